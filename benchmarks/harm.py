@@ -28,7 +28,7 @@ from rich.table import Table
 from client import app
 from client.site.site import Site
 from client.training.layers import train_round
-from client.training.secure_aggregation import HeldUpdates
+from client.training.secure_aggregation import PendingUpdates
 from common.models.network import Head
 from common.wire.records import Groups, TrainReply, TrainRequest
 from strategies.engine.membership import Membership
@@ -88,7 +88,7 @@ def name_of(site: int, sites: int) -> str:
 def run(choices: Iterable[str], answer_of: Mapping[str, Answer], *, patched: bool = False) -> Result:
     """One run in which the named sites answer otherwise; a run that stops has an AUROC of 0."""
 
-    def answered(site: Site, request: TrainRequest, masks: HeldUpdates) -> TrainReply:
+    def answered(site: Site, request: TrainRequest, masks: PendingUpdates) -> TrainReply:
         return answer_of.get(site.name, train_round)(site, request)
 
     vars(app)["train_round"] = answered

@@ -13,7 +13,7 @@ from client.site.site import Site
 from client.site.site_file import write_last_plan
 from client.training.layers import evaluate_round, train_round
 from client.training.privacy import refuse_unaffordable
-from client.training.secure_aggregation import HeldUpdates
+from client.training.secure_aggregation import PendingUpdates
 from client.training.task import network_without_values
 from common import __version__
 from common.config import parse_plan
@@ -50,7 +50,7 @@ def client_app(
         mods: Flower's mods around every handler; by default the gate, which applies the site's policy and writes its
             audit.
     """
-    app, masks = ClientApp(mods=[gate(site_of)] if mods is None else list(mods)), HeldUpdates(tell)
+    app, masks = ClientApp(mods=[gate(site_of)] if mods is None else list(mods)), PendingUpdates(tell)
 
     def handler(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
         """Make a handler that decodes a record of this kind, does the work and encodes the result."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from client.site.site import Site
 from client.training.layers import train_round
-from client.training.secure_aggregation import HeldUpdates, SecureAggregation
+from client.training.secure_aggregation import PendingUpdates, SecureAggregation
 from common.config import parse_plan
 from common.models.network import Head
 from common.wire.records import TrainReply, TrainRequest
@@ -90,7 +90,7 @@ class Lying:
     liar: str
     answer: Answer
 
-    def __call__(self, site: Site, request: TrainRequest, masks: HeldUpdates) -> TrainReply:
+    def __call__(self, site: Site, request: TrainRequest, masks: PendingUpdates) -> TrainReply:
         if site.name != self.liar:
             return train_round(site, request, masks)
         plan = parse_plan(request.plan)

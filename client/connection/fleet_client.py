@@ -242,7 +242,7 @@ class FleetClient:
 
     # ------------------------------------------------------------------ messages
 
-    def receive(self, wait_s: float = 0.0) -> bytes | None:
+    def receive_message(self, wait_s: float = 0.0) -> bytes | None:
         """Return the next message without its content, which :meth:`fetch_message` fetches; None if there is none.
 
         A message that was handed out and not answered comes again, because only a process without a message asks.
@@ -297,7 +297,7 @@ class FleetClient:
         with _translate_grpc_errors():
             self._call(self._fleet["GetRun"], GetRunRequest(node=self._node, run_id=run_id), timeout=10)
 
-    def reply(self, received: bytes, reply: Message) -> None:
+    def send_reply(self, received: bytes, reply: Message) -> None:
         """Send a reply, then release the message that it answers.
 
         The reply expires with the message, by the coordinator's clock, from which the site's may differ.
@@ -333,7 +333,7 @@ class FleetClient:
             _transfer_in_parallel(push, [(name, content) for name, content in contents.items() if name in names])
             if self._statements and reply.has_content():
                 self._statements.count_accepted(reply.content, answered.message_id)
-            self.release(received)
+            self.confirm_receipt(received)
 
     def _fetch_objects(self, run_id: int, names: Sequence[str]) -> Mapping[str, memoryview]:
         """Return the contents of these objects; raise :class:`ContentGone` if one is gone or not written in time."""
@@ -364,7 +364,7 @@ class FleetClient:
         if not self._call(self._push_object, data).stored:
             raise ContentGone(f"the coordinator does not need object {name} any more")
 
-    def release(self, received: bytes) -> None:
+    def confirm_receipt(self, received: bytes) -> None:
         """Tell the coordinator that this site no longer needs a message's content."""
         metadata, _ = _read_metadata_and_tree(received)
         request = ConfirmMessageReceivedRequest(

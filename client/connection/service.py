@@ -275,7 +275,7 @@ class HospitalService:
                 raise self._refusal
             self.status.state, self.status.phase = "waiting", ""
             began = time.monotonic()
-            received = link.receive(WAIT_S)
+            received = link.receive_message(WAIT_S)
             self.status.last_contact = time.time()
             if received is None:
                 if time.monotonic() - began < WAIT_S / 2:
@@ -331,7 +331,7 @@ class HospitalService:
             self._report_error(f"a message is no longer wanted: {error}")
             self._pending.remove()
             with contextlib.suppress(ContentGone):
-                link.release(received)  # else the message would come again
+                link.confirm_receipt(received)  # else the message would come again
             return
         except WorkDropped:
             self.tell(f"run {self.status.run} ended; the work on it is dropped")
@@ -344,7 +344,7 @@ class HospitalService:
         """Send a reply; a reply that cannot be sent now is sent after the next connection."""
         self._unsent = (received, reply)
         try:
-            link.reply(received, reply)
+            link.send_reply(received, reply)
         except ReplyRejected as error:
             self._report_error(f"the coordinator did not take the reply: {error}")
         except (RunOver, ContentGone) as error:

@@ -16,7 +16,7 @@ from client.training.local_round import (
     make_client_context,
 )
 from client.training.privacy import PrivacyBudget
-from client.training.secure_aggregation import HeldUpdates, SecureAggregation
+from client.training.secure_aggregation import PendingUpdates, SecureAggregation
 from client.training.task import LocalResult, LocalTask, RoundLayer, Train, read_site_plan
 from common.config import Plan
 from common.errors import BadInput, WireError
@@ -27,7 +27,7 @@ from strategies.local.site_method import SiteMethod
 from strategies.local.updates import clip_to_length, compress_trunk
 
 
-def train_round(site: Site, request: TrainRequest, masks: HeldUpdates | None = None) -> TrainReply:
+def train_round(site: Site, request: TrainRequest, masks: PendingUpdates | None = None) -> TrainReply:
     """Answer a request to train, with the layers that the plan and the site's policy need.
 
     Args:
@@ -41,13 +41,13 @@ def train_round(site: Site, request: TrainRequest, masks: HeldUpdates | None = N
     return answer(request)
 
 
-def evaluate_round(site: Site, request: EvaluateRequest, masks: HeldUpdates | None = None) -> EvaluateReply:
+def evaluate_round(site: Site, request: EvaluateRequest, masks: PendingUpdates | None = None) -> EvaluateReply:
     """Answer a request to evaluate, through the same layers as :func:`train_round`."""
     followed = read_site_plan(site, request.plan)
     return answer_evaluate_request(site, request, layers_for_plan(site, followed.plan, followed.method, masks))
 
 
-def layers_for_plan(site: Site, plan: Plan, method: SiteMethod, masks: HeldUpdates | None) -> list[RoundLayer]:
+def layers_for_plan(site: Site, plan: Plan, method: SiteMethod, masks: PendingUpdates | None) -> list[RoundLayer]:
     """Return the layers of a plan at a site, the outermost first; none in a plain run without limits."""
     privacy, parameters = plan.privacy, method.parameters
     layers: list[RoundLayer] = []

@@ -60,7 +60,7 @@ class HeldUpdate:
     left: bytes | None
 
 
-class HeldUpdates:
+class PendingUpdates:
     """The updates that the sites of this process hold until they are masked: one a site, in memory only.
 
     Args:
@@ -115,7 +115,7 @@ class HeldUpdates:
 class SecureAggregation(RoundLayer):
     """Holds updates, and counts of test scores, back until they are masked."""
 
-    masks: HeldUpdates
+    masks: PendingUpdates
     site: Site
     plan: Plan
     method: SiteMethod

@@ -322,7 +322,7 @@ class Coordinator:
 
         merge: Merge = plain
         for layer in reversed(self.layers):
-            merge = layer.around(merge)
+            merge = layer.wrap_merge(merge)
         return merge(received)
 
     def refuse_too_few(self, server_round: int, received: ExchangeReplies[TrainReply]) -> None:

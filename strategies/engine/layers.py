@@ -78,7 +78,7 @@ class RoundLayer:
     def on_validation(self, validation: FederationValidation, absent: Mapping[str, str]) -> None:
         """Receive the sites' validation figures of the present model, and why other sites did not reply."""
 
-    def around(self, merge: Merge) -> Merge:
+    def wrap_merge(self, merge: Merge) -> Merge:
         """Return a function that merges a round's updates in the place of ``merge``, which it may call."""
         return merge
 
@@ -147,7 +147,7 @@ class NormBoundLayer(RoundLayer):
         self._lengths[reply.site] = measure_update_lengths(reply.update)
         return reply
 
-    def shortens(self, replies: Mapping[str, TrainReply]) -> bool:
+    def has_long_updates(self, replies: Mapping[str, TrainReply]) -> bool:
         """Return True if any of the updates is longer than the bound."""
         lengths = list(map(self._lengths.__getitem__, replies))
         medians = compute_median_lengths(lengths)
@@ -156,7 +156,7 @@ class NormBoundLayer(RoundLayer):
                 return True
         return False
 
-    def around(self, merge: Merge) -> Merge:
+    def wrap_merge(self, merge: Merge) -> Merge:
         """Shorten updates that are too long before they are merged."""
 
         def bound(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
@@ -192,7 +192,7 @@ class ModelCollapse(Exception):
         self.state = state
 
 
-def collapse(losses: Mapping[str, float], absent: Mapping[str, str], before: Mapping[str, float]) -> str:
+def describe_collapse(losses: Mapping[str, float], absent: Mapping[str, str], before: Mapping[str, float]) -> str:
     """Return why a model has collapsed, that is, is useless to more than half of the sites; or an empty string.
 
     Args:
@@ -214,7 +214,7 @@ def collapse(losses: Mapping[str, float], absent: Mapping[str, str], before: Map
     return f"{len(lost) + len(worse)} of {voters} sites have {much}"
 
 
-def stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> bool:
+def has_stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> bool:
     """Return whether more than half of the sites find a model no better than the one before."""
     judges, no_better = losses.keys() & before.keys(), 0
     for site in judges:
@@ -285,7 +285,9 @@ class RollbackLayer(RoundLayer):
     def __init__(self, coordinator: "Coordinator", bound: NormBoundLayer) -> None:
         self._coordinator, self._bound = coordinator, bound
 
-    def due(self, state: FederationState, losses: Mapping[str, float], updates: int, *, too_long: bool) -> bool:
+    def is_trial_due(
+        self, state: FederationState, losses: Mapping[str, float], updates: int, *, too_long: bool
+    ) -> bool:
         """Return True if models without each site must be tried before a round's updates count.
 
         Args:
@@ -296,7 +298,7 @@ class RollbackLayer(RoundLayer):
         """
         if updates not in SITES or len(losses) < FEWEST_JUDGES:
             return False
-        odd = too_long or stalled(losses, state.sound_losses)
+        odd = too_long or has_stalled(losses, state.sound_losses)
         return state.repeated == state.round + 1 or (odd and state.round + 1 >= state.next_trial)
 
     def on_validation(self, validation: FederationValidation, absent: Mapping[str, str]) -> None:
@@ -308,7 +310,7 @@ class RollbackLayer(RoundLayer):
         state = self._coordinator.state
         if len(self._coordinator.sites.members) not in SITES or state.round <= state.repeated:
             return
-        if because := collapse(validation.loss, absent, state.sound_losses):
+        if because := describe_collapse(validation.loss, absent, state.sound_losses):
             earlier = self._coordinator.callbacks.on_rollback(RollbackEvent(state.round, state.round - 1, because))
             if earlier is not None:
                 raise ModelCollapse(replace(earlier, repeated=state.round, excluded=state.excluded))
@@ -317,13 +319,13 @@ class RollbackLayer(RoundLayer):
         """Store the losses of the model that the round began with, which had not collapsed, for the next comparison."""
         return replace(state, sound_losses=MappingProxyType({**state.sound_losses, **validation.loss}))
 
-    def around(self, merge: Merge) -> Merge:
+    def wrap_merge(self, merge: Merge) -> Merge:
         """Return the merging with a trial before it: if one is due, models that leave out one site each are tested."""
 
         def tried(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
             losses = FederationValidation.of_replies(received.accepted).loss
-            too_long = self._bound.shortens(received.accepted)
-            if self.due(self._coordinator.state, losses, len(received.accepted), too_long=too_long):
+            too_long = self._bound.has_long_updates(received.accepted)
+            if self.is_trial_due(self._coordinator.state, losses, len(received.accepted), too_long=too_long):
                 received = self._without_culprit(merge, received)
             return merge(received)
 

@@ -98,7 +98,7 @@ class SecureAggregationLayer(RoundLayer):
             coordinator.callbacks.on_absent("training", dict.fromkeys(left, OTHER_PAST))
         return chosen
 
-    def around(self, merge: Merge) -> Merge:
+    def wrap_merge(self, merge: Merge) -> Merge:
         """Return a function that opens the sum of the masked updates, and is used in the place of ``merge``."""
         return self._opened
 

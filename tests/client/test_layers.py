@@ -12,7 +12,7 @@ from client.site.policy import UNLIMITED, Policy
 from client.site.site import Site
 from client.training.layers import Clipping, Compression, DisclosureLimits, HiddenFailures, layers_for_plan
 from client.training.privacy import PrivacyBudget
-from client.training.secure_aggregation import HeldUpdates, SecureAggregation
+from client.training.secure_aggregation import PendingUpdates, SecureAggregation
 from common.config import Plan
 from common.wire.codec import decode, encode
 from common.wire.flower_objects import set_identity
@@ -27,7 +27,8 @@ NOISY_UPDATE, NOISY_STEPS = ({"level": level, "noise_multiplier": 1.0} for level
 
 def names(at: Site, of: Plan) -> list[str]:
     return [
-        type(layer).__name__ for layer in layers_for_plan(at, of, build_site_method(of), HeldUpdates(lambda text: None))
+        type(layer).__name__
+        for layer in layers_for_plan(at, of, build_site_method(of), PendingUpdates(lambda text: None))
     ]
 
 

@@ -52,8 +52,8 @@ def harmful(reply: Reply) -> Reply:
 
 def main() -> None:
     """``flwr-client`` with another way to reply."""
-    reply: Any = FleetClient.reply
-    FleetClient.reply = harmful(reply)  # type: ignore[method-assign]
+    reply: Any = FleetClient.send_reply
+    FleetClient.send_reply = harmful(reply)  # type: ignore[method-assign]
     client.cli.main(sys.argv[1:])
 
 

@@ -212,12 +212,12 @@ def at_the_site(point: str, death: Death) -> None:
         case "half-way through its memory":
             half_a_file(death.come, client.site.memory, lambda name: name == f"round-{ROUND:06d}.safetensors")
         case "before it sends":
-            at(FleetClient, "reply", death.come, reply_of_round)
+            at(FleetClient, "send_reply", death.come, reply_of_round)
         case "while it sends":
-            at(FleetClient, "reply", lambda: None, reply_of_round)
+            at(FleetClient, "send_reply", lambda: None, reply_of_round)
             at(FleetClient, "_send_object", death.come, lambda *arguments: bool(sending), after=True)
         case "after it has sent":
-            at(FleetClient, "reply", death.come, reply_of_round, after=True)
+            at(FleetClient, "send_reply", death.come, reply_of_round, after=True)
         case "clock +1" | "clock -1":
             hours = float(point.split()[1])
             wanted = lambda work, request, *rest: request.round == ROUND  # noqa: E731

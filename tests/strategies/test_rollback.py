@@ -13,7 +13,7 @@ from common.models.network import Head
 from common.models.state import ModelState
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import Callbacks, FederationValidation, RollbackEvent
-from strategies.engine.layers import ModelCollapse, RollbackLayer, collapse, find_harmful_site, stalled
+from strategies.engine.layers import ModelCollapse, RollbackLayer, describe_collapse, find_harmful_site, has_stalled
 from strategies.engine.state import FederationState
 from strategies.registry import build_strategy
 from tests.strategies.leading import small_plan
@@ -25,27 +25,27 @@ STATE = FederationState(4, MODEL, sound_losses=BEFORE)
 
 
 def test_a_model_has_collapsed_where_more_than_half_have_three_times_the_loss() -> None:
-    reason = collapse({"a": 1.6, "b": 1.9, "c": 0.7}, {}, BEFORE)
+    reason = describe_collapse({"a": 1.6, "b": 1.9, "c": 0.7}, {}, BEFORE)
     assert reason.startswith("2 of 3 sites have a validation loss 3.17 times")  # 1.9 / 0.6
-    assert collapse({"a": 1.6, "b": 1.7, "c": 0.7}, {}, BEFORE) == ""
+    assert describe_collapse({"a": 1.6, "b": 1.7, "c": 0.7}, {}, BEFORE) == ""
 
 
 def test_sites_that_diverged_count_as_ruined_and_those_that_are_away_do_not() -> None:
     diverged = dict.fromkeys("ab", "training diverged in epoch 1")
-    assert collapse({"c": 0.7}, diverged, BEFORE) == "2 of 3 sites have no finite loss"
-    assert collapse({"c": 0.7}, dict.fromkeys("ab", "no reply within 60 s"), BEFORE) == ""
+    assert describe_collapse({"c": 0.7}, diverged, BEFORE) == "2 of 3 sites have no finite loss"
+    assert describe_collapse({"c": 0.7}, dict.fromkeys("ab", "no reply within 60 s"), BEFORE) == ""
 
 
 def test_small_losses_may_vary() -> None:
     settled = dict.fromkeys("abc", 0.01)
-    assert collapse(dict.fromkeys("abc", 0.09), {}, settled) == ""
-    assert not stalled(dict.fromkeys("abc", 0.09), settled)
+    assert describe_collapse(dict.fromkeys("abc", 0.09), {}, settled) == ""
+    assert not has_stalled(dict.fromkeys("abc", 0.09), settled)
 
 
 def test_a_model_has_stalled_where_it_is_not_better_by_two_percent_at_more_than_half() -> None:
-    assert stalled({"a": 0.5, "b": 0.6, "c": 0.1}, BEFORE)
-    assert not stalled({"a": 0.48, "b": 0.57, "c": 0.9}, BEFORE)
-    assert not stalled({}, BEFORE)
+    assert has_stalled({"a": 0.5, "b": 0.6, "c": 0.1}, BEFORE)
+    assert not has_stalled({"a": 0.48, "b": 0.57, "c": 0.9}, BEFORE)
+    assert not has_stalled({}, BEFORE)
 
 
 def of(loss: dict[str, float], auroc: dict[str, float] | None = None) -> FederationValidation:
@@ -120,7 +120,7 @@ def test_a_collapsed_model_is_taken_back_once_and_sites_that_are_out_stay_out() 
         rollback.on_validation(broken, {})
     again = raised.value.state
     assert (again.round, again.repeated, dict(again.excluded)) == (3, 4, {"y": "why"})
-    assert rollback.due(again, BEFORE, 3, too_long=False)
+    assert rollback.is_trial_due(again, BEFORE, 3, too_long=False)
     rollback_of(state=replace(STATE, repeated=4)).on_validation(broken, {})
 
 
@@ -128,18 +128,18 @@ def test_a_collapsed_model_is_taken_back_once_and_sites_that_are_out_stay_out() 
 def test_among_two_sites_or_more_than_sixteen_no_model_is_tried_or_taken_back(sites: str) -> None:
     rollback = rollback_of(sites)
     rollback.on_validation(of(dict.fromkeys("abc", 9.0)), {})
-    assert not rollback.due(STATE, dict.fromkeys(sites, 0.9), len(sites), too_long=True)
+    assert not rollback.is_trial_due(STATE, dict.fromkeys(sites, 0.9), len(sites), too_long=True)
 
 
 def test_updates_are_tried_where_one_was_too_long_or_the_model_stalled_but_not_before_a_pause_is_over() -> None:
     rollback, better = rollback_of(), dict.fromkeys("abc", 0.4)
-    assert not rollback.due(STATE, better, 3, too_long=False)
-    assert rollback.due(STATE, better, 3, too_long=True)
-    assert rollback.due(STATE, BEFORE, 3, too_long=False)
-    assert not rollback.due(replace(STATE, next_trial=6), BEFORE, 3, too_long=True)
+    assert not rollback.is_trial_due(STATE, better, 3, too_long=False)
+    assert rollback.is_trial_due(STATE, better, 3, too_long=True)
+    assert rollback.is_trial_due(STATE, BEFORE, 3, too_long=False)
+    assert not rollback.is_trial_due(replace(STATE, next_trial=6), BEFORE, 3, too_long=True)
     # A site that states no figure is tried like any other where two others state theirs.
-    assert rollback.due(STATE, {"a": BEFORE["a"], "b": BEFORE["b"]}, 3, too_long=True)
-    assert not rollback.due(STATE, {"a": BEFORE["a"]}, 3, too_long=True)
+    assert rollback.is_trial_due(STATE, {"a": BEFORE["a"], "b": BEFORE["b"]}, 3, too_long=True)
+    assert not rollback.is_trial_due(STATE, {"a": BEFORE["a"]}, 3, too_long=True)
 
 
 def test_a_silent_site_is_found_by_two_others_and_one_judge_has_nobody_left_out() -> None:
