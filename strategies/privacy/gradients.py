@@ -243,24 +243,19 @@ def sum_clipped_gradients(gradients: Sequence[Tensor], grid: NoiseGrid) -> list[
     Returns:
         Whole steps of the grid, float64, one a parameter in its shape; exact, however many were added.
     """
-    lengths = (
-        torch.stack([_measure_gradient_lengths(gradient) for gradient in gradients]).square().sum(dim=0).sqrt()
-    )  # (images,)
+    by_parameter = [
+        torch.linalg.vector_norm(gradient.reshape(len(gradient), -1), dim=1, dtype=torch.float64)
+        for gradient in gradients
+    ]
+    lengths = torch.stack(by_parameter).square().sum(dim=0).sqrt()  # (images,)
     factors = (SHRUNK * grid.longest / lengths.clamp(min=1e-12)).clamp(max=1.0)
     finite = lengths.isfinite()
     # As a float32 a factor below its smallest normal number is too coarse: what it shortens would be too long.
     factors = factors.where(finite & (factors >= torch.finfo(torch.float32).tiny), 0.0).float()
-    return [_sum_in_grid_steps(gradient, factors, grid, all_finite=bool(finite.all())) for gradient in gradients]
-
-
-def _measure_gradient_lengths(gradients: Tensor) -> Tensor:
-    """Return the Euclidean length of each image's gradient of one parameter, float64 ``(images,)``."""
-    rows = gradients.reshape(len(gradients), -1)
-    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    return lengths
-
-
-def _sum_in_grid_steps(gradients: Tensor, factors: Tensor, grid: NoiseGrid, *, all_finite: bool) -> Tensor:
-    short = gradients * factors.view(-1, *[1] * (gradients.dim() - 1))
-    # 0 times infinity is no number.
-    return grid.steps_of(short if all_finite else short.nan_to_num(0.0, 0.0, 0.0)).sum(dim=0, dtype=torch.float64)
+    sums, all_finite = [], bool(finite.all())
+    for gradient in gradients:
+        short = gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
+        if not all_finite:  # 0 times infinity is no number
+            short = short.nan_to_num(0.0, 0.0, 0.0)
+        sums.append(grid.steps_of(short).sum(dim=0, dtype=torch.float64))
+    return sums

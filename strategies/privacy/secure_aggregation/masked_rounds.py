@@ -136,7 +136,10 @@ class MaskedRoundMemory:
         if before.get(str(server_round)) == noted:
             return
         if not path.exists():
-            self._refuse_beyond_kept()
+            assert self._folder is not None, "checked before"
+            if len(list(self._folder.glob("*.json"))) >= KEPT:
+                kept = f"it has masked in {KEPT:,} runs; it forgets none of them"
+                raise SecretsError(f"{kept}, and masks in no further run")
         write_atomically(path, json.dumps({**before, str(server_round): noted}).encode(), durable=self._durable)
 
     def _rounds(self, run: str) -> dict[str, Any]:
@@ -150,8 +153,3 @@ class MaskedRoundMemory:
     def _path(self, run: str) -> Path:
         assert self._folder is not None, "checked before"
         return self._folder / f"{run}.json"
-
-    def _refuse_beyond_kept(self) -> None:
-        assert self._folder is not None, "checked before"
-        if len(list(self._folder.glob("*.json"))) >= KEPT:
-            raise SecretsError(f"it has masked in {KEPT:,} runs; it forgets none of them, and masks in no further run")

@@ -382,7 +382,9 @@ class SiteRound:
             gone=gone,
             key_shares=tuple(self._letters[site].key for site in gone),
         )
-        self._forget()
+        # Only the last answer is kept, which is sent again if its message comes twice.
+        self._own, self._letters = {}, {}
+        self._answered.pop(MaskedAnswer)
         return answer
 
     @property
@@ -393,11 +395,6 @@ class SiteRound:
 
     def _note(self) -> None:
         self._terms.masked.note(self.run, self.round, self._done, self._terms.digest.start)
-
-    def _forget(self) -> None:
-        """Forget the round but for the last answer, which is sent again if its message comes twice."""
-        self._own, self._letters = {}, {}
-        self._answered.pop(MaskedAnswer)
 
     def _refuse_too_few(self, sites: int) -> None:
         if sites < self._needed:
