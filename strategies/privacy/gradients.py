@@ -144,14 +144,8 @@ class PrivateEpochs:
         examples = exercise.examples
         rows = torch.zeros(choose_pack_size(exercise.spec.batch_size), dtype=torch.int64, device=examples.images.device)
         nothing = torch.zeros_like(examples.images[rows])
-        facts = (
-            examples.labels[rows],
-            examples.annotated,
-            None,
-            autocast(nothing.device, exercise.spec.precision),
-            generator,
-        )
-        batch = MiniBatch(rows, nothing, *facts)
+        arithmetic = autocast(nothing.device, exercise.spec.precision)
+        batch = MiniBatch(rows, nothing, examples.labels[rows], examples.annotated, None, arithmetic, generator)
         batch.logits(network, batch.view()).sum().backward()  # type: ignore[no-untyped-call]
         for parameter in learning:
             take_image_gradients(parameter, len(rows))
