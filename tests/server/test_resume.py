@@ -333,7 +333,7 @@ def test_a_run_ends_when_its_patience_is_over_and_not_before(tmp_path: Path) -> 
 
 def test_another_experiment_another_folder_or_fewer_rounds_are_refused(tmp_path: Path) -> None:
     run = killed(tmp_path, RunFolder, "summary", 1, ROUNDS)
-    with pytest.raises(BadInput, match=r'another experiment: training.lr was [0-9.e-]+, is 0.5'):
+    with pytest.raises(BadInput, match=r"another experiment: training.lr was [0-9.e-]+, is 0.5"):
         resumed(run, "training.lr=0.5")
     with pytest.raises(BadInput, match="has done 4 rounds"):
         resumed(run, "run.rounds=3")
