@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from common.data.base.names import normalized
+from common.data.base.spec import FolderSpec
 from common.data.images.reading import NOT_A_PICTURE, is_picture, open_png_or_jpeg, read_head, unreadable_reason
 from common.data.tables.cells import read_label
 from common.data.tables.csv import Column, Columns, column_faults, read_columns
+from common.data.tables.files import FolderListings
+from common.data.tables.labels import LabelTable, open_folder
 from common.data.tables.roles import ColumnRoles, guess_roles, image_column, picture_folder
 from common.errors import BadInput, Fault, stop_on
 from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
@@ -70,6 +74,7 @@ class Dataset:
 
     Attributes:
         columns: The columns of the table, with only the rows whose picture is present.
+        checked: The table as a run reads it, with all its checks made.
         rows: Number of rows of the whole table.
         present: Number of rows whose picture is present.
         sizes: Height and width of some pictures; empty where only their decoder tells them.
@@ -81,6 +86,7 @@ class Dataset:
     images: Path
     columns: Columns
     roles: ColumnRoles
+    checked: LabelTable
     rows: int
     present: int
     color: bool
@@ -101,7 +107,7 @@ class Dataset:
             return f"column {self.roles.patient}", len(set(self.columns[self.roles.patient]))
         from common.data.images.headers import dicom_patients, read_dicom_heads
 
-        heads = read_dicom_heads([self.images / name for name in self.columns[self.roles.image]])
+        heads = read_dicom_heads(self.checked.files)
         patients = dicom_patients(heads) if any(head.syntax for head in heads) else None
         return None if patients is None else ("PatientID of the DICOM files", len(set(patients)))
 
@@ -116,17 +122,23 @@ def inspect_table(
         image_column_name: The column of the pictures' names; searched where None.
 
     Raises:
-        BadInput: If the table cannot be read, names no pictures or no labels, or none of its pictures is found.
+        BadInput: If the table cannot be read, names no pictures or no labels, none of its pictures is found, or a run
+            would refuse it: for patients whose names are alike, for instance.
     """
     if not is_file(table):
         raise BadInput([missing_input_fault(table)])
     columns = read_columns(table, "labels")
+    image_column_name, patient_column_name = (
+        None if name is None else normalized(name) for name in (image_column_name, patient_column_name)
+    )
     required = {"--image-column": image_column_name, "--patient-column": patient_column_name}
     stop_on(column_faults(table.name, columns, required))
     column = image_column_name or image_column(columns)
     names = columns[column]
     folder = images or picture_folder(table, names.tolist())
-    present = np.array([folder is not None and (folder / name).is_file() for name in names])
+    listings = FolderListings()
+    present = np.array([folder is not None and listings.find(str(folder), name) is not None for name in names])
+    stop_on(listings.faults())
     if folder is None or not present.any():
         where = f"in {images}" if images else f"in the folder of {table.name} or below"
         problem = f'none of the {len(names)} pictures of column "{column}" is {where}; the first is "{names[0]}".'
@@ -135,8 +147,16 @@ def inspect_table(
 
     columns = columns.rows(present)
     roles = guess_roles(columns, column, patient_column_name)
-    spread = np.unique(np.linspace(0, len(columns[column]) - 1, LOOKED_AT).round().astype(int))
-    files = [folder / name for name in columns[column][spread]]
+    labels: dict[str, object] = {"label_columns": roles.label_columns}
+    if roles.finding is not None:
+        labels = {"finding_column": roles.finding, "separator": roles.separator, "classes": tuple(roles.classes)}
+    spec = FolderSpec.model_validate(
+        {"kind": "folder", "images": str(folder.resolve()), "labels": str(table.resolve()), "image_column": column}
+        | {"patient_column": roles.patient, "split_column": roles.split, "missing_files": "ignore", **labels}
+    )
+    checked = open_folder(spec, Path())
+    spread = np.unique(np.linspace(0, len(checked.files) - 1, LOOKED_AT).round().astype(int))
+    files = [checked.files[row] for row in spread]
     modes, sizes = set[str](), list[tuple[int, int]]()
     for file in files:
         with suppress(ValueError, OSError), open_png_or_jpeg(file) as image:  # nothing is decoded
@@ -147,6 +167,7 @@ def inspect_table(
         folder,
         columns,
         roles,
+        checked,
         rows=len(names),
         present=int(present.sum()),
         color=not modes <= _GREY,
@@ -190,6 +211,8 @@ def _describe_data(data: Dataset) -> list[str]:
     lines = [f"images: column {roles.image}, in {data.images}"]
     if data.present < data.rows:
         lines.append(f"    {data.rows - data.present} of {data.rows} rows have no picture there; they are left out.")
+    if data.checked.repeated:
+        lines.append(f"    {counted(data.checked.repeated, 'row')} said the same as an earlier one; each counts once.")
     for reason, count in data.unreadable.items():
         lines.append(f"    {count} of the {data.looked_at} that were looked at cannot be read: {reason}.")
     if data.patients is None:

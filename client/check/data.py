@@ -23,7 +23,7 @@ from common.data.images.reading import is_grey
 from common.data.images.syntaxes import is_readable, syntax_name
 from common.data.tables.cells import count_uncertain_and_blank
 from common.errors import BadInput, stop_on
-from common.system.plain_text import counted, listed
+from common.system.plain_text import counted, list_first_and_count_rest, listed
 
 FEWEST_PATIENTS = 10
 """Number of patients below which a count is hidden here; a policy that hides more hides more here too."""
@@ -232,6 +232,11 @@ def _note_policy(area: CheckArea, source: ImageSource, classes: Sequence[ClassCo
         area.note(problem, remedy)
     if source.missing:
         area.note(f"{counted(source.missing, 'row')} of the table without an image: left out.")
+    if source.repeated:
+        area.note(f"{counted(source.repeated, 'row')} of the table said the same as an earlier one: each counts once.")
+    if source.other_findings:
+        others = [f"{name} {count:,}" for name, count in source.other_findings.items()]
+        area.note(f"findings that are no class here, with the rows of each: {list_first_and_count_rest(others, 20)}.")
     for verb, count in (("shows", "present"), ("is without", "absent")):
         if names := [row.name for row in classes if not getattr(row, count)]:
             remedy = f"If this hospital does not annotate it, leave it out of data.annotates in {FILE}."

@@ -1,8 +1,8 @@
 """A site's images for the check: files beside a table, images of a PACS, or arrays of a set that is read whole."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +47,8 @@ class ImageSource:
         heads: The head of each file, empty for files that are no DICOM; of no image where the images are no files here.
         skipped: Images that the reader of a whole set has left out.
         missing: Number of rows of the table without a file.
+        repeated: Number of rows of the table that say the same as an earlier row.
+        other_findings: Number of rows of each finding that is no class.
         skip_budget: Share of the images that may be unreadable.
     """
 
@@ -66,6 +68,8 @@ class ImageSource:
     heads: tuple[DicomHead, ...] = ()
     skipped: tuple[SkippedImage, ...] = ()
     missing: int = 0
+    repeated: int = 0
+    other_findings: Mapping[str, int] = field(default_factory=dict)
     skip_budget: float = 0.05
 
     def __len__(self) -> int:
@@ -124,6 +128,8 @@ def open_source(settings: Settings) -> ImageSource:
         patients_from=patients_from,
         heads=tuple(heads),
         missing=table.missing,
+        repeated=table.repeated,
+        other_findings=table.other_findings,
         skip_budget=spec.skip_budget,
     )
 

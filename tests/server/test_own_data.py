@@ -152,6 +152,29 @@ def test_a_table_that_cannot_be_understood_is_refused_with_a_remedy(
     assert not (tmp_path / "mine.toml").exists()
 
 
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [
+        ("007.png,p3,0,0", '"007.png" (lines 9 and 42)'),
+        ("lost.png,P-03,1,0", '"p3" (line 8) and "P-03" (line 42)'),
+        ("lost.png,,1,0", "1 line without a patient, line 42 first"),
+    ],
+)
+def test_a_table_that_a_run_would_refuse_is_refused(extra: str, reason: str, tmp_path: Path) -> None:
+    text = made(table(tmp_path, "file,patient,Fluid,Mass", *rows(40, "{a},{b}"), extra), code=2)
+    assert reason in text
+    assert not (tmp_path / "mine.toml").exists()
+
+
+def test_a_table_of_another_program_is_read_and_repeated_rows_count_once(tmp_path: Path) -> None:
+    path = table(tmp_path, "file,patient,Fluid,Mass", *rows(40, "{a},{b}"), "007.png,p3,1,0")
+    path.write_bytes(path.read_text().replace(",", ";").replace("p3;", "p\u00e4\u00a0;").encode("latin-1"))
+    text = made(path)
+    assert "patients: column patient, 20 of them" in text
+    assert "1 row said the same as an earlier one" in text
+    assert sum(map(len, load(data_of(path), tmp_path).parts)) == 40
+
+
 def test_nothing_is_written_over(labels: Path) -> None:
     (labels.parent / "mine.toml").write_text("mine")
     assert "is there already" in made(labels, code=2)
