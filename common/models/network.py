@@ -353,7 +353,9 @@ def compute_logits(network: Model, images: Tensor | Pixels, precision: Precision
     """Return logits ``(n, rows)`` of uint8 images ``(n, channels, height, width)``, in evaluation mode."""
     network.eval()
     parts = []
-    for batch in images.batches(EVALUATION_BATCH) if isinstance(images, Pixels) else images.split(EVALUATION_BATCH):
+    for batch in (
+        images.batches(EVALUATION_BATCH) if isinstance(images, Pixels) else torch.split(images, EVALUATION_BATCH)
+    ):
         with autocast(batch.device, precision):
             parts.append(apply_with_single_doubled(network, batch.float()).float())
     return torch.cat(parts)
@@ -366,7 +368,9 @@ def features_and_logits(
     """Return features ``(n, features)`` and logits ``(n, rows)`` of uint8 images, in evaluation mode."""
     network.eval()
     features = []
-    for batch in images.batches(EVALUATION_BATCH) if isinstance(images, Pixels) else images.split(EVALUATION_BATCH):
+    for batch in (
+        images.batches(EVALUATION_BATCH) if isinstance(images, Pixels) else torch.split(images, EVALUATION_BATCH)
+    ):
         with autocast(batch.device, precision):
             features.append(apply_with_single_doubled(network.features, batch.float()).float())
     joined = torch.cat(features)

@@ -242,7 +242,7 @@ def _flatten_tensors(tensors: Mapping[str, Tensor]) -> Array:
         return np.zeros(0, dtype=np.float32)
     sizes = list(map(Tensor.numel, tensors.values()))
     joined = torch.empty(sum(sizes), device=next(iter(tensors.values())).device)
-    for part, tensor in zip(joined.split(sizes), tensors.values(), strict=True):
+    for part, tensor in zip(torch.split(joined, sizes), tensors.values(), strict=True):
         part.view(tensor.shape).copy_(tensor.detach())
     flat: Array = joined.cpu().numpy()
     return flat
@@ -255,7 +255,8 @@ def _copy_into_tensors(flat: Array | None, tensors: Mapping[str, Tensor]) -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # arrays from the wire are read-only, and only read here
         values = torch.from_numpy(flat).to(device)
-    for part, tensor in zip(values.split(list(map(Tensor.numel, tensors.values()))), tensors.values(), strict=True):
+    sizes = list(map(Tensor.numel, tensors.values()))
+    for part, tensor in zip(torch.split(values, sizes), tensors.values(), strict=True):
         tensor.copy_(part.view(tensor.shape))
 
 

@@ -122,8 +122,8 @@ class RunAudit:
             if self._key_of is not None:
                 facts |= _signature_fields(attached_signature(content))
         about = {"round": arrival.round, "site": arrival.site, "record": arrival.record}
-        counts = content is not None and not arrival.reason
-        if self.keep and counts and arrival.record == TrainReply.__name__ and arrival.round:
+        counts = self.keep and not arrival.reason and arrival.round > 0
+        if counts and content is not None and arrival.record == TrainReply.__name__:
             self._store_record(round_folder(arrival.round), arrival.site, content)
         self.audit.append(event="received", **about, **facts)
 

@@ -428,7 +428,7 @@ def check_replies(
     """
     names = dict(zip(requests.nodes.values(), requests.nodes, strict=True))
     absent = dict.fromkeys(requests.expected, f"no reply within {requests.deadline_s:.0f} s")
-    accepted: dict[str, Reply] = {}
+    accepted: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     unfit: set[str] = set()
     for message in replies:
