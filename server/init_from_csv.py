@@ -135,11 +135,11 @@ def inspect_table(
     stop_on(column_faults(table.name, columns, required))
     column = image_column_name or image_column(columns)
     names = columns[column]
-    folder = images or picture_folder(table, names.tolist())
     listings = FolderListings()
+    folder = images or picture_folder(table, names.tolist(), listings)
     present = np.array([folder is not None and listings.find(str(folder), name) is not None for name in names])
-    stop_on(listings.faults())
     if folder is None or not present.any():
+        stop_on(listings.faults("--images"))
         where = f"in {images}" if images else f"in the folder of {table.name} or below"
         problem = f'none of the {len(names)} pictures of column "{column}" is {where}; the first is "{names[0]}".'
         raise BadInput([Fault("--images", problem, "Name the folder that the column's names start from.")])

@@ -112,7 +112,10 @@ def read_with_faults(folder: Path) -> tuple[Settings, list[Fault]]:
     except BadInput as error:
         raise BadInput([*error.faults, *wrong]) from None
     if not wrong:  # the names of the data's columns and classes are normalised as well
-        labels, synonyms = map(normalized, labels), {normalized(own): name for own, name in synonyms.items()}
+        labels, synonyms = (
+            map(normalized, labels),
+            {normalized(own): normalized(name) for own, name in synonyms.items()},
+        )
     return Settings(folder, file, tuple(labels), synonyms), wrong
 
 

@@ -12,6 +12,7 @@ from common.data.images.reading import NOT_A_PICTURE, PICTURE_SUFFIXES, ImageFor
 from common.data.images.store import decode_pictures
 from common.data.sources.npz import size_faults
 from common.data.sources.npz_file import open_arrays, read_headers
+from common.data.tables.files import FolderListings
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.system.files import is_file
 
@@ -82,13 +83,12 @@ def _is_npz(data: Path) -> bool:
 
 def _list_picture_files(data: Path) -> list[Path]:
     """Return the picture, or the pictures of the folder sorted by name."""
-    files = (
-        sorted(
-            p for p in data.rglob("*") if p.is_file() and (not p.suffix or p.name.lower().endswith(PICTURE_SUFFIXES))
-        )
-        if data.is_dir()
-        else [data]
-    )
+    files, listings = [data], FolderListings()
+    if data.is_dir():
+        paths = (data / below / name for below, name in listings.walk(data))
+        kinds = (path for path in paths if not path.suffix or path.name.lower().endswith(PICTURE_SUFFIXES))
+        files = sorted(path for path in kinds if path.is_file())
+        stop_on(listings.faults(str(data)))
     if not files or not is_file(files[0]):
         raise BadInput([Fault(str(data), f"is no npz file, no picture and no folder of pictures ({_KINDS}).")])
     return files

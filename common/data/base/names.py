@@ -22,6 +22,7 @@ _CLEAN = re.compile(r"[!-~]+(?: [!-~]+)*")
 _FORMATS = ("Cc", "Cf", "Mn", "Lo", "So")
 """Categories that have characters without a glyph; private and unassigned characters may be somebody's letters."""
 _WHOLE_NUMBER = re.compile(r"([+-]?\d+)[.,]0+")
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}([,.' ])\d{3}(?:\1\d{3})*")
 _SEPARATORS = re.compile(r"[^a-z0-9$+<=>^`|~\x80-\U0010ffff]+")
 _LETTERS_AND_NUMBER = re.compile(r"([a-z]*)[ _-]*0*([1-9]\d*)", re.ASCII)
 _ZEROS_AND_GAPS = re.compile(r"(?<!\d)0+(?=\d)|(?<=\d) (?=\D)|(?<=[^\d ]) (?=\d)")
@@ -64,15 +65,19 @@ def fold_likeness(name: str) -> str:
         if simple := _LETTERS_AND_NUMBER.fullmatch(folded):  # most ids, at a fifth of the time
             return simple[1] + simple[2]
     else:
-        folded = unicodedata.normalize("NFKC", name).casefold()
-        folded = "".join(" " if unicodedata.category(letter)[0] in "PZC" else letter for letter in folded)
+        bare = (letter for letter in unicodedata.normalize("NFKD", name) if not "\u0300" <= letter <= "\u036f")
+        folded = "".join(str(unicodedata.decimal(letter, letter)) for letter in bare).casefold()
     if whole := _WHOLE_NUMBER.fullmatch(folded):
         folded = whole[1]
+    elif thousands := _THOUSANDS.fullmatch(folded):
+        folded = folded.replace(thousands[1], "")
+    if not name.isascii():
+        folded = "".join(" " if unicodedata.category(letter)[0] in "PZC" else letter for letter in folded)
     return _ZEROS_AND_GAPS.sub("", _SEPARATORS.sub(" ", folded).strip()) or folded
 
 
 def find_similar(names: Sequence[str]) -> dict[str, str]:
-    """Find names that differ only in case, punctuation, spaces, leading zeros, or ``.0`` behind a whole number.
+    """Find names that differ only in case, accents, punctuation, spaces, leading zeros, or the form of a number.
 
     Args:
         names: Normalised names without repetition.

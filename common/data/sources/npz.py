@@ -16,7 +16,7 @@ from common.data.base.decoded_size import LARGEST_MB, content_limit, size_proble
 from common.data.base.image_set import ImageSet, Splits, unknown_patients
 from common.data.base.names import names_of_array
 from common.data.base.spec import NpzSpec
-from common.data.base.splits import Names, has_positive_label, hold_out, shared_patient_faults, similar_patient_faults
+from common.data.base.splits import Names, has_positive_label, hold_out, patient_name_faults, shared_patient_faults
 from common.data.images.reading import ImageForm, check_skip_budget, decode_picture, resize_images, unreadable_reason
 from common.data.images.store import ImageStore, decode_pictures, keep_rows
 from common.data.sources.npz_file import ArrayHeader, NpzArrays, open_arrays, read_headers
@@ -226,7 +226,7 @@ def _open_parts(
             *unknown_class_faults("data.keep", spec.keep, class_names),
             *repeated_name_faults("data.keep", spec.keep),
             *shared_patient_faults("data.patient_key", {part.prefix: part.patients for part in parts}),
-            *similar_patient_faults("data.patient_key", np.concatenate([part.patients for part in parts])),
+            *patient_name_faults("data.patient_key", np.concatenate([part.patients for part in parts])),
         ]
     )
     selected = spec.keep or class_names

@@ -16,8 +16,8 @@ from common.data.base.splits import (
     divide,
     has_positive_label,
     hold_out,
+    patient_name_faults,
     shared_patient_faults,
-    similar_patient_faults,
     split_by_patient,
 )
 from common.data.images.reading import resize_images
@@ -94,7 +94,7 @@ def load_plugin(spec: PluginSpec, base: Path, tell: Callable[[str], object] = la
         raise BadInput([Fault(where, f"failed: {type(error).__name__}: {error}.")]) from error
     if isinstance(returned, LabelledImages):
         everything = _open_images(spec, returned, where, tell)
-        stop_on(similar_patient_faults(where, everything.patients))
+        stop_on(patient_name_faults(where, everything.patients))
         if returned.parts is None:
             return split_by_patient(everything, spec.split_seed)
         parts = np.asarray(returned.parts)
@@ -131,7 +131,7 @@ def _join_parts(
     stop_on(
         [
             *shared_patient_faults(where, {name: part.patients for name, part in opened.items()}),
-            *similar_patient_faults(where, np.concatenate([part.patients for part in opened.values()])),
+            *patient_name_faults(where, np.concatenate([part.patients for part in opened.values()])),
         ]
     )
     if "validation" not in opened:

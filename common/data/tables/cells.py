@@ -131,17 +131,20 @@ def finding_matrix(column: Column, name: str, rules: FindingRules) -> tuple[NDAr
         parts = [] if is_blank(cell) else split_findings(cell, rules.separator)
         if not parts:
             of_cell[place] = _POLICY[rules.blank]
+        denied = False
         for part in parts:
             if (number := classes.find(part)) is not None:
                 of_cell[place, number] = 1
-            elif not absent.has(part):
+            elif absent.has(part):
+                denied = True
+            else:
                 foreign.setdefault(part, set()).add(place)
-            elif len(parts) > 1:
-                contradictions.append(place)
+        if denied and of_cell[place].any():
+            contradictions.append(place)
     unlisted = {part: places for part, places in foreign.items() if not others.has(part)}
     faults = _unlisted_faults(column, name, rules, unlisted)
     if contradictions:
-        problem = f'column "{name}" says both that there is a finding and none: {column.where(contradictions)}.'
+        problem = f'column "{name}" names a class and says that there is no finding: {column.where(contradictions)}.'
         faults.append(Fault(rules.keys.get("column", "data.labels"), problem, "Correct these cells."))
     stop_on(faults)
     counts = column.counts()

@@ -372,5 +372,5 @@ def column_faults(table: str, columns: Iterable[str], required: Mapping[str, str
             cause="column",
         )
         for where, column in required.items()
-        if column is not None and column not in names
+        if column is not None and normalized(column) not in names
     ]

@@ -70,6 +70,10 @@ class FolderListings:
         self._alike: dict[tuple[str, Callable[[str], str]], dict[str, str | None]] = {}
         self._real = dict[tuple[str, str], str]()
 
+    def find_folder(self, base: Path, name: str) -> Path:
+        """Return the folder that a config file names, as it is called on the disk; the name itself where it is not."""
+        return Path(self._find_folder(str(base), name))
+
     def find(self, folder: str, name: str) -> str | None:
         """Return the name of a file relative to ``folder``, as it stands on the disk; None where there is none."""
         parent, slash, last = name.rpartition("/")
@@ -140,7 +144,7 @@ class FolderListings:
             below = os.path.relpath(parent, folder)
             yield from ((below, name) for name in names)
 
-    def faults(self) -> list[Fault]:
+    def faults(self, where: str = "data.images") -> list[Fault]:
         """Return a fault if a folder cannot be listed, so that nobody knows which files it has."""
         if not self.failures:
             return []
@@ -150,7 +154,7 @@ class FolderListings:
         which = "; ".join(f"{list_first_and_count_rest(names, 5)} ({reason})" for reason, names in reasons.items())
         problem = f"{counted(len(self.failures), 'folder')} cannot be listed: {which}."
         remedy = "Give the account that runs this program the right to read and enter them."
-        return [Fault("data.images", problem, remedy)]
+        return [Fault(where, problem, remedy)]
 
 
 def _fold_case(name: str) -> str:

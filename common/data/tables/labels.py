@@ -31,7 +31,7 @@ from common.data.tables.cells import FindingRules, finding_matrix, label_matrix,
 from common.data.tables.csv import Column, Columns, column_faults, read_columns
 from common.data.tables.files import FolderListings, PictureFiles
 from common.errors import BadInput, Fault, quoted, stop_on
-from common.system.files import missing_folder
+from common.system.files import is_file, missing_folder
 from common.system.plain_text import counted, list_first_and_count_rest
 
 
@@ -197,15 +197,19 @@ def decode_table(table: LabelTable, spec: PictureTableSpec, store: ImageStore) -
     return Splits(*parts)
 
 
-def read_table_and_folder(spec: PictureSpec, base: Path) -> tuple[Columns, list[Fault]]:
-    """Read the table, and return with it the faults of the folder of pictures, for the caller to report with its own.
+def read_table_and_folder(spec: PictureSpec, base: Path) -> tuple[Columns, Path, list[Fault]]:
+    """Read the table, and return with it the folder of pictures and its faults, for the caller to report with its own.
 
     Raises:
         BadInput: If the table cannot be read, with the faults of the folder as well.
     """
-    faults = missing_folder("data.images", base / spec.images)
+    listings, table = FolderListings(), base / spec.labels
+    folder = listings.find_folder(base, spec.images)
+    faults = missing_folder("data.images", folder)
+    if not is_file(table) and (name := listings.find(str(base), spec.labels)) is not None:
+        table = base / name
     try:
-        return read_columns(base / spec.labels, "data.labels", spec.largest_mb), faults
+        return read_columns(table, "data.labels", spec.largest_mb), folder, faults
     except BadInput as bad:
         raise BadInput([*faults, *bad.faults]) from bad
 
@@ -219,12 +223,12 @@ def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
     Raises:
         BadInput: With all faults of the folder and the columns, then of the cells and the files.
     """
-    columns, faults = read_table_and_folder(spec, base)
+    columns, folder, faults = read_table_and_folder(spec, base)
     required = {"data.image_column": spec.image_column, **required_columns(spec)}
     stop_on(faults + column_faults(Path(spec.labels).name, columns, required))
     names = columns.column(spec.image_column)
     faults = blank_faults(names, "data.image_column", "image")
-    files = PictureFiles.of(base / spec.images, [names.cells[place] for place in names.places])
+    files = PictureFiles.of(folder, [names.cells[place] for place in names.places])
     files, is_present, missing = find_files(files, spec)
     cells = parse_cells(spec, columns, faults)
     patients = _read_dicom_patients(files, spec, faults) if cells.patients is None else cells.patients

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.spec import ChexpertSpec, MimicSpec, NihSpec, PictureSpec
-from common.data.base.splits import Names, similar_patient_faults
+from common.data.base.splits import Names, patient_name_faults
 from common.data.tables.cells import FindingRules, finding_matrix, label_matrix
 from common.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
 from common.data.tables.csv import Columns
@@ -36,9 +36,10 @@ def open_nih(spec: NihSpec, base: Path) -> LabelTable:
     Raises:
         BadInput: With all faults.
     """
-    columns = _read_checked_columns(spec, base, ("Image Index", "Finding Labels", "Patient ID", "View Position"))
+    required = ("Image Index", "Finding Labels", "Patient ID", "View Position")
+    columns, folder = _read_checked_columns(spec, base, required)
     own_names = [_NIH_OWN_NAME.get(name, name) for name in NIH_CLASSES]
-    folder, names, listings = base / spec.images, columns["Image Index"], FolderListings()
+    names, listings = columns["Image Index"], FolderListings()
     paths = {name: f"{below}/{name}" for below, name in listings.walk(folder)}
     stop_on(listings.faults())
     labels, _ = finding_matrix(columns.column("Finding Labels"), "Finding Labels", FindingRules(own_names))
@@ -74,12 +75,12 @@ def open_chexpert(spec: ChexpertSpec, base: Path) -> LabelTable:
     Raises:
         BadInput: With all faults.
     """
-    columns = _read_checked_columns(spec, base, ("Path", "Frontal/Lateral", *CHEXPERT_CLASSES))
+    columns, folder = _read_checked_columns(spec, base, ("Path", "Frontal/Lateral", *CHEXPERT_CLASSES))
     columns = _select_rows(
         columns, columns["Frontal/Lateral"] == "Frontal", 'have "Frontal" in column "Frontal/Lateral"'
     )
     table = _make_table(
-        files=PictureFiles.of(base / spec.images, _chexpert_paths(base / spec.images, columns["Path"].tolist())),
+        files=PictureFiles.of(folder, _chexpert_paths(folder, columns["Path"].tolist())),
         labels=label_matrix(columns, CHEXPERT_CLASSES, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"),
         class_names=CHEXPERT_CLASSES,
         patients=_chexpert_patients(columns["Path"]),
@@ -115,7 +116,8 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
         BadInput: With all faults.
     """
     classes = spec.classes or MIMIC_CLASSES
-    columns = _read_checked_columns(spec, base, ("dicom_id", "subject_id", "study_id", "ViewPosition", *classes))
+    required = ("dicom_id", "subject_id", "study_id", "ViewPosition", *classes)
+    columns, folder = _read_checked_columns(spec, base, required)
     frontal = np.isin(columns["ViewPosition"], spec.views)
     columns = _select_rows(columns, frontal, f"have one of the views {quoted(spec.views)}")
     if "fpath" in columns:
@@ -124,7 +126,7 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
         triples = zip(columns["subject_id"], columns["study_id"], columns["dicom_id"], strict=True)
         paths = [f"files/p{subject[:2]}/p{subject}/s{study}/{dicom}.jpg" for subject, study, dicom in triples]
     table = _make_table(
-        files=PictureFiles.of(base / spec.images, paths),
+        files=PictureFiles.of(folder, paths),
         labels=label_matrix(columns, classes, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"),
         class_names=classes,
         patients=columns["subject_id"],
@@ -133,9 +135,9 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
     return drop_missing_files(parted, spec)
 
 
-def _read_checked_columns(spec: PictureSpec, base: Path, required: tuple[str, ...]) -> Columns:
-    """Read the table, and report the faults of the folder and of the columns together."""
-    columns, faults = read_table_and_folder(spec, base)
+def _read_checked_columns(spec: PictureSpec, base: Path, required: tuple[str, ...]) -> tuple[Columns, Path]:
+    """Read the table and find the folder, and report the faults of the folder and of the columns together."""
+    columns, folder, faults = read_table_and_folder(spec, base)
     table = Path(spec.labels).name
     faults += [
         Fault(
@@ -147,7 +149,7 @@ def _read_checked_columns(spec: PictureSpec, base: Path, required: tuple[str, ..
         if name not in columns
     ]
     stop_on(faults)
-    return columns
+    return columns, folder
 
 
 def _select_rows(columns: Columns, index: NDArray[np.bool_], what: str) -> Columns:
@@ -166,5 +168,5 @@ def _make_table(
         BadInput: If two names of patients are so alike that they may be one patient's.
     """
     count = len(files)
-    stop_on(similar_patient_faults("data.labels", patients))
+    stop_on(patient_name_faults("data.labels", patients))
     return LabelTable(files, labels, class_names, patients, np.full(count, ""), np.full(count, "test"))

@@ -16,6 +16,7 @@ from common.data.base.spec import NO_FINDING
 from common.data.images.reading import PICTURE_SUFFIXES
 from common.data.tables.cells import PART_NAMES, read_label, split_findings
 from common.data.tables.csv import Columns
+from common.data.tables.files import FolderListings
 from common.errors import BadInput, Fault, quoted
 
 _PATIENT = re.compile(r"(^|[^a-z])(patient|subject|person|lesion|mrn|pid)", re.IGNORECASE)
@@ -127,10 +128,10 @@ def _finding_column(columns: Columns, rest: Iterable[str]) -> tuple[str, str, di
     raise BadInput([Fault("labels", problem, "Give each class a column of 1 (present) and 0 (absent).")])
 
 
-def picture_folder(table: Path, names: Sequence[str]) -> Path | None:
+def picture_folder(table: Path, names: Sequence[str], listings: FolderListings) -> Path | None:
     """Return the folder beside a table in which most of its pictures lie; None where there is none."""
-    beside = [table.parent, *sorted(folder for folder in table.parent.rglob("*") if folder.is_dir())]
-    looked_at = names[:_LOOKED_AT]
-    present = {folder: sum((folder / name).is_file() for name in looked_at) for folder in beside}
-    best = max(present, key=lambda folder: present[folder])
-    return best if present[best] else None
+    beside = {table.parent: 0} | {table.parent / below: 0 for below, _ in sorted(listings.walk(table.parent))}
+    for folder in beside:
+        beside[folder] = sum(listings.find(str(folder), name) is not None for name in names[:_LOOKED_AT])
+    best = max(beside, key=lambda folder: beside[folder])
+    return best if beside[best] else None

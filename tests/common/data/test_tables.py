@@ -84,7 +84,19 @@ def test_all_white_space_is_one_space(space: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "other"),
-    [("7", "7.0"), ("7", "7,00"), ("007", "7"), ("P-1", "p1"), ("P 01", "p_1"), ("\uff17", "7"), ("A.b", "a b")],
+    [
+        ("7", "7.0"),
+        ("7", "7,00"),
+        ("007", "7"),
+        ("P-1", "p1"),
+        ("P 01", "p_1"),
+        ("\uff17", "7"),
+        ("A.b", "a b"),
+        ("1234", "1,234"),
+        ("'7", "7"),
+        ("\u0667", "7"),
+        (NFC_NAME, "muller"),
+    ],
 )
 def test_names_that_may_be_one_are_similar(name: str, other: str) -> None:
     assert find_similar([name, "x", other]) == {other: name}
@@ -312,9 +324,11 @@ def test_a_part_that_is_no_class_is_refused_with_its_line(cell: str, words: list
     assert all(word in text for word in words), text
 
 
-def test_a_cell_that_says_finding_and_no_finding_is_refused(folder: Path) -> None:
+def test_a_cell_that_names_a_class_and_no_finding_is_refused(folder: Path) -> None:
     table = rows_of("p0,Mass", "p1,Mass|No Finding", header=HEADER)
     assert "line 3" in refusals(folder, table, **FINDINGS)["data.finding_column"]
+    table = rows_of("p0,Mass", "p1,No Finding|Pacemaker|normal", header=HEADER)
+    assert read(folder, table, **FINDINGS, other_findings=("Pacemaker",)).labels.tolist() == [[0, 1], [0, 0]]
 
 
 def test_other_findings_are_counted_and_those_like_a_class_are_not_guessed(folder: Path) -> None:
@@ -463,6 +477,15 @@ def test_a_picture_is_found_under_the_name_that_nobody_can_tell_from_it(
 ) -> None:
     table = read(touch(tmp_path, on_disk), f"file,id,Mass,Edema\n{in_table},p0,1,0\n", missing_files="fault")
     assert os.path.samefile(table.files[0], tmp_path / "scans" / on_disk)
+
+
+def test_folder_and_table_are_found_in_either_form_of_unicode(tmp_path: Path) -> None:
+    (tmp_path / NFD_NAME).mkdir()
+    (tmp_path / NFD_NAME / "a.png").touch()
+    (tmp_path / f"{NFD_NAME}.csv").write_text("file,Mass\na.png,1\n")
+    spec = {"kind": "folder", "images": NFC_NAME, "labels": f"{NFC_NAME}.csv", "image_column": "file"}
+    table = open_table(FolderSpec.model_validate({**spec, "label_columns": ("Mass",)}), tmp_path)
+    assert table.files[0].exists()
 
 
 @pytest.mark.parametrize(
