@@ -3,10 +3,10 @@
 The question is a Flower query named ``labels``; the answer is one ``ConfigRecord``.
 """
 
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from common.contract import LabelContract
+from common.errors import WireError
 from common.wire.records import RollCallAnswer
 
 QUERY, RECORD = "labels", "labels"
@@ -29,8 +30,8 @@ class SiteLabels:
         images: Number of all training images; only FedSLD needs it.
 
     Raises:
-        TypeError: If the names are no list of texts, or a count is no whole number.
-        ValueError: If there is no class, a name repeats, or the counts do not fit the classes or the images.
+        ValueError: If ``classes`` is no list of different names, or a count is below 0.
+        TypeError: If a count is no whole number.
     """
 
     classes: Sequence[str]
@@ -38,47 +39,22 @@ class SiteLabels:
     images: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.positives, Iterable):
-            raise TypeError(f"positives must be a list of whole numbers, got {self.positives!r}")
         object.__setattr__(self, "classes", check_class_names(self.classes))
-        object.__setattr__(self, "positives", tuple(_to_whole_number("positives", count) for count in self.positives))
-        object.__setattr__(self, "images", _to_whole_number("images", self.images))
-        if self.positives and len(self.positives) != len(self.classes):
-            raise ValueError(f"{len(self.classes)} classes and {len(self.positives)} counts of positives")
-        if any(not 0 <= count <= self.images for count in self.positives):
-            raise ValueError(f"positives must be from 0 to images = {self.images}, got {list(self.positives)}")
-        if self.positives and not self.images:
-            raise ValueError("positives need images above 0: leave out the node of a site without training images")
+        object.__setattr__(self, "positives", tuple(map(index, self.positives)))
+        object.__setattr__(self, "images", index(self.images))
+        if min(self.positives, default=0) < 0:
+            raise ValueError(f"positives must not be below 0, got {list(self.positives)}")
 
 
-def check_class_names(names: object) -> tuple[str, ...]:
-    """Check the names of classes, and return them as a tuple.
+def check_class_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of classes as a tuple.
 
     Raises:
-        TypeError: If they are no list of texts.
-        ValueError: If there is none, or one repeats.
+        ValueError: If they are no list of different names: a set has no order.
     """
-    if isinstance(names, str | bytes | Set | Mapping) or not isinstance(names, Iterable):
-        raise TypeError(f"classes must be a list of names in an order, got {names!r}")
-    checked = tuple(names)
-    if wrong := [name for name in checked if not isinstance(name, str)]:
-        raise TypeError(f"names of classes are texts, got {wrong[0]!r}")
-    if not checked:
-        raise ValueError("classes must hold at least one class")
-    if len(set(checked)) != len(checked):
-        raise ValueError(f"classes must differ, got {list(checked)}")
-    return tuple(map(str, checked))
-
-
-def _to_whole_number(name: str, count: Any) -> int:
-    """Return a whole number of Python, numpy or torch as an int; 3.0 is a whole number, too."""
-    try:
-        number = math.nan if isinstance(count, str) else float(count)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not number.is_integer():
-        raise TypeError(f"{name} must be whole numbers, got {count!r}")
-    return int(number)
+    if isinstance(names, str) or not isinstance(names, Sequence) or not names or len(set(names)) < len(names):
+        raise ValueError(f"classes must be a list of different names in an order, got {names!r}")
+    return tuple(names)
 
 
 def labels(app: ClientApp) -> Callable[[Callable[[Context], SiteLabels]], Callable[[Context], SiteLabels]]:
@@ -89,22 +65,18 @@ def labels(app: ClientApp) -> Callable[[Callable[[Context], SiteLabels]], Callab
         @labels(app)
         def labelled(context: Context) -> SiteLabels:
             return SiteLabels(("atelectasis", "effusion"))
-
-    Raises:
-        TypeError: If ``app`` is no ``ClientApp``: ``@labels`` without ``(app)``.
     """
-    if not isinstance(app, ClientApp):
-        raise TypeError(f"write @labels(app), with app your ClientApp; got {type(app).__name__}")
 
     def decorate(function: Callable[[Context], SiteLabels]) -> Callable[[Context], SiteLabels]:
         @app.query(QUERY)
         def answer(message: Message, context: Context) -> Message:
             site = function(context)
-            if not isinstance(site, SiteLabels):
-                raise TypeError(f"{function.__name__} must return SiteLabels, got {type(site).__name__}")
-            record = ConfigRecord({"classes": list(site.classes), "images": site.images})
-            record["positives"] = list(site.positives)
-            return Message(RecordDict({RECORD: record}), reply_to=message)
+            fields: dict[str, Any] = {
+                "classes": list(site.classes),
+                "positives": list(site.positives),
+                "images": site.images,
+            }
+            return Message(RecordDict({RECORD: ConfigRecord(fields)}), reply_to=message)
 
         return function
 
@@ -120,80 +92,72 @@ def site_name(node: int) -> str:
     return f"{node:020d}"
 
 
+@dataclass
 class LabelRollCall:
     """The labels of all sites that have answered; a site that joins later is asked then.
 
-    Args:
-        classes: Names of the head's rows, in their order.
-        needs_counts: A site has to state how many images show each class.
-        exclusive: An image shows one class at most.
-
     Attributes:
-        answers: Labels of each site, by node.
+        classes: Names of the head's rows, in their order.
+        needs_counts: True if a site has to state how many images show each class.
+        exclusive: True if an image shows one class at most.
+        answers: Node -> the site's labels, in the form in which a method reads them.
     """
 
-    def __init__(self, classes: Sequence[str], *, needs_counts: bool, exclusive: bool) -> None:
-        self.classes, self._needs_counts, self._exclusive = tuple(classes), needs_counts, exclusive
-        self.answers: dict[int, SiteLabels] = {}
+    classes: tuple[str, ...]
+    needs_counts: bool
+    exclusive: bool
+    answers: dict[int, RollCallAnswer]
 
     def ask(self, grid: Grid, nodes: Iterable[int], timeout: float) -> None:
-        """Ask the nodes that have not answered yet.
-
-        Args:
-            timeout: Seconds to wait for the answers.
+        """Ask the nodes that have not answered yet; wait ``timeout`` seconds for them.
 
         Raises:
             UnknownLabels: If a node does not answer, or labels a class that the model has no row for.
         """
-        new = sorted(set(nodes) - self.answers.keys())
-        if not new:
-            return
-        kind = f"{MessageType.QUERY}.{QUERY}"
+        new, kind = sorted(set(nodes) - self.answers.keys()), f"{MessageType.QUERY}.{QUERY}"
         questions = [Message(RecordDict(), message_type=kind, dst_node_id=node) for node in new]
-        replies = {reply.metadata.src_node_id: reply for reply in grid.send_and_receive(questions, timeout=timeout)}
-        silence = f"no reply within {timeout:g} s"
-        if faults := [fault for node in new if (fault := self._note(node, replies.get(node), silence))]:
+        replies = grid.send_and_receive(questions, timeout=timeout) if new else ()
+        reasons = dict.fromkeys(new, f"did not say which classes it labels: no reply within {timeout:g} s")
+        for reply in replies:
+            reasons[reply.metadata.src_node_id] = self._read_answer(reply)
+        if faults := [f"node {node} {reason}" for node, reason in reasons.items() if reason]:
             raise UnknownLabels("\n".join(faults))
 
-    def _note(self, node: int, reply: Message | None, silence: str) -> str:
+    def _read_answer(self, reply: Message) -> str:
         """Store a node's answer; return what is wrong with it, or an empty string."""
-        if reply is None or reply.has_error():
-            reason = silence if reply is None else shorten_error(reply.error.reason or "")
-            return f"node {node} did not say which classes it labels: {reason}"
-        record: dict[str, Any] = {"classes": (), **reply.content.config_records.get(RECORD, {})}
+        if reply.has_error():
+            return f"did not say which classes it labels: {shorten_error(reply.error.reason or '')}"
+        node = reply.metadata.src_node_id
+        fields: dict[str, Any] = {"classes": (), **reply.content.config_records.get(RECORD, {})}
         try:
-            site = SiteLabels(**record)
-        except (TypeError, ValueError) as error:
-            return f"node {node} sent labels that cannot be read: {error}"
-        if unknown := [name for name in site.classes if name not in self.classes]:
-            return f"node {node} labels {unknown}; the model's rows are {list(self.classes)}"
-        if self._needs_counts and not site.positives:
-            return f"node {node} sent no counts: this strategy needs positives and images in its SiteLabels"
-        if self._needs_counts and self._exclusive and (shown := sum(site.positives)) > site.images:
-            return f"node {node} counts {shown} positives in {site.images} images of classes that exclude one another"
-        self.answers[node] = site
+            site = SiteLabels(**fields)
+            names, positives, images = tuple(site.classes), tuple(site.positives), site.images
+            negatives = tuple(images - count for count in positives)
+            answer = RollCallAnswer("", site_name(node), names, names, images, 0, 0, "", "", positives, negatives)
+        except (TypeError, ValueError, WireError) as error:
+            return f"sent labels that cannot be read: {error}"
+        if unknown := [name for name in names if name not in self.classes]:
+            return f"labels {unknown}; the model's rows are {list(self.classes)}"
+        if self.needs_counts and not positives:
+            return "sent no counts: this strategy needs positives and images in its SiteLabels"
+        if self.needs_counts and self.exclusive and (shown := sum(positives)) > images:
+            return f"counts {shown} positives in {images} images of classes that exclude one another"
+        self.answers[node] = answer
         return ""
 
     @property
     def contract(self) -> LabelContract:
         """Return which of the head's rows each site labels."""
-        return LabelContract(
-            self.classes, {site_name(node): tuple(a.classes) for node, a in sorted(self.answers.items())}
-        )
+        return LabelContract(self.classes, {answer.site: answer.class_names for answer in self.by_site.values()})
 
     @property
-    def label_counts(self) -> dict[str, RollCallAnswer]:
-        """Return the counts of each site in the form in which a method reads them."""
-        counts = dict[str, RollCallAnswer]()
-        for node, answer in self.answers.items():
-            site, names, positives = site_name(node), tuple(answer.classes), tuple(answer.positives)
-            negatives = tuple(answer.images - count for count in positives)
-            counts[site] = RollCallAnswer("", site, names, names, answer.images, 0, 0, "", "", positives, negatives)
-        return counts
+    def by_site(self) -> dict[str, RollCallAnswer]:
+        """Return the answers by the sites' names, sorted."""
+        return {answer.site: answer for _, answer in sorted(self.answers.items())}
 
 
 def shorten_error(reason: str) -> str:
-    """Return a site's error in one line: Flower's reason holds Ray's whole remote traceback.
+    """Return a site's error in one line: Flower's reason may hold Ray's whole remote traceback.
 
     Args:
         reason: Flower's text: the type of the exception, and its message in brackets.
@@ -201,8 +165,5 @@ def shorten_error(reason: str) -> str:
     if f"registered with name '{QUERY}'" in reason:
         return "its ClientApp needs @polyclinic.flower.labels(app)"
     parts = re.fullmatch(r"<class '(?:\w+\.)*(.*?)'>:<'(.*)'>", reason, re.DOTALL)
-    kind, text = parts.groups() if parts else ("no reason given", reason)
-    lines = [line.strip().rpartition(" occurred. Message: ")[2] for line in text.splitlines() if line.strip()]
-    if not lines:
-        return kind
-    return f"{kind}: {lines[0]}" if parts and len(lines) == 1 else lines[-1]  # of a traceback the end
+    lines = (parts[2] if parts else reason).strip().splitlines() or [parts[1] if parts else "no reason given"]
+    return lines[-1].rpartition(" occurred. Message: ")[2]

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from common.wire.records import Arrays
 from polyclinic.flower.averaging import LabelledSites
-from polyclinic.flower.checks import explain_model_fault, get_metrics, get_model, require_usable_replies
+from polyclinic.flower.checks import find_model_fault, get_metrics, get_model
 from polyclinic.flower.labels import shorten_error, site_name
 from strategies.aggregation.means import mix_tensors
 from strategies.methods import unifed
@@ -36,7 +36,7 @@ class SequentialTraining(LabelledSites):
     method: SequentialMethod
     not_wrapped = "it passes one model on from site to site"
 
-    def ready(self, grid: Grid, arrays: ArrayRecord, config: ConfigRecord, num_rounds: int) -> Grid:
+    def prepare(self, grid: Grid, arrays: ArrayRecord, config: ConfigRecord) -> Grid:
         """Return a grid on which a model visits the sites of a round one after the other."""
         return cast(Grid, _PassingGrid(grid, self._pass_model))
 
@@ -55,7 +55,7 @@ class SequentialTraining(LabelledSites):
                 reason = "no reply" if reply is None else shorten_error(reply.error.reason or "")
                 log.log(WARNING, "round %s: node %s is skipped: %s", self._round, node, reason)
                 continue
-            self._faults[node] = self.fault_in(reply)
+            self._faults[node] = self.find_fault(reply)
             if not self._faults[node]:
                 model = get_model(reply)
                 self.learn([reply])
@@ -64,19 +64,12 @@ class SequentialTraining(LabelledSites):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the model of the last reply that can be used, and the mean of the metrics.
-
-        Raises:
-            TypeError: If another strategy calls it.
-            RuntimeError: If no site's reply can be used.
-        """
+        """Return the model of the last reply that can be used, and the mean of the metrics."""
         self.refuse_wrapper()
-        fault_in = lambda reply: self._faults[reply.metadata.src_node_id]  # noqa: E731
-        fit = require_usable_replies(server_round, list(replies), self._nodes, self._timeout, fault_in)
+        fit = self.usable_replies(server_round, replies, lambda reply: self._faults[reply.metadata.src_node_id])
         trained = [reply for reply in fit if not reply.has_error()]
         if not trained:
             return None, None
-        self.warn_uneven(trained, self.train_metrics_aggr_fn)
         metrics = self.train_metrics_aggr_fn([reply.content for reply in trained], self.weighted_by_key)
         return get_model(trained[-1]), metrics
 
@@ -112,9 +105,6 @@ class UniFed(SequentialTraining):
         train_at_server: Trains on the coordinator's own images; None where it has none, and nothing is mixed.
         alpha: Share of the sites' model in the mixture with the coordinator's; 0.7 by the paper's text.
         options: As for :class:`LabelledSites`.
-
-    Raises:
-        ValueError: If ``alpha`` is no number from 0 to 1.
     """
 
     method_class = unifed.UniFed
@@ -123,23 +113,18 @@ class UniFed(SequentialTraining):
         super().__init__(parameters={"alpha": alpha}, **options)
         self.train_at_server, self.alpha = train_at_server, alpha
 
-    def ready(self, grid: Grid, arrays: ArrayRecord, config: ConfigRecord, num_rounds: int) -> Grid:
+    def prepare(self, grid: Grid, arrays: ArrayRecord, config: ConfigRecord) -> Grid:
         """Rank the sites: all train side by side from the initial model, and only their slopes are kept."""
         fraction, self.fraction_train = self.fraction_train, 1.0  # every site is ranked, no matter who is drawn later
         messages = self.configure_train(0, arrays, config, grid)
         self.fraction_train = fraction
-        replies = list(grid.send_and_receive(messages, timeout=self._timeout))
-        for reply in require_usable_replies(0, replies, self._nodes, self._timeout, self.fault_in):
+        for reply in self.usable_replies(0, grid.send_and_receive(messages, timeout=self._timeout), self.find_fault):
             if not reply.has_error():
                 self.learn([reply])
-        return super().ready(grid, arrays, config, num_rounds)
+        return super().prepare(grid, arrays, config)
 
-    def statistics_in(self, reply: Message) -> Arrays:
-        """Return the slope, which stands in the metrics.
-
-        Raises:
-            ValueError: If there is none.
-        """
+    def read_statistics(self, reply: Message) -> Arrays:
+        """Return the slope, which stands in the metrics; raise ``ValueError`` if there is none."""
         slope = get_metrics(reply.content).get(SLOPE)
         if not isinstance(slope, int | float):
             raise ValueError(f"it sent no {SLOPE!r}: put polyclinic.flower.loss_slope(losses) in its metrics")
@@ -151,31 +136,24 @@ class UniFed(SequentialTraining):
         """Mix in what the coordinator trains on images of its own, from the mixed model of the round before.
 
         Raises:
-            TypeError: If another strategy calls it, or ``train_at_server`` returns no ``ArrayRecord``.
-            RuntimeError: If no site's reply can be used.
             ValueError: If the coordinator's model does not fit: the check of the sites' replies.
         """
         model, metrics = super().aggregate_train(server_round, replies)
         if self.train_at_server is None or model is None:
             return model, metrics
         trained = self.train_at_server(server_round, self._sent)
-        if not isinstance(trained, ArrayRecord):
-            kind = type(trained).__name__
-            raise TypeError(f"train_at_server must return ArrayRecord(model.state_dict()), got {kind}")
-        if fault := explain_model_fault(trained, model, self.head, self.classes):
+        if fault := find_model_fault(trained, model):
             raise ValueError(f"round {server_round}: what train_at_server returned does not fit: {fault}")
         return mix_models(model, trained, self.alpha), metrics
 
 
 def mix_models(sites: ArrayRecord, server: ArrayRecord, alpha: float) -> ArrayRecord:
     """Mix every floating tensor of two models; whole numbers are the sites', and infinities, which both have."""
-
-    def mixed_array(key: str, array: Array) -> Array:
+    mixed = ArrayRecord(dict(sites))
+    for key, array in sites.items():
         values = array.numpy()
-        if not np.issubdtype(values.dtype, np.floating):
-            return array
-        with np.errstate(invalid="ignore"):  # 0 times an infinity, which both hold
-            mean = mix_tensors(values, server[key].numpy(), alpha).astype(values.dtype)
-        return Array(np.where(np.isinf(values), values, mean))
-
-    return ArrayRecord({key: mixed_array(key, array) for key, array in sites.items()})
+        if np.issubdtype(values.dtype, np.floating):
+            with np.errstate(invalid="ignore"):  # 0 times an infinity, which both hold
+                mean = mix_tensors(values, server[key].numpy(), alpha).astype(values.dtype)
+            mixed[key] = Array(np.where(np.isinf(values), values, mean))
+    return mixed

@@ -1,7 +1,7 @@
 """The site's half: the loss that the coordinator's strategy needs, for the user's own training loop."""
 
+import contextlib
 import copy
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from common.config import TrainingSection
-from common.models.network import Model
 from common.wire.records import Arrays
-from polyclinic.flower.checks import pack_arrays, suggest_layer, unpack_arrays
+from polyclinic.flower.checks import pack_arrays, unpack_arrays
 from strategies.local.objective import ClientContext, Examples
 from strategies.local.site_method import SiteMethod
+from strategies.local.training import MiniBatch
 from strategies.methods import baselines, fedmlp, fedsld, surgical, unifed
 
 CLASSES, ANNOTATED, TASK = "polyclinic-classes", "polyclinic-annotated", "polyclinic-task"
@@ -28,29 +28,16 @@ STATISTICS = "polyclinic-statistics"
 TAGS = "polyclinic-fedmlp"
 """Name of the record with FedMLP's tags, in a site's state."""
 
-_METHODS: dict[str, type[SiteMethod]] = {
-    kind.name: kind
-    for kind in (
-        baselines.PartialLossSite,
-        baselines.VanillaSite,
-        fedmlp.FedMLPSite,
-        fedsld.FedSLDSite,
-        surgical.SurgicalSite,
-        unifed.SequentialTrainingSite,
-        unifed.UniFedSite,
-    )
-}
-
-
-def require_tensor(name: str, value: object) -> Tensor:
-    """Return a value that must be a tensor.
-
-    Raises:
-        TypeError: If it is not.
-    """
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}: use torch.as_tensor({name})")
-    return value
+_KINDS: tuple[type[SiteMethod], ...] = (
+    baselines.PartialLossSite,
+    baselines.VanillaSite,
+    fedmlp.FedMLPSite,
+    fedsld.FedSLDSite,
+    surgical.SurgicalSite,
+    unifed.SequentialTrainingSite,
+    unifed.UniFedSite,
+)
+_METHODS = {kind.name: kind for kind in _KINDS}
 
 
 class Site:
@@ -78,33 +65,23 @@ class Site:
         kind = _METHODS[self._config[METHOD]]
         parameters = kind.table.model_validate_json(self._config[PARAMETERS])
         self.method = kind(parameters.model_dump(), self._config[TASK])
-        self._statistics: Arrays = unpack_arrays(records.get(STATISTICS, ConfigRecord()))
+        self._statistics: Arrays = unpack_arrays(records[STATISTICS]) if STATISTICS in records else {}
 
     def targets(self, targets: Tensor) -> Tensor:
         """Return targets in the form that the losses need: NaN where this site does not label the class.
 
-        Args:
-            targets: ``(batch, classes)`` of 1, 0, or NaN for unknown.
-
         Raises:
-            TypeError: For what is no tensor.
-            ValueError: For another shape or value, an image of two classes that exclude one another, or of none of them
-                where this site labels all.
+            ValueError: For another shape than ``(batch, classes)``, other values than 1, 0, or NaN for unknown, or an
+                image of two classes that exclude one another.
         """
-        rows, shape = len(self.classes), tuple(require_tensor("targets", targets).shape)
+        shape, rows = tuple(targets.shape), len(self.classes)
         if len(shape) != 2 or shape[1] != rows:
-            one_hot = f"; for numbers of classes use torch.nn.functional.one_hot(targets, {rows})"
-            expected, hint = (shape[0] if shape else 0, rows), one_hot if len(shape) == 1 else ""
-            raise ValueError(f"targets must be (batch, classes), {expected} here, got {shape}{hint}")
-        annotated = self.annotated.to(targets.device)
-        labelled = torch.where(annotated, targets.float(), torch.nan)
+            raise ValueError(f"targets must be (batch, classes), (batch, {rows}) here, got {shape}")
+        labelled = torch.where(self.annotated.to(targets.device), targets.float(), torch.nan)
         if (wrong := labelled[~((labelled == 0) | (labelled == 1) | labelled.isnan())]).numel():
             raise ValueError(f"targets must be 1, 0, or NaN for unknown, got {wrong[0].item():g}")
-        if self.method.task == "multi_class":
-            if int(most := (labelled == 1).sum(dim=1).max() if len(labelled) else 0) > 1:
-                raise ValueError(f"classes exclude one another (task multi_class), got an image of {int(most)} classes")
-            if (nothing := int((labelled == 0).all(dim=1).sum())) and annotated.all():
-                raise ValueError(f"{nothing} images show no class (task multi_class): mark an unknown class by NaN")
+        if self.method.task == "multi_class" and ((labelled == 1).sum(dim=1) > 1).any():
+            raise ValueError("classes exclude one another (task multi_class), got an image of several classes")
         return labelled
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -116,34 +93,21 @@ class Site:
                 this site's ``SiteLabels``; what stands in columns of other classes is ignored.
 
         Raises:
-            TypeError: For what is no tensor.
-            ValueError: For targets as in :meth:`targets`, for logits of another shape, and under ``FedSLD`` for labels
-                that the counts of all sites rule out.
+            ValueError: For targets as in :meth:`targets` or of another shape than the logits, and under ``FedSLD`` for
+                labels that the counts of all sites rule out.
         """
-        if require_tensor("logits", logits).ndim != 2 or logits.shape[1] != len(self.classes):
-            raise ValueError(f"logits must be (batch, {len(self.classes)}), got {tuple(logits.shape)}")
-        if require_tensor("targets", targets).ndim == 2 and len(targets) != len(logits):
-            shape = tuple(logits.shape)
-            raise ValueError(f"targets must be (batch, classes), {shape} here, got {tuple(targets.shape)}")
         labelled, annotated = self.targets(targets), self.annotated.to(logits.device)
-        if "prior" in self._statistics:
-            self._refuse_uncounted(labelled)
+        if logits.shape != targets.shape:
+            raise ValueError(f"logits and targets differ in shape: {tuple(logits.shape)}, {tuple(targets.shape)}")
+        if "prior" in self._statistics:  # FedSLD would give such a label the weight zero
+            prior = torch.from_numpy(self._statistics["prior"]).to(labelled.device)
+            uncounted = (labelled == 1) & (prior == 0)
+            if self.method.task == "multi_label":
+                uncounted |= (labelled == 0) & (prior == 1)
+            if names := [self.classes[column] for column in uncounted.any(dim=0).nonzero().flatten()]:
+                raise ValueError(f"targets hold labels of {names}, of which the sites' SiteLabels count none")
         loss = self.method.local_loss(self._statistics, Examples(logits, labelled, annotated), TrainingSection())
         return loss(logits, labelled, annotated)
-
-    def _refuse_uncounted(self, labelled: Tensor) -> None:
-        """Refuse labels that the counts of all sites rule out: FedSLD would give them the weight zero.
-
-        Raises:
-            ValueError: With the classes.
-        """
-        prior = torch.from_numpy(self._statistics["prior"]).to(labelled.device)
-        uncounted = {"positives": ((labelled == 1) & (prior == 0)).any(dim=0)}
-        if self.method.task == "multi_label":
-            uncounted["negatives"] = ((labelled == 0) & (prior == 1)).any(dim=0)
-        for sign, columns in uncounted.items():
-            if names := [name for name, is_wrong in zip(self.classes, columns.tolist(), strict=True) if is_wrong]:
-                raise ValueError(f"targets hold {sign} of {names}, of which the sites' SiteLabels count none")
 
 
 class FedMLPSite(Site):
@@ -163,10 +127,10 @@ class FedMLPSite(Site):
         targets: ``(n, classes)`` of 1, 0, or NaN for unknown.
 
     Raises:
-        TypeError: If images or targets are no tensors.
-        ValueError: If the coordinator's strategy is another one, the model has no such layer or it is not the
-            coordinator's head as received, targets do not fit, there is no image, or the images are not those of the
-            rounds before.
+        ValueError: If the coordinator uses another strategy, or model, targets or images do not fit.
+
+    Attributes:
+        views: How many augmented views of a batch :meth:`round_loss` takes: two in the first stage, one in the second.
     """
 
     def __init__(
@@ -175,42 +139,30 @@ class FedMLPSite(Site):
         super().__init__(message)
         if not isinstance(self.method, fedmlp.FedMLPSite):
             raise ValueError("FedMLPSite needs the strategy FedMLP; the coordinator uses another: use Site")
-        if len(require_tensor("images", images)) != len(require_tensor("targets", targets)):
-            raise ValueError(f"{len(images)} images and {len(targets)} rows of targets")
-        if not len(images):
-            raise ValueError("a site without training images cannot take part: leave it out")
+        if not len(images) == len(targets) > 0:
+            numbers = f"{len(images)} images and {len(targets)} rows of targets"
+            raise ValueError(f"{numbers}; a site without training images cannot take part")
         self._context, self._marks = context, _compute_image_marks(images)
         self._model = HeadedModel(model, head, self.classes)
         self._model.refuse_other_head(message, self._config[HEAD])
         self._examples = Examples(images, self.targets(targets), self.annotated.to(images.device))
-        server_round, tags = self._config["server-round"], self._stored_tags()
+        server_round, tags = self._config["server-round"], self._read_tags()
         self._round = self.method.client(
             ClientContext(self._model, self._examples, self._statistics, tags, server_round, TrainingSection())
         )
         self.views = 1 if server_round > self.method.parameters.stage_one_rounds else 2
-        """How many augmented views of a batch :meth:`round_loss` takes: two in the first stage, one in the second."""
 
-    def _stored_tags(self) -> Arrays:
-        """Return the tags of this start's earlier rounds.
-
-        Raises:
-            ValueError: If they are of other images.
-        """
+    def _read_tags(self) -> Arrays:
+        """Return the tags of this start's earlier rounds; raise ``ValueError`` if they are of other images."""
         stored = self._context.state.config_records.get(TAGS, ConfigRecord())
         if stored.get(START) != self._config[START]:
             return {}
         arrays = unpack_arrays(stored)
-        before = arrays["images"]
-        if len(before) != len(self._marks):
-            change = f"{len(self._marks)} images where there were {len(before)}"
-        elif other := int((~np.isclose(before, self._marks, rtol=1e-4, atol=1e-6, equal_nan=True)).sum()):
-            change = f"{other} of {len(before)} images differ"
-        else:
-            return {"tags": arrays["tags"]}
-        raise ValueError(
-            f"the images are not those of the round before, {change}: give the same images in the same order, without "
-            f"augmentation; or forget the tags: del context.state[{TAGS!r}]"
-        )
+        before = arrays.pop("images")
+        if before.shape != self._marks.shape or not np.allclose(before, self._marks, 1e-4, 1e-6, equal_nan=True):
+            remedy = f"the same images in the same order; or forget the tags: del context.state[{TAGS!r}]"
+            raise ValueError(f"the images are not those of the round before: give {remedy}")
+        return arrays
 
     def round_loss(self, rows: Tensor, *views: Tensor) -> Tensor:
         """Return the loss of one batch, a scalar.
@@ -218,22 +170,12 @@ class FedMLPSite(Site):
         Args:
             rows: Places of the batch among ``images``, ``(batch,)``.
             views: :attr:`views` augmented views of these images, as the model takes them.
-
-        Raises:
-            TypeError: If a view is no tensor, or rows are no whole numbers.
-            ValueError: If there is another number of views, or one has another number of images.
         """
-        require_tensor("rows", rows)
-        if any(not isinstance(view, Tensor) for view in views):
-            raise TypeError("a view is a tensor of images: write round_loss(rows, *views)")
-        if rows.ndim != 1 or rows.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"rows must be whole numbers, (batch,), got {rows.dtype} {tuple(rows.shape)}")
-        if len(views) != self.views:
-            raise ValueError(f"this round takes {self.views} views of a batch, got {len(views)}")
-        if other := [len(view) for view in views if len(view) != len(rows)]:
-            raise ValueError(f"{len(rows)} rows and a view of {other[0]} images")
-        examples = self._examples
-        batch = BatchOfViews(rows, views[0], examples.labels[rows], examples.annotated, views=list(views))
+        if len(views) != self.views or [len(view) for view in views] != [len(rows)] * self.views:
+            raise ValueError(f"this round takes {self.views} views of a batch: write round_loss(rows, *views)")
+        examples, drawn, plain = self._examples, iter(views), contextlib.nullcontext()
+        labels, generator = examples.labels[rows], torch.default_generator
+        batch = MiniBatch(rows, views[0], labels, examples.annotated, lambda images: next(drawn), plain, generator)
         return self._round.objective(self._model, batch)
 
     def finish(self) -> dict[str, ConfigRecord]:
@@ -259,21 +201,20 @@ def _compute_image_marks(images: Tensor) -> NDArray[np.float32]:
 
 
 class HeadedModel(nn.Module):
-    """Any classifier as a :class:`common.models.network.Model`: features, and a linear head on them."""
+    """Any classifier as a :class:`common.models.network.Model`: features, and a linear head on them.
+
+    Raises:
+        ValueError: If the model has no linear layer of the head's name.
+    """
 
     frozen: tuple[str, ...] = ()
 
     def __init__(self, model: nn.Module, head: str, class_names: tuple[str, ...]) -> None:
         super().__init__()
         self.model, self._name, self.class_names = model, head, class_names
-        modules = dict(model.named_modules())
-        layers = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
-        if head not in modules:
-            raise ValueError(
-                f"the model has no layer {head!r}; its linear layers are {layers}.{suggest_layer(head, layers)}"
-            )
+        layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         if head not in layers:
-            raise ValueError(f"{head!r} is a {type(modules[head]).__name__}, not a torch.nn.Linear")
+            raise ValueError(f"the model has no torch.nn.Linear {head!r}; its linear layers are {layers}")
 
     @property
     def head(self) -> nn.Linear:
@@ -301,33 +242,9 @@ class HeadedModel(nn.Module):
         return HeadedModel(copy.deepcopy(self.model, memo), self._name, self.class_names)
 
     def refuse_other_head(self, message: Message, head: str) -> None:
-        """Raise if the layer is not the coordinator's head, as received.
-
-        Raises:
-            ValueError: With the reason.
-        """
+        """Raise ``ValueError`` if the layer is not the coordinator's head, as received."""
         key, weight = f"{head}.weight", self.head.weight.detach().cpu()
         (sent,) = (record[key].numpy() for record in message.content.array_records.values() if key in record)
         if not torch.equal(weight, torch.from_numpy(sent.copy()).to(weight.dtype)):
-            raise ValueError(
-                f"the weight of {self._name!r} is not the one of the coordinator's head {head!r}: it is another layer, "
-                "or the received model was not loaded before FedMLPSite was made"
-            )
-
-
-@dataclass
-class BatchOfViews:
-    """A :class:`strategies.local.objective.Batch` whose views the user has drawn."""
-
-    rows: Tensor
-    images: Tensor
-    labels: Tensor
-    annotated: Tensor
-    views: list[Tensor]
-    generator: torch.Generator = torch.default_generator
-
-    def view(self) -> Tensor:
-        return self.views.pop(0)
-
-    def logits(self, model: Model, view: Tensor) -> Tensor:
-        return model(view).float()
+            reason = f"not that of the coordinator's head {head!r}: it is another layer"
+            raise ValueError(f"the weight of {self._name!r} is {reason}, or the received model was not loaded before")

@@ -27,7 +27,7 @@ def test_nothing_is_told_before_the_last_round_of_the_first_stage() -> None:
     app = FedMLPApp()
     strategy = FedMLP(stage_one_rounds=3, **HEAD)
     run(strategy, app, rounds=2)
-    assert all(not reply["polyclinic-statistics"] for reply in app.replies.values())
+    assert all(not unpack_arrays(reply["polyclinic-statistics"]) for reply in app.replies.values())
     assert strategy.statistics == {}
 
 
@@ -125,15 +125,15 @@ def with_images(change: Any, from_round: int = 1) -> Chosen:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change",
     [
-        (lambda pixels, targets: (pixels.flip(0), targets.flip(0)), r"59[6-9] of 599 images differ"),
-        (lambda pixels, targets: (pixels.flip(2), targets), r"59[6-9] of 599 images differ"),
-        (lambda pixels, targets: (pixels[:-9], targets[:-9]), r"590 images where there were 599"),
+        lambda pixels, targets: (pixels.flip(0), targets.flip(0)),
+        lambda pixels, targets: (pixels.flip(2), targets),
+        lambda pixels, targets: (pixels[:-9], targets[:-9]),
     ],
 )
-def test_images_of_another_order_or_number_than_the_tags_are_refused_at_the_site(change: Any, words: str) -> None:
-    with pytest.raises(RuntimeError, match=rf"round 2: .*\n.*{words}.*del context.state"):
+def test_images_of_another_order_or_number_than_the_tags_are_refused_at_the_site(change: Any) -> None:
+    with pytest.raises(RuntimeError, match=r"round 2: .*\n.*same images in the same order.*del context.state"):
         run(FedMLP(stage_one_rounds=1, **HEAD), with_images(change, from_round=2), rounds=3)
 
 
@@ -172,10 +172,9 @@ def test_a_second_start_may_have_other_images_and_uses_no_old_tags() -> None:
     ("change", "words"),
     [
         (lambda pixels, targets: (pixels[:0], targets[:0]), "a site without training images cannot take part"),
-        (lambda pixels, targets: (pixels, targets.numpy()), "got ndarray: use torch.as_tensor"),
         (lambda pixels, targets: (pixels, targets[:, :9]), r"targets must be \(batch, classes\)"),
     ],
-    ids=["no_images", "numpy", "too_few_columns"],
+    ids=["no_images", "too_few_columns"],
 )
 def test_images_that_cannot_be_trained_on_are_refused_with_what_to_do(change: Any, words: str) -> None:
     with pytest.raises(RuntimeError, match=words):
@@ -187,7 +186,7 @@ def test_images_that_cannot_be_trained_on_are_refused_with_what_to_do(change: An
     [
         ("1", nn.Linear(288, 64), "the coordinator's head '4': it is another layer"),
         ("1", nn.Linear(288, 10), "the coordinator's head '4': it is another layer"),
-        ("fc2", nn.Linear(288, 10), "no layer 'fc2'"),
+        ("fc2", nn.Linear(288, 10), "no torch.nn.Linear 'fc2'"),
     ],
 )
 def test_another_layer_than_the_coordinators_head_is_refused(name: str, layer: nn.Module, words: str) -> None:
@@ -231,12 +230,3 @@ def test_the_parameters_are_those_that_a_run_reads(monkeypatch: pytest.MonkeyPat
     run(FedMLP(stage_one_rounds=1, parameters={"self_adaptive": True}, **HEAD), FedMLPApp(), rounds=2)
     # A method asks which rows are sent in the product; here whole models are.
     assert read & Watched.model_fields.keys() == FEDMLP_PARAMETERS | {"stage_one_rounds", "heads"}
-
-
-def test_rounds_that_end_before_detection_are_said(flowers_log: pytest.LogCaptureFixture) -> None:
-    run(FedMLP(stage_one_rounds=2, **HEAD), FedMLPApp(), rounds=2)
-    assert "no missing label is detected: 2 rounds, stage_one_rounds 2" in flowers_log.text
-    flowers_log.clear()
-    run(FedMLP(stage_one_rounds=1, **HEAD), FedMLPApp(), rounds=2)
-    run(FedMLP(stage_one_rounds=2, parameters={"detection": False}, **HEAD), FedMLPApp(), rounds=1)
-    assert "no missing label" not in flowers_log.text

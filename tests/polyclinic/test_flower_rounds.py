@@ -134,8 +134,6 @@ def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callab
         (changed("4.weight", lambda value: value[:1]), r"'4.weight' has the shape \(1, 288\), not \(10, 288\)"),
         (changed("0.bias", lambda value: value * torch.nan), "'0.bias' holds values"),
         (lambda number, arrays: ArrayRecord({"4.bias": arrays["4.bias"]}), "its model lacks '0.bias'"),
-        (lambda number, arrays: None, "got NoneType"),
-        (lambda number, arrays: arrays.to_torch_state_dict(), "got OrderedDict"),
     ],
 )
 def test_what_the_coordinator_trains_is_checked_as_a_reply_is(train: Any, words: str) -> None:
@@ -146,32 +144,23 @@ def test_what_the_coordinator_trains_is_checked_as_a_reply_is(train: Any, words:
 # ---------------------------------------------------------------------- the head
 
 
-def test_rows_of_lora_beside_the_head_are_said(flowers_log: pytest.LogCaptureFixture) -> None:
-    adapter = {"4.lora_B": np.zeros((10, 2), np.float32), "4.lora_A": np.zeros((2, 288), np.float32)}
-    aggregated(SurgicalAggregation(**HEAD), everywhere(adapter), adapter)
-    assert flowers_log.text.count("['4.lora_B'] have a row for each class; only weight and bias") == 1
-    flowers_log.clear()
-    aggregated(PartialLoss(**HEAD), everywhere(adapter), adapter)
-    assert "lora" not in flowers_log.text
-
-
 @pytest.mark.parametrize("strategy", [SurgicalAggregation, SequentialTraining])
-def test_the_names_of_a_compiled_model_are_told_by_what_stands_in_front(strategy: Any) -> None:
+def test_the_names_of_a_compiled_model_do_not_fit(strategy: Any) -> None:
     def change(reply: RecordDict) -> None:
         reply["arrays"] = ArrayRecord({f"_orig_mod.{name}": array for name, array in reply["arrays"].items()})
 
-    with pytest.raises(RuntimeError, match=r"names begin with '_orig_mod.'"):
+    with pytest.raises(RuntimeError, match=r"its model lacks '0.bias'"):
         run(strategy(**HEAD), altered(change, node=0), rounds=1)
 
 
-def test_a_head_inside_a_compiled_model_or_under_weight_norm_is_told_as_that() -> None:
+def test_a_head_inside_a_compiled_model_or_under_weight_norm_is_no_head() -> None:
     state = network().state_dict()
     compiled = ArrayRecord({f"_orig_mod.{name}": value for name, value in state.items()})
-    with pytest.raises(ValueError, match=r"Did you mean '_orig_mod.4'"):
+    with pytest.raises(ValueError, match=r"'_orig_mod.4'"):
         copy_head(compiled, "4", CLASSES)
     normed = network()
     torch.nn.utils.parametrizations.weight_norm(normed[4])
-    with pytest.raises(ValueError, match=r"4.parametrizations.weight.original0"):
+    with pytest.raises(ValueError, match=r"the model has no '4.weight'"):
         copy_head(ArrayRecord(normed.state_dict()), "4", CLASSES)
 
 
@@ -216,13 +205,13 @@ def extra(reply: RecordDict) -> None:
 
 
 @pytest.mark.parametrize("strategy", [*AVERAGING, *PASSING])
-def test_a_metric_of_some_sites_is_their_mean(strategy: Any, flowers_log: pytest.LogCaptureFixture) -> None:
-    result = run(strategy(**HEAD), altered(extra), rounds=2)
-    assert result.train_metrics_clientapp[1]["sensitivity"] == 0.9
-    assert flowers_log.text.count("only node 3 sent the metric 'sensitivity'") == 1
+def test_a_metric_of_some_sites_has_no_mean(strategy: Any) -> None:
+    metrics = run(strategy(**HEAD), altered(extra), rounds=2).train_metrics_clientapp[1]
+    assert "loss" in metrics
+    assert "sensitivity" not in metrics
 
 
-def test_lists_of_different_length_have_no_mean(flowers_log: pytest.LogCaptureFixture) -> None:
+def test_lists_of_different_length_have_no_mean() -> None:
     class Listing(App):
         def _trained(self, message: Any, context: Any) -> RecordDict:
             reply = super()._trained(message, context)
@@ -233,18 +222,16 @@ def test_lists_of_different_length_have_no_mean(flowers_log: pytest.LogCaptureFi
     app = Listing()
     metrics = run(SurgicalAggregation(**HEAD), app, rounds=1).train_metrics_clientapp[1]
     assert "per-class" not in metrics
-    assert "the metric 'per-class' of nodes 2, 3, 4 differs in length" in flowers_log.text
     weights = [float(app.replies[node]["metrics"]["num-examples"]) for node in (2, 3, 4)]
     np.testing.assert_allclose(metrics["pair"], [np.average([2, 3, 4], weights=weights), 1.0])
 
 
-def test_an_own_function_for_metrics_gets_every_reply_as_it_is(flowers_log: pytest.LogCaptureFixture) -> None:
+def test_an_own_function_for_metrics_gets_every_reply_as_it_is() -> None:
     def best(records: list[RecordDict], key: str) -> MetricRecord:
         return MetricRecord({"best": max(float(record["metrics"].get("sensitivity", 0)) for record in records)})
 
     result = run(SurgicalAggregation(train_metrics_aggr_fn=best, **HEAD), altered(extra), rounds=1)
     assert dict(result.train_metrics_clientapp[1]) == {"best": 0.9}
-    assert "sensitivity" not in flowers_log.text
 
 
 def test_records_of_another_name_are_taken() -> None:
@@ -273,9 +260,8 @@ def test_evaluation_leaves_out_a_reply_without_a_weight_and_goes_on(flowers_log:
     client._registered_funcs["evaluate.default"] = odd
     app.client = lambda: client
     result = run(PartialLoss(**{**HEAD, "fraction_evaluate": 1.0}), app, rounds=1)
-    assert result.evaluate_metrics_clientapp[1]["sensitivity"] == 0.5
+    assert result.evaluate_metrics_clientapp[1].keys() == {"loss"}
     assert "the reply of node 3 is left out: it sent no 'num-examples'" in flowers_log.text
-    assert "only node 4 sent the metric 'sensitivity'" in flowers_log.text
 
 
 # ---------------------------------------------------------------------- sites that do not answer

@@ -205,7 +205,15 @@ def test_a_client_app_that_does_not_tell_its_labels_is_named_with_the_remedy() -
 
 
 @pytest.mark.parametrize(
-    "fields", [{"classes": "all"}, {"classes": ["1"], "positives": ["many"]}, {"classes": ["1"], "images": "some"}]
+    "fields",
+    [
+        {"classes": "all"},
+        {"classes": ["1"], "positives": ["many"]},
+        {"classes": ["1"], "images": "some"},
+        {"classes": ["1", "2"], "positives": [1], "images": 5},
+        {"classes": ["1"], "positives": [7], "images": 5},
+        {"classes": ["1"], "positives": [2], "images": 0},
+    ],
 )
 def test_an_answer_of_another_form_is_refused_with_the_node(fields: dict[str, Any]) -> None:
     app = ClientApp()
