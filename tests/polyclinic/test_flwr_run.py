@@ -4,21 +4,28 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from tests.network.real import ROOT, eventually, free_ports, listens
-
 pytestmark = [pytest.mark.slow, pytest.mark.network]
+ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 BY_HTTP = tuple(int(part) for part in version("flwr").split(".")[:2]) >= (1, 40)
 """From 1.40 on Flower's SuperNode talks to the SuperLink's HTTP port."""
 Starts = Callable[..., subprocess.Popen[bytes]]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 @pytest.fixture
@@ -46,11 +53,11 @@ def start(home: Path) -> Iterator[Starts]:
 
     def started(*command: str) -> subprocess.Popen[bytes]:
         with (home / f"{len(running)}.log").open("wb") as log:
-            program = subprocess.Popen(
+            made = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]], stdout=log, stderr=log, start_new_session=True
             )
-        running.append(program)
-        return program
+        running.append(made)
+        return made
 
     yield started
     for program in running:
@@ -64,23 +71,31 @@ def flwr_run(home: Path, *words: str) -> dict[str, float]:
     done = subprocess.run(
         [BIN / "flwr", "run", ".", *words, "--stream"], cwd=home / "app", capture_output=True, text=True, timeout=400
     )
-    line = next(iter(re.findall(r"^AUROC .*$", done.stdout, re.MULTILINE)), "")
-    aurocs = re.findall(r"(\w+): (\d\.\d{3})", line)
-    assert len(aurocs) == 11, done.stdout[-3000:] + done.stderr[-3000:]
-    return {name: float(value) for name, value in aurocs}
+    found = re.findall(r"(\w+): (\d\.\d{3})", next(iter(re.findall(r"^AUROC .*$", done.stdout, re.MULTILINE)), ""))
+    assert len(found) == 11, done.stdout[-3000:] + done.stderr[-3000:]
+    return {name: float(value) for name, value in found}
+
+
+def listens(port: int, within_s: float = 60) -> None:
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        with socket.socket() as caller:
+            if caller.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise AssertionError(f"nobody listens on {port}")
 
 
 def to_superlink(home: Path, port: int) -> None:
-    """Wait for the SuperLink and have ``flwr`` ask it."""
-    eventually(lambda: listens(port), f"a SuperLink on {port}", 60)
     (home / "home").mkdir(exist_ok=True)
     text = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     (home / "home" / "config.toml").write_text(text)
 
 
 def test_in_flowers_simulation_surgical_aggregation_beats_vanilla(home: Path, start: Starts) -> None:
-    (port,) = free_ports(1)
+    port = free_port()
     start("flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port))
+    listens(port)
     to_superlink(home, port)
     surgical = flwr_run(home)
     vanilla = flwr_run(home, "--run-config", 'strategy="vanilla"')
@@ -89,14 +104,13 @@ def test_in_flowers_simulation_surgical_aggregation_beats_vanilla(home: Path, st
 
 
 def test_on_a_stock_superlink_with_stock_supernodes(home: Path, start: Starts) -> None:
-    port, fleet, *own_ports = free_ports(4)
+    port, fleet = free_port(), free_port()
     grpc = () if BY_HTTP else ("--fleet-api-address", f"127.0.0.1:{fleet}")
     start("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port), *grpc)
-    to_superlink(home, port)
+    listens(port)
     for site in (0, 1):
         at = f"127.0.0.1:{port if BY_HTTP else fleet}"
         config = f"partition-id={site} num-partitions=2"
-        start(
-            "flower-supernode", "--insecure", "--superlink", at, "--node-config", config, "--port", str(own_ports[site])
-        )
+        start("flower-supernode", "--insecure", "--superlink", at, "--node-config", config, "--port", str(free_port()))
+    to_superlink(home, port)
     assert flwr_run(home)["mean"] > 0.95
