@@ -24,10 +24,10 @@ def pem_of(der: bytes) -> str:
     return ssl.DER_cert_to_PEM_cert(der)
 
 
-def self_signed(folder: Path, address: str = "127.0.0.1", days: int = 1) -> tuple[Path, Path]:
+def self_signed(folder: Path, address: str = "127.0.0.1", days: int = 1, issuer: str = "a PACS") -> tuple[Path, Path]:
     """Write a certificate for an address, and its key with it in one file; negative days are past."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a PACS")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()

@@ -50,7 +50,7 @@ def message(ended: Ended, folder: Path) -> str:
     text = text.replace(quoted(STRATEGIES, limit=len(STRATEGIES)), "{methods}")
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:{port}", text)
     text = re.sub(r"\b[0-9a-f]{64}\b", "{sha256}", text)
-    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "{date}", text)
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d( UTC)?", "{date}", text)
     return re.sub(r"(?m)^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d  ", "", text)
 
 

@@ -1,6 +1,7 @@
 """Requests, kits, keys and certificates: through ``flwr-server admit`` and ``start``, and ``flwr-client start``."""
 
 import base64
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,20 +9,15 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from server.coordinator.authority import issue_server_certificate, make_authority
-from server.coordinator.folder import Coordinator, CoordinatorFile, write_coordinator
+from server.coordinator.authority import issue_server_certificate
+from server.coordinator.folder import read_coordinator
 from tests.bad_input.catalogue import Case, Ended, client, server
 from tests.bad_input.site_files import DATA, HEAD, KEY, LINE, OTHER_LINE, kit_text, request_text
-from tests.client.handshakes import answers, listening, shows
-
-# ---------------------------------------------------------------------- at the coordinator
+from tests.client.handshakes import coordinator_in, listening, shows, speaks_http
 
 
-def coordinator_in(folder: Path, hosts: tuple[str, ...] = ("fl.example",)) -> Coordinator:
-    made = write_coordinator(folder, CoordinatorFile(name="trial", hosts=hosts, port=9092))
-    make_authority(made)
-    issue_server_certificate(made)
-    return made
+def write(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda trial: (trial / name).write_bytes(content)
 
 
 def admit(folder: Path, text: str | bytes, name: str = "north") -> Ended:
@@ -65,25 +61,18 @@ def with_files(change: Callable[[Path], object], *command: str) -> Callable[[Pat
     return done
 
 
-def written(name: str, content: bytes) -> Callable[[Path], object]:
-    def change(trial: Path) -> None:
-        (trial / name).parent.mkdir(exist_ok=True)
-        (trial / name).write_bytes(content)
-
-    return change
-
-
 def key_on_an_unknown_curve() -> bytes:
-    """A key whose curve has another number than any that is known."""
+    """Return a key whose curve has another number than any that exists."""
     standard, unknown = bytes.fromhex("2a8648ce3d030107"), bytes.fromhex("2a8648ce3d03017f")
     body = "".join(key_of("ec").decode().splitlines()[1:-1])
     changed = base64.b64encode(base64.b64decode(body).replace(standard, unknown))
     return b"-----BEGIN PRIVATE KEY-----\n" + changed + b"\n-----END PRIVATE KEY-----\n"
 
 
-def key_of(kind: str) -> bytes:
+def key_of(kind: str, password: bytes = b"") -> bytes:
     private = rsa.generate_private_key(65537, 2048) if kind == "rsa" else ec.generate_private_key(ec.SECP256R1())
-    return private.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    encryption = form.BestAvailableEncryption(password) if password else form.NoEncryption()
+    return private.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, encryption)
 
 
 def of_another_authority(trial: Path) -> None:
@@ -91,8 +80,13 @@ def of_another_authority(trial: Path) -> None:
     shutil.copy(other.ca_certificate, trial / "authority" / "ca.crt")
 
 
+def edited_entry(trial: Path) -> None:
+    (trial / "sites").mkdir()
+    (trial / "sites/west.toml").write_text('site = "west"\npublic_key = "x"', encoding="utf-8")
+
+
 def expired(trial: Path) -> None:
-    issue_server_certificate(Coordinator(trial, CoordinatorFile(name="trial", hosts=("fl.example",), port=1)), days=-3)
+    issue_server_certificate(read_coordinator(trial), days=-3)
 
 
 def moved(trial: Path) -> None:
@@ -103,13 +97,10 @@ def moved(trial: Path) -> None:
 ADMIT = ("admit", "TRIAL", "FOLDER/north.request", "--yes")
 START = ("start", "TRIAL")
 TRUNCATED = request_text()[:70]
+RENEW = ("init", "TRIAL", "--renew")
+KEY_FILE, AUTHORITY, AUTHORITY_KEY = "authority/server.key", "authority/ca.crt", "authority/ca.key"
 COORDINATOR = (
-    Case(
-        "request: there is none",
-        lambda folder: (coordinator_in(folder / "trial"), server("admit", folder / "trial", folder / "north.reqest"))[
-            1
-        ],
-    ),
+    Case("request: there is none", with_files(lambda trial: None, "admit", "TRIAL", "FOLDER/north.reqest")),
     Case("request: cut off", admitting(TRUNCATED)),
     Case("request: a line is lost", admitting(request_text().partition("\n")[0] + "\n")),
     Case("request: something else", admitting(b"\x89PNG\r\n\x1a\n\xff\xff")),
@@ -124,44 +115,21 @@ COORDINATOR = (
         admitted_before(lambda trial: server("revoke", trial, "north", "--yes"), request_text()),
     ),
     Case("revoke: a site that is none", with_files(lambda trial: None, "revoke", "TRIAL", "nroth", "--yes")),
-    Case(
-        "register: an entry that was edited",
-        with_files(written("sites/west.toml", b'site = "west"\npublic_key = "x"'), *ADMIT),
-    ),
-    Case("authority: its certificate is lost", with_files(lambda trial: (trial / "authority/ca.crt").unlink(), *ADMIT)),
-    Case("authority: its certificate is no PEM", with_files(written("authority/ca.crt", b"\0\1"), *ADMIT)),
-    Case(
-        "authority: its key is lost",
-        with_files(lambda trial: (trial / "authority/ca.key").unlink(), "init", "TRIAL", "--renew"),
-    ),
-    Case(
-        "authority: its key is another",
-        with_files(written("authority/ca.key", key_of("ec")), "init", "TRIAL", "--renew"),
-    ),
-    Case(
-        "authority: its key is of another kind",
-        with_files(written("authority/ca.key", key_of("rsa")), "init", "TRIAL", "--renew"),
-    ),
+    Case("register: an entry that was edited", with_files(edited_entry, *ADMIT)),
+    Case("authority: its certificate is lost", with_files(lambda trial: (trial / AUTHORITY).unlink(), *ADMIT)),
+    Case("authority: its certificate is no PEM", with_files(write(AUTHORITY, b"\0\1"), *ADMIT)),
+    Case("authority: its key is lost", with_files(lambda trial: (trial / AUTHORITY_KEY).unlink(), *RENEW)),
+    Case("authority: its key is another", with_files(write(AUTHORITY_KEY, key_of("ec")), *RENEW)),
+    Case("authority: its key is of another kind", with_files(write(AUTHORITY_KEY, key_of("rsa")), *RENEW)),
     Case("certificate: lost", with_files(lambda trial: (trial / "authority/server.crt").unlink(), *START)),
-    Case(
-        "certificate: cut off",
-        with_files(
-            lambda trial: written("authority/server.crt", (trial / "authority/server.crt").read_bytes()[:200])(trial),
-            *START,
-        ),
-    ),
+    Case("certificate: cut off", with_files(lambda trial: os.truncate(trial / "authority/server.crt", 200), *START)),
     Case("certificate: of another authority", with_files(of_another_authority, *START)),
-    Case("certificate: its key is another", with_files(written("authority/server.key", key_of("ec")), *START)),
-    Case(
-        "certificate: its key is on an unknown curve",
-        with_files(written("authority/server.key", key_on_an_unknown_curve()), *START),
-    ),
-    Case("certificate: its key is lost", with_files(lambda trial: (trial / "authority/server.key").unlink(), *START)),
+    Case("certificate: its key is another", with_files(write(KEY_FILE, key_of("ec")), *START)),
+    Case("certificate: its key is on an unknown curve", with_files(write(KEY_FILE, key_on_an_unknown_curve()), *START)),
+    Case("certificate: its key is lost", with_files(lambda trial: (trial / KEY_FILE).unlink(), *START)),
     Case("certificate: expired", with_files(expired, *START)),
     Case("certificate: not for the host", with_files(moved, *START)),
 )
-
-# ---------------------------------------------------------------------- at a site
 
 
 def site(folder: Path, kit: str | bytes | None, key: str | bytes | None = KEY, mode: int = 0o600) -> Ended:
@@ -182,44 +150,22 @@ def with_key(key: str | bytes | None, mode: int = 0o600) -> Callable[[Path], End
     return lambda folder: site(folder, kit_text(), key, mode)
 
 
-def locked_key() -> bytes:
-    private = ec.generate_private_key(ec.SECP256R1())
-    locked = form.BestAvailableEncryption(b"secret")
-    return private.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, locked)
-
-
-def meeting(show: Callable[[Path], Coordinator], address: str = "127.0.0.1") -> Callable[[Path], Ended]:
-    """A site with a kit of one authority meets a server that shows a certificate."""
+def meeting(name: str, host: str = "127.0.0.1", days: float | None = None) -> Callable[[Path], Ended]:
+    """A site with a kit of the coordinator "trial" meets a server that shows the certificate of one of this name."""
 
     def done(folder: Path) -> Ended:
-        shown = show(folder / "trial")
-        trusted = coordinator_in(folder / "ours", ("127.0.0.1",)) if shown.file.name == "other" else shown
-        with listening(shows(shown), address) as port:
-            text = kit_text(address=f"{address}:{port}", ca_certificate=trusted.ca_certificate.read_text("ascii"))
+        shown = coordinator_in(folder / name, "127.0.0.1", name)
+        trusted = shown if name == "trial" else coordinator_in(folder / "trial", "127.0.0.1")
+        issue_server_certificate(shown, **{} if days is None else {"days": days})
+        with listening(shows(shown), host) as port:
+            text = kit_text(address=f"{host}:{port}", ca_certificate=trusted.ca_certificate.read_text("ascii"))
             return site(folder, text)
 
     return done
 
 
-def good(folder: Path) -> Coordinator:
-    return coordinator_in(folder, ("127.0.0.1",))
-
-
-def other(folder: Path) -> Coordinator:
-    made = write_coordinator(folder, CoordinatorFile(name="other", hosts=("127.0.0.1",), port=1))
-    make_authority(made)
-    issue_server_certificate(made)
-    return made
-
-
-def out_of_date(folder: Path) -> Coordinator:
-    made = good(folder)
-    issue_server_certificate(made, days=-3)
-    return made
-
-
 def in_clear_text(folder: Path) -> Ended:
-    with listening(answers(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as port:
+    with listening(speaks_http) as port:
         return site(folder, kit_text(address=f"127.0.0.1:{port}"))
 
 
@@ -236,12 +182,12 @@ SITE = (
     Case("key: others may read it", with_key(KEY, 0o644)),
     Case("key: cut off", with_key(KEY[:-60])),
     Case("key: the public half", with_key(LINE)),
-    Case("key: locked by a password", with_key(locked_key())),
+    Case("key: locked by a password", with_key(key_of("ec", b"secret"))),
     Case("key: of another kind", with_key(key_of("rsa"))),
     Case("neither kit nor key", lambda folder: site(folder, None, None)),
-    Case("coordinator: of another authority", meeting(other), code=11),
-    Case("coordinator: a certificate for another host", meeting(good, "127.0.0.2"), code=12),
-    Case("coordinator: an expired certificate", meeting(out_of_date), code=13),
+    Case("coordinator: of another authority", meeting("other"), code=11),
+    Case("coordinator: a certificate for another host", meeting("trial", "127.0.0.2"), code=12),
+    Case("coordinator: an expired certificate", meeting("trial", days=-3), code=13),
     Case("coordinator: no TLS", in_clear_text, code=10),
 )
 CASES = (*COORDINATOR, *SITE)

@@ -5,10 +5,11 @@ a linear network, in which a dead trunk, dead rows or a learning rate of nothing
 of which each hospital has other pixels lit, so that the updates of two hospitals have no number in common.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, combinations
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,7 @@ from strategies.privacy.secure_aggregation.vectors import (
     list_segments,
 )
 from tests.client.masked import NOBODY_HAS, Hospitals
+from tests.client.rounds import changed_plan
 
 SIDE, BACKGROUND, LIT_ROWS = 16, 128, 3
 LAYOUT = SegmentLayout(trunk=20 * SIDE * SIDE, norm=0, features=20)
@@ -75,14 +77,8 @@ NETWORK = register_local(MODELS, linear_network)
 
 def of_linear_network(plan: Plan) -> Plan:
     """The plan, for the network above; its one step is long, so that updates are far above the masks' grid."""
-    return plan.model_copy(
-        update={
-            "model": plan.model.model_copy(update={"architecture": PLUGIN + NETWORK, "neck": None}),
-            "training": plan.training.model_copy(update={"lr": 1.0}),
-            "plugins": (stamp_of(MODELS, NETWORK),),
-            "weights_sha256": NOBODY_HAS,
-        }
-    )
+    of = changed_plan(plan, model={"architecture": PLUGIN + NETWORK, "neck": None}, training={"lr": 1.0})
+    return of.model_copy(update={"plugins": (stamp_of(MODELS, NETWORK),), "weights_sha256": NOBODY_HAS})
 
 
 def with_own_pixels(images: ImageSet, number: int) -> ImageSet:
@@ -141,6 +137,10 @@ class Attempt:
     revealed: list[RevealAnswer] = field(default_factory=list)
 
 
+def _place(rows: tuple[str, ...], part: str) -> slice:
+    return next(LAYOUT.places(rows, () if part == BODY else (part,), body=part == BODY))
+
+
 class AnyCoordinator:
     """Leads attempts, as their scripts say."""
 
@@ -156,28 +156,30 @@ class AnyCoordinator:
             for path in (self._here.sites[name].folder / "masked").glob("*"):
                 path.unlink()
         self._here.start(script.restarted)
-        found, every = Attempt(), tuple(self._here.sites)
+        attempt, every = Attempt(), tuple(self._here.sites)
         for name in every:
-            self._train(script, name, found)
+            request = self._request(script, name)
+            for _ in range(1 + (script.changed.get(name) == "again")):
+                if self._here.send(name, "train", request, TrainReply) is not None:
+                    attempt.updates[name] = self._here.bare(name, request)
         earlier, self._stated = self._stated, {}
         about = script.run, script.round
         for name in every:
             members = script.members.get(name, every)
             request = KeysRequest(*about, members, script.divisors.get(name, len(members)))
-            answer = self._here.asked(name, "query.masking_keys", request, KeysAnswer)
+            answer = self._here.send(name, "query.masking_keys", request, KeysAnswer)
             if answer is not None:
                 self._stated[name] = answer
-        found.statements = {name: read_statement(one.statement) for name, one in self._stated.items()}
+        attempt.statements = {name: read_statement(keys.statement) for name, keys in self._stated.items()}
         letters = self._letters(script, earlier)
         for name in letters:
-            self._mask(script, name, letters, found)
-        for name in found.vectors:
-            survivors = script.survivors.get(name, tuple(found.vectors))
-            request = RevealRequest(*about, survivors)
-            answer = self._here.asked(name, "query.unmasking", request, RevealAnswer)
-            found.revealed += [answer] if answer is not None else []
-        self.attempts.append(found)
-        return found
+            self._mask(script, name, letters, attempt)
+        for name in attempt.vectors:
+            request = RevealRequest(*about, script.survivors.get(name, tuple(attempt.vectors)))
+            answer = self._here.send(name, "query.unmasking", request, RevealAnswer)
+            attempt.revealed += [answer] if answer is not None else []
+        self.attempts.append(attempt)
+        return attempt
 
     def updates_of(self, part: str) -> Iterator[NDArray[np.float32]]:
         """One part of every update that a hospital masked."""
@@ -185,12 +187,6 @@ class AnyCoordinator:
             for name, update in attempt.updates.items():
                 if part == BODY or part in self._rows[name]:
                     yield update[_place(self._rows[name], part)]
-
-    def _train(self, script: Script, name: str, found: Attempt) -> None:
-        request = self._request(script, name)
-        for _ in range(1 + (script.changed.get(name) == "again")):
-            if self._here.asked(name, "train", request, TrainReply) is not None:
-                found.updates[name] = self._here.bare(name, request)
 
     def _request(self, script: Script, name: str) -> TrainRequest:
         generator = np.random.default_rng(script.model)
@@ -203,81 +199,69 @@ class AnyCoordinator:
             Groups(trunk, NO_NORM, head),
             {},
         )
-        training, privacy = plan.training, plan.privacy
-        unbounded = privacy.model_copy(update={"max_update_value": 1e30})
-        other: Mapping[str, Mapping[str, Any]] = {
+        others = {
+            "lr": changed_plan(plan, training={"lr": 1e-30}),
+            "bound": changed_plan(plan, privacy={"max_update_value": 1e30}),
+            "weighting": plan.model_copy(update={"method": {"weighting": "samples"}}),
+        }
+        changes: Mapping[str, Mapping[str, Any]] = {
+            **{name: {"plan": other.model_dump_json()} for name, other in others.items()},
             "trunk": {"model": Groups(trunk * 0, NO_NORM, head)},
             "rows": {"model": Groups(trunk, NO_NORM, replace(head, weight=head.weight * 0))},
-            "lr": {"plan": plan.model_copy(update={"training": training.model_copy(update={"lr": 1e-30})})},
-            "bound": {"plan": plan.model_copy(update={"privacy": unbounded})},
-            "weighting": {"plan": plan.model_copy(update={"method": {"weighting": "samples"}})},
             "contract": {"contract": "another"},
             "round": {"round": script.round + 1},
             "run": {"run": "a-third"},
             "counted": {"counted": 7},
             "statistics": {"statistics": {"factor": np.zeros(1, np.float32)}},
         }
-        changed = {
-            key: value.model_dump_json() if isinstance(value, Plan) else value
-            for key, value in other.get(script.changed.get(name, ""), {}).items()
-        }
-        return replace(honest, **changed)
+        return replace(honest, **changes.get(script.changed.get(name, ""), {}))
 
     def _letters(self, script: Script, earlier: Mapping[str, KeysAnswer]) -> dict[str, SharesAnswer]:
-        found = {}
+        letters = {}
         for name in self._stated:
-            chosen = [self._stated[one] for one in script.relayed.get(name, tuple(self._stated)) if one in self._stated]
+            senders = script.relayed.get(name, tuple(self._stated))
+            chosen = [self._stated[sender] for sender in senders if sender in self._stated]
             relayed = list(_forged(script.forged.get(name, ""), name, chosen, earlier))
-            columns = [one.statement for one in relayed], [one.signature for one in relayed]
-            request = SharesRequest(
-                script.run, script.round, *map(tuple, columns), tuple(one.identity for one in relayed)
-            )
-            answer = self._here.asked(name, "query.masking_shares", request, SharesAnswer)
+            columns = [
+                tuple(getattr(keys, field) for keys in relayed) for field in ("statement", "signature", "identity")
+            ]
+            request = SharesRequest(script.run, script.round, *columns)
+            answer = self._here.send(name, "query.masking_shares", request, SharesAnswer)
             if answer is not None:
-                found[name] = answer
-        return found
+                letters[name] = answer
+        return letters
 
-    def _mask(self, script: Script, name: str, letters: Mapping[str, SharesAnswer], found: Attempt) -> None:
-        written = {one: dict(zip(letters[one].recipients, letters[one].letters, strict=True)) for one in letters}
-        wanted = script.letters.get(name, tuple(letters))
-        senders = tuple(sorted(one for one in wanted if one != name and name in written.get(one, {})))
-        sealed = tuple(written[one][name] for one in senders)
+    def _mask(self, script: Script, name: str, letters: Mapping[str, SharesAnswer], attempt: Attempt) -> None:
+        written = {site: dict(zip(item.recipients, item.letters, strict=True)) for site, item in letters.items()}
+        chosen = script.letters.get(name, tuple(letters))
+        senders = tuple(sorted(site for site in chosen if site != name and name in written.get(site, {})))
+        sealed = tuple(written[site][name] for site in senders)
         request = MaskedRequest(script.run, script.round, senders, sealed, LAYOUT.size(self._rows[name]))
-        answer = self._here.asked(name, "query.masked_update", request, MaskedAnswer)
-        if answer is not None and name in found.updates:
-            found.vectors[name], found.fellows[name] = answer.vector, senders
+        answer = self._here.send(name, "query.masked_update", request, MaskedAnswer)
+        if answer is not None and name in attempt.updates:
+            attempt.vectors[name], attempt.fellows[name] = answer.vector, senders
 
 
 def _forged(how: str, to: str, chosen: list[KeysAnswer], earlier: Mapping[str, KeysAnswer]) -> Iterator[KeysAnswer]:
-    """What is relayed to a site in the place of these statements."""
-    line = public_key_line(STRANGER, "")
-    for one in chosen:
-        stated = read_statement(one.statement)
-        changed: Mapping[str, Any] = {
+    """Yield what is relayed to a site in the place of these statements."""
+    for keys in chosen:
+        stated = read_statement(keys.statement)
+        changes: Mapping[str, Any] = {
             "divisor": {"divisor": 7},
             "plan": {"plan": "0" * 64, "model": "0" * 64},
             "members": {"members": stated.members[:-1]},
             "cohort": {"cohort": 1, "alone": True},
             "stranger": {"masking_key": stated.sealing_key, "sealing_key": stated.masking_key},
         }
-        if one.site == to or (how not in changed and how not in ("twice", "earlier")):
-            yield one
-        elif how == "twice":
-            yield from (one, one)
-        elif how == "earlier":
-            yield earlier.get(one.site, one)
+        if keys.site == to:
+            yield keys
+        elif how in changes:
+            text = stated.model_copy(update=changes[how]).written()
+            own = {"signature": sign_statement(text, STRANGER), "identity": public_key_line(STRANGER, "")}
+            yield replace(keys, statement=text, **(own if how == "stranger" else {}))
         else:
-            text = stated.model_copy(update=changed[how]).written()
-            own = how == "stranger"
-            yield replace(
-                one,
-                statement=text,
-                signature=sign_statement(text, STRANGER) if own else one.signature,
-                identity=line if own else one.identity,
-            )
-
-
-# ---------------------------------------------------------------------- what it can work out
+            yield earlier.get(keys.site, keys) if how == "earlier" else keys
+            yield from [keys] * (how == "twice")
 
 
 def open_sums(
@@ -288,66 +272,61 @@ def open_sums(
     Args:
         largest: Bound of one number, to which the grid of the masks is scaled.
     """
-    unmasked = {name: _without_known_masks(name, attempt, rows) for name in attempt.vectors}
-    found = {}
-    for sites in map(frozenset, _subsets(sorted(unmasked))):
-        for part in (BODY, *sorted({name for site in sites for name in rows[site]})):
-            owners = frozenset(site for site in sites if part == BODY or part in rows[site])
-            places = {site: _place(rows[site], part) for site in owners}
-            total = sum((unmasked[site][place] for site, place in places.items()), np.uint32(0))
-            by = {site: attempt.statements[site].divisor for site in owners}
-            plain = sum(
-                (convert_to_fixed_point(attempt.updates[s][place], by[s], largest) for s, place in places.items()),
-                np.uint32(0),
-            )
-            if np.array_equal(total, plain):
-                found[(part, owners)] = convert_from_fixed_point(np.asarray(total), largest) * max(by.values())
-    return found
-
-
-def _place(rows: tuple[str, ...], part: str) -> slice:
-    return next(LAYOUT.places(rows, () if part == BODY else (part,), body=part == BODY))
-
-
-def _subsets(names: list[str]) -> Iterator[tuple[str, ...]]:
-    return chain.from_iterable(combinations(names, size) for size in range(1, len(names) + 1))
-
-
-def _without_known_masks(name: str, attempt: Attempt, rows: Mapping[str, tuple[str, ...]]) -> Integers:
-    """A site's masked vector without those of its masks that shares make known."""
-    vector = attempt.vectors[name].copy()
     masks, keys = _secrets(attempt)
-    for segment in list_segments({one: rows[one] for one in attempt.statements}):
+    unmasked = {name: _without_known_masks(name, attempt, rows, masks, keys) for name in attempt.vectors}
+    sums = {}
+    for size in range(1, len(unmasked) + 1):
+        for sites in map(frozenset, combinations(sorted(unmasked), size)):
+            for part in (BODY, *sorted({name for site in sites for name in rows[site]})):
+                owners = frozenset(site for site in sites if part == BODY or part in rows[site])
+                places = {site: _place(rows[site], part) for site in owners}
+                by = {site: attempt.statements[site].divisor for site in owners}
+                total = sum((unmasked[site][place] for site, place in places.items()), np.uint32(0))
+                updates = {site: attempt.updates[site][place] for site, place in places.items()}
+                fixed = [convert_to_fixed_point(update, by[site], largest) for site, update in updates.items()]
+                if np.array_equal(total, sum(fixed, np.uint32(0))):
+                    sums[(part, owners)] = convert_from_fixed_point(np.asarray(total), largest) * max(by.values())
+    return sums
+
+
+def _without_known_masks(
+    name: str,
+    attempt: Attempt,
+    rows: Mapping[str, tuple[str, ...]],
+    masks: Mapping[Any, bytes],
+    keys: Mapping[str, Any],
+) -> Integers:
+    """Return a site's masked vector without those of its masks that shares make known."""
+    vector = attempt.vectors[name].copy()
+    for segment in list_segments({site: rows[site] for site in attempt.statements}):
         if name in segment.owners and (name, segment.name) in masks:
             places = LAYOUT.places(rows[name], segment.classes, body=segment.body)
             add_mask(vector, places, masks[(name, segment.name)], subtract=True)
     for other in attempt.fellows[name]:
-        shared = None
-        if name in keys:
-            shared = agree_secret(keys[name], attempt.statements[other].masking_key)
-        elif other in keys:
-            shared = agree_secret(keys[other], attempt.statements[name].masking_key)
-        if shared is not None:
-            common = tuple(one for one in rows[name] if one in rows[other])
-            add_mask(vector, LAYOUT.places(rows[name], common, body=True), shared, subtract=name < other)
+        for ours, theirs in ((name, other), (other, name)):
+            if ours in keys:
+                shared = agree_secret(keys[ours], attempt.statements[theirs].masking_key)
+                common = tuple(row for row in rows[name] if row in rows[other])
+                add_mask(vector, LAYOUT.places(rows[name], common, body=True), shared, subtract=name < other)
+                break
     # A mask that two sites have in common and that nobody else knows cancels in their sum.
     return vector
 
 
 def _secrets(attempt: Attempt) -> tuple[dict[tuple[str, str], bytes], dict[str, ec.EllipticCurvePrivateKey]]:
-    """The sites' own masks and keys of which enough shares were given."""
-    given = dict[tuple[str, str], list[bytes]]()
-    of_keys = dict[str, list[bytes]]()
+    """Join the sites' own masks and keys of which enough shares were revealed."""
+    shares_of_masks = defaultdict[tuple[str, str], list[bytes]](list)
+    shares_of_keys = defaultdict[str, list[bytes]](list)
     for answer in attempt.revealed:
         for owner, segment, share in zip(answer.owners, answer.segments, answer.shares, strict=True):
-            given.setdefault((owner, segment), []).append(share)
+            shares_of_masks[owner, segment].append(share)
         for gone, share in zip(answer.gone, answer.key_shares, strict=True):
-            of_keys.setdefault(gone, []).append(share)
+            shares_of_keys[gone].append(share)
     masks, keys = {}, {}
-    for part, shares in given.items():
+    for part, shares in shares_of_masks.items():
         with suppress(SecretsError):  # too few of them
             masks[part] = join_shares(shares)
-    for gone, shares in of_keys.items():
+    for gone, shares in shares_of_keys.items():
         with suppress(SecretsError):
             keys[gone] = private_key_from_bytes(join_shares(shares), attempt.statements[gone].masking_key)
     return masks, keys

@@ -1,6 +1,7 @@
 """A hospital whose labels of hidden classes can differ while all else is the same."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,8 @@ from numpy.typing import NDArray
 from client.site.policy import Policy
 from client.site.site import Site
 from common.contract import Declaration
-from common.data.base.image_set import ImageSet
-from common.wire.codec import decode, encode
 from common.wire.records import TrainReply, TrainRequest
-from tests.client.gates import asked
+from tests.client.gates import record_of, send
 from tests.client.rounds import images
 
 IMAGES, FEW = 40, 5
@@ -54,10 +53,8 @@ def hospital(folder: Path, classes: Sequence[str], labels: Labels, *, turned: bo
     for number, count in enumerate((len(labels), 16, 16)):
         other = turned and number > 0
         pixels = images(number + 9 * other, count, ("bright", "dark"))  # of which the labels here say nothing
-        shown = labels[:count]
-        parts.append(
-            ImageSet(pixels.stored, 1 - shown if other else shown, tuple(classes), pixels.patients, pixels.sources)
-        )
+        own_labels = 1 - labels[:count] if other else labels[:count]
+        parts.append(replace(pixels, labels=own_labels, class_names=tuple(classes)))
     return Site(Declaration("site-1", tuple(classes)), *parts, folder, policy=own, durable=False)
 
 
@@ -65,9 +62,7 @@ def sent(at: Site, requests: Iterable[TrainRequest]) -> list[dict[str, bytes]]:
     """What each reply says of training, and by how many images it weighs; validation figures are the meter's."""
     replies = []
     for request in requests:
-        message = asked(at, "train", encode(request))
-        assert not message.has_error(), message.error.reason
-        reply = decode(message.content, TrainReply)
+        reply = record_of(send(at, "train", request), TrainReply)
         arrays = {**reply.update.named(), **reply.statistics}
         replies.append({name: array.tobytes() for name, array in arrays.items()})
         replies[-1] |= {"epochs": str(reply.epochs).encode(), "train_samples": str(reply.train_samples).encode()}

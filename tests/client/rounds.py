@@ -1,6 +1,6 @@
 """A site with images of its own, and requests of a round to it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,13 @@ from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.models.network import build
 from common.models.state import ModelState, read_state
-from common.wire.records import EvaluateRequest, Groups, TrainRequest
+from common.wire.records import BenefitRequest, EvaluateRequest, Groups, TrainRequest
 
 OWN = ("b", "a")
+
+
+class Killed(BaseException):
+    """Like SIGKILL: nothing on the way catches it."""
 
 
 def images(seed: int, count: int, class_names: tuple[str, ...] = OWN) -> ImageSet:
@@ -34,11 +38,11 @@ def site(folder: Path, **policy: Any) -> Site:
     return Site(Declaration("north", OWN), *parts, folder, policy=Policy(**policy), durable=False)
 
 
-def plan(method: str, parameters: dict[str, Any], **training: Any) -> Plan:
+def plan(method: str = "surgical", parameters: Mapping[str, Any] | None = None, **training: Any) -> Plan:
     return Plan.model_validate(
         {
             "run": {"method": method, "seed": 5},
-            "method": parameters,
+            "method": parameters or {},
             "model": {"architecture": "tiny_cnn", "channels": 1, "image_size": 16, "neck": 8},
             "training": {"batch_size": 8, "lr": 0.01, **training},
             "augmentation": {},
@@ -46,19 +50,44 @@ def plan(method: str, parameters: dict[str, Any], **training: Any) -> Plan:
     )
 
 
+def changed_plan(of: Plan, **tables: Mapping[str, Any]) -> Plan:
+    """The plan with other values in some tables, which nothing checks."""
+    return of.model_copy(update={name: getattr(of, name).model_copy(update=keys) for name, keys in tables.items()})
+
+
+def private_plan(of: Plan, **privacy: Any) -> Plan:
+    """The plan with this privacy, and with what noise needs: group normalisation, and the last checkpoint."""
+    tree = of.model_dump(mode="json")
+    tree["model"]["norm"], tree["evaluation"]["checkpoint"] = "group", "last"
+    return Plan.model_validate({**tree, "privacy": privacy})
+
+
 def beginning(of: Plan, rows: Sequence[str] = OWN) -> ModelState:
     return read_state(build(of.model, rows, of.run.seed))
 
 
-def request(of: Plan, model: ModelState, server_round: int = 1, counted: int = 0, best: int = -1) -> TrainRequest:
-    groups = Groups(model.trunk, model.norm, model.head)
+def request(
+    of: Plan, model: ModelState | None = None, server_round: int = 1, counted: int = 0, best: int = -1
+) -> TrainRequest:
+    """A request to train, by default from the run's first model."""
+    model = model or beginning(of)
     facts = (of.model_dump_json(), "contract", model.head.class_names)
     even = np.full(len(model.head.class_names), 0.5, np.float32)
-    told = {"prior": even, "factor": even[:1]} if of.run.method in ("fedsld", "fedavg_scaled") else {}
-    return TrainRequest("run", server_round, *facts, counted, best, "", groups, told)
+    statistics = {"prior": even, "factor": even[:1]} if of.run.method in ("fedsld", "fedavg_scaled") else {}
+    groups = Groups(model.trunk, model.norm, model.head)
+    return TrainRequest("run", server_round, *facts, counted, best, "", groups, statistics)
+
+
+def evaluate_request(train: TrainRequest, *, test: bool = True) -> EvaluateRequest:
+    """The request to evaluate the model of a request to train."""
+    return EvaluateRequest(**{name: value for name, value in vars(train).items() if name != "statistics"}, test=test)
 
 
 def evaluation(of: Plan, model: ModelState, server_round: int, counted: int, best: int) -> EvaluateRequest:
-    asked = request(of, model, server_round, counted, best)
-    facts = {name: value for name, value in vars(asked).items() if name != "statistics"}
-    return EvaluateRequest(**facts, test=True)
+    return evaluate_request(request(of, model, server_round, counted, best))
+
+
+def benefit_request(of: Plan, model: ModelState, initial: ModelState, server_round: int, epochs: int) -> BenefitRequest:
+    facts = vars(evaluation(of, model, server_round, 0, -1))
+    facts = {name: value for name, value in facts.items() if name != "test"}
+    return BenefitRequest(**facts, initial=Groups.of_model(initial), epochs=epochs)

@@ -6,7 +6,6 @@ import stat
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +40,22 @@ from strategies.registry import describe_statistics
 CLASSES = PHANTOM_CLASSES[:3]
 
 
-@cache
-def parts() -> tuple[ImageSet, ...]:
+def draw_parts() -> tuple[ImageSet, ...]:
     """Phantoms of as many patients: 48 training, 40 validation and 40 test images; each class is in half of them."""
     random = np.random.default_rng(7)
-    made = draw_phantoms(128, 28, random).only_classes(CLASSES)
+    phantoms = draw_phantoms(128, 28, random).only_classes(CLASSES)
     labels = random.integers(0, 2, (128, len(CLASSES))).astype(np.float32)
-    every = replace(made, labels=labels, patients=np.arange(128).astype(str))
+    every = replace(phantoms, labels=labels, patients=np.arange(128).astype(str))
     rows = np.arange(128)
     return tuple(every.rows(part) for part in (rows[:48], rows[48:88], rows[88:]))
 
 
+PARTS = draw_parts()
+
+
 def hospital(folder: Path, level: Level, **policy: Any) -> Site:
-    train, validation, test = parts()
     own = Policy.model_validate({"level": level, **policy})
-    return Site(Declaration("north", CLASSES), train, validation, test, folder, policy=own, durable=False)
+    return Site(Declaration("north", CLASSES), *PARTS, folder, policy=own, durable=False)
 
 
 def adversary(site: Site) -> Adversary:
@@ -66,33 +66,27 @@ def figures(attempt: AttackResult) -> tuple[int, int]:
     return attempt.recovered, attempt.of
 
 
-# ---------------------------------------------------------------------- the contract
-
-
 def test_every_field_that_can_leave_has_an_attack_or_a_reason() -> None:
     """A new field of a record fails here until coverage.py says who looks at it."""
     assert {name: set(fields) for name, fields in BY_FIELD.items()} == {
         record.__name__: set(field_names(record)) for record in SENT
     }
     assert set(BY_STATISTIC) == set(describe_statistics())
-    for covered in [*BY_STATISTIC.values(), *(by for fields in BY_FIELD.values() for by in fields.values())]:
+    by_field = [by for fields in BY_FIELD.values() for by in fields.values()]
+    for covered in [*BY_STATISTIC.values(), *by_field]:
         assert set(covered) <= set(ATTACKS) if isinstance(covered, tuple) else len(covered.split()) > 2
+    assert {name for by in by_field if isinstance(by, tuple) for name in by} == set(ATTACKS)
 
 
-def test_each_attack_looks_at_some_field() -> None:
-    named = {name for fields in BY_FIELD.values() for by in fields.values() if isinstance(by, tuple) for name in by}
-    assert named == set(ATTACKS)
-
-
-# ---------------------------------------------------------------------- images
+def imprinted(site: Site) -> AttackResult:
+    return imprint_images(adversary(copy_site_with(site, train=draw_images(site.train, 12))), size=60)
 
 
 @pytest.mark.parametrize(("level", "least", "most"), [("trusted", 10, 12), ("private", 0, 0)])
-def test_one_update_holds_the_images_unless_noise_hides_them(
+def test_an_update_holds_the_images_unless_noise_hides_them(
     level: Level, least: int, most: int, tmp_path: Path
 ) -> None:
-    site = hospital(tmp_path, level)
-    attempt = imprint_images(adversary(copy_site_with(site, train=draw_images(site.train, 12))), size=60)
+    attempt = imprinted(hospital(tmp_path, level))
     assert attempt.of == 12
     assert least <= attempt.recovered <= most
     assert len(attempt.pictures) == attempt.recovered or attempt.recovered < 12
@@ -101,23 +95,23 @@ def test_one_update_holds_the_images_unless_noise_hides_them(
 
 def test_a_hospital_that_sends_masked_updates_only_declines(tmp_path: Path) -> None:
     site = hospital(tmp_path, "masked")
-    attempt = imprint_images(adversary(copy_site_with(site, train=draw_images(site.train, 12))), size=60)
-    assert figures(attempt) == (0, 12)
+    attempt = imprinted(site)
+    assert (figures(attempt), attempt.declined) == ((0, 12), True)
     assert "policy.masked_only" in attempt.response.refusals[0]
-    assert attempt.declined
-    assert "nothing was tried" in attempt.sentence
     page = write_page(site, adversary(site).honest, [attempt], tmp_path / "page.html").read_text()
     assert re.search(r"<td[^>]*>declined</td>", page)
 
 
-# ---------------------------------------------------------------------- counts
-
-
-def test_a_trusted_hospital_gives_away_every_count_that_it_hides(tmp_path: Path) -> None:
-    site = hospital(tmp_path, "trusted", label_counts=False)
+def test_a_trusted_hospital_gives_away_every_count_that_it_hides_and_a_private_one_none(tmp_path: Path) -> None:
+    site = hospital(tmp_path / "trusted", "trusted", label_counts=False)
     assert figures(counts_from_losses(adversary(site))) == (6, 6)
     for attack in (counts_from_head_rows, counts_from_trunk, counts_from_hash):
         assert figures(attack(adversary(site))) == (3, 3)
+    site = hospital(tmp_path / "private", "private")
+    assert figures(counts_from_losses(adversary(site))) == (0, 6)
+    assert figures(counts_from_hash(adversary(site))) == (0, 3)
+    # Noise: a guess may be right, by chance some three of these 18.
+    assert sum(counts_from_head_rows(adversary(site)).recovered for _ in range(6)) <= 10
 
 
 def test_an_update_without_labels_of_hidden_classes_holds_counts_of_large_classes_only(tmp_path: Path) -> None:
@@ -134,31 +128,19 @@ def test_an_update_without_labels_of_hidden_classes_holds_counts_of_large_classe
         assert figures(attack(adversary(some))) == (2, 3)
 
 
-def test_a_private_hospital_tells_no_count(tmp_path: Path) -> None:
-    site = hospital(tmp_path, "private")
-    assert figures(counts_from_losses(adversary(site))) == (0, 6)
-    assert figures(counts_from_hash(adversary(site))) == (0, 3)
-    # Noise: a guess may be right, by chance some three of these 18.
-    assert sum(counts_from_head_rows(adversary(site)).recovered for _ in range(6)) <= 10
-
-
 def test_digits_give_rounded_counts_away_unless_no_score_leaves(tmp_path: Path) -> None:
     rounded = {"smallest_count": 10, "round_counts_to": 5}
-    attempt = counts_from_digits(adversary(hospital(tmp_path / "trusted", "trusted", **rounded)))
-    assert attempt.of == 3
-    assert attempt.recovered >= 2
-    assert figures(counts_from_digits(adversary(hospital(tmp_path / "private", "private", **rounded)))) == (0, 3)
-
-
-# ---------------------------------------------------------------------- members
+    levels: tuple[Level, ...] = ("trusted", "private")
+    trusted, private = (counts_from_digits(adversary(hospital(tmp_path / at, at, **rounded))) for at in levels)
+    assert trusted.recovered >= 2
+    assert (trusted.of, figures(private)) == (3, (0, 3))
 
 
 def sought_by(attack: Callable[[Adversary, ImageSet, Adversary], AttackResult], site: Site) -> AttackResult:
     """Sixteen images trained on, sixteen others, and an update of sixteen further ones."""
     members, strangers, others = draw_by_patient(site.train, 16)
-    return attack(
-        adversary(copy_site_with(site, train=members)), strangers, adversary(copy_site_with(site, train=others))
-    )
+    attacked, other = (adversary(copy_site_with(site, train=train)) for train in (members, others))
+    return attack(attacked, strangers, other)
 
 
 def auroc(attempt: AttackResult) -> float:
@@ -167,10 +149,24 @@ def auroc(attempt: AttackResult) -> float:
 
 
 def test_who_has_an_image_sees_its_part_in_an_update_of_one_step(tmp_path: Path) -> None:
-    attempt = sought_by(matched_filter_attack, hospital(tmp_path, "trusted"))
-    assert figures(attempt) == (16, 16)
+    site = hospital(tmp_path, "trusted")
+    attempt = sought_by(matched_filter_attack, site)
+    assert (figures(attempt), auroc(attempt)) == ((16, 16), 1)
     assert attempt.by_chance < 8
-    assert auroc(attempt) == 1
+    few = replace(site, train=site.train.rows(np.arange(1)))  # a hospital with one patient attacks itself too
+    assert figures(sought_by(matched_filter_attack, few)) == (0, 1)
+
+
+def test_noise_hides_an_image_in_an_update_of_one_step(tmp_path: Path) -> None:
+    """An epsilon of 8 bounds it. In 18 tries the AUROC was 0.61 on average and moved by 0.12, so three are averaged."""
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    sites = [hospital(tmp_path / name, "private") for name in "abc"]
+    assert np.mean([auroc(sought_by(matched_filter_attack, site)) for site in sites]) < 0.9
+
+
+def test_shadow_models_tell_members_of_a_model_that_memorised_them(tmp_path: Path) -> None:
+    assert auroc(sought_by(likelihood_attack, hospital(tmp_path, "trusted"))) > 0.7
 
 
 def test_labels_that_a_site_hides_do_not_hide_its_images(tmp_path: Path) -> None:
@@ -178,35 +174,13 @@ def test_labels_that_a_site_hides_do_not_hide_its_images(tmp_path: Path) -> None
     site = hospital(tmp_path, "trusted", train_hidden_classes=False)
     labels = site.train.labels.copy()
     labels[4:, 2] = 0
-    labels[(labels[:, :2] == 0).all(axis=1), 0] = 1  # images that show no told class are not trained on
-    assert figures(sought_by(matched_filter_attack, replace(site, train=replace(site.train, labels=labels)))) == (
-        16,
-        16,
-    )
-
-
-def test_noise_hides_an_image_in_an_update_of_one_step(tmp_path: Path) -> None:
-    """An epsilon of 8 bounds it. In 18 tries the AUROC was 0.61 on average and moved by 0.12, so three are averaged."""
-    aurocs = []
-    for name in "abc":
-        (tmp_path / name).mkdir()
-        aurocs.append(auroc(sought_by(matched_filter_attack, hospital(tmp_path / name, "private"))))
-    assert np.mean(aurocs) < 0.9
-
-
-def test_shadow_models_tell_members_of_a_model_that_memorised_them(tmp_path: Path) -> None:
-    assert auroc(sought_by(likelihood_attack, hospital(tmp_path, "trusted"))) > 0.7
-
-
-def test_a_hospital_with_few_patients_attacks_itself_too(tmp_path: Path) -> None:
-    site = hospital(tmp_path, "trusted")
-    alone = replace(site, train=site.train.rows(np.arange(1)))
-    assert figures(sought_by(matched_filter_attack, alone)) == (0, 1)
+    labels[(labels[:, :2] == 0).all(axis=1), 0] = 1  # images that show hidden classes alone are not trained on
+    site = replace(site, train=replace(site.train, labels=labels))
+    assert figures(sought_by(matched_filter_attack, site)) == (16, 16)
 
 
 def test_members_and_strangers_are_other_patients() -> None:
-    train = parts()[0]
-    few = replace(train, patients=np.array(["a"] * 20 + ["b"] * 9 + ["c"] * 9 + list("defghijklm")))
+    few = replace(PARTS[0], patients=np.array(["a"] * 20 + ["b"] * 9 + ["c"] * 9 + list("defghijklm")))
     sets = draw_by_patient(few, 12)
     assert not set(sets[0].patients) & set(sets[1].patients)
     assert not (set(sets[0].patients) | set(sets[1].patients)) & set(sets[2].patients)
@@ -215,27 +189,19 @@ def test_members_and_strangers_are_other_patients() -> None:
     assert min(map(len, sets)) >= 4
 
 
-# ---------------------------------------------------------------------- persons, and budgets
+@pytest.mark.parametrize(("level", "least", "most"), [("trusted", 12, 12), ("masked", 0, 0), ("private", 0, 3)])
+def test_single_persons(level: Level, least: int, most: int, tmp_path: Path) -> None:
+    """Four pictures each of the training part, the test part and neither.
 
-
-def placed(level: Level, folder: Path) -> AttackResult:
-    """Four pictures each of the training part, the test part and neither."""
-    site = hospital(folder, level)
+    Noise for an epsilon of 8 leaves lucky guesses: most tries find nobody, others one or two of 12.
+    """
+    site = hospital(tmp_path, level)
     train, strangers = site.train.rows(np.arange(20)), site.train.rows(np.arange(20, 24))
-    shown = list_sought_pictures(
-        strangers, site.validation, train=train.rows(np.arange(4)), test=site.test.rows(np.arange(4))
-    )
-    return place_pictures(adversary(copy_site_with(site, train=train)), shown)
-
-
-@pytest.mark.parametrize(("level", "expected"), [("trusted", 12), ("masked", 0)])
-def test_single_persons(level: Level, expected: int, tmp_path: Path) -> None:
-    assert figures(placed(level, tmp_path)) == (expected, 12)
-
-
-def test_a_private_hospital_gives_away_hardly_a_person(tmp_path: Path) -> None:
-    """Noise for an epsilon of 8 leaves lucky guesses: most tries find nobody, others one or two of 12."""
-    assert placed("private", tmp_path).recovered <= 3
+    parts = {"train": train.rows(np.arange(4)), "test": site.test.rows(np.arange(4))}
+    pictures = list_sought_pictures(strangers, site.validation, **parts)
+    attempt = place_pictures(adversary(copy_site_with(site, train=train)), pictures)
+    assert attempt.of == 12
+    assert least <= attempt.recovered <= most
 
 
 @pytest.mark.parametrize(("level", "expected"), [("trusted", 2), ("masked", 0), ("private", 0)])
@@ -245,11 +211,9 @@ def test_models_that_fail_on_one_picture(level: Level, expected: int, tmp_path: 
     few, others = np.arange(10), site.train.rows(np.arange(20, 48))
     parts = {part: getattr(site, part).rows(few) for part in ("train", "validation", "test")}
     pictures = {part: parts[part].rows(few[:2]) for part in ("validation", "test")}
-    attempt = place_by_failure(
-        adversary(replace(site, **parts)), list_sought_pictures(others.rows(few[:2]), others, **pictures)
-    )
-    assert figures(attempt) == (expected, 4)
-    assert attempt.by_chance == 0
+    sought = list_sought_pictures(others.rows(few[:2]), others, **pictures)
+    attempt = place_by_failure(adversary(replace(site, **parts)), sought)
+    assert (figures(attempt), attempt.by_chance) == ((expected, 4), 0)
 
 
 def test_no_request_walks_round_a_budget(tmp_path: Path) -> None:
@@ -263,14 +227,9 @@ def test_a_copy_hides_labels_of_the_same_images(tmp_path: Path) -> None:
     unsaid = np.arange(48) % 5 == 0
     site = replace(hospital(tmp_path, "masked"), unsaid={"train": unsaid})
     chosen = draw_images(draw_images(site.train, 20), 9)
-    assert chosen.places is not None
     assert copy_site_with(site, train=chosen).unsaid["train"].tolist() == unsaid[chosen.places].tolist()
-    assert (
-        len(copy_site_with(site, train=site.test).unsaid["train"]) == 40
-    )  # of images from elsewhere by the site's rule
-
-
-# ---------------------------------------------------------------------- the page
+    elsewhere = copy_site_with(site, train=site.test)  # by the site's rule
+    assert len(elsewhere.unsaid["train"]) == 40
 
 
 @pytest.mark.long
@@ -291,27 +250,16 @@ def test_the_page_says_on_top_whom_it_is_for_and_shows_originals_beside_what_was
     page = write_page(site, make_plan(choose_experiment(None, site)), [attempt], tmp_path / "attack.html")
     text = page.read_text(encoding="utf-8")
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
-    assert (
-        text.split("<body>")[1].lstrip().startswith('<div class="private">For this hospital only: images of patients.')
-    )
-    assert "base64,AAAA" in text
-    assert "base64,BBBB" in text
-    assert "&lt;b&gt;" in text
+    assert text.split("<body>")[1].lstrip().startswith('<div class="private">For this hospital only')
+    assert all(part in text for part in ("base64,AAAA", "base64,BBBB", "&lt;b&gt;"))
     assert "<script" not in text
 
 
 @pytest.mark.parametrize(
-    ("recovered", "of", "by_chance", "succeeds", "sentence"),
-    [
-        (0, 0, 0.0, False, "Nothing to find: here are no images."),
-        (0, 60, 0.0, False, "0 of 60 images were found."),
-        (1, 60, 0.0, True, "1 of 60 images were found."),
-        (6, 60, 3.0, False, "6 of 60 images were found (guessing finds 3), which chance explains."),  # 3 + 2 x 1.73
-        (7, 60, 3.0, True, "7 of 60 images were found (guessing finds 3)."),
-    ],
+    ("recovered", "of", "by_chance", "succeeds"),
+    [(0, 0, 0.0, False), (0, 60, 0.0, False), (1, 60, 0.0, True), (6, 60, 3.0, False), (7, 60, 3.0, True)],
 )
-def test_an_attack_succeeds_where_it_finds_more_than_guessing_does(
-    recovered: int, of: int, by_chance: float, succeeds: bool, sentence: str
-) -> None:
+def test_an_attack_succeeds_if_it_beats_guessing(recovered: int, of: int, by_chance: float, succeeds: bool) -> None:
+    """Chance explains up to 3 + 2 x 1.73 where guessing finds 3."""
     attempt = AttackResult("any", "Any", "tried", recovered, of, "images", "nothing", by_chance=by_chance)
-    assert (attempt.succeeds, attempt.sentence) == (succeeds, sentence)
+    assert attempt.succeeds == succeeds

@@ -16,35 +16,28 @@ from client.site.site import Site
 from client.training.privacy import open_ledger
 from common.config import Plan
 from common.errors import WireError
-from common.wire.codec import decode, encode
-from common.wire.records import BenefitReply, BenefitRequest, Groups, TrainRequest
-from tests.client.gates import asked, log, trained
-from tests.client.rounds import beginning, evaluation, images, plan, site
+from common.wire.records import BenefitReply, Groups, TrainRequest
+from tests.client.gates import log, record_of, send, trained
+from tests.client.rounds import Killed, beginning, benefit_request, images, plan, site
 
 
-def asking(method: str = "surgical", **tables: Any) -> Plan:
-    tree = plan(method, {}, batch_size=32).model_dump(mode="json")
+def asking(**tables: Any) -> Plan:
+    tree = plan(batch_size=32).model_dump(mode="json")
     tree["run"]["rounds"] = 4
     tree["evaluation"] |= {"compare_local": True, "checkpoint": "last"}
     tree["model"]["norm"] = "group"
     return Plan.model_validate({**tree, **tables})
 
 
-def request(of: Plan, epochs: int = 4, server_round: int = 4) -> BenefitRequest:
-    """The comparison of a model that moved a little from the one that the run began with."""
+def compared(at: Site, of: Plan, epochs: int = 4) -> Message:
+    """The answer to the comparison of a model that moved a little from the one that the run began with."""
     first = beginning(of)
     later = replace(first, trunk=first.trunk + np.float32(1e-4))
-    facts = {name: value for name, value in vars(evaluation(of, later, server_round, 0, -1)).items() if name != "test"}
-    return BenefitRequest(**facts, initial=Groups.of_model(first), epochs=epochs)
+    return send(at, "query.benefit", benefit_request(of, later, first, 4, epochs))
 
 
-def compared(at: Site, of: Plan, **other: Any) -> Message:
-    return asked(at, "query.benefit", encode(request(of, **other)))
-
-
-def reply(message: Message) -> BenefitReply:
-    assert not message.has_error(), message.error.reason
-    return decode(message.content, BenefitReply)
+def reply(at: Site, of: Plan) -> BenefitReply:
+    return record_of(compared(at, of), BenefitReply)
 
 
 def own_figures(at: Site) -> Any:
@@ -53,7 +46,7 @@ def own_figures(at: Site) -> Any:
 
 def test_a_trusted_site_tells_what_its_own_page_says(tmp_path: Path) -> None:
     at, lines = site(tmp_path, smallest_count=0), list[str]()
-    released = reply(compared(replace(at, tell=lines.append), asking()))
+    released = reply(replace(at, tell=lines.append), asking())
     figures = own_figures(at)
     assert released.class_names == ("b", "a")
     assert released.mean == pytest.approx([place["value"] for place in figures["mean"].values()])
@@ -65,7 +58,7 @@ def test_a_trusted_site_tells_what_its_own_page_says(tmp_path: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_figures(tmp_path: Path) -> None:
-    first, again = (reply(compared(site(tmp_path / name, smallest_count=0), asking())) for name in ("a", "b"))
+    first, again = (reply(site(tmp_path / name, smallest_count=0), asking()) for name in ("a", "b"))
     assert first == again
 
 
@@ -78,11 +71,11 @@ SILENT = {
 
 
 @pytest.mark.parametrize(("policy", "tables"), SILENT.values(), ids=SILENT)
-def test_nothing_leaves_and_the_hospital_sees_it_all_the_same(
+def test_nothing_leaves_and_the_hospital_sees_it(
     policy: dict[str, Any], tables: dict[str, Any], tmp_path: Path
 ) -> None:
     at = site(tmp_path, smallest_count=0, **policy)
-    assert reply(compared(at, asking(**tables))) == BenefitReply("run", 4, "north")
+    assert reply(at, asking(**tables)) == BenefitReply("run", 4, "north")
     assert set(own_figures(at)["mean"]) == {"alone", "federated", "fine_tuned", "ensemble"}
     assert "better off" in (at.folder / FOLDER / PAGE).read_text(encoding="utf-8")
 
@@ -94,53 +87,44 @@ def test_training_alone_spends_nothing_of_the_budget_of_privacy(tmp_path: Path) 
     assert len(open_ledger(at).entries) == 0
 
 
-def test_a_gate_stops_figures_that_the_policy_forbids_no_matter_what_made_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gate_stops_figures_that_the_policy_forbids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at, of = site(tmp_path, smallest_count=0), asking()
-    figures = reply(compared(at, of))
+    figures = reply(at, of)
     monkeypatch.setattr("client.app.compare", lambda site, request: figures)
     other = replace(at, folder=tmp_path / "other", policy=Policy(test_metrics=False))
     refused = compared(other, of)
-    assert refused.has_error()
-    assert "policy.test_metrics" in str(refused.error.reason)
+    assert "policy.test_metrics" in refused.error.reason
     assert [entry["decision"] for entry in log(other) if entry.get("record") == "BenefitReply"] == ["deny"]
 
 
 def test_figures_of_a_class_of_few_patients_stay_and_the_others_are_exact(tmp_path: Path) -> None:
-    rare = images(3, 60)
-    labels = rare.labels.copy()
-    labels[:, 1] = 0
-    labels[:5, 1] = 1
+    test = images(3, 60)
+    test.labels[:, 1] = np.arange(60) < 5
     patients = np.array([f"p{row}" for row in range(60)])
-    test = replace(rare, labels=labels, patients=patients)
-    at = replace(site(tmp_path), test=test, train=replace(images(1, 40), patients=patients[:40]))
+    train = replace(images(1, 40), patients=patients[:40])
+    at = replace(site(tmp_path), test=replace(test, patients=patients), train=train)
     of = asking()
     assert not trained(at, of).has_error()
-    released = reply(compared(at, of))
+    released = reply(at, of)
     assert released.class_names == ("b",)
     assert set(own_figures(at)["auroc"]["alone"]) == {"b", "a"}
     exact = [of_model["b"] for of_model in own_figures(at)["auroc"].values()]
     assert [*released.auroc, *released.mean] == pytest.approx([*exact, *exact])
-    assert all(
-        low <= mean <= high
-        for low, mean, high in zip(released.mean_low, released.mean, released.mean_high, strict=True)
-    )
+    bounds = zip(released.mean_low, released.mean, released.mean_high, strict=True)
+    assert all(low <= mean <= high for low, mean, high in bounds)
 
 
 def test_the_model_at_home_of_a_run_that_tells_nothing_is_no_start_for_one_that_does(tmp_path: Path) -> None:
     """The one may have learned labels of hidden classes, of which no figure may say anything."""
-    at = site(tmp_path)
-    labels = at.train.labels.copy()
-    labels[:, 0] = np.nan
-    without = replace(at, train=replace(at.train, labels=labels))
-    beginning_at_home = Groups.of_model(beginning(asking()))
-    names = {home_training.HomeTraining(place, asking(), beginning_at_home)._run_name for place in (at, without)}
-    assert len(names) == 2
+    at, first = site(tmp_path), Groups.of_model(beginning(asking()))
+    without = images(1, 40)
+    without.labels[:, 0] = np.nan
+    sites = (at, replace(at, train=without))
+    assert len({home_training.HomeTraining(place, asking(), first)._run_name for place in sites}) == 2
 
 
 def test_more_epochs_than_the_run_can_have_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(WireError, match="at most 4 local epochs"):
+    with pytest.raises(WireError, match="at most 4"):
         compared(site(tmp_path / "a"), asking(), epochs=5)
     with pytest.raises(WireError, match="does not ask"):
         compared(site(tmp_path / "b"), asking(evaluation={"compare_local": False}))
@@ -148,19 +132,16 @@ def test_more_epochs_than_the_run_can_have_are_refused(tmp_path: Path) -> None:
 
 def test_a_site_without_test_images_says_so_and_trains_nothing(tmp_path: Path) -> None:
     at = replace(site(tmp_path, smallest_count=0), test=images(3, 16).rows(np.arange(0)))
-    assert reply(compared(at, asking())) == BenefitReply("run", 4, "north")
+    assert reply(at, asking()) == BenefitReply("run", 4, "north")
     assert "cannot be told" in (at.folder / FOLDER / PAGE).read_text(encoding="utf-8")
     assert not (at.folder / FOLDER / "memory").exists()
 
 
-def test_a_site_that_is_killed_goes_on_from_the_round_that_it_had_finished(
+def test_a_killed_site_goes_on_from_the_round_that_it_had_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = reply(compared(site(tmp_path / "whole", smallest_count=0), asking()))
+    whole = reply(site(tmp_path / "whole", smallest_count=0), asking())
     trains, done = home_training.train_round, list[int]()
-
-    class Killed(BaseException):
-        """Like a kill, nothing on the way takes it."""
 
     def dying(at: Site, request: TrainRequest) -> Any:
         if len(done) == 2:
@@ -173,5 +154,5 @@ def test_a_site_that_is_killed_goes_on_from_the_round_that_it_had_finished(
     at = site(tmp_path / "killed", smallest_count=0)
     with pytest.raises(Killed):
         compared(at, asking())
-    assert reply(compared(replace(at), asking())) == whole
+    assert reply(replace(at), asking()) == whole
     assert done == [1, 2, 0, 3, 4, 1]  # alone 1 and 2, killed, alone 3 and 4, then one to fine-tune

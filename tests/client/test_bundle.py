@@ -37,13 +37,9 @@ def fault_of(content: bytes) -> str:
     return bundle_fault(content, hashlib.sha256(content).hexdigest())
 
 
-def test_the_bundle_that_our_own_coordinator_sends_is_taken() -> None:
+def test_the_bundle_of_our_own_coordinator_is_accepted_and_one_with_code_is_refused() -> None:
     assert fault_of(packed_by_flower(NAME)) == ""
-
-
-def test_code_that_flower_itself_packs_into_a_bundle_is_refused_and_named() -> None:
-    fault = fault_of(packed_by_flower({**NAME, "client/app.py": b"app = None"}))
-    assert fault == "the app bundle carries client/app.py; this site runs only what its own image holds"
+    assert "carries client/app.py;" in fault_of(packed_by_flower({**NAME, "client/app.py": b"app = None"}))
 
 
 @given(
@@ -55,28 +51,26 @@ def test_code_that_flower_itself_packs_into_a_bundle_is_refused_and_named() -> N
 )
 def test_any_file_but_the_two_is_refused_whatever_lies_beside_it(may: set[str], may_not: set[str]) -> None:
     assert fault_of(zipped(sorted(may))) == ""
-    fault = fault_of(zipped(sorted(may | may_not)))
-    assert fault.startswith(f"the app bundle carries {', '.join(sorted(may_not)[:5])};")
+    assert f"carries {', '.join(sorted(may_not)[:5])};" in fault_of(zipped(sorted(may | may_not)))
 
 
 def test_a_bundle_that_is_not_the_one_the_run_names_is_refused_whatever_it_holds() -> None:
     content = packed_by_flower(NAME)
     named = hashlib.sha256(content).hexdigest()
-    for other in (zipped(NAME), content + b"\0", b""):
-        assert bundle_fault(other, named) == "the app bundle is not the one that the run names"
-    assert bundle_fault(content, "") == "the app bundle is not the one that the run names"
+    for other, expected in ((zipped(NAME), named), (content + b"\0", named), (b"", named), (content, "")):
+        assert "is not the one" in bundle_fault(other, expected)
 
 
 def test_a_bundle_has_64_kib_at_most() -> None:
     room = BUNDLE_MAX_BYTES - len(zipped(NAME, b""))
     largest, too_large = zipped(NAME, bytes(room)), zipped(NAME, bytes(room + 1))
     assert (len(largest), fault_of(largest)) == (65536, "")
-    assert fault_of(too_large) == "the app bundle has 65537 bytes; one that carries no code has a few hundred"
+    assert "65537 bytes" in fault_of(too_large)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"import os", zipped(NAME)[:-1], zipped(NAME)[-60:]])
 def test_what_is_no_whole_archive_is_refused(content: bytes) -> None:
-    assert fault_of(content).startswith("the app bundle cannot be read: ")
+    assert "cannot be read" in fault_of(content)
 
 
 def test_no_damage_to_a_bundle_ends_the_sites_program() -> None:

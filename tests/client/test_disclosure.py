@@ -49,9 +49,6 @@ def answer(at: Site, method: str = "fedsld") -> RollCallAnswer:
     return answer_roll_call(at, RollCall("run", plan(method, {}).model_dump_json()))
 
 
-# ---------------------------------------------------------------------- one answer
-
-
 NAN = float("nan")
 LABELS = np.array([[1] * 12 + [0] * 15 + [NAN] * 3, [1] * 4 + [0] * 26], np.float32).T.copy()
 
@@ -78,10 +75,9 @@ def test_known_labels_are_counted_where_the_method_asks_the_policy_allows_and_pa
 
 def test_patients_are_counted_and_not_their_images(tmp_path: Path) -> None:
     labels = np.array([[1.0]] * 30 + [[0.0]] * 30)
-    nine_patients = [f"p{row % 9}" for row in range(30)] + [f"q{row}" for row in range(30)]
-    assert answer(site(tmp_path, image_set(labels, nine_patients))).positives == (UNKNOWN_COUNT,)
-    ten_patients = [f"p{row % 10}" for row in range(30)] + [f"q{row}" for row in range(30)]
-    assert answer(site(tmp_path, image_set(labels, ten_patients))).positives == (30,)
+    for count, positives in ((9, UNKNOWN_COUNT), (10, 30)):
+        patients = [f"p{row % count}" for row in range(30)] + [f"q{row}" for row in range(30)]
+        assert answer(site(tmp_path, image_set(labels, patients))).positives == (positives,)
 
 
 def test_a_count_that_all_images_less_the_others_would_give_takes_another_class_with_it(tmp_path: Path) -> None:
@@ -98,29 +94,25 @@ def test_where_classes_do_not_add_up_only_the_small_one_is_hidden(tmp_path: Path
 
 
 @pytest.mark.parametrize("classes", [(1, 0, 1, 0), (0, 0, 0, 0)], ids=["two classes", "none"])
-def test_a_few_images_that_show_another_number_of_classes_do_not_give_a_hidden_count_away(
-    classes: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_a_few_images_of_two_or_no_classes_give_no_hidden_count_away(classes: tuple[int, ...], tmp_path: Path) -> None:
     """The counts would add up but for so few: a hidden count alone would lie within them."""
     labels = one_class_an_image([29, 3, 30, 40])
     labels[20:29] = classes
     assert answer(site(tmp_path, image_set(labels))).positives[:2] == (UNKNOWN_COUNT, UNKNOWN_COUNT)
 
 
-def test_few_patients_are_no_site(tmp_path: Path) -> None:
+def test_few_patients_are_no_site_and_answer_nothing_without_a_roll_call_either(tmp_path: Path) -> None:
     labels = np.array([[1.0]] * 6 + [[0.0]] * 6)
-    with pytest.raises(BadInput, match="fewer than 10 patients"):
-        answer(site(tmp_path, image_set(labels, [f"p{row % 9}" for row in range(12)])))
-
-
-def test_few_patients_answer_nothing_where_nobody_calls_the_roll(tmp_path: Path) -> None:
-    labels = np.array([[1.0]] * 6 + [[0.0]] * 6)
-    at, of = site(tmp_path, image_set(labels, [f"p{row % 9}" for row in range(12)])), plan("surgical", {})
+    at = site(tmp_path, image_set(labels, [f"p{row % 9}" for row in range(12)]))
+    of = plan()
     first = beginning(of, NAMES[:1])
-    with pytest.raises(BadInput, match="fewer than 10 patients"):
-        train_round(at, request(of, first))
-    with pytest.raises(BadInput, match="fewer than 10 patients"):
-        evaluate_round(at, evaluation(of, first, 1, 0, -1))
+    for ask in (
+        lambda: answer(at),
+        lambda: train_round(at, request(of, first)),
+        lambda: evaluate_round(at, evaluation(of, first, 1, 0, -1)),
+    ):
+        with pytest.raises(BadInput, match="fewer than 10 patients"):
+            ask()
 
 
 def test_counts_are_rounded_down_and_the_site_weighs_by_what_it_answer(tmp_path: Path) -> None:
@@ -163,9 +155,6 @@ def test_a_policy_that_would_undo_itself_is_refused(keys: Mapping[str, object]) 
         Policy.model_validate(keys)
 
 
-# ---------------------------------------------------------------------- statistics
-
-
 TELLING = {
     "fedmlp": {"stage_one_rounds": 1},
     "fedirm": {"supervised_rounds": 1},
@@ -179,14 +168,9 @@ TELLING = {
 def test_a_statistic_that_rests_on_few_patients_is_not_told(method: str, tmp_path: Path) -> None:
     labels = np.array([[1.0, 1.0]] * 4 + [[0.0, 1.0]] * 20 + [[0.0, 0.0]] * 16)
     of = plan(method, TELLING[method])
-    replies = [
-        train_round(
-            site(tmp_path / str(m), image_set(labels), smallest_count=m, train_hidden_classes=True),
-            request(of, beginning(of, ("a", "b"))),
-        )
-        for m in (0, 10)
-    ]
-    every, released = (reply.statistics for reply in replies)
+    keys = [{"smallest_count": count, "train_hidden_classes": True} for count in (0, 10)]
+    sites = [site(tmp_path / str(number), image_set(labels), **policy) for number, policy in enumerate(keys)]
+    every, released = (train_round(at, request(of, beginning(of, ("a", "b")))).statistics for at in sites)
     assert set(every) == set(released)
     positives_of_a = {"prototypes": (0, 1), "relations": (0,), "indicators": (0, 1)}  # of 4 patients
     for name, array in every.items():
@@ -201,9 +185,6 @@ def test_every_method_that_tells_something_is_tested_here_or_tells_nothing(tmp_p
         of = plan(name, {})
         at = site(tmp_path / name, image_set(one_class_an_image([20, 20])), smallest_count=0)
         assert train_round(at, request(of, beginning(of, ("a", "b")))).statistics == {}
-
-
-# ---------------------------------------------------------------------- the attacker
 
 
 def visible(counts: Sequence[int], smallest: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:
@@ -259,21 +240,18 @@ def test_to_an_attacker_who_knows_the_rule_a_hidden_count_has_as_many_values_as_
                 assert len(values) >= smallest - 1
 
 
-def toml(folder: Path, annotates: Sequence[str]) -> Path:
+def site_of(folder: Path, annotates: Sequence[str]) -> Site:
     folder.mkdir(exist_ok=True)
     labels = one_class_an_image([12, 14, 4, 15])
-    parts = {f"{part}_{kind}": value for part in ("train", "val", "test") for kind, value in _arrays(labels).items()}
-    np.savez(folder / "images.npz", **parts)  # type: ignore[arg-type]
+    arrays = {"images": np.zeros((len(labels), 16, 16), np.uint8), "labels": labels}
+    parts = {f"{part}_{kind}": value for part in ("train", "val", "test") for kind, value in arrays.items()}
+    np.savez(folder / "images.npz", **parts)
     (folder / "site.toml").write_text(
         f'name = "north"\n[policy]\nlabel_counts = true\n[data]\nkind = "npz"\npath = "images.npz"\n'
         f"classes = {list(NAMES)}\nannotates = {list(annotates)}\n".replace("'", '"'),
         encoding="utf-8",
     )
-    return folder
-
-
-def _arrays(labels: NDArray[np.float32]) -> dict[str, NDArray[np.generic]]:
-    return {"images": np.zeros((len(labels), 16, 16), np.uint8), "labels": labels}
+    return open_site(read_settings(folder))
 
 
 def test_runs_with_other_class_lists_tell_no_more_together_than_one(tmp_path: Path) -> None:
@@ -281,7 +259,7 @@ def test_runs_with_other_class_lists_tell_no_more_together_than_one(tmp_path: Pa
     released = dict[str, set[int]]()
     for count in range(1, 5):
         for annotates in itertools.combinations(NAMES, count):
-            reply = answer(open_site(read_settings(toml(tmp_path / "north", annotates))))
+            reply = answer(site_of(tmp_path / "north", annotates))
             for name, positives in zip(reply.class_names, reply.positives, strict=True):
                 released.setdefault(name, set()).add(positives)
     assert released == {"a": {UNKNOWN_COUNT}, "b": {14}, "c": {UNKNOWN_COUNT}, "d": {15}}

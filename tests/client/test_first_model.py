@@ -19,17 +19,16 @@ from common.config import Plan
 from common.models.network import build
 from common.models.state import FrozenPart, ModelState, read_state
 from common.plugins import MODELS, PLUGIN, register_local, stamp_of
-from common.wire.codec import encode
 from common.wire.records import Groups, TrainRequest
-from tests.client.gates import asked, log
-from tests.client.rounds import OWN, beginning, plan, request, site
+from tests.client.gates import log, send
+from tests.client.rounds import OWN, beginning, changed_plan, plan, request, site
 
-SURGICAL = plan("surgical", {})
+SURGICAL, FEDSEQ, VANILLA = plan(), plan("fedseq"), plan("vanilla")
 
 
 def refusal(at: Site, content: TrainRequest) -> str:
     """Why the site declines a request to train; empty where it trains."""
-    reply = asked(at, "train", encode(content))
+    reply = send(at, "train", content)
     if reply.has_content():
         assert reply.content["fields"]["wire.record"] == "TrainReply"
         return ""
@@ -41,14 +40,14 @@ def refusal(at: Site, content: TrainRequest) -> str:
     return str(reply.error.reason)
 
 
-def moved(model: ModelState, by: float) -> ModelState:
+def moved(model: ModelState, by: float = 1.0) -> ModelState:
     """The model with one number of its trunk moved."""
     trunk = model.trunk.copy()
     trunk[7] += np.float32(by)
     return replace(model, trunk=trunk)
 
 
-def norm_moved(model: ModelState) -> ModelState:
+def with_norm(model: ModelState) -> ModelState:
     norm = model.norm.copy()
     norm[-1] *= np.float32(1.001)
     return replace(model, norm=norm)
@@ -59,39 +58,59 @@ def rows_swapped(model: ModelState) -> ModelState:
     return replace(model, head=replace(head, weight=head.weight[::-1].copy(), bias=head.bias[::-1].copy()))
 
 
+def last_bit(model: ModelState) -> ModelState:
+    trunk = model.trunk.copy()
+    trunk[7] = np.nextafter(trunk[7], np.float32(1))
+    return replace(model, trunk=trunk)
+
+
 CHANGES: dict[str, tuple[Callable[[ModelState], ModelState], int]] = {
     "one number by a hundredth": (lambda model: moved(model, 0.01), 1),
     "one number that is none": (lambda model: moved(model, float("inf")), 1),
-    "one running variance by a thousandth": (norm_moved, 1),
+    "one running variance by a thousandth": (with_norm, 1),
     "head rows of the other class": (rows_swapped, 2 * 9),
     "a trunk with the other sign": (lambda model: replace(model, trunk=-model.trunk), 52_832),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_first_model_is_refused_with_the_numbers_that_differ(change: str, tmp_path: Path) -> None:
-    changed, count = CHANGES[change]
-    reason = refusal(site(tmp_path), request(SURGICAL, changed(beginning(SURGICAL))))
+@pytest.mark.parametrize(("change", "count"), CHANGES.values(), ids=CHANGES)
+def test_a_changed_first_model_is_refused(
+    change: Callable[[ModelState], ModelState], count: int, tmp_path: Path
+) -> None:
+    reason = refusal(site(tmp_path), request(SURGICAL, change(beginning(SURGICAL))))
     total = sum(array.size for array in Groups.of_model(beginning(SURGICAL)).named().values())
     assert f"{count:,} of {total:,} numbers" in reason
 
 
-@pytest.mark.parametrize("server_round", [0, 1])
-def test_the_plans_own_first_model_is_trained(server_round: int, tmp_path: Path) -> None:
-    assert refusal(site(tmp_path), request(SURGICAL, beginning(SURGICAL), server_round)) == ""
+OTHER_SEED = changed_plan(SURGICAL, run={"seed": 6})
+TRAINED: dict[str, TrainRequest] = {
+    "the plan's own": request(SURGICAL),
+    "the plan's own in round 0": request(SURGICAL, server_round=0),
+    "the plan's own in round 2": request(SURGICAL, server_round=2),
+    "one number that differs in its last bit": request(SURGICAL, last_bit(beginning(SURGICAL))),
+    # Where a method sends all rows; where it sends a site's own, their order is the site's.
+    "head rows in another order": request(VANILLA, beginning(VANILLA, OWN[::-1])),
+    # What the comparison does not stop: a later round, also at a site that received nothing before, and a pass.
+    "a crafted model in round 2": request(SURGICAL, moved(beginning(SURGICAL)), 2),
+    "a crafted model in round 5": request(SURGICAL, moved(beginning(SURGICAL)), 5),
+    "a crafted model that is passed on": request(FEDSEQ, moved(beginning(FEDSEQ))),
+}
 
 
-def test_one_number_may_differ_in_its_last_bit(tmp_path: Path) -> None:
-    model = beginning(SURGICAL)
-    trunk = model.trunk.copy()
-    trunk[7] = np.nextafter(trunk[7], np.float32(1))
-    assert refusal(site(tmp_path), request(SURGICAL, replace(model, trunk=trunk))) == ""
+@pytest.mark.parametrize("content", TRAINED.values(), ids=TRAINED)
+def test_a_first_model_that_is_trained(content: TrainRequest, tmp_path: Path) -> None:
+    assert refusal(site(tmp_path), content) == ""
+
+
+def test_a_model_of_another_seed_is_refused_but_in_a_simulation(tmp_path: Path) -> None:
+    other = request(SURGICAL, beginning(OTHER_SEED))
+    assert "numbers of the model" in refusal(site(tmp_path / "hospital"), other)
+    assert refusal(replace(site(tmp_path / "simulated"), simulated=True), other) == ""
 
 
 def test_the_first_model_of_a_coordinator_without_avx2_is_trained(tmp_path: Path) -> None:
     """torch draws normal numbers otherwise there, in the last bits; ATEN_CPU_CAPABILITY stands for such a machine."""
-    spec = SURGICAL.model.model_copy(update={"architecture": "efficientnet_lite0", "image_size": 32})
-    of = SURGICAL.model_copy(update={"model": spec})
+    of = changed_plan(SURGICAL, model={"architecture": "efficientnet_lite0", "image_size": 32})
     program = (
         "import sys, numpy; from common.config import parse_plan; from tests.client.rounds import beginning; "
         "numpy.save(sys.argv[2], beginning(parse_plan(sys.argv[1])).trunk)"
@@ -103,38 +122,10 @@ def test_the_first_model_of_a_coordinator_without_avx2_is_trained(tmp_path: Path
     assert refusal(site(tmp_path), request(of, replace(own, trunk=sent))) == ""
 
 
-def test_a_model_of_another_seed_than_the_plans_is_refused(tmp_path: Path) -> None:
-    other = SURGICAL.model_copy(update={"run": SURGICAL.run.model_copy(update={"seed": 6})})
-    assert "numbers of the model" in refusal(site(tmp_path), request(SURGICAL, beginning(other)))
-
-
-def test_head_rows_go_by_their_names_in_any_order(tmp_path: Path) -> None:
-    """Where a method sends all rows; where it sends a site's own, their order is the site's."""
-    vanilla = plan("vanilla", {})
-    assert refusal(site(tmp_path), request(vanilla, beginning(vanilla, OWN[::-1]))) == ""
-
-
-def test_what_it_does_not_stop(tmp_path: Path) -> None:
-    """A model in a request that says a later round, also to a site that was asked for nothing before; a pass."""
-    crafted = moved(beginning(SURGICAL), 1.0)
-    for server_round, model in ((2, crafted), (5, crafted), (2, beginning(SURGICAL))):
-        assert refusal(site(tmp_path / "later"), request(SURGICAL, model, server_round)) == ""
-    passed = plan("fedseq", {})
-    assert refusal(site(tmp_path / "passed"), request(passed, moved(beginning(passed), 1.0))) == ""
-
-
-def test_in_a_simulation_nobody_compares(tmp_path: Path) -> None:
-    simulated = replace(site(tmp_path), simulated=True)
-    assert refusal(simulated, request(SURGICAL, moved(beginning(SURGICAL), 1.0))) == ""
-
-
-# ---------------------------------------------------------------------- weights files, and what nobody trains
-
-
-def weights_file(folder: Path, seed: int = 99) -> tuple[Plan, ModelState]:
+def weights_file(folder: Path) -> tuple[Plan, ModelState]:
     """Write a backbone into a weights file; return the plan that names it, and the model that begins a run with it."""
     folder.mkdir(parents=True)
-    tensors = build(SURGICAL.model, ("",), seed).state_dict()
+    tensors = build(SURGICAL.model, ("",), 99).state_dict()
     path = folder / "trunk.safetensors"
     save_file({n: t.contiguous() for n, t in tensors.items() if n.startswith("backbone.") and t.ndim}, path)
     named = SURGICAL.model_copy(update={"weights_sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
@@ -144,10 +135,10 @@ def weights_file(folder: Path, seed: int = 99) -> tuple[Plan, ModelState]:
 
 def test_a_hospital_that_has_the_weights_file_builds_from_it_and_refuses_another_model(tmp_path: Path) -> None:
     named, model = weights_file(tmp_path / "weights")
-    at = replace(site(tmp_path / "north"), weights_folder=tmp_path / "weights")
+    at, again, other = (replace(site(tmp_path / name), weights_folder=tmp_path / "weights") for name in "abc")
     assert refusal(at, request(named, model)) == ""
-    again = replace(site(tmp_path / "again"), weights_folder=tmp_path / "weights")
-    assert "weights file. Compare" in refusal(again, request(named, moved(model, 0.01)))
+    assert "weights file" in refusal(again, request(named, moved(model, 0.01)))
+    assert "plan's seed" in refusal(other, request(SURGICAL, model))  # the plan names no file
 
 
 def test_a_hospital_without_the_weights_file_is_told_that_nobody_compared(tmp_path: Path) -> None:
@@ -158,40 +149,31 @@ def test_a_hospital_without_the_weights_file_is_told_that_nobody_compared(tmp_pa
     assert [line for line in lines if str(named.weights_sha256) in line]
 
 
-def test_a_model_of_a_weights_file_is_refused_where_the_plan_names_none(tmp_path: Path) -> None:
-    _, model = weights_file(tmp_path / "weights")
-    at = replace(site(tmp_path / "north"), weights_folder=tmp_path / "weights")
-    assert "plan's seed" in refusal(at, request(SURGICAL, model))
-
-
-def headed(frozen: FrozenPart | None = None) -> tuple[Plan, TrainRequest]:
-    """A plan that trains neck and head of a frozen backbone, by default the one of its seed, and its first request."""
-    spec = SURGICAL.model.model_copy(update={"train": "neck"})
-    network = build(spec, OWN, SURGICAL.run.seed)
+def headed(frozen: FrozenPart | None = None) -> TrainRequest:
+    """The first request of a plan that trains neck and head of a frozen backbone, by default the one of its seed."""
+    of = changed_plan(SURGICAL, model={"train": "neck"})
+    network = build(of.model, OWN, of.run.seed)
     part = frozen or FrozenPart.of(network)
-    whole = SURGICAL.model_copy(update={"model": spec.model_copy(update={"frozen_sha256": part.sha256})})
-    return whole, replace(request(whole, read_state(network)), frozen=Groups(trunk=part.values))
+    of = changed_plan(of, model={"frozen_sha256": part.sha256})
+    return replace(request(of, read_state(network)), frozen=Groups(trunk=part.values))
 
 
 def test_a_frozen_part_is_a_part_of_the_first_model(tmp_path: Path) -> None:
-    _whole, honest = headed()
-    assert refusal(site(tmp_path / "honest"), honest) == ""
-    kept = site(tmp_path / "honest")  # it has the part on its disk now
-    assert refusal(kept, replace(honest, run="second", frozen=Groups())) == ""
+    honest, at = headed(), site(tmp_path / "honest")
+    assert refusal(at, honest) == ""
+    assert refusal(at, replace(honest, run="second", frozen=Groups())) == ""  # it has the part on its disk now
     crafted = FrozenPart(honest.frozen.trunk * np.float32(2))
-    assert "numbers of the model" in refusal(site(tmp_path / "crafted"), headed(crafted)[1])
-
-
-def drawn_elsewhere(channels: int, image_size: int) -> nn.Module:
-    """A network whose values are of no seed."""
-    dense = nn.Linear(channels * image_size**2, 4)
-    nn.init.constant_(dense.weight, np.random.default_rng().normal())
-    return nn.Sequential(nn.Flatten(), dense)
+    assert "numbers of the model" in refusal(site(tmp_path / "crafted"), headed(crafted))
 
 
 def test_a_plug_in_that_draws_its_network_elsewhere_than_from_torch_is_refused(tmp_path: Path) -> None:
+    def drawn_elsewhere(channels: int, image_size: int) -> nn.Module:
+        """A network whose values are of no seed."""
+        dense = nn.Linear(channels * image_size**2, 4)
+        nn.init.constant_(dense.weight, np.random.default_rng().normal())
+        return nn.Sequential(nn.Flatten(), dense)
+
     name = register_local(MODELS, drawn_elsewhere)
-    spec = SURGICAL.model.model_copy(update={"architecture": PLUGIN + name})
-    of = SURGICAL.model_copy(update={"model": spec, "plugins": (stamp_of(MODELS, name),)})
-    at = site(tmp_path, networks=(PLUGIN + name,))
-    assert "numbers of the model" in refusal(at, request(of, beginning(of)))
+    of = changed_plan(SURGICAL, model={"architecture": PLUGIN + name})
+    of = of.model_copy(update={"plugins": (stamp_of(MODELS, name),)})
+    assert "numbers of the model" in refusal(site(tmp_path, networks=(PLUGIN + name,)), request(of))

@@ -18,44 +18,31 @@ from common.config import Plan
 from common.errors import BadInput, WireError
 from common.security.audit import Audit, check_audit
 from common.wire.canonical_bytes import record_sha256
-from common.wire.codec import decode, encode
-from common.wire.fleet_protocol import ROLL_CALL
-from common.wire.records import EvaluateReply, RollCall, TrainReply
+from common.wire.codec import encode
+from common.wire.records import EvaluateReply, TrainReply
 from strategies.registry import STRATEGIES
-from tests.client.gates import asked, judged, log, trained
-from tests.client.rounds import beginning, plan, request, site
-
-ALL = Policy(smallest_count=0)
-
-
-def called(at: Site, of: Plan) -> Message:
-    return asked(at, ROLL_CALL, encode(RollCall("run", of.model_dump_json())))
+from tests.client.gates import called, judged, log, record_of, send, trained
+from tests.client.rounds import plan, private_plan, request, site
 
 
 def under(folder: Path, **policy: Any) -> Site:
-    return replace(site(folder), policy=ALL.model_copy(update=policy))
+    return replace(site(folder), policy=Policy(smallest_count=0).model_copy(update=policy))
 
 
-CLIPPED = {"clip_update": 0.5}
-SURGICAL = plan("surgical", {})
-
-
-def private(level: str) -> Plan:
-    tree = SURGICAL.model_dump(mode="json")
-    tree["model"]["norm"], tree["evaluation"]["checkpoint"] = "group", "last"
-    return Plan.model_validate({**tree, "privacy": {"level": level, "noise_multiplier": 2.0}})
+SURGICAL, CLIPPED = plan(), plan(parameters={"clip_update": 0.5})
+NOISY = private_plan(SURGICAL, level="sample", noise_multiplier=2.0)
 
 
 DECLINES: list[tuple[dict[str, Any], Plan, str, str]] = [
     ({"methods": ("fedsld",)}, SURGICAL, "policy.methods", '"surgical"'),
     ({"maximum_rounds": 19}, SURGICAL, "policy.maximum_rounds", "20 rounds"),
     ({"parts": ("trunk", "head")}, SURGICAL, "policy.parts", '"norm"'),
-    ({"statistics": ("slope",)}, plan("fedmlp", {}), "policy.statistics", '"prototypes", "difficulty"'),
-    ({"maximum_update_norm": 0.4}, plan("surgical", CLIPPED), "policy.maximum_update_norm", "clips to 0.5"),
+    ({"statistics": ("slope",)}, plan("fedmlp"), "policy.statistics", '"prototypes", "difficulty"'),
+    ({"maximum_update_norm": 0.4}, CLIPPED, "policy.maximum_update_norm", "clips to 0.5"),
     ({"maximum_update_norm": 0.4}, SURGICAL, "policy.maximum_update_norm", "method.clip_update is not set"),
     ({"masked_only": True}, SURGICAL, "policy.masked_only", "privacy.secure_aggregation is not set"),
     ({"epsilon": 5.0}, SURGICAL, "policy.epsilon", "no [privacy] level"),
-    ({"privacy_unit": "patient"}, private("sample"), "policy.privacy_unit", 'privacy.level = "sample"'),
+    ({"privacy_unit": "patient"}, NOISY, "policy.privacy_unit", 'privacy.level = "sample"'),
 ]
 
 
@@ -65,7 +52,6 @@ def test_a_run_that_the_policy_does_not_allow_is_declined_at_the_roll_call_and_a
 ) -> None:
     at = under(tmp_path, **policy)
     for reply in (called(at, of), trained(at, of), judged(at, of)):
-        assert reply.has_error()
         assert reply.error.code == DECLINED
         assert reply.error.reason.startswith(f"declines: {rule}: ")
         assert named in reply.error.reason
@@ -81,95 +67,81 @@ def test_a_run_that_the_policy_does_not_allow_is_declined_at_the_roll_call_and_a
 @pytest.mark.parametrize("method", STRATEGIES)
 def test_a_site_that_sends_masked_updates_only_takes_part_in_no_bare_run(method: str, tmp_path: Path) -> None:
     """Also in none that averages nothing: behind a made-up trunk, figures of what was trained here show images."""
-    at, of = under(tmp_path, masked_only=True), plan(method, {})
+    at, of = under(tmp_path, masked_only=True), plan(method)
     for reply in (called(at, of), trained(at, of), judged(at, of)):
-        assert reply.has_error()
         assert "policy.masked_only" in reply.error.reason
 
 
 @pytest.mark.parametrize("run", ["\U00020000" * 63, "..", "a/b", "", "Run", "a" * 65])
 def test_no_run_has_such_a_name_and_the_audit_says_that_it_was_asked(run: str, tmp_path: Path) -> None:
     """Of four-byte letters a file's name can be too long; to some disks "Run" and "run" are one name."""
-    at, of = under(tmp_path), plan("surgical", CLIPPED)
-    content = encode(replace(request(of, beginning(of)), run="run"))
-    fields = content["fields"]
-    content["fields"] = ConfigRecord({**fields, "run": run})
+    at, content = under(tmp_path), encode(request(CLIPPED))
+    content["fields"] = ConfigRecord({**content["fields"], "run": run})
     with pytest.raises(WireError, match="run must be small letters"):
-        asked(at, "train", content)
+        send(at, "train", content)
     assert [(line["direction"], line["record"]) for line in log(at)] == [("in", "TrainRequest"), ("out", "Error")]
     assert not list(tmp_path.glob("questions/*"))
 
 
 def test_a_run_within_the_bounds_is_taken_part_in(tmp_path: Path) -> None:
     bounds = {"methods": ("surgical",), "maximum_rounds": 20, "statistics": (), "maximum_update_norm": 0.5}
-    at, of = under(tmp_path, **bounds), plan("surgical", CLIPPED)
-    assert not called(at, of).has_error()
-    assert not trained(at, of).has_error()
-    assert not judged(at, of).has_error()
-
-
-def test_more_rounds_than_were_announced_are_declined(tmp_path: Path) -> None:
-    at, of = under(tmp_path, maximum_rounds=20), SURGICAL
-    reply = asked(at, "train", encode(request(of, beginning(of), server_round=21)))
+    at = under(tmp_path, **bounds)
+    for reply in (called(at, CLIPPED), trained(at, CLIPPED), judged(at, CLIPPED)):
+        assert not reply.has_error()
+    reply = send(at, "train", request(CLIPPED, server_round=21))
     assert reply.error.reason.startswith("declines: policy.maximum_rounds: it is 20, and the run has 21 ")
 
 
-def altered(monkeypatch: pytest.MonkeyPatch, maker: str, change: Callable[[Any], Any]) -> None:
-    """A defect, or somebody's change, in what makes a reply."""
-    made = getattr(site_app, maker)
-    monkeypatch.setattr(site_app, maker, lambda *arguments, **more: change(made(*arguments, **more)))
-
-
-def too_long(reply: TrainReply) -> TrainReply:
-    assert reply.update.trunk is not None
-    return replace(reply, update=replace(reply.update, trunk=reply.update.trunk * 10))
-
-
-NOT_SENT: list[tuple[str, Callable[[Any], Any], dict[str, Any], Plan, str]] = [
-    (
-        "train_round",
+TRAIN, CALL, JUDGE = ("train_round", trained), ("answer_roll_call", called), ("evaluate_round", judged)
+NOT_SENT: dict[str, tuple[Any, Callable[[Any], Any], dict[str, Any], Plan, str]] = {
+    "a statistic": (
+        TRAIN,
         lambda reply: replace(reply, statistics={"pixels": np.zeros(3, np.float32)}),
         {},
         SURGICAL,
         "method.statistics",
     ),
-    (
-        "train_round",
+    "a group": (
+        TRAIN,
         lambda reply: replace(reply, update=replace(reply.update, norm=np.zeros(4, np.float32))),
         {},
-        plan("fedbn", {}),
+        plan("fedbn"),
         "method.groups",
     ),
-    ("train_round", too_long, {"maximum_update_norm": 0.5}, plan("surgical", CLIPPED), "policy.maximum_update_norm"),
-    (
-        "train_round",
+    "a longer update": (
+        TRAIN,
+        lambda reply: replace(reply, update=replace(reply.update, trunk=reply.update.trunk * 10)),
+        {"maximum_update_norm": 0.5},
+        CLIPPED,
+        "policy.maximum_update_norm",
+    ),
+    "test counts": (
+        TRAIN,
         lambda reply: replace(reply, test_images=4, test_correct=2),
         {},
         SURGICAL,
         "policy.test_metrics",
     ),
-    (
-        "answer_roll_call",
+    "label counts": (
+        CALL,
         lambda answer: replace(answer, positives=(20, 20), negatives=(20, 20)),
         {},
         SURGICAL,
         "policy.label_counts",
     ),
-    (
-        "answer_roll_call",
+    "small counts": (
+        CALL,
         lambda answer: replace(answer, positives=(3, 20), negatives=(37, 20)),
         {"smallest_count": 5},
-        plan("fedsld", {}),
+        plan("fedsld"),
         "policy.smallest_count",
     ),
-    ("evaluate_round", lambda reply: reply, {"score_histograms": True}, SURGICAL, ""),
-]
-ASK = {"train_round": trained, "answer_roll_call": called, "evaluate_round": judged}
+}
 
 
-@pytest.mark.parametrize(("maker", "change", "policy", "of", "rule"), NOT_SENT, ids=range(len(NOT_SENT)))
+@pytest.mark.parametrize(("step", "change", "policy", "of", "rule"), NOT_SENT.values(), ids=NOT_SENT)
 def test_what_says_more_than_method_and_policy_allow_is_made_and_not_sent(
-    maker: str,
+    step: tuple[str, Callable[[Site, Plan], Message]],
     change: Callable[[Any], Any],
     policy: dict[str, Any],
     of: Plan,
@@ -177,15 +149,19 @@ def test_what_says_more_than_method_and_policy_allow_is_made_and_not_sent(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    altered(monkeypatch, maker, change)
-    at = under(tmp_path, **policy)
-    reply = ASK[maker](at, of)
-    assert reply.has_error() == bool(rule)
-    assert reply.has_error() <= str(reply.has_error() and reply.error.reason).startswith(
-        f"does not send this: {rule}: "
-    )
+    """A defect, or somebody's change, in what makes a reply."""
+    (maker, ask), at = step, under(tmp_path, **policy)
+    make = getattr(site_app, maker)
+    monkeypatch.setattr(site_app, maker, lambda *arguments, **more: change(make(*arguments, **more)))
+    assert ask(at, of).error.reason.startswith(f"does not send this: {rule}: ")
     lines = [(line["decision"], line.get("rule")) for line in log(at) if line["direction"] == "out"]
-    assert lines == ([("deny", rule), ("allow", None)] if rule else [("allow", "policy")])
+    assert lines == [("deny", rule), ("allow", None)]
+
+
+def test_histograms_of_scores_leave_where_the_policy_shows_them(tmp_path: Path) -> None:
+    at = under(tmp_path, score_histograms=True)
+    assert not judged(at, SURGICAL).has_error()
+    assert [(line["decision"], line["rule"]) for line in log(at) if line["direction"] == "out"] == [("allow", "policy")]
 
 
 def test_a_field_that_the_wire_does_not_know_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +178,7 @@ def test_a_field_that_the_wire_does_not_know_is_not_sent(tmp_path: Path, monkeyp
 
 
 def test_a_site_that_keeps_its_test_metrics_still_answers(tmp_path: Path) -> None:
-    reply = decode(judged(under(tmp_path, test_metrics=False), SURGICAL).content, EvaluateReply)
+    reply = record_of(judged(under(tmp_path, test_metrics=False), SURGICAL), EvaluateReply)
     assert (reply.class_names, reply.histogram_classes, reply.positives) == ((), (), ())
     assert reply.validation_loss is not None
 
@@ -210,18 +186,12 @@ def test_a_site_that_keeps_its_test_metrics_still_answers(tmp_path: Path) -> Non
 def test_the_audit_has_what_passed_by_names_shapes_sizes_and_hash_and_no_value(tmp_path: Path) -> None:
     at = under(tmp_path)
     reply = trained(at, SURGICAL)
-    came, left = log(at)
-    assert (came["direction"], came["record"], came["round"]) == ("in", "TrainRequest", 1)
-    assert came["sha256"] == record_sha256(encode(request(SURGICAL, beginning(SURGICAL))))
-    assert (left["direction"], left["record"], left["decision"], left["rule"]) == (
-        "out",
-        "TrainReply",
-        "allow",
-        "policy",
-    )
+    received, left = log(at)
+    assert (received["direction"], received["record"], received["round"]) == ("in", "TrainRequest", 1)
+    assert received["sha256"] == record_sha256(encode(request(SURGICAL)))
+    assert (left["direction"], left["record"], left["decision"]) == ("out", "TrainReply", "allow")
     assert left["sha256"] == record_sha256(reply.content)
-    update = decode(reply.content, TrainReply).update
-    assert update.trunk is not None
+    update = record_of(reply, TrainReply).update
     assert ["update/trunk", [len(update.trunk)], 4 * len(update.trunk)] in left["fields"]
     assert ["train_loss", None, len(str(reply.content["fields"]["train_loss"]))] in left["fields"]
     assert check_audit(tmp_path).faults == []
@@ -236,9 +206,7 @@ def test_where_the_audit_cannot_be_written_nothing_leaves(tmp_path: Path, monkey
         trained(under(tmp_path), SURGICAL)
 
 
-def test_an_error_of_the_sites_own_is_a_line_with_its_kind_and_not_its_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_at_the_site_is_a_line_with_its_kind_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*arguments: object) -> None:
         raise OSError("/images/doe.png")
 
@@ -251,17 +219,14 @@ def test_an_error_of_the_sites_own_is_a_line_with_its_kind_and_not_its_words(
 
 
 def test_names_in_the_policy_are_those_of_methods_and_statistics(tmp_path: Path) -> None:
-    text = '[policy]\nmethods = ["surgcal"]\nstatistics = ["prototype"]\nparts = ["tail"]\n'
-    data = 'name = "north"\n{}\n[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
-    (tmp_path / "site.toml").write_text(data.format(text), encoding="utf-8")
+    assert Policy().methods is None  # every method is allowed
+    assert Policy(methods=tuple(STRATEGIES)).methods == tuple(STRATEGIES)
+    text = 'name = "north"\n[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
+    text += '[policy]\nmethods = ["surgcal"]\nstatistics = ["prototype"]\nparts = ["tail"]\n'
+    (tmp_path / "site.toml").write_text(text, encoding="utf-8")
     with pytest.raises(BadInput) as raised:
         read_settings(tmp_path)
     places = [fault.where.removeprefix("site.toml: ") for fault in raised.value.faults]
     assert sorted(places) == ["policy.methods", "policy.parts.0", "policy.statistics"]
     assert '"surgical"' in str(raised.value)
     assert '"prototypes"' in str(raised.value)
-
-
-def test_every_method_is_allowed_where_the_policy_names_none() -> None:
-    assert Policy().methods is None
-    assert Policy(methods=tuple(STRATEGIES)).methods == tuple(STRATEGIES)

@@ -2,12 +2,12 @@
 
 import logging
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -20,7 +20,7 @@ from common.system.plain_text import MOST_WORDS, is_plain
 from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE
 from server.coordinator.folder import Coordinator
 from tests.client.check.servers import grpc_server, tls_of
-from tests.client.handshakes import coordinator_in, listening
+from tests.client.handshakes import answers, coordinator_in, listening
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 TRACE = "\n\n=== Source Location Trace: ===\nsrc/core/util/status_helper.cc:68\n"
@@ -43,47 +43,30 @@ def coordinator(tmp_path: Path) -> Coordinator:
     return coordinator_in(tmp_path)
 
 
-def authority(coordinator: Coordinator) -> Path:
-    return coordinator.authority / "ca.crt"
-
-
-def link_to(port: int, coordinator: Coordinator) -> FleetClient:
-    return FleetClient(f"127.0.0.1:{port}", authority(coordinator).read_bytes(), KEY)
-
-
-def refuses(connection: socket.socket) -> None:
-    connection.recv(4096)
-    connection.sendall(b"HTTP/1.1 403 Forbidden\r\n\r\n")
-
-
 def test_what_grpcs_core_writes_of_a_refusing_proxy_is_not_in_a_sites_log(coordinator: Coordinator) -> None:
-    with listening(refuses) as port:
+    with listening(answers(b"HTTP/1.1 403 Forbidden\r\n\r\n")) as port:
         environment = {**os.environ, "https_proxy": f"http://127.0.0.1:{port}", "no_proxy": "", "no_grpc_proxy": ""}
         environment.pop("GRPC_VERBOSITY", None)
-        command = [sys.executable, "-c", CALL, "fl.example:9092", str(authority(coordinator))]
+        command = [sys.executable, "-c", CALL, "fl.example:9092", str(coordinator.ca_certificate)]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
     assert ended.stderr == ""
     assert ended.stdout == "HTTP proxy returned response code 403\n"
 
 
 @contextmanager
-def aborting(coordinator: Coordinator, code: grpc.StatusCode, details: str) -> Iterator[FleetClient]:
-    """A link to a coordinator that ends every question with this code and these words."""
-
-    def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
-        context.abort(code, details)
-
-    method = grpc.unary_unary_rpc_method_handler(answer)
-    handler = grpc.method_handlers_generic_handler(HELLO_SERVICE, {HELLO_METHOD: method})
-    with grpc_server(handler, tls_of(coordinator)) as port, link_to(port, coordinator) as link:
+def asking(answer: Any, coordinator: Coordinator) -> Iterator[FleetClient]:
+    """A link to a coordinator that answers every question so."""
+    with (
+        grpc_server(answer, tls_of(coordinator)) as port,
+        FleetClient(f"127.0.0.1:{port}", coordinator.ca_certificate.read_bytes(), KEY) as link,
+    ):
         yield link
 
 
 @pytest.mark.parametrize(
     ("code", "before", "raised"),
     [
-        (grpc.StatusCode.UNAVAILABLE, "", Unreachable),
-        (grpc.StatusCode.DATA_LOSS, "", Unreachable),
+        *((code, "", Unreachable) for code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DATA_LOSS)),
         (grpc.StatusCode.PERMISSION_DENIED, "", RunOver),
         (grpc.StatusCode.UNAUTHENTICATED, ANOTHER_PROCESS, Refused),
         (grpc.StatusCode.UNAUTHENTICATED, "", Refused),
@@ -93,19 +76,23 @@ def aborting(coordinator: Coordinator, code: grpc.StatusCode, details: str) -> I
 def test_words_of_the_other_end_come_as_one_plain_line_without_a_trace(
     code: grpc.StatusCode, before: str, raised: type[Exception], coordinator: Coordinator
 ) -> None:
-    with aborting(coordinator, code, before + HOSTILE) as link, pytest.raises(raised) as caught:
+    def abort(request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.abort(code, before + HOSTILE)
+
+    methods = {HELLO_METHOD: grpc.unary_unary_rpc_method_handler(abort)}
+    handler = grpc.method_handlers_generic_handler(HELLO_SERVICE, methods)
+    with asking(handler, coordinator) as link, pytest.raises(raised) as caught:
         link.hello()
-    said = str(caught.value)
-    assert is_plain(said)
-    assert "Source Location" not in said
-    assert len(said) < 2 * MOST_WORDS
+    words = str(caught.value)
+    assert is_plain(words)
+    assert "Source Location" not in words
+    assert len(words) < 2 * MOST_WORDS
 
 
-def test_an_answer_that_cannot_be_read_leaves_no_traceback_in_a_sites_log(
+def test_an_answer_that_cannot_be_read_logs_no_traceback(
     coordinator: Coordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    server = grpc_server(lambda request: b"\xff no hello", tls_of(coordinator))
-    with server as port, link_to(port, coordinator) as link, pytest.raises(Unreachable):
+    with asking(lambda request: b"\xff no hello", coordinator) as link, pytest.raises(Unreachable):
         link.hello()
     assert caplog.records == []

@@ -10,13 +10,14 @@ import pytest
 
 from client.app import label_counts
 from client.benefit.compare import FOLDER, compare
+from client.site.site import Site
 from client.training.layers import evaluate_round
 from client.training.task import prepare_task
 from common.config import Plan
-from common.wire.records import BenefitRequest, Groups, TrainRequest
+from common.wire.records import TrainRequest
 from strategies.registry import STRATEGIES
 from tests.client.hidden_labels import FEW, IMAGES, Labels, hospital, one_class_an_image, sent, several_classes_an_image
-from tests.client.rounds import beginning, evaluation, plan, request
+from tests.client.rounds import beginning, benefit_request, changed_plan, evaluation, plan, private_plan, request
 
 CLASSES = ("a", "b", "c", "d")
 METHODS = sorted(
@@ -28,106 +29,91 @@ METHODS = sorted(
 
 def requests(method: str, task: str = "multi_class", **tables: Any) -> list[TrainRequest]:
     """Two rounds."""
-    tree = plan(method, {}, batch_size=8).model_dump(mode="json")
+    tree = plan(method).model_dump(mode="json")
     of = Plan.model_validate({**tree, **tables, "model": {**tree["model"], "task": task, "norm": "group"}})
     first = request(of, beginning(of, CLASSES))
     return [replace(first, round=number + 1, counted=number, best=number - 1) for number in (0, 1)]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_no_update_depends_on_labels_of_hidden_classes(method: str, tmp_path: Path) -> None:
-    updates, hidden = [], set()
-    for shown in (1, 3):
-        at = hospital(tmp_path / str(shown), CLASSES, one_class_an_image(4, shown))
-        hidden.add(at.hides("train"))
-        updates.append(sent(at, requests(method)))
-    assert hidden == {frozenset("ad")}
-    assert updates[0] == updates[1]
+@pytest.mark.parametrize(
+    ("method", "labels_of", "hidden"),
+    [
+        *((method, one_class_an_image, "ad") for method in METHODS),
+        # Of images that show a class and a hidden one the class is still known: else their number would show.
+        ("surgical", several_classes_an_image, "cd"),
+    ],
+)
+def test_no_update_depends_on_labels_of_hidden_classes(
+    method: str, labels_of: Callable[[int, int], Labels], hidden: str, tmp_path: Path
+) -> None:
+    sites = [hospital(tmp_path / str(shown), CLASSES, labels_of(4, shown)) for shown in (1, 3)]
+    assert {at.hides("train") for at in sites} == {frozenset(hidden)}
+    few, more = (sent(at, requests(method)) for at in sites)
+    assert few == more
 
 
-def test_nor_where_a_plan_takes_several_findings_an_image_for_one_class(tmp_path: Path) -> None:
-    """Of images that show a class and a hidden one the class is still known: else their number would show."""
-    updates = []
-    for shown in (1, 3):
-        at = hospital(tmp_path / str(shown), CLASSES, several_classes_an_image(4, shown))
-        assert at.hides("train") == {"c", "d"}
-        updates.append(sent(at, requests("surgical")))
-    assert updates[0] == updates[1]
+EXCLUSIVE = one_class_an_image(4, 2)
+NEARLY_EXCLUSIVE = EXCLUSIVE.copy()
+"""One image shows two classes, and one none."""
+NEARLY_EXCLUSIVE[20] = (0, 1, 1, 0)
+NEARLY_EXCLUSIVE[21] = 0
+WITH_A_CLASS_OF_NONE = EXCLUSIVE.copy()
+"""The second class means none of the others: an image shows it, or one or two of the others."""
+WITH_A_CLASS_OF_NONE[(EXCLUSIVE[:, 2] == 1).nonzero()[0][::3], 0] = 1
+KINDS = {"exclusive": EXCLUSIVE, "nearly exclusive": NEARLY_EXCLUSIVE, "with a class of none": WITH_A_CLASS_OF_NONE}
+HIDDEN = {"exclusive": [0, 3], "nearly exclusive": [0, 3], "with a class of none": [3]}
 
 
-def exclusive() -> Labels:
-    return one_class_an_image(4, 2)
+def with_and_without(kind: str, folder: Path, **policy: Any) -> tuple[Site, Site]:
+    """A hospital, and one without the images that show hidden classes alone."""
+    labels = KINDS[kind]
+    alone = ~np.delete(labels, HIDDEN[kind], axis=1).any(axis=1)
+    assert alone.any()
+    at = hospital(folder / "with", CLASSES, labels, **policy)
+    hidden = {part: at.hides(part) for part in ("train", "validation", "test")}
+    assert {CLASSES.index(name) for name in hidden["train"]} == set(HIDDEN[kind])
+    left = at.train.rows(np.flatnonzero(~alone))
+    return at, replace(at, train=left, hidden=hidden, folder=folder / "without")
 
 
-def nearly_exclusive() -> Labels:
-    """One image shows two classes, and one none."""
-    labels = one_class_an_image(4, 2)
-    labels[20] = (0, 1, 1, 0)
-    labels[21] = 0
-    return labels
-
-
-def with_a_class_that_means_none_of_them() -> Labels:
-    """The second: an image shows it, or one or two of the others."""
-    labels = one_class_an_image(4, 2)
-    labels[(labels[:, 2] == 1).nonzero()[0][::3], 0] = 1
-    return labels
-
-
-KINDS = (exclusive, nearly_exclusive, with_a_class_that_means_none_of_them)
+MULTI_LABEL = ("surgical", "partial_loss", "fedfixmatch", "fedmlp")
 WITH_TASK = [
-    *((method, "multi_class", exclusive) for method in METHODS),
-    *(
-        (method, "multi_label", kind)
-        for method in ("surgical", "partial_loss", "fedfixmatch", "fedmlp")
-        for kind in KINDS
-    ),
+    *((method, "multi_class", "exclusive") for method in METHODS),
+    *((method, "multi_label", kind) for method in MULTI_LABEL for kind in KINDS),
 ]
 
 
 @pytest.mark.parametrize(("method", "task", "kind"), WITH_TASK)
 def test_an_update_is_that_of_a_hospital_without_the_images_that_show_hidden_classes_alone(
-    method: str, task: str, kind: Callable[[], Labels], tmp_path: Path
+    method: str, task: str, kind: str, tmp_path: Path
 ) -> None:
     """Their absence from all other classes would say what they show; so would what is done to unlabelled images."""
-    labels = kind()
-    hidden = [0, 3] if kind is not with_a_class_that_means_none_of_them else [3]
-    alone = ~np.delete(labels, hidden, axis=1).any(axis=1)
-    assert alone.any()
-    at = hospital(tmp_path / "with", CLASSES, labels)
-    hidden_there = {part: at.hides(part) for part in ("train", "validation", "test")}
-    without = replace(at, train=at.train.rows(np.flatnonzero(~alone)), hidden=hidden_there, folder=tmp_path / "without")
-    assert {CLASSES.index(item) for item in hidden_there["train"]} == set(hidden)
+    at, without = with_and_without(kind, tmp_path)
     assert sent(at, requests(method, task)) == sent(without, requests(method, task))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", [{}, {"epsilon": 8.0}, {"masked_only": True}, {"peers": {"south": "key"}}])
 def test_what_a_hospital_says_of_itself_counts_only_images_that_an_update_without_masks_is_made_of(
-    policy: dict[str, Any], kind: Callable[[], Labels], tmp_path: Path
+    policy: dict[str, Any], kind: str, tmp_path: Path
 ) -> None:
     """How many those are can be read off one update; what is said in other runs must not count the others either."""
-    labels = kind()
-    hidden = [0, 3] if kind is not with_a_class_that_means_none_of_them else [3]
-    alone = ~np.delete(labels, hidden, axis=1).any(axis=1)
-    at = hospital(tmp_path, CLASSES, labels, label_counts=True, **policy)
-    there = {part: at.hides(part) for part in ("train", "validation", "test")}
-    without = replace(at, train=at.train.rows(np.flatnonzero(~alone)), hidden=there)
+    at, without = with_and_without(kind, tmp_path, label_counts=True, **policy)
     facts = [
         (
-            item.train_samples,
-            len(item.reported_train),
-            (label_counts(item, 1), label_counts(item, 0)),
-            sorted(set(item.reported_train.patients)),
+            site.train_samples,
+            len(site.reported_train),
+            (label_counts(site, 1), label_counts(site, 0)),
+            sorted(set(site.reported_train.patients)),
         )
-        for item in (at, without)
+        for site in (at, without)
     ]
     assert facts[0] == facts[1]
-    assert facts[0][0] == (~alone).sum() < len(labels)
+    assert facts[0][0] == len(without.train) < len(at.train)
 
 
 def test_a_hospital_that_trains_on_hidden_classes_counts_all_its_images(tmp_path: Path) -> None:
-    at = hospital(tmp_path, CLASSES, one_class_an_image(4, 2), train_hidden_classes=True)
+    at = hospital(tmp_path, CLASSES, EXCLUSIVE, train_hidden_classes=True)
     assert at.train_samples == len(at.train)
 
 
@@ -136,30 +122,19 @@ def test_models_of_a_comparison_whose_figures_leave_do_not_depend_on_hidden_labe
     leaves: bool, same: bool, tmp_path: Path
 ) -> None:
     """The run's noise does not cover them."""
-    tree = plan("surgical", {}, batch_size=8).model_dump(mode="json")
-    tree["run"]["rounds"], tree["model"]["norm"] = 4, "group"
-    tree |= {
-        "evaluation": {"compare_local": True, "checkpoint": "last"},
-        "privacy": {"level": "update", "noise_multiplier": 1e4},
-    }
-    of = Plan.model_validate(tree)
-    first = beginning(of, CLASSES)
-    facts = {name: value for name, value in vars(evaluation(of, first, 4, 0, -1)).items() if name != "test"}
-    models = []
+    of = private_plan(plan(), level="update", noise_multiplier=1e4)
+    of = changed_plan(of, run={"rounds": 4}, evaluation={"compare_local": True})
+    first, models = beginning(of, CLASSES), []
     for shown in (1, 3):
         labels = several_classes_an_image(4, shown)
         policy = {"epsilon": 8.0, "metrics_outside_privacy": leaves}
         at = hospital(tmp_path / str(shown), CLASSES, labels, **policy)
         assert at.hides("train") == {"c", "d"}
-        compare(at, BenefitRequest(**facts, initial=Groups.of_model(first), epochs=4))
-        folder = at.folder / FOLDER
-        models.append([path.read_bytes() for name in ("model", "fine-tuned") for path in weights_in(folder / name)])
+        compare(at, benefit_request(of, first, first, 4, 4))
+        folders = [at.folder / FOLDER / name for name in ("model", "fine-tuned")]
+        models.append([path.read_bytes() for folder in folders for path in sorted(folder.rglob("*.safetensors"))])
     assert len(models[0]) == 2
     assert (models[0] == models[1]) == same
-
-
-def weights_in(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.safetensors"))
 
 
 MASKS: dict[str, Any] = {"privacy": {"secure_aggregation": True}}
@@ -183,9 +158,9 @@ NO_NOISE: dict[str, Any] = {**NOISE, "privacy": {**NOISE["privacy"], "noise_mult
 def test_they_are_trained_on_where_the_policy_makes_sure_of_noise(
     tables: dict[str, Any], policy: dict[str, Any], trained_on: bool, tmp_path: Path
 ) -> None:
-    at = hospital(tmp_path, CLASSES, labels := one_class_an_image(4, 2), **policy)
+    at = hospital(tmp_path, CLASSES, EXCLUSIVE, **policy)
     examples = prepare_task(at, requests("surgical", **tables)[0]).examples("train")
-    assert np.array_equal(examples.labels.numpy(), labels) == trained_on
+    assert np.array_equal(examples.labels.numpy(), EXCLUSIVE) == trained_on
 
 
 def test_known_limit_without_a_budget_one_patient_turns_on_all_labels_of_a_class(tmp_path: Path) -> None:
@@ -200,9 +175,8 @@ def test_known_limit_without_a_budget_one_patient_turns_on_all_labels_of_a_class
 
 
 def test_no_figure_that_leaves_depends_on_labels_of_hidden_classes_that_are_trained_on(tmp_path: Path) -> None:
-    of = plan("surgical", {})
+    of, replies = plan(), []
     first = beginning(of, CLASSES)
-    replies = []
     for shown in (1, 3):
         at = hospital(tmp_path / str(shown), CLASSES, several_classes_an_image(4, shown), train_hidden_classes=True)
         assert at.hides("validation") == at.hides("test") == {"c", "d"}

@@ -15,10 +15,9 @@ from client.training.privacy import PrivacyBudget
 from client.training.secure_aggregation import PendingUpdates, SecureAggregation
 from common.config import Plan
 from common.wire.codec import decode, encode
-from common.wire.flower_objects import set_identity
 from common.wire.records import RollCall, RollCallAnswer
 from strategies.registry import build_site_method
-from tests.client.rounds import plan, site
+from tests.client.rounds import plan, private_plan, site
 from tests.federations import experiment
 
 MASKED = {"secure_aggregation": True}
@@ -26,32 +25,19 @@ NOISY_UPDATE, NOISY_STEPS = ({"level": level, "noise_multiplier": 1.0} for level
 
 
 def names(at: Site, of: Plan) -> list[str]:
-    return [
-        type(layer).__name__
-        for layer in layers_for_plan(at, of, build_site_method(of), PendingUpdates(lambda text: None))
-    ]
+    layers = layers_for_plan(at, of, build_site_method(of), PendingUpdates(lambda text: None))
+    return [type(layer).__name__ for layer in layers]
 
 
-def with_privacy(of: Plan, privacy: dict[str, Any]) -> Plan:
-    tree = of.model_dump(mode="json")
-    tree["model"]["norm"], tree["evaluation"]["checkpoint"] = "group", "last"
-    return Plan.model_validate({**tree, "privacy": privacy})
-
-
-def simulated(folder: Path, policy: Policy = UNLIMITED) -> Site:
-    return replace(site(folder), simulated=True, policy=policy)
-
-
-def test_a_plain_round_of_a_simulation_without_limits_has_no_layer(tmp_path: Path) -> None:
-    assert names(simulated(tmp_path), plan("vanilla", {})) == []
-
-
-def test_a_policy_that_a_simulated_site_is_given_limits_what_it_sends(tmp_path: Path) -> None:
-    assert names(simulated(tmp_path, Policy()), plan("vanilla", {})) == ["DisclosureLimits"]
-
-
-def test_a_hospital_always_holds_its_figures_to_its_policy(tmp_path: Path) -> None:
-    assert names(replace(site(tmp_path), policy=UNLIMITED), plan("vanilla", {})) == ["DisclosureLimits"]
+@pytest.mark.parametrize(
+    ("simulated", "policy", "layers"),
+    [(True, UNLIMITED, []), (True, Policy(), ["DisclosureLimits"]), (False, UNLIMITED, ["DisclosureLimits"])],
+    ids=["a simulation without limits", "a simulation with a policy", "a hospital"],
+)
+def test_a_plain_round_has_no_layer_but_disclosure_limits(
+    simulated: bool, policy: Policy, layers: list[str], tmp_path: Path
+) -> None:
+    assert names(replace(site(tmp_path), simulated=simulated, policy=policy), plan("vanilla")) == layers
 
 
 @pytest.mark.parametrize(
@@ -73,16 +59,14 @@ def test_a_hospital_always_holds_its_figures_to_its_policy(tmp_path: Path) -> No
 def test_a_plan_turns_on_the_layers_that_it_names_the_outermost_first(
     parameters: dict[str, Any], privacy: dict[str, Any], layers: list[type], tmp_path: Path
 ) -> None:
-    of = with_privacy(plan("vanilla", parameters), privacy)
-    assert names(simulated(tmp_path), of) == [layer.__name__ for layer in layers]
+    at = replace(site(tmp_path), simulated=True, policy=UNLIMITED)
+    assert names(at, private_plan(plan("vanilla", parameters), **privacy)) == [layer.__name__ for layer in layers]
 
 
 def test_a_simulated_site_without_limits_writes_no_audit_and_settles_no_plan(tmp_path: Path) -> None:
-    set_identity(1, 1)  # read by Message()
     file = experiment(tmp_path)
     app = simulated_app(file.experiment.model_dump_json(), file.base, tmp_path / "run")
-    of = plan("vanilla", {})
-    request = Message(encode(RollCall("run", of.model_dump_json())), 2, "query.roll_call")
+    request = Message(encode(RollCall("run", plan("vanilla").model_dump_json())), 2, "query.roll_call")
     reply = app(request, Context(1, 2, {"partition-id": 0, "num-partitions": 3}, RecordDict(), {}))
     assert decode(reply.content, RollCallAnswer).site == "site-1"
     assert not list((tmp_path / "run").rglob("*.json*"))

@@ -1,19 +1,18 @@
 """Test figures under masks, through the hospitals' gates: the coordinator opens a sum over a cohort, and no other."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from common.metrics.score_histograms import BINS
-from common.wire.codec import R
-from common.wire.records import EvaluateReply, EvaluateRequest, Record
-from common.wire.secure_aggregation import STAGES, TEST_ROUND
-from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskingFailed, SumRequest, UnmaskedSum
+from common.wire.records import EvaluateReply
+from common.wire.secure_aggregation import TEST_ROUND
+from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, SumRequest, UnmaskedSum
 from strategies.privacy.secure_aggregation.vectors import ONE, SegmentLayout
 from tests.client.masked import Hospitals, masked_plan
+from tests.client.rounds import evaluate_request
 
 FOUR = ("aspen", "beech", "cedar", "dogwood")
 
@@ -22,27 +21,18 @@ def sum_of_test(here: Hospitals, members: Sequence[str], run: str = "run") -> Un
     """The test of the first model and the sum of its counts, as the coordinator leads them."""
     of, rows = masked_plan("surgical"), dict[str, tuple[str, ...]]()
     for name in members:
-        asked = here.asked_to_train(of, name, 1, run)
-        facts = {key: value for key, value in vars(asked).items() if key != "statistics"}
-        reply = here.asked(name, "evaluate", EvaluateRequest(**facts, test=True), EvaluateReply)
-        assert reply is not None, here.refusals
+        request = evaluate_request(here.train_request(of, name, run=run))
+        reply = here.send(name, "evaluate", request, EvaluateReply)
         assert (reply.class_names, reply.histogram_classes, reply.validation_classes) == ((), (), ())
         rows[name] = reply.masked_classes
-
-    def ask(requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
-        for name, one in requests.items():
-            answer = here.asked(name, f"query.{STAGES[type(one)]}", one, expected)
-            if answer is not None:
-                yield name, answer
-
-    classes = tuple(sorted({one for names in rows.values() for one in names}))
+    classes = tuple(sorted({row for own in rows.values() for row in own}))
     layout = SegmentLayout(trunk=0, norm=0, features=2 * BINS - 1)
-    return MaskedSummation(SumRequest(run, TEST_ROUND, rows, classes, layout, float(ONE)), ask).opened()
+    return here.unmask(SumRequest(run, TEST_ROUND, rows, classes, layout, float(ONE)))
 
 
 def test_the_sum_counts_every_hospitals_test_images_and_a_class_of_two_hospitals_stays_masked(tmp_path: Path) -> None:
     names = dict.fromkeys(FOUR, ("a", "b")) | {"aspen": ("a",), "beech": ("a",)}
-    here = Hospitals(tmp_path, dict.fromkeys(FOUR, 40), class_names=names)
+    here = Hospitals(tmp_path, FOUR, class_names=names)
     opened = sum_of_test(here, FOUR)
     assert (dict(opened.rows), opened.closed) == ({"a": FOUR}, ("b",))
     counts = opened.vector.reshape(2, 2, BINS).sum(axis=2)
@@ -54,7 +44,7 @@ def test_the_sum_counts_every_hospitals_test_images_and_a_class_of_two_hospitals
 @pytest.mark.parametrize("run", ["run", "another"])
 def test_the_test_of_one_model_is_summed_among_the_same_hospitals_or_not_at_all(run: str, tmp_path: Path) -> None:
     """The difference of the two sums would be the counts of the hospital that is in one of them only."""
-    here = Hospitals(tmp_path, dict.fromkeys(FOUR, 40))
+    here = Hospitals(tmp_path, FOUR)
     first = sum_of_test(here, FOUR)
     assert first.survivors == FOUR
     with pytest.raises(MaskingFailed):
@@ -63,9 +53,6 @@ def test_the_test_of_one_model_is_summed_among_the_same_hospitals_or_not_at_all(
 
 
 def test_a_hospital_whose_policy_keeps_its_scores_is_in_no_sum(tmp_path: Path) -> None:
-    here = Hospitals(tmp_path, dict.fromkeys(FOUR, 40))
-    here.sites["aspen"] = replace(
-        here.sites["aspen"], policy=here.sites["aspen"].policy.model_copy(update={"score_histograms": False})
-    )
-    here.start(["aspen"])
+    here = Hospitals(tmp_path, FOUR)
+    here.change("aspen", policy=here.sites["aspen"].policy.model_copy(update={"score_histograms": False}))
     assert sum_of_test(here, FOUR).survivors == FOUR[1:]

@@ -2,50 +2,46 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from common.config import Plan, PrivacySection
+from common.config import Plan
 from common.wire.records import EvaluateReply, TrainRequest
 from common.wire.secure_aggregation import MaskedRequest
-from tests.client.masked import Hospitals, masked_plan
-from tests.client.rounds import OWN, beginning, evaluation
+from tests.client.masked import FOUR, Hospitals, masked_plan, of_training, with_trunk
+from tests.client.rounds import OWN, beginning, evaluation, private_plan
 
-SIX = dict.fromkeys(("ash", "birch", "cedar", "elm", "fir", "oak"), 40)
+SIX = (*FOUR, "fir", "oak")
 COURSE: tuple[tuple[tuple[str, ...], dict[str, type]], ...] = (
-    (("ash", "birch", "cedar", "elm", "fir"), {}),  # oak comes late
-    (tuple(SIX), {}),
-    (tuple(SIX), {"ash": MaskedRequest, "birch": MaskedRequest}),
-    (tuple(SIX), {}),
+    (SIX[:-1], {}),  # oak comes late
+    (SIX, {}),
+    (SIX, {"ash": MaskedRequest, "birch": MaskedRequest}),
+    (SIX, {}),
 )
 
 
-def plan_for(level: str) -> Plan:
-    """Private hospitals want noise that hides patients; it goes on before the masks."""
-    of = masked_plan()
-    if level != "private":
-        return of
-    privacy = {"level": "patient", "noise_multiplier": 2.0, "secure_aggregation": True}
-    norm = of.model.model_copy(update={"norm": "group"})
-    return of.model_copy(update={"model": norm, "privacy": PrivacySection.model_validate(privacy)})
-
-
-@pytest.mark.parametrize("level", ["masked", "private"])
-def test_a_masked_run_goes_to_its_end(level: str, tmp_path: Path) -> None:
-    here, of = Hospitals(tmp_path, SIX, policy={"level": level}), plan_for(level)
+@pytest.mark.parametrize(
+    ("level", "of"),
+    [
+        ("masked", masked_plan()),
+        # Private hospitals accept noise that hides patients; it goes on before the masks.
+        ("private", private_plan(masked_plan(), level="patient", noise_multiplier=2.0, secure_aggregation=True)),
+    ],
+    ids=["masked", "private"],
+)
+def test_a_masked_run_goes_to_its_end(level: str, of: Plan, tmp_path: Path) -> None:
+    here = Hospitals(tmp_path, SIX, policy={"level": level})
     for number, (members, lost) in enumerate(COURSE, 1):
 
-        def moved(name: str, asked: Any, by: float = 0.95**number, counted: int = min(number - 1, 1)) -> Any:
-            if not isinstance(asked, TrainRequest) or asked.model.trunk is None:
-                return asked
-            model = replace(asked.model, trunk=asked.model.trunk * np.float32(by))
-            return replace(asked, model=model, counted=counted)
+        def moved(
+            request: TrainRequest, times: float = 0.95**number, counted: int = min(number - 1, 1)
+        ) -> TrainRequest:
+            return replace(with_trunk(request, times), counted=counted)
 
-        opened = here.opened(of, members, number, change=moved, lost=lost)
+        opened = here.opened(of, members, number, change=of_training(moved), lost=lost)
         assert list(opened.survivors) == [name for name in members if name not in lost]
         assert np.abs(opened.vector).max() > 0
     assert here.refusals == []
-    told = [here.asked(name, "evaluate", evaluation(of, beginning(of, OWN), 4, 4, 4), EvaluateReply) for name in SIX]
-    assert None not in told, here.refusals
+    requested = evaluation(of, beginning(of, OWN), 4, 4, 4)
+    assert None not in [here.send(name, "evaluate", requested, EvaluateReply) for name in SIX], here.refusals

@@ -1,6 +1,6 @@
 """A method of somebody's own package: it trains, on Ray too; a hospital declines it before it is imported."""
 
-import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import pytest
 
 from client.gate.incoming_request import PlanRefused, read_requested_work
 from client.site.policy import Policy
-from common.config import make_plan
+from common.config import Plan, make_plan
 from common.errors import BadInput
 from common.plugins import METHODS, stamp_of
 from common.wire.fleet_protocol import WIRE_VERSION
@@ -83,6 +83,7 @@ class Restless(Method):
 no_method = 3
 """
 LOUDER = ("run.method=plugin:louder",)
+PRIVATE = ("privacy.level=sample", "privacy.noise_multiplier=1", "evaluation.checkpoint=last", "model.norm=group")
 
 
 @pytest.fixture
@@ -115,53 +116,50 @@ def test_ray_finds_it_as_this_process_does(module: Path, tmp_path: Path) -> None
     assert on_ray["model_sha256"] == inline["model_sha256"]
 
 
-def test_what_is_wrong_with_it_is_a_fault_of_the_experiment(module: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"method.factr: is not a parameter of this method. Did you mean \"factor\""):
-        federation(tmp_path, *LOUDER, "method.factr=3")
-    with pytest.raises(BadInput, match=r"not a subclass of polyclinic.methods.Method"):
-        federation(tmp_path, "run.method=plugin:three")
-    with pytest.raises(BadInput, match='no installed package has "quieter"'):
-        federation(tmp_path, "run.method=plugin:quieter")
+@pytest.mark.parametrize(
+    ("choices", "fault"),
+    [
+        ((*LOUDER, "method.factr=3"), r"method.factr: is not a parameter of this method. Did you mean \"factor\""),
+        (("run.method=plugin:three",), r"not a subclass of polyclinic.methods.Method"),
+        (("run.method=plugin:quieter",), 'no installed package has "quieter"'),
+        # Trained plainly, a method whose objective may be another would be another one without a word.
+        (("run.method=plugin:silent", *PRIVATE), "minimises more than each image's own loss"),
+    ],
+    ids=["a parameter", "no method", "not installed", "noise for single images"],
+)
+def test_what_is_wrong_with_it_is_a_fault_of_the_experiment(
+    choices: tuple[str, ...], fault: str, module: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match=fault):
+        federation(tmp_path, *choices)
 
 
-def asked(folder: Path, policy: Policy) -> str:
-    """What a hospital with this policy says to the plan; empty where it takes part."""
-    plan = make_plan(experiment(folder, *LOUDER).experiment).model_dump_json()
+def refusal(policy: Policy, plan: Plan, folder: Path) -> str:
+    """Why a hospital with this policy refuses the plan; empty where it takes part."""
+    fields = {"plan": plan.model_dump_json(), "wire.version": WIRE_VERSION}
     try:
-        read_requested_work({"plan": plan, "wire.version": WIRE_VERSION}, replace(site_of(folder), policy=policy))
+        read_requested_work(fields, replace(site_of(folder), policy=policy))
     except PlanRefused as refused:
         return f"{refused.rule}: {refused}"
     return ""
 
 
-def test_a_hospital_that_has_not_listed_it_declines_before_it_is_imported(module: Path, tmp_path: Path) -> None:
-    assert asked(tmp_path, Policy()) == 'policy.methods: it does not have "plugin:louder"'
-    for listed in (("surgical",), ("*",)):
-        assert asked(tmp_path, Policy(methods=listed)) == 'policy.methods: it does not have "plugin:louder"'
-    assert not module.with_suffix(".imported").exists()
-    assert asked(tmp_path, Policy(methods=("*", "plugin:louder"))) == ""
-    assert module.with_suffix(".imported").exists()
-
-
-def test_a_changed_file_is_declined_before_it_is_imported(
+def test_a_hospital_declines_before_it_is_imported_what_is_not_listed_or_has_other_files(
     module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs = make_plan(experiment(tmp_path, *LOUDER).experiment)
+    plan = make_plan(experiment(tmp_path, *LOUDER).experiment)
+    for methods in (None, ("surgical",), ("*",)):
+        reason = 'policy.methods: it does not have "plugin:louder"'
+        assert refusal(Policy(methods=methods), plan, tmp_path) == reason
+    listed = Policy(methods=("*", "plugin:louder"))
     module.write_text(METHOD + "# changed\n")
     forget(monkeypatch)
-    hospital = replace(site_of(tmp_path), policy=Policy(methods=("plugin:louder",)))
-    with pytest.raises(PlanRefused, match=r"the coordinator has .*louder 1.0"):
-        read_requested_work(
-            {"plan": json.dumps(theirs.model_dump(mode="json")), "wire.version": WIRE_VERSION}, hospital
-        )
+    assert re.search(r"the coordinator has .*louder 1.0", refusal(listed, plan, tmp_path))
     assert not module.with_suffix(".imported").exists()
-
-
-def test_noise_for_single_images_is_refused_where_the_objective_may_be_another(module: Path, tmp_path: Path) -> None:
-    """Trained plainly, such a method would be another one without a word."""
-    private = ("privacy.level=sample", "privacy.noise_multiplier=1", "evaluation.checkpoint=last", "model.norm=group")
-    with pytest.raises(BadInput, match="minimises more than each image's own loss"):
-        federation(tmp_path, "run.method=plugin:silent", *private)
+    module.write_text(METHOD)
+    forget(monkeypatch)
+    assert refusal(listed, plan, tmp_path) == ""
+    assert module.with_suffix(".imported").exists()
 
 
 def test_authors_can_check_it(module: Path) -> None:
@@ -172,9 +170,7 @@ def test_authors_can_check_it(module: Path) -> None:
         check_method("louder", {"factr": 2.0})
 
 
-def test_the_receipt_names_the_package_and_verify_says_which_code_is_here(
-    module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_receipt_and_verify_name_the_package(module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     federation(tmp_path, *LOUDER, "run.keep_updates=true")
     (stamp,) = read_receipt(tmp_path / "run" / "receipt.json").plugins
     assert stamp == stamp_of(METHODS, "louder")
@@ -191,8 +187,8 @@ def test_the_receipt_names_the_package_and_verify_says_which_code_is_here(
 
 def not_checked(run: Path) -> str:
     """What verify says of the model, which the code here does not make."""
-    found = verify(run)
-    assert not found.faults
-    assert not any("make the model" in line or line.startswith("model.safetensors") for line in found.right)
-    (said,) = [line for line in found.unknown if line.startswith("model and sums: not checked")]
-    return said
+    verified = verify(run)
+    assert not verified.faults
+    assert not any("make the model" in line or line.startswith("model.safetensors") for line in verified.right)
+    (words,) = [line for line in verified.unknown if line.startswith("model and sums: not checked")]
+    return words

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message
 from torch import Tensor, nn
 
 from client.site.policy import Level, Policy
@@ -16,12 +15,10 @@ from common.config import Plan
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import pixels_on_device
 from common.models.network import build
-from common.models.state import ModelState
 from common.plugins import MODELS, PLUGIN, register_local, stamp_of
-from common.wire.codec import decode, encode
-from common.wire.records import BenefitReply, BenefitRequest, EvaluateReply, Groups, TrainReply
-from tests.client.gates import asked
-from tests.client.rounds import beginning, evaluation, images, plan, request, site
+from common.wire.records import BenefitReply, EvaluateReply, TrainReply
+from tests.client.gates import record_of, send, trained
+from tests.client.rounds import beginning, benefit_request, evaluate_request, images, plan, private_plan, request, site
 
 SOUGHT = 255
 """First pixel of the picture that the coordinator looks for; others have 0."""
@@ -41,8 +38,8 @@ def failing(channels: int, image_size: int) -> nn.Module:
 NETWORK = register_local(MODELS, failing)
 
 
-def crafted(method: str = "surgical", **tables: Any) -> Plan:
-    tree = plan(method, {}, batch_size=64, optimizer="sgd").model_dump(mode="json")
+def crafted(**tables: Any) -> Plan:
+    tree = plan(batch_size=64, optimizer="sgd").model_dump(mode="json")
     tree["model"] |= {"architecture": PLUGIN + NETWORK, "neck": None}
     tree["evaluation"] |= {"compare_local": True, "checkpoint": "last"}
     of = Plan.model_validate({**tree, **{name: {**tree[name], **keys} for name, keys in tables.items()}})
@@ -63,14 +60,8 @@ def hospital(folder: Path, level: Level, validation: int = 0, test: int = 0, **p
     return replace(at, **parts, train=with_picture(at.train, 0), policy=Policy.model_validate(keys))
 
 
-def judged(at: Site, of: Plan, model: ModelState, *, test: bool = False) -> EvaluateReply:
-    message = asked(at, "evaluate", encode(replace(evaluation(of, model, 1, 1, -1), test=test)))
-    assert not message.has_error(), message.error.reason
-    return decode(message.content, EvaluateReply)
-
-
-def trained(at: Site, of: Plan, model: ModelState) -> Message:
-    return asked(at, "train", encode(request(of, model)))
+def judged(at: Site, of: Plan, *, test: bool = False) -> EvaluateReply:
+    return record_of(send(at, "evaluate", evaluate_request(request(of, counted=1), test=test)), EvaluateReply)
 
 
 PRIVACY: dict[Level, dict[str, Any]] = {
@@ -84,44 +75,38 @@ def test_no_figure_of_a_model_that_fails_on_one_picture_leaves_where_the_coordin
     level: Level, tmp_path: Path
 ) -> None:
     of, answers = crafted(privacy=PRIVACY[level]), []
-    first = beginning(of)
-    facts = {name: value for name, value in vars(evaluation(of, first, 1, 0, -1)).items() if name != "test"}
-    comparison = BenefitRequest(**facts, initial=Groups.of_model(first), epochs=1)
+    comparison = benefit_request(of, beginning(of), beginning(of), 1, 1)
     for number, (validation, test) in enumerate([(0, 0), (1, 0), (0, 1)]):
         at = hospital(tmp_path / str(number), level, validation, test, smallest_count=0)
-        message = asked(at, "query.benefit", encode(comparison))
-        assert not message.has_error(), message.error.reason
-        replies = [judged(at, of, first, test=test) for test in (False, True)]
-        answers.append((decode(message.content, BenefitReply), *map(encoded, replies)))
+        replies = [judged(at, of, test=test) for test in (False, True)]
+        # Arrays as bytes, which compare.
+        fields = [
+            getattr(value, "tobytes", lambda value=value: value)()
+            for reply in replies
+            for value in vars(reply).values()
+        ]
+        answers.append((record_of(send(at, "query.benefit", comparison), BenefitReply), fields))
     assert answers[0] == answers[1] == answers[2]
-
-
-def encoded(reply: EvaluateReply) -> dict[str, Any]:
-    """The fields of a reply, arrays as bytes."""
-    return {name: value.tobytes() if isinstance(value, np.ndarray) else value for name, value in vars(reply).items()}
 
 
 def test_a_trusted_hospital_answers_without_an_error_where_a_model_fails_on_one_test_image(tmp_path: Path) -> None:
     of = crafted()
     for pictures, scored in ((0, 2), (1, 0)):
         at = hospital(tmp_path / str(pictures), "trusted", test=pictures, smallest_count=0)
-        assert len(judged(at, of, beginning(of), test=True).auroc) == scored
+        assert len(judged(at, of, test=True).auroc) == scored
 
 
 def test_where_noise_covers_updates_nothing_says_what_a_part_that_stays_holds(tmp_path: Path) -> None:
-    noise = {"level": "update", "noise_multiplier": 1.0}
     hashes = {}
-    for name, tables in (("bare", {}), ("covered", {"privacy": noise})):
-        tree = plan("pfl", {}, batch_size=64).model_dump(mode="json")
-        tree["model"]["norm"], tree["evaluation"]["checkpoint"] = "group", "last"
-        of = Plan.model_validate({**tree, **tables})
-        at = replace(site(tmp_path / name), policy=Policy(smallest_count=0, metrics_outside_privacy=True))
-        before = judged(at, of, beginning(of), test=True)
-        reply = decode(trained(at, of, beginning(of)).content, TrainReply)
-        after = judged(at, of, beginning(of), test=True)
+    for name, noise, count in (("bare", {}, 5), ("covered", {"level": "update", "noise_multiplier": 1.0}, 0)):
+        of = private_plan(plan("pfl", batch_size=64), **noise)
+        at = site(tmp_path / name, smallest_count=0, metrics_outside_privacy=True)
+        before = judged(at, of, test=True)
+        reply = record_of(trained(at, of), TrainReply)
+        after = judged(at, of, test=True)
         figures = [reply.train_loss, reply.validation_loss, after.validation_loss, *after.auroc]
-        assert len([value for value in figures if value is not None]) == (0 if tables else 5)
-        assert len(after.validation_classes) == (0 if tables else 2)
+        assert len([value for value in figures if value is not None]) == count
+        assert bool(after.validation_classes) == bool(count)
         hashes[name] = {before.model_sha256, after.model_sha256}
     assert (len(hashes["bare"]), len(hashes["covered"])) == (2, 1)
 
@@ -133,9 +118,8 @@ def test_how_many_test_images_are_right_leaves_without_those_of_hidden_classes_a
         labels = np.eye(2, dtype=np.float32)[[0] * 14 + [1] * 2]
         patients = np.array([f"p{row}" for row in range(16)])
         at = replace(at, test=replace(at.test, labels=labels, patients=patients))
-        reply = decode(trained(at, of, beginning(of)).content, TrainReply)
-        counts.append(reply.test_images)
-        assert judged(at, of, beginning(of)).test_images == reply.test_images
+        counts.append(record_of(trained(at, of), TrainReply).test_images)
+        assert judged(at, of).test_images == counts[-1]
     assert counts == [16, 0]  # both classes are hidden: fewer than three patients show the second
 
 
@@ -147,7 +131,7 @@ def test_features_of_a_frozen_backbone_do_not_say_by_failing_that_one_image_is_l
             assert len(images) > 1
             return images.flatten(1)
 
-    of = plan("surgical", {})
+    of = plan()
     network = build(of.model, ("a",), 1)
     network.backbone = NotOfOne()
     pixels = pixels_on_device(images(1, BATCH + 1), "cpu")

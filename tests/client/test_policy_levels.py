@@ -1,70 +1,43 @@
 """The three levels of a policy: keys that they set, and figures that leave. Attacks are in test_attack.py."""
 
 import tomllib
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from flwr.app import Message
 from pydantic import ValidationError
 
 from client.site.policy import LEVELS, TRUST, Level, Policy
-from client.site.site import Site
 from client.site.site_file import make_site_folder
 from common.config import Plan
-from common.wire.codec import decode, encode
 from common.wire.records import EvaluateReply, TrainReply
-from tests.client.gates import asked
-from tests.client.rounds import OWN, beginning, evaluation, plan, request, site
+from tests.client.gates import judged, record_of, trained
+from tests.client.rounds import OWN, changed_plan, plan, private_plan, site
 
-SURGICAL = plan("surgical", {})
-
-
-def private(of: Plan) -> Plan:
-    tree = of.model_dump(mode="json")
-    tree["model"]["norm"], tree["evaluation"]["checkpoint"] = "group", "last"
-    return Plan.model_validate({**tree, "privacy": {"level": "patient", "noise_multiplier": 20.0}})
+SURGICAL = plan()
+PLANS: dict[Level, Plan] = {
+    "private": private_plan(SURGICAL, level="patient", noise_multiplier=20.0),
+    "masked": changed_plan(SURGICAL, privacy={"secure_aggregation": True}),
+}
 
 
-def masked(of: Plan) -> Plan:
-    return Plan.model_validate({**of.model_dump(mode="json"), "privacy": {"secure_aggregation": True}})
-
-
-def under(folder: Path, level: Level) -> Site:
-    policy = Policy.model_validate({"level": level, "smallest_count": 5})
-    return replace(site(folder), policy=policy)
-
-
-def record_of(message: Message, kind: type[Any]) -> Any:
-    """The record that left; None where the site declined."""
-    return None if message.has_error() else decode(message.content, kind)
-
-
-@pytest.mark.parametrize(("level", "of"), [("private", private(SURGICAL)), ("masked", masked(SURGICAL))])
-def test_no_figure_leaves_a_hospital_that_does_not_trust_the_coordinator(
-    level: Level, of: Plan, tmp_path: Path
-) -> None:
-    at = under(tmp_path, level)
-    assert record_of(asked(at, "train", encode(request(SURGICAL, beginning(SURGICAL)))), TrainReply) is None
-    reply = record_of(asked(at, "train", encode(request(of, beginning(of)))), TrainReply)
-    assert reply is not None
+@pytest.mark.parametrize("level", PLANS)
+def test_no_figure_leaves_a_hospital_that_does_not_trust_the_coordinator(level: Level, tmp_path: Path) -> None:
+    at, of = site(tmp_path, level=level, smallest_count=5), PLANS[level]
+    assert trained(at, SURGICAL).has_error()
+    reply = record_of(trained(at, of), TrainReply)
     figures = reply.train_loss, reply.validation_loss, reply.validation_auroc, reply.test_images, reply.seconds
     assert figures == (None, None, None, None, 0.0)
-    tested = record_of(asked(at, "evaluate", encode(evaluation(of, beginning(of), 1, 1, -1))), EvaluateReply)
+    tested = record_of(judged(at, of), EvaluateReply)
     classes = tested.class_names, tested.histogram_classes, tested.validation_classes
     assert (tested.validation_loss, *classes) == (None, (), (), ())
 
 
 def test_without_figures_of_training_a_run_without_privacy_goes_on(tmp_path: Path) -> None:
     at = site(tmp_path, smallest_count=0, training_figures=False)
-    reply = record_of(asked(at, "train", encode(request(SURGICAL, beginning(SURGICAL)))), TrainReply)
+    reply = record_of(trained(at, SURGICAL), TrainReply)
     assert (reply.train_loss, reply.validation_loss, reply.validation_auroc) == (None, None, None)
-    tested = record_of(
-        asked(at, "evaluate", encode(evaluation(SURGICAL, beginning(SURGICAL), 1, 1, -1))), EvaluateReply
-    )
-    assert (tested.validation_loss, tested.validation_auroc) == (None, None)
-    assert tested.class_names == OWN
+    tested = record_of(judged(at, SURGICAL), EvaluateReply)
+    assert (tested.validation_loss, tested.validation_auroc, tested.class_names) == (None, None, OWN)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -86,7 +59,7 @@ def test_no_other_level_is_taken(level: object) -> None:
         Policy.model_validate({"level": level})
 
 
-def test_init_writes_every_key_and_whom_the_hospital_trusts(tmp_path: Path) -> None:
+def test_init_writes_every_key_with_its_default_and_whom_the_hospital_trusts(tmp_path: Path) -> None:
     make_site_folder(tmp_path, "north")
     text = (tmp_path / "site.toml").read_text(encoding="utf-8")
     table = text.split("[policy]\n")[1].split("[data.synonyms]")[0]
@@ -95,18 +68,12 @@ def test_init_writes_every_key_and_whom_the_hospital_trusts(tmp_path: Path) -> N
     assert text.splitlines()[0] == f"# {TRUST['trusted']}"
     assert all(sentence in text for sentence in TRUST.values())
     assert Policy.model_validate(tomllib.loads(text)["policy"]) == Policy()
-
-
-def test_values_that_init_writes_as_comments_are_the_defaults(tmp_path: Path) -> None:
-    """Of the keys that stand there with a value that is none of a hospital's own."""
-    make_site_folder(tmp_path, "north")
-    table = (tmp_path / "site.toml").read_text(encoding="utf-8").split("[policy]\n")[1].split("[data.synonyms]")[0]
+    # Of the other keys that stand there as comments, the value is an example of a hospital's own.
     keys = ("label_counts", "score_histograms", "training_figures", "test_metrics", "train_hidden_classes")
     keys += ("test_each_round", "smallest_count", "round_counts_to", "masked_only", "smallest_cohort", "rows_alone")
-    lines = "\n".join(
-        line.removeprefix("# ") for line in table.splitlines() if line.startswith(tuple(f"# {k}" for k in keys))
-    )
-    assert tomllib.loads(lines) == Policy().model_dump(include=set(keys))
+    comments = [line for line in table.splitlines() if line.startswith(tuple(f"# {key}" for key in keys))]
+    values = tomllib.loads("\n".join(line.removeprefix("# ") for line in comments))
+    assert values == Policy().model_dump(include=set(keys))
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/privacy.md", "docs/hospital-it.md"])

@@ -28,16 +28,23 @@ from common.models.zoo.spec import ModelSpec
 from common.plugins import MODELS, register_local, stamp_of
 from common.wire.records import RollCall, TrainReply
 from strategies.privacy.mechanism import NoisySteps, compute_epsilon
-from tests.client.rounds import beginning, evaluation, images, plan, request, site
+from tests.client.rounds import (
+    Killed,
+    beginning,
+    changed_plan,
+    evaluation,
+    images,
+    plan,
+    private_plan,
+    request,
+    site,
+)
 
-ONE = NoisySteps(2.0, 0.2, 5)  # of 40 images, in batches of 8
+FIVE_STEPS = NoisySteps(2.0, 0.2, 5)  # of 40 images, in batches of 8
 
 
-def private_plan(level: str = "sample", method: str = "fedavg", **keys: Any) -> Plan:
-    tree = plan(method, {}).model_dump(mode="json")
-    tree["model"]["norm"] = "group"
-    tree["evaluation"]["checkpoint"] = "last"
-    return Plan.model_validate({**tree, "privacy": {"level": level, "noise_multiplier": 2.0, **keys}})
+def noisy(level: str = "sample", **keys: Any) -> Plan:
+    return private_plan(plan("fedavg"), **{"level": level, "noise_multiplier": 2.0, **keys})
 
 
 def private_site(folder: Path, **policy: Any) -> Site:
@@ -45,44 +52,40 @@ def private_site(folder: Path, **policy: Any) -> Site:
 
 
 def first_round(at: Site, of: Plan, server_round: int = 1) -> TrainReply:
-    return train_round(at, request(of, beginning(of), server_round, counted=server_round - 1))
+    return train_round(at, request(of, server_round=server_round, counted=server_round - 1))
 
 
-def cost(*steps: NoisySteps) -> float:
-    return compute_epsilon(steps, 1e-5, "prv")
+def entries(folder: Path) -> int:
+    return len(PrivacyBudgetLedger(folder).entries)
+
+
+def cost(count: int = 5) -> float:
+    return compute_epsilon([replace(FIVE_STEPS, count=count)], 1e-5, "prv")
 
 
 def test_what_a_round_cost_is_on_the_disk_when_its_reply_leaves(tmp_path: Path) -> None:
-    at, of = private_site(tmp_path), private_plan()
-    replies = [first_round(at, of), first_round(at, of, 2)]
-    assert [reply.epsilon for reply in replies] == [cost(ONE), cost(replace(ONE, count=10))]
-    assert PrivacyBudgetLedger(tmp_path).epsilon(1e-5) == cost(replace(ONE, count=10))
+    at, of = private_site(tmp_path), noisy()
+    assert [first_round(at, of, number).epsilon for number in (1, 2)] == [cost(), cost(10)]
+    assert PrivacyBudgetLedger(tmp_path).epsilon(1e-5) == cost(10)
 
 
 def test_the_same_request_gets_the_same_reply_and_costs_once(tmp_path: Path) -> None:
-    at, of = private_site(tmp_path), private_plan("update")
+    at, of = private_site(tmp_path, epsilon=40.0), noisy("update")
     first, again = first_round(at, of), first_round(replace(at), of)
-    assert first.update.trunk is not None
-    assert again.update.trunk is not None
     np.testing.assert_array_equal(first.update.trunk, again.update.trunk)
     assert replace(first, update=again.update) == again
-    assert len(PrivacyBudgetLedger(tmp_path).entries) == 1
+    assert entries(tmp_path) == 1
 
 
-def test_a_site_that_died_between_reply_and_ledger_counts_it_when_it_is_sent(tmp_path: Path) -> None:
-    at, of = private_site(tmp_path), private_plan()
+@pytest.mark.parametrize(("lost", "count"), [("ledger.json", 1), ("last-reply.safetensors", 2)])
+def test_a_lost_ledger_counts_the_reply_again_and_a_lost_reply_a_new_one(lost: str, count: int, tmp_path: Path) -> None:
+    """The ledger is written after the reply: a site may die between them."""
+    at, of = private_site(tmp_path), noisy()
     first_round(at, of)
-    (tmp_path / "privacy" / "ledger.json").unlink()
+    (tmp_path / "privacy" / lost).unlink()
     first_round(at, of)
-    assert PrivacyBudgetLedger(tmp_path).epsilon(1e-5) == cost(ONE)
-
-
-def test_a_site_that_lost_the_reply_counts_the_new_one_too(tmp_path: Path) -> None:
-    at, of = private_site(tmp_path), private_plan()
-    first_round(at, of)
-    (tmp_path / "privacy" / "last-reply.safetensors").unlink()
-    first_round(at, of)
-    assert len(PrivacyBudgetLedger(tmp_path).entries) == 2
+    assert entries(tmp_path) == count
+    assert PrivacyBudgetLedger(tmp_path).epsilon(1e-5) == cost(5 * count)
 
 
 def one_step(by_whom: Plan, count: int, **drawn: dict[str, Any]) -> Plan:
@@ -103,18 +106,18 @@ def test_who_knows_the_seed_cannot_tell_whether_a_patient_took_part(drawn: dict[
     with_her, trials = images(1, 100), 20
     without = with_her.rows(np.arange(1, 100))
 
-    def told(who: ImageSet, privacy: dict[str, Any], folder: str) -> NDArray[np.float64]:
-        at = replace(private_site(tmp_path / folder), train=who)
-        of = one_step(private_plan("patient", **privacy), 400, **drawn)
-        update = first_round(at, of).update
-        assert update.trunk is not None
-        return update.trunk.astype(np.float64) * len(who)
+    def update(patients: ImageSet, folder: str, **privacy: Any) -> NDArray[np.float64]:
+        at = replace(private_site(tmp_path / folder), train=patients)
+        of = one_step(noisy("patient", **privacy), 400, **drawn)
+        return first_round(at, of).update.trunk.astype(np.float64) * len(patients)
 
-    bare = {"noise_multiplier": 0.0}
-    yes, no = told(with_her, bare, "with"), told(without, bare, "without")  # as the coordinator works them out
-    noisy: dict[str, Any] = {"noise_multiplier": None, "epsilon": 1.0}
-    guesses = [told(with_her if trial % 2 else without, noisy, str(trial)) @ (yes - no) for trial in range(trials)]
-    half = (yes + no) @ (yes - no) / 2
+    # As the coordinator works them out.
+    yes, no = update(with_her, "with", noise_multiplier=0.0), update(without, "without", noise_multiplier=0.0)
+    updates = [
+        update(with_her if trial % 2 else without, str(trial), noise_multiplier=None, epsilon=1.0)
+        for trial in range(trials)
+    ]
+    guesses, half = [vector @ (yes - no) for vector in updates], (yes + no) @ (yes - no) / 2
     assert sum((guess > half) == bool(trial % 2) for trial, guess in enumerate(guesses)) < 19
 
 
@@ -127,63 +130,52 @@ def test_a_network_that_draws_by_itself_is_refused(tmp_path: Path) -> None:
         return nn.Sequential(Restless(), nn.Linear(channels * image_size**2, 8))
 
     name = register_local(MODELS, restless)
-    of = one_step(private_plan("patient"), 40, model={"architecture": f"plugin:{name}", "norm": "batch"})
+    of = one_step(noisy("patient"), 40, model={"architecture": f"plugin:{name}", "norm": "batch"})
     with pytest.raises(BadInput, match="draws random numbers of its own in training"):
         first_round(private_site(tmp_path), of.model_copy(update={"plugins": (stamp_of(MODELS, name),)}))
 
 
-def test_a_hospitals_noise_cannot_be_drawn_again_and_a_simulations_can(tmp_path: Path) -> None:
-    of = private_plan()
-    hospitals = [first_round(private_site(tmp_path / name), of).update.trunk for name in ("a", "b")]
-    simulated = [
-        first_round(replace(private_site(tmp_path / name), simulated=True), of).update.trunk for name in ("c", "d")
-    ]
-    assert (hospitals[0] != hospitals[1]).any()  # type: ignore[union-attr]
-    np.testing.assert_array_equal(simulated[0], simulated[1])  # type: ignore[arg-type]
+@pytest.mark.parametrize("simulated", [False, True])
+def test_a_simulations_noise_can_be_drawn_again_and_a_hospitals_cannot(simulated: bool, tmp_path: Path) -> None:
+    sites = [replace(private_site(tmp_path / name), simulated=simulated) for name in ("a", "b")]
+    first, second = (first_round(at, noisy()).update.trunk for at in sites)
+    assert np.array_equal(first, second) == simulated
 
 
 def test_a_site_stops_before_its_budget_is_exceeded_over_all_runs(tmp_path: Path) -> None:
-    budget = (cost(replace(ONE, count=10)) + cost(replace(ONE, count=15))) / 2
-    at, of = private_site(tmp_path, epsilon=budget), private_plan()
+    at, of = private_site(tmp_path, epsilon=(cost(10) + cost(15)) / 2), noisy()
     first_round(at, of)
     call = RollCall("another-run", of.model_dump_json())
     answer_roll_call(at, call)
-    train_round(at, replace(request(of, beginning(of)), run="another-run"))
+    last = replace(request(of), run="another-run")
+    epsilon = train_round(at, last).epsilon
     with pytest.raises(BadInput, match="this site allows"):
         first_round(at, of, 2)
     with pytest.raises(BadInput, match="It takes no further part"):
         answer_roll_call(at, call)
-    assert len(PrivacyBudgetLedger(tmp_path).entries) == 2
+    assert train_round(at, last).epsilon == epsilon  # paid for before
+    assert entries(tmp_path) == 2
 
 
-def test_the_reply_that_the_budget_paid_for_can_still_be_sent_again(tmp_path: Path) -> None:
-    at, of = private_site(tmp_path, epsilon=cost(ONE)), private_plan()
-    assert first_round(at, of).epsilon == first_round(at, of).epsilon
-
-
-def test_losses_and_test_results_stay_at_home_unless_the_policy_says_otherwise(tmp_path: Path) -> None:
-    of = private_plan()
-    for outside in (False, True):
-        at = private_site(tmp_path / str(outside), metrics_outside_privacy=outside)
-        reply = first_round(at, of)
-        tested = evaluate_round(at, evaluation(of, beginning(of), 1, 1, -1))
-        told = (reply.train_loss, reply.validation_loss, reply.validation_auroc, tested.validation_loss)
-        assert [value is not None for value in told] == [outside] * 4
-        assert bool(tested.class_names) is outside
+@pytest.mark.parametrize("outside", [False, True])
+def test_losses_and_test_results_stay_at_home_unless_the_policy_says_otherwise(outside: bool, tmp_path: Path) -> None:
+    of, at = noisy(), private_site(tmp_path, metrics_outside_privacy=outside)
+    reply = first_round(at, of)
+    tested = evaluate_round(at, evaluation(of, beginning(of), 1, 1, -1))
+    figures = (reply.train_loss, reply.validation_loss, reply.validation_auroc, tested.validation_loss)
+    assert [value is not None for value in figures] == [outside] * 4
+    assert bool(tested.class_names) is outside
 
 
 @pytest.mark.parametrize("level", ["sample", "patient", "update"])
 def test_that_training_diverged_is_told_by_nothing_that_noise_does_not_cover(level: str, tmp_path: Path) -> None:
-    at, of = private_site(tmp_path), private_plan(level)
-    of = of.model_copy(update={"training": of.training.model_copy(update={"lr": 1e30})})
+    of = changed_plan(noisy(level), training={"lr": 1e30})
     received = beginning(of)
     received.head.weight[:] = 1e30  # the logits overflow, and with them every loss
-    reply = train_round(at, request(of, received))
-    assert reply.seconds == 0.0
-    assert reply.train_loss is None
+    reply = train_round(private_site(tmp_path), request(of, received))
+    assert (reply.seconds, reply.train_loss) == (0.0, None)
     if level == "update":
         assert all(np.isfinite(array).all() for array in reply.update.named().values())
-        assert reply.update.trunk is not None
         assert reply.update.trunk.std() > 1.0  # noise, not silence
 
 
@@ -191,59 +183,49 @@ def test_the_status_says_what_is_spent_and_of_what(tmp_path: Path) -> None:
     assert privacy_status(private_site(tmp_path)) == {}
     at = private_site(tmp_path, epsilon=40.0)
     assert privacy_status(at) == {"epsilon": 0.0, "delta": 1e-5, "budget": 40.0}
-    first_round(at, private_plan())
-    assert privacy_status(at) == {"epsilon": cost(ONE), "delta": 1e-5, "budget": 40.0}
-    found = asdict(SiteStatus("north", privacy=privacy_status(at)))
-    assert f"privacy spent, over all runs: epsilon {cost(ONE):.2f} of 40 at delta 1e-05" in format_status(found)
+    first_round(at, noisy())
+    assert privacy_status(at) == {"epsilon": cost(), "delta": 1e-5, "budget": 40.0}
+    status = asdict(SiteStatus("north", privacy=privacy_status(at)))
+    assert f"epsilon {cost():.2f} of 40 at delta 1e-05" in format_status(status)
 
 
 def test_a_run_without_privacy_leaves_no_ledger(tmp_path: Path) -> None:
     at = private_site(tmp_path)
-    reply = first_round(at, plan("fedavg", {}))
-    assert reply.epsilon is None
+    assert first_round(at, plan("fedavg")).epsilon is None
     assert open_ledger(at).entries == ()
     assert not (tmp_path / "privacy").exists()
 
 
-# ---------------------------------------------------------------- a kill before the cost is written down
-
-
-class Killed(BaseException):
-    """Ends the process of a hospital."""
-
-
 def second_round(at: Site, monkeypatch: pytest.MonkeyPatch, *, killed: bool) -> Mapping[str, NDArray[np.float32]]:
     """The update of round 2, of momentum after round 1, whose cost may not have been written down."""
-    tree = plan("surgical", {}, optimizer="sgd", momentum=0.9, reset_optimizer=False).model_dump(mode="json")
-    tree["model"] |= {"norm": "group"}
-    tree["evaluation"] |= {"checkpoint": "last"}
-    tree["privacy"] |= {"level": "update", "noise_multiplier": 0.0, "max_update_norm": 100.0}
-    of = Plan.model_validate(tree)
+    of = private_plan(
+        plan(optimizer="sgd", momentum=0.9, reset_optimizer=False),
+        **{"level": "update", "noise_multiplier": 0.0, "max_update_norm": 100.0},
+    )
     with monkeypatch.context() as patched:
         if killed:
-            patched.setattr(PrivacyBudgetLedger, "note_cost", lambda *written: (_ for _ in ()).throw(Killed))
+            patched.setattr(PrivacyBudgetLedger, "note_cost", kill)
         with pytest.raises(Killed) if killed else nullcontext():
-            train_round(at, request(of, beginning(of)))
-    return train_round(at, request(of, beginning(of), 2, counted=1)).update.named()
+            train_round(at, request(of))
+    return train_round(at, request(of, server_round=2, counted=1)).update.named()
 
 
-def test_no_later_round_goes_on_from_one_whose_cost_was_not_written_down(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def kill(*arguments: Any, **more: Any) -> None:
+    raise Killed
+
+
+def test_no_round_goes_on_from_one_whose_cost_was_not_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """After 25 such kills momentum held 25 rounds, and the ledger one."""
-    whole, killed = (second_round(site(tmp_path / str(one)), monkeypatch, killed=one) for one in (False, True))
+    whole, killed = (second_round(site(tmp_path / name), monkeypatch, killed=bool(name)) for name in ("", "killed"))
     assert any(not np.array_equal(whole[name], killed[name]) for name in whole)
-    alone = site(tmp_path / "alone")
     with monkeypatch.context() as patched:
         patched.setattr(MemoryFolder, "keep", lambda *written: None)
-        fresh = second_round(alone, monkeypatch, killed=False)
+        fresh = second_round(site(tmp_path / "alone"), monkeypatch, killed=False)
     assert all(np.allclose(fresh[name], killed[name], atol=1e-6) for name in fresh)
 
 
 def stating(epsilon: float, rounds: int) -> Plan:
-    of = private_plan()
-    privacy = of.privacy.model_copy(update={"noise_multiplier": None, "epsilon": epsilon})
-    return of.model_copy(update={"run": of.run.model_copy(update={"rounds": rounds}), "privacy": privacy})
+    return changed_plan(noisy(), run={"rounds": rounds}, privacy={"noise_multiplier": None, "epsilon": epsilon})
 
 
 def test_a_run_gets_no_more_answers_than_its_plan_has_noise_for(tmp_path: Path) -> None:
@@ -251,31 +233,29 @@ def test_a_run_gets_no_more_answers_than_its_plan_has_noise_for(tmp_path: Path) 
     at, of = private_site(tmp_path), stating(8.0, rounds=2)
     first_round(at, of)
     first_round(at, of)  # the very same request
-    train_round(at, request(of, replace(beginning(of), trunk=beginning(of).trunk + np.float32(1)), 1, counted=0))
+    first = beginning(of)
+    train_round(at, request(of, replace(first, trunk=first.trunk + np.float32(1))))
     for server_round in (1, 2, 3):
         with pytest.raises(BadInput, match="noise for 2 answers"):
-            train_round(at, request(of, replace(beginning(of), trunk=-beginning(of).trunk), server_round))
-    train_round(at, replace(request(of, beginning(of)), run="another-run"))
+            train_round(at, request(of, replace(first, trunk=-first.trunk), server_round))
+    train_round(at, replace(request(of), run="another-run"))
 
 
-def test_rounds_of_a_plan_with_noise_are_part_of_what_the_run_was_announced_with() -> None:
+@pytest.mark.parametrize(("level", "same"), [("none", True), ("update", False), ("patient", False)])
+def test_rounds_of_a_plan_with_noise_are_part_of_what_the_run_was_announced_with(level: str, same: bool) -> None:
     """The noise of each round follows from their number."""
-    for level, same in (("none", True), ("update", False), ("patient", False)):
-        plans = [
-            json.dumps({"run": {"rounds": rounds, "name": str(rounds)}, "privacy": {"level": level}})
-            for rounds in (3, 4)
-        ]
-        assert (hash_plan(plans[0]) == hash_plan(plans[1])) == same
+    runs = [{"rounds": rounds, "name": str(rounds)} for rounds in (3, 4)]
+    hashes = [hash_plan(json.dumps({"run": run, "privacy": {"level": level}})) for run in runs]
+    assert (hashes[0] == hashes[1]) == same
 
 
 @pytest.mark.parametrize("level", ["sample", "patient"])
 def test_noisy_steps_that_diverge_are_an_answer_that_is_paid_for(level: str, tmp_path: Path) -> None:
     """A step can be made that overflows if noise lies on one side: whether it did is one more noisy answer."""
-    at, of = private_site(tmp_path), private_plan(level)
-    of = of.model_copy(update={"training": of.training.model_copy(update={"lr": 1e38, "epochs": 2})})
-    reply = train_round(at, request(of, beginning(of)))
+    of = changed_plan(noisy(level), training={"lr": 1e38, "epochs": 2})
+    reply = first_round(private_site(tmp_path), of)
     assert not any(array.any() for array in reply.update.named().values())
-    assert len(PrivacyBudgetLedger(tmp_path).entries) == 1
+    assert entries(tmp_path) == 1
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("out of memory"), OutOfTime()])
@@ -292,34 +272,21 @@ def test_a_private_training_that_fails_costs_what_an_answer_costs(
     for answers in (1, 2, 3):
         with pytest.raises(type(failure)):
             first_round(at, of)
-        assert len(PrivacyBudgetLedger(tmp_path).entries) == answers
+        assert entries(tmp_path) == answers
     with pytest.raises(BadInput, match="noise for 3 answers"):
         first_round(at, of)
 
 
-def test_no_round_goes_on_from_a_training_that_was_not_paid_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_round_goes_on_from_a_training_that_is_not_paid_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Killed before the ledger has it, a training leaves a memory; the answer before it, asked again, is paid for."""
-    at, of = private_site(tmp_path), private_plan()
-    asked = request(of, beginning(of))
-    paid, memory = train_round(at, asked), at.memory("run")
+    at, train = private_site(tmp_path), request(noisy())
+    paid, memory = train_round(at, train), at.memory("run")
     assert memory.is_settled(1)
-
-    class Killed(BaseException):
-        """Like a kill, nothing on the way takes it."""
-
-    def killed(*anything: Any) -> None:
-        raise Killed
-
     with monkeypatch.context() as patched:
-        patched.setattr(PrivacyBudgetLedger, "note_reply", killed)
+        patched.setattr(PrivacyBudgetLedger, "note_reply", kill)
         with pytest.raises(Killed):
-            train_round(at, replace(asked, contract="another"))
-    again = train_round(at, asked)
-    assert again.update.trunk is not None
-    assert paid.update.trunk is not None
-    assert again.update.trunk.tolist() == paid.update.trunk.tolist()
+            train_round(at, replace(train, contract="another"))
+    assert train_round(at, train).update.trunk.tolist() == paid.update.trunk.tolist()
     assert not memory.is_settled(1)
 
 
@@ -336,14 +303,14 @@ def test_a_network_that_gives_no_gradient_for_each_image_is_refused_and_costs_no
         patched.setattr("strategies.privacy.gradients.refuse_mixed_images", fails)
         with pytest.raises(BadInput, match="gives no gradient for each image: AttributeError"):
             first_round(at, of)
-    assert not PrivacyBudgetLedger(tmp_path).entries
+    assert entries(tmp_path) == 0
     first_round(at, of)
-    assert len(PrivacyBudgetLedger(tmp_path).entries) == 1
+    assert entries(tmp_path) == 1
 
 
 @pytest.mark.parametrize("architecture", ["timm:test_vit", "timm:test_convnext"])
 def test_networks_with_layers_without_a_name_of_ours_train_privately(architecture: str, tmp_path: Path) -> None:
-    at, of = private_site(tmp_path), stating(8.0, rounds=1)
-    of = of.model_copy(update={"model": ModelSpec(architecture=architecture, channels=1, image_size=32, norm="batch")})
-    reply = train_round(at, request(of, beginning(of)))
+    spec = ModelSpec(architecture=architecture, channels=1, image_size=32, norm="batch")
+    of = stating(8.0, rounds=1).model_copy(update={"model": spec})
+    reply = first_round(private_site(tmp_path), of)
     assert any(array.any() for array in reply.update.named().values())

@@ -1,6 +1,8 @@
 """A hospital's folder: the files of init, the keys of site.toml, and refusals before the start."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +10,6 @@ import torch
 from PIL import Image
 
 from client.site.settings import choose_device, open_site, read_settings
-from client.site.site import Site
 from client.site.site_file import make_site_folder, read_credentials
 from common.data.base.image_set import PixelRows
 from common.data.base.spec import PhantomSpec
@@ -16,8 +17,7 @@ from common.data.images import store
 from common.data.load import load
 from common.errors import BadInput
 from common.security.identity import SiteKit, fingerprint, read_kit, read_request, write_toml
-from server.coordinator.authority import make_authority
-from server.coordinator.folder import Coordinator, CoordinatorFile
+from tests.client.handshakes import coordinator_in
 
 HEAD = 'name = "north"\n'
 DATA = '[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
@@ -25,27 +25,20 @@ DATA = '[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of the site ``north``, with a key, a request and made images."""
+    """The folder of a site ``north``, with a key, a request and made images."""
     make_site_folder(tmp_path, "north")
-    return written(tmp_path, HEAD + DATA)
+    return write(tmp_path, HEAD + DATA)
 
 
-def written(folder: Path, text: str) -> Path:
+def write(folder: Path, text: str) -> Path:
     (folder / "site.toml").write_text(text, encoding="utf-8")
     return folder
 
 
-def places_of_faults(folder: Path, text: str) -> list[str]:
+def places_of_faults(read: Callable[[Any], object], *arguments: Any) -> list[str]:
     with pytest.raises(BadInput) as refused:
-        read_settings(written(folder, text))
-    return [fault.where for fault in refused.value.faults]
-
-
-def opened(folder: Path, more: str = "") -> Site:
-    return open_site(read_settings(written(folder, HEAD + DATA + more)))
-
-
-# ---------------------------------------------------------------------- the first day
+        read(*arguments)
+    return [fault.where.removeprefix("site.toml: ") for fault in refused.value.faults]
 
 
 def pictures(folder: Path, parts: str) -> None:
@@ -59,18 +52,15 @@ def pictures(folder: Path, parts: str) -> None:
 
 
 def test_the_site_toml_that_init_writes_works_once_images_and_labels_are_there(tmp_path: Path) -> None:
-    make_site_folder(tmp_path, "north")
+    lines = make_site_folder(tmp_path, "north")
+    request = read_request(tmp_path / "north.request")
+    assert request.site == "north"
+    assert f"    {fingerprint(request.public_key)}" in lines
+    assert places_of_faults(read_settings, tmp_path) == ["data.images", "data.labels"]
     pictures(tmp_path, "train train test")
     site = open_site(read_settings(tmp_path))
     assert (site.name, site.declaration.names) == ("north", ("Effusion", "Pneumonia"))
     assert len(site.train) + len(site.validation) + len(site.test) == 3
-
-
-def test_the_site_toml_that_init_writes_says_which_files_are_still_missing(tmp_path: Path) -> None:
-    make_site_folder(tmp_path, "north")
-    with pytest.raises(BadInput) as refused:
-        read_settings(tmp_path)
-    assert {fault.where for fault in refused.value.faults} == {"site.toml: data.images", "site.toml: data.labels"}
 
 
 def test_decoded_images_are_kept_as_the_policy_says_and_no_longer(
@@ -82,12 +72,12 @@ def test_decoded_images_are_kept_as_the_policy_says_and_no_longer(
     text, lines = (tmp_path / "site.toml").read_text(encoding="utf-8"), list[str]()
     for policy, folder in (("plain", "images-plain"), ("encrypted", "images-encrypted"), ("no", "")):
         line = f'\n[policy]\nkeep_images = "{policy}"\n'
-        settings = read_settings(written(tmp_path, text.replace("\n[policy]\n", line)))
+        settings = read_settings(write(tmp_path, text.replace("\n[policy]\n", line)))
         site = open_site(settings, lines.append)
         assert [path.name for path in (tmp_path / "state").glob("images-*")] == [folder] * bool(folder)
         assert isinstance(site.train.stored, PixelRows) == bool(folder)
-        kept = b"".join(path.read_bytes() for path in (tmp_path / "state").glob("*/*/pixels"))
-        assert (bytes([50] * 100) in kept) == (policy == "plain")
+        content = b"".join(path.read_bytes() for path in (tmp_path / "state").glob("*/*/pixels"))
+        assert (bytes([50] * 100) in content) == (policy == "plain")
         assert site.train.images.max(axis=(1, 2)).tolist() == [0, 100]
     assert sum("removed" in line for line in lines) == 2
 
@@ -99,13 +89,6 @@ def test_without_its_key_a_folder_keeps_no_images(tmp_path: Path, monkeypatch: p
     (tmp_path / "north.key").unlink()
     assert len(open_site(read_settings(tmp_path)).train.images) == 2
     assert not (tmp_path / "state").exists()
-
-
-def test_init_shows_the_fingerprint_of_the_key_that_it_made(tmp_path: Path) -> None:
-    lines = make_site_folder(tmp_path / "north", "north")
-    request = read_request(tmp_path / "north" / "north.request")
-    assert request.site == "north"
-    assert f"    {fingerprint(request.public_key)}" in lines
 
 
 def test_init_again_changes_nothing_that_the_hospital_has(folder: Path) -> None:
@@ -121,9 +104,6 @@ def test_init_with_a_name_that_leads_elsewhere_writes_nothing(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-# ---------------------------------------------------------------------- site.toml
-
-
 def test_everything_may_be_left_out_but_name_and_data(folder: Path) -> None:
     settings = read_settings(folder)
     assert (settings.kit_path, settings.key_path) == (folder / "north.kit", folder / "north.key")
@@ -132,7 +112,7 @@ def test_everything_may_be_left_out_but_name_and_data(folder: Path) -> None:
 
 
 def test_kit_and_key_may_lie_elsewhere(folder: Path) -> None:
-    settings = read_settings(written(folder, f'{HEAD}kit = "mail/a.kit"\nkey = "/safe/b.key"\n{DATA}'))
+    settings = read_settings(write(folder, f'{HEAD}kit = "mail/a.kit"\nkey = "/safe/b.key"\n{DATA}'))
     assert (settings.kit_path, settings.key_path) == (folder / "mail" / "a.kit", Path("/safe/b.key"))
 
 
@@ -147,57 +127,42 @@ def test_kit_and_key_may_lie_elsewhere(folder: Path) -> None:
     ],
 )
 def test_annotates_is_a_list_and_synonyms_a_table_of_names(line: str, where: str, folder: Path) -> None:
-    assert places_of_faults(folder, HEAD + DATA + line) == [f"site.toml: {where}"]
+    assert places_of_faults(read_settings, write(folder, HEAD + DATA + line)) == [where]
 
 
-# ---------------------------------------------------------------------- device
-
-
-def test_a_gpu_that_is_not_there_is_a_fault_said_with_those_of_the_data(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_gpu_is_a_fault_beside_those_of_the_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     text = f'{HEAD}device = "cuda"\n[data]\nkind = "npz"\npath = "absent.npz"\n'
-    assert places_of_faults(folder, text) == ["site.toml: data.path", "site.toml: device"]
+    assert places_of_faults(read_settings, write(folder, text)) == ["data.path", "device"]
 
 
-@pytest.mark.parametrize(("there", "device"), [(True, "cuda"), (False, "cpu")])
-def test_auto_takes_a_gpu_where_there_is_one(
-    there: bool, device: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+@pytest.mark.parametrize(("available", "device"), [(True, "cuda"), (False, "cpu")])
+def test_auto_takes_a_gpu_if_any(available: bool, device: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
     assert choose_device(read_settings(folder)) == device
-    assert choose_device(read_settings(written(folder, f'{HEAD}device = "cpu"\n{DATA}'))) == "cpu"
+    assert choose_device(read_settings(write(folder, f'{HEAD}device = "cpu"\n{DATA}'))) == "cpu"
 
 
 @pytest.mark.parametrize(
     ("lines", "visible"),
     [("gpus = 2\n", 0), ("gpus = 2\n", 1), ("gpus = 4\n", 3), ('device = "cpu"\ngpus = 2\n', 4)],
 )
-def test_several_gpus_are_there_or_the_site_does_not_start(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str, visible: int
-) -> None:
+def test_several_gpus_must_be_there(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str, visible: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    assert places_of_faults(folder, f"{HEAD}{lines}{DATA}") == ["site.toml: gpus"]
+    assert places_of_faults(read_settings, write(folder, f"{HEAD}{lines}{DATA}")) == ["gpus"]
 
 
 def test_a_site_has_as_many_gpus_as_its_file_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert open_site(read_settings(written(folder, f"{HEAD}gpus = 2\n{DATA}"))).gpus == 2
-    assert open_site(read_settings(written(folder, f"{HEAD}{DATA}"))).gpus == 1
-
-
-# ---------------------------------------------------------------------- labels
-
-
-def test_a_site_that_names_no_classes_annotates_all_of_its_data(folder: Path) -> None:
-    splits = load(PhantomSpec(kind="phantom", images=20, image_size=16), folder)
-    assert opened(folder).declaration.canonical == splits.class_names
+    assert open_site(read_settings(write(folder, f"{HEAD}gpus = 2\n{DATA}"))).gpus == 2
+    assert open_site(read_settings(write(folder, f"{HEAD}{DATA}"))).gpus == 1
 
 
 def test_only_the_annotated_classes_are_left_in_the_sites_order_under_the_federations_names(folder: Path) -> None:
     splits = load(PhantomSpec(kind="phantom", images=20, image_size=16), folder)
-    site = opened(folder, 'annotates = ["Mass", "Device", "Edema"]\n[data.synonyms]\nDevice = "Implant"\n')
+    assert open_site(read_settings(folder)).declaration.canonical == splits.class_names
+    text = 'annotates = ["Mass", "Device", "Edema"]\n[data.synonyms]\nDevice = "Implant"\n'
+    site = open_site(read_settings(write(folder, HEAD + DATA + text)))
     columns = [splits.class_names.index(name) for name in ("Mass", "Device", "Edema")]
     for ours, theirs in ((site.train, splits.train), (site.validation, splits.validation), (site.test, splits.test)):
         assert ours.class_names == ("Mass", "Implant", "Edema")
@@ -209,21 +174,15 @@ def test_only_the_annotated_classes_are_left_in_the_sites_order_under_the_federa
 def test_a_site_without_a_training_image_is_refused(folder: Path) -> None:
     pictures(folder, "test test test")
     table = 'images = "images"\nlabels = "labels.csv"\nimage_column = "image"\nlabel_columns = ["Effusion"]\n'
-    written(folder, f'{HEAD}[data]\nkind = "folder"\n{table}split_column = "part"\nimage_size = 8\n')
-    with pytest.raises(BadInput, match="has no training image"):
+    write(folder, f'{HEAD}[data]\nkind = "folder"\n{table}split_column = "part"\nimage_size = 8\n')
+    with pytest.raises(BadInput, match="no training image"):
         open_site(read_settings(folder))
 
 
-# ---------------------------------------------------------------------- the kit
-
-
-def kit_for(folder: Path, site: str = "north", key_of: str = "north") -> SiteKit:
-    """Write ``north.kit`` as a coordinator would, for a name and a key."""
-    file = CoordinatorFile(name="trial", hosts=("fl.example",), port=9092)
-    coordinator = Coordinator(folder / "coordinator", file)
-    make_authority(coordinator)
-    certificate = coordinator.ca_certificate.read_text(encoding="ascii")
-    line = read_request(folder / f"{key_of}.request").public_key
+def kit_for(folder: Path, site: str = "north") -> SiteKit:
+    """Write ``north.kit`` as a coordinator would for a site of this name with its key."""
+    certificate = coordinator_in(folder / "coordinator").ca_certificate.read_text(encoding="ascii")
+    line = read_request(folder / f"{site}.request").public_key
     kit = SiteKit(
         coordinator="trial", address="fl.example:9092", site=site, public_key=line, ca_certificate=certificate
     )
@@ -239,7 +198,5 @@ def test_a_kit_for_this_site_and_this_key_is_accepted(folder: Path) -> None:
 def test_a_kit_for_another_site_with_another_key_has_both_faults(folder: Path) -> None:
     """Each alone is in the catalogue of tests/bad_input."""
     make_site_folder(folder, "south")
-    kit_for(folder, site="south", key_of="south")
-    with pytest.raises(BadInput) as refused:
-        read_credentials(read_settings(folder))
-    assert [fault.where for fault in refused.value.faults] == ["site.toml: name", "north.key"]
+    kit_for(folder, site="south")
+    assert places_of_faults(read_credentials, read_settings(folder)) == ["name", "north.key"]

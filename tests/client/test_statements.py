@@ -4,6 +4,7 @@ import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -19,6 +20,7 @@ from common.security.audit import Audit
 from common.security.identity import fingerprint, public_key_line
 from common.security.signatures import (
     SIGNED_WITH,
+    ReplyStatement,
     RequestStatement,
     SignatureFault,
     refuse_another_record,
@@ -36,7 +38,6 @@ from tests.client.handshakes import coordinator_in
 
 RUN, MESSAGE, OTHER_MESSAGE = "0123456789abcdef", "a" * 64, "b" * 64
 SITE_KEY, OTHER_KEY = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-NONCE = "c" * 32
 
 
 @dataclass
@@ -45,29 +46,19 @@ class Side:
 
     coordinator: Coordinator
 
+    @property
+    def authority(self) -> x509.Certificate:
+        return x509.load_pem_x509_certificate(self.coordinator.ca_certificate.read_bytes())
+
     def request(
-        self,
-        content: RecordDict,
-        site: str = "north",
-        key: str = "",
-        nonce: str = NONCE,
-        sha256: str = "",
-        run: str = RUN,
-        server_round: int = 0,
-        record: str = "RollCall",
-        by: tuple[ec.EllipticCurvePrivateKey, bytes] | None = None,
+        self, content: RecordDict | None = None, by: tuple[Any, bytes] | None = None, **changes: Any
     ) -> RecordDict:
-        statement = RequestStatement(
-            site=site,
-            key=key or fingerprint(public_key_line(SITE_KEY, "")),
-            run=run,
-            round=server_round,
-            record=record,
-            sha256=sha256 or record_sha256(content),
-            nonce=nonce,
-        )
+        """Sign a request, whose statement has these changes."""
+        content = content or encode(RollCall(RUN, "{}"))
+        fields = {"site": "north", "key": fingerprint(public_key_line(SITE_KEY, "")), "run": RUN, "round": 0}
+        fields |= {"record": "RollCall", "sha256": record_sha256(content), "nonce": "c" * 32, **changes}
         signing, certificate = by or signing_key_and_certificate(self.coordinator)
-        return sign(content, statement, signing, certificate=certificate)
+        return sign(content, RequestStatement(**fields), signing, certificate=certificate)
 
 
 @pytest.fixture
@@ -78,34 +69,26 @@ def side(tmp_path: Path) -> Side:
 @pytest.fixture
 def statements(side: Side, tmp_path: Path) -> SignedStatements:
     (tmp_path / "state").mkdir()
-    authority = x509.load_pem_x509_certificate(side.coordinator.ca_certificate.read_bytes())
-    return SignedStatements(tmp_path / "state", "north", SITE_KEY, authority)
-
-
-def call(run: str = RUN) -> RecordDict:
-    return encode(RollCall(run, "{}"))
+    return SignedStatements(tmp_path / "state", "north", SITE_KEY, side.authority)
 
 
 def answer(run: str = RUN) -> RecordDict:
-    return encode(
-        RollCallAnswer(run, "north", ("1",), ("one",), 100, 20, 50, "layout", "0.1.0", (40,), (60,))
-    )  # fmt: skip
+    return encode(RollCallAnswer(run, "north", ("1",), ("one",), 100, 20, 50, "layout", "0.1.0", (40,), (60,)))
 
 
-# ---------------------------------------------------------------------- what the site sends
+def statement_of(signed: RecordDict) -> ReplyStatement:
+    return verified_reply(signature_of(signed)[0], public_key_line(SITE_KEY, ""))
 
 
 def test_a_signed_record_is_the_same_record_with_the_same_hash_and_size(statements: SignedStatements) -> None:
-    plain = answer()
-    signed = statements.sign_records(plain, MESSAGE)
-    assert decode(signed, RollCallAnswer) == decode(plain, RollCallAnswer)
-    assert record_sha256(signed) == record_sha256(plain)
-    assert payload_bytes(signed) == payload_bytes(plain)
+    plain, signed = answer(), statements.sign_records(answer(), MESSAGE)
+    for measure in (record_sha256, payload_bytes, lambda record: decode(record, RollCallAnswer)):
+        assert measure(signed) == measure(plain)
 
 
 def test_what_a_site_signs_says_who_sends_it_and_what_it_answers(statements: SignedStatements) -> None:
     signed = statements.sign_records(answer(), MESSAGE)
-    statement = verified_reply(signature_of(signed)[0], public_key_line(SITE_KEY, ""))
+    statement = statement_of(signed)
     assert (statement.site, statement.run, statement.round) == ("north", RUN, 0)
     assert (statement.record, statement.message, statement.number) == ("RollCallAnswer", MESSAGE, 1)
     refuse_another_record(statement, signed)
@@ -115,140 +98,113 @@ def test_what_a_site_signs_says_who_sends_it_and_what_it_answers(statements: Sig
         verified_reply(signature_of(signed)[0], public_key_line(OTHER_KEY, ""))
 
 
-def numbers(statements: SignedStatements, *messages: str) -> list[tuple[int, str]]:
-    """Number and message before of the statements with which these messages would be answered, one after the other."""
+def test_accepted_replies_are_counted_from_1_and_each_names_the_one_before(statements: SignedStatements) -> None:
     pairs = []
-    for message in messages:
+    for message in (MESSAGE, OTHER_MESSAGE, "d" * 64):
         signed = statements.sign_records(answer(), message)
-        statement = verified_reply(signature_of(signed)[0], public_key_line(SITE_KEY, ""))
-        pairs.append((statement.number, statement.before))
+        pairs.append((statement_of(signed).number, statement_of(signed).before))
         statements.count_accepted(signed, message)
-    return pairs
+    assert pairs == [(1, ""), (2, MESSAGE), (3, OTHER_MESSAGE)]
 
 
-def test_replies_that_were_taken_are_counted_from_1_and_each_names_the_one_before(statements: SignedStatements) -> None:
-    assert numbers(statements, MESSAGE, OTHER_MESSAGE, "d" * 64) == [(1, ""), (2, MESSAGE), (3, OTHER_MESSAGE)]
+def test_a_reply_counts_once_it_is_accepted_and_only_once(statements: SignedStatements, tmp_path: Path) -> None:
+    signed, counts = statements.sign_records(answer(), MESSAGE), []
+    for _ in range(3):
+        counts.append(read_accepted_replies(tmp_path / "state", RUN).count)
+        statements.count_accepted(signed, MESSAGE)
+    assert counts == [0, 1, 1]
 
 
-def test_a_reply_that_was_not_taken_is_not_counted_and_one_that_is_told_twice_counts_once(
-    statements: SignedStatements, tmp_path: Path
-) -> None:
-    statements.sign_records(answer(), MESSAGE)
-    assert read_accepted_replies(tmp_path / "state", RUN).count == 0
-    signed = statements.sign_records(answer(), MESSAGE)
-    statements.count_accepted(signed, MESSAGE)
-    statements.count_accepted(signed, MESSAGE)
-    assert read_accepted_replies(tmp_path / "state", RUN).count == 1
-
-
-def test_each_run_is_counted_by_itself_and_the_newest_runs_are_kept(
-    statements: SignedStatements, tmp_path: Path
-) -> None:
+def test_each_run_is_counted_by_itself_up_to_a_number_of_runs(statements: SignedStatements, tmp_path: Path) -> None:
     for number in range(RUNS_KEPT + 3):
         statements.count_accepted(answer(f"run{number}"), MESSAGE)
     counts = [read_accepted_replies(tmp_path / "state", f"run{number}").count for number in range(RUNS_KEPT + 3)]
     assert counts == [0, 0, 0] + [1] * RUNS_KEPT
 
 
-def test_records_that_are_no_part_of_a_round_are_signed_and_not_counted(
-    statements: SignedStatements, tmp_path: Path
-) -> None:
+def test_records_of_no_round_are_signed_and_not_counted(statements: SignedStatements, tmp_path: Path) -> None:
     signed = statements.sign_records(encode(RefusalNoted(RUN, "north")), MESSAGE)
-    assert verified_reply(signature_of(signed)[0], public_key_line(SITE_KEY, "")).number == 0
+    assert statement_of(signed).number == 0
     statements.count_accepted(signed, MESSAGE)
     assert read_accepted_replies(tmp_path / "state", RUN).count == 0
 
 
-# ---------------------------------------------------------------------- what the site takes
-
-
-def test_a_request_of_the_coordinator_is_taken_and_taken_up_again_after_a_kill(
-    side: Side, statements: SignedStatements
+def test_a_request_is_accepted_again_by_its_message_alone(
+    side: Side, statements: SignedStatements, tmp_path: Path
 ) -> None:
-    request = side.request(call())
-    statements.accept_request(request, MESSAGE)
-    statements.accept_request(request, MESSAGE)
+    """After a kill a site takes the same message up again; a new process remembers it too."""
+    request = side.request()
+    for process in (statements, SignedStatements(tmp_path / "state", "north", SITE_KEY, side.authority)):
+        process.accept_request(request, MESSAGE)
+        with pytest.raises(SignatureFault, match="it came before"):
+            process.accept_request(request, OTHER_MESSAGE)
 
 
 def other_authority(side: Side) -> RecordDict:
     folder = side.coordinator.folder.parent / "stranger"
-    return side.request(call(), by=signing_key_and_certificate(coordinator_in(folder)))
+    return side.request(by=signing_key_and_certificate(coordinator_in(folder)))
 
 
 def servers_key(side: Side) -> RecordDict:
     folder = side.coordinator.authority
     key = load_pem_private_key((folder / "server.key").read_bytes(), None)
     certificate = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    return side.request(call(), by=(key, certificate.public_bytes(Encoding.DER)))
-
-
-def right_certificate_wrong_key(side: Side) -> RecordDict:
-    return side.request(call(), by=(OTHER_KEY, signing_key_and_certificate(side.coordinator)[1]))
+    return side.request(by=(key, certificate.public_bytes(Encoding.DER)))
 
 
 def own_certificate(side: Side) -> RecordDict:
     """A certificate with the right purpose that the forger issued to itself in the authority's name."""
-    name = x509.load_pem_x509_certificate(side.coordinator.ca_certificate.read_bytes()).subject
-    made = (
-        certificate_builder(subject_name("trial (Polyclinic requests)"), name, OTHER_KEY.public_key(), 30)
+    certificate = (
+        certificate_builder(
+            subject_name("trial (Polyclinic requests)"), side.authority.subject, OTHER_KEY.public_key(), 30
+        )
         .add_extension(x509.ExtendedKeyUsage([x509.ObjectIdentifier("1.3.6.1.5.5.7.3.36")]), critical=True)
         .sign(OTHER_KEY, hashes.SHA256())
     )
-    return side.request(call(), by=(OTHER_KEY, made.public_bytes(Encoding.DER)))
+    return side.request(by=(OTHER_KEY, certificate.public_bytes(Encoding.DER)))
 
 
 def unknown_version(side: Side) -> RecordDict:
-    known = x509.load_der_x509_certificate(signing_key_and_certificate(side.coordinator)[1])
-    return side.request(call(), by=(OTHER_KEY, of_version_10(known)))
+    right = x509.load_der_x509_certificate(signing_key_and_certificate(side.coordinator)[1])
+    return side.request(by=(OTHER_KEY, of_version_10(right)))
 
 
 def other_content(side: Side) -> RecordDict:
-    signed = side.request(call())
+    signed = side.request()
     signed["fields"]["plan"] = '{"another": "plan"}'
     return signed
 
 
-def no_signature(side: Side) -> RecordDict:
-    return call()
+def other_key(side: Side) -> RecordDict:
+    return side.request(by=(OTHER_KEY, signing_key_and_certificate(side.coordinator)[1]))
 
 
-FORGED: list[tuple[Callable[[Side], RecordDict], str]] = [
-    (no_signature, "it is not signed"),
-    (lambda side: side.request(call(), site="east"), 'it calls itself "north", but its key is registered for "east"'),
-    (lambda side: side.request(call(), "east", fingerprint(public_key_line(OTHER_KEY, ""))), "it is meant for east"),
-    (lambda side: side.request(call(), key=fingerprint(public_key_line(OTHER_KEY, ""))), "it is meant for north"),
-    (lambda side: side.request(call(), run="another"), "another run, round or record"),
-    (lambda side: side.request(call(), server_round=3), "another run, round or record"),
-    (lambda side: side.request(call(), record="TrainRequest"), "another run, round or record"),
-    (lambda side: side.request(call(), sha256="d" * 64), "about another record"),
-    (other_content, "about another record"),
-    (other_authority, "its certificate is not one of this coordinator"),
-    (servers_key, "its certificate is for another purpose"),
-    (right_certificate_wrong_key, "the signature is not by the key"),
-    (own_certificate, "its certificate is not one of this coordinator"),
-    (lambda side: side.request(call(), by=(OTHER_KEY, b"no certificate")), "its certificate is not one of this"),
-    (unknown_version, "its certificate is not one of this coordinator"),
-]
+OTHER = fingerprint(public_key_line(OTHER_KEY, ""))
+FORGED: dict[str, tuple[Callable[[Side], RecordDict], str]] = {
+    "no signature": (lambda side: encode(RollCall(RUN, "{}")), "it is not signed"),
+    "another name": (lambda side: side.request(site="east"), 'its key is registered for "east"'),
+    "another site": (lambda side: side.request(site="east", key=OTHER), "it is meant for east"),
+    "another key": (lambda side: side.request(key=OTHER), "it is meant for north"),
+    "another run": (lambda side: side.request(run="another"), "another run, round or record"),
+    "another round": (lambda side: side.request(round=3), "another run, round or record"),
+    "another record": (lambda side: side.request(record="TrainRequest"), "another run, round or record"),
+    "another hash": (lambda side: side.request(sha256="d" * 64), "about another record"),
+    "another content": (other_content, "about another record"),
+    "another authority": (other_authority, "its certificate is not one of this coordinator"),
+    "the server's key": (servers_key, "its certificate is for another purpose"),
+    "the right certificate and a wrong key": (other_key, "the signature is not by the key"),
+    "a certificate of its own": (own_certificate, "its certificate is not one of this coordinator"),
+    "no certificate": (lambda side: side.request(by=(OTHER_KEY, b"none")), "its certificate is not one of this"),
+    "a certificate of no version": (unknown_version, "its certificate is not one of this coordinator"),
+}
 
 
-@pytest.mark.parametrize(("forge", "reason"), FORGED, ids=[f"{reason}{n}" for n, (_, reason) in enumerate(FORGED)])
+@pytest.mark.parametrize(("forge", "reason"), FORGED.values(), ids=FORGED)
 def test_a_request_that_the_coordinator_did_not_sign_for_this_site_is_refused(
     forge: Callable[[Side], RecordDict], reason: str, side: Side, statements: SignedStatements
 ) -> None:
     with pytest.raises(SignatureFault, match=reason):
         statements.accept_request(forge(side), MESSAGE)
-
-
-def test_a_request_that_comes_again_by_another_message_is_refused_also_by_a_new_process(
-    side: Side, statements: SignedStatements, tmp_path: Path
-) -> None:
-    request = side.request(call())
-    statements.accept_request(request, MESSAGE)
-    authority = x509.load_pem_x509_certificate(side.coordinator.ca_certificate.read_bytes())
-    for process in (statements, SignedStatements(tmp_path / "state", "north", SITE_KEY, authority)):
-        with pytest.raises(SignatureFault, match="it came before, by another message"):
-            process.accept_request(request, OTHER_MESSAGE)
 
 
 def test_the_coordinators_key_for_requests_stays_the_same_until_it_is_about_to_expire(side: Side) -> None:
@@ -263,16 +219,13 @@ def test_the_coordinators_key_for_requests_stays_the_same_until_it_is_about_to_e
     assert signing_key_and_certificate(side.coordinator)[1] != first
 
 
-# ---------------------------------------------------------------------- what the site's audit holds of them
-
-
 def noted(side: Side, state: Path, **changes: str) -> bool:
-    """Whether an audit with one request of the coordinator's, in which something was changed, is called right."""
-    signed, certificate = signature_of(side.request(call()))
-    entry = {**signed.model_dump(), "sha256": record_sha256(call()), "certificate": certificate.hex(), **changes}
+    """Return whether an audit with one request, in which something was changed, is without a fault."""
+    request = side.request()
+    signed, certificate = signature_of(request)
+    entry = {**signed.model_dump(), "sha256": record_sha256(request), "certificate": certificate.hex(), **changes}
     Audit(state, durable=False).append(run=RUN, round=0, direction="in", decision="allow", rule="", **entry)
-    authority = x509.load_pem_x509_certificate(side.coordinator.ca_certificate.read_bytes())
-    return audit_report(state, "north", None, {}, authority)[1]
+    return audit_report(state, "north", None, {}, side.authority)[1]
 
 
 def test_a_request_that_the_coordinator_did_not_sign_as_the_audit_has_it_is_a_fault(side: Side, tmp_path: Path) -> None:
@@ -283,6 +236,5 @@ def test_a_request_that_the_coordinator_did_not_sign_as_the_audit_has_it_is_a_fa
 
 
 def test_a_request_of_an_earlier_coordinator_is_none(side: Side, tmp_path: Path) -> None:
-    earlier = Side(coordinator_in(tmp_path / "earlier"))
-    signed, certificate = signature_of(earlier.request(call()))
+    signed, certificate = signature_of(Side(coordinator_in(tmp_path / "earlier")).request())
     assert noted(side, tmp_path / "state", **signed.model_dump(), certificate=certificate.hex())

@@ -27,7 +27,7 @@ from tests.network.real import eventually, flwr_client
 
 ALL = {"starting", "connecting", "waiting", "working", "stopped"}
 LONG_S = STALE_S + 60
-NOBODY = "no flwr-client runs on this folder. Its log says whether it waits after a refusal"
+NOBODY = "no flwr-client runs on this folder."
 SILENT = "has not written status.json for 60 s."
 
 
@@ -50,20 +50,13 @@ def refusal(folder: Path) -> str:
     return str(refused.value)
 
 
-# ---------------------------------------------------------------------- well or not
-
-
 def test_a_site_is_healthy_at_work_or_in_touch_with_the_coordinator() -> None:
     now = time.time()
     for age_s, healthy in ((0, ALL), (LONG_S, {"starting", "working"})):
         states = {state for state in ALL if is_healthy(asdict(SiteStatus("n", state, last_contact=now - age_s)), now)}
         assert states == healthy
-
-
-def test_a_site_is_in_touch_for_five_minutes_after_the_last_answer() -> None:
-    assert STALE_S == 300
-    assert is_healthy(asdict(SiteStatus("north", state="waiting", last_contact=1000.0)), now=1240.0)
-    assert not is_healthy(asdict(SiteStatus("north", state="waiting", last_contact=1000.0)), now=1301.0)
+    waiting = asdict(SiteStatus("north", state="waiting", last_contact=1000.0))
+    assert (STALE_S, is_healthy(waiting, now=1240.0), is_healthy(waiting, now=1301.0)) == (300, True, False)
 
 
 def test_the_health_check_of_a_container_ends_with_the_code_for_it(tmp_path: Path) -> None:
@@ -77,9 +70,6 @@ def test_the_health_check_of_a_container_ends_with_the_code_for_it(tmp_path: Pat
         lost = flwr_client("health", tmp_path)
     assert (well.code, well.out) == (0, "healthy\n")
     assert (lost.code, lost.out) == (1, "not healthy: no route\n")
-
-
-# ---------------------------------------------------------------------- what is said
 
 
 def test_the_file_has_the_present_and_not_what_was_when_the_program_began(tmp_path: Path) -> None:
@@ -106,22 +96,16 @@ def test_an_error_stays_visible_with_its_time_until_the_next_one(tmp_path: Path)
 def test_the_file_holds_names_counts_and_times_and_only_its_owner_reads_it(tmp_path: Path, lax_umask: None) -> None:
     with running(SiteStatus("north"), tmp_path) as state:
         assert (state / FILE).stat().st_mode & 0o777 == 0o600
-        assert json.loads((state / FILE).read_bytes()).keys() == {
-            *("site", "state", "coordinator", "run", "round", "rounds", "phase", "finished", "rounds_done", "written"),
-            *("seconds_left", "certificate_days", "last_contact", "last_error", "last_error_time", "privacy"),
-            "coordinator_release",
-        }
+        fields = "site state coordinator run round rounds phase finished rounds_done written seconds_left privacy"
+        fields += " certificate_days last_contact last_error last_error_time coordinator_release"
+        assert json.loads((state / FILE).read_bytes()).keys() == set(fields.split())
 
 
 def test_a_person_reads_run_round_and_the_minutes_that_are_left() -> None:
     status = SiteStatus("north", "working", "trial", "abc", 3, 10, "train", seconds_left=90.0, certificate_days=20.6)
     words = format_status(asdict(status)).splitlines()
     assert words[:2] == ["site north: working (train)", "run abc: round 3 of 10; about 2 min left"]
-    assert words[2:] == [
-        "coordinator trial: last answer 0 s ago",
-        "its certificate is valid for 21 more days",
-        "no error",
-    ]
+    assert words[2:4] == ["coordinator trial: last answer 0 s ago", "its certificate is valid for 21 more days"]
 
 
 def test_a_person_reads_nothing_of_what_is_not_known_yet() -> None:
@@ -135,56 +119,39 @@ def test_a_person_reads_nothing_of_what_is_not_known_yet() -> None:
     assert "last run abc: done 2026-11-22T04:00:00+00:00\n" in format_status(asdict(status))
 
 
-# ---------------------------------------------------------------------- whose file
-
-
 def test_after_the_program_has_ended_there_is_no_status(tmp_path: Path) -> None:
+    assert refusal(tmp_path).startswith(f"{tmp_path}: {NOBODY}")  # nor before it
     with running(SiteStatus("north"), tmp_path) as state:
-        read_status(state)
+        content = (state / FILE).read_bytes()
     assert NOBODY in refusal(tmp_path)
-    assert [path.name for path in state.iterdir()] == ["lock"]
-
-
-def test_a_program_that_ends_with_an_error_leaves_no_status(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), running(SiteStatus("north"), tmp_path):
         raise ZeroDivisionError
     assert NOBODY in refusal(tmp_path)
-
-
-def test_a_folder_in_which_nothing_runs_is_named_with_the_command_to_start_it(tmp_path: Path) -> None:
-    assert refusal(tmp_path).startswith(f"{tmp_path}: {NOBODY}")
-
-
-def test_the_file_that_a_killed_program_left_is_not_taken_for_the_present(tmp_path: Path) -> None:
-    with running(SiteStatus("north"), tmp_path) as state:
-        content = (state / FILE).read_bytes()
-    (state / FILE).write_bytes(content)
+    assert [path.name for path in state.iterdir()] == ["lock"]
+    (state / FILE).write_bytes(content)  # as a killed program leaves it
     assert NOBODY in refusal(tmp_path)
 
 
-def test_a_program_that_writes_no_status_any_more_is_not_well(tmp_path: Path) -> None:
+OLD = json.dumps(asdict(SiteStatus("north", state="working")) | {"written": time.time() - SILENT_S - 1})
+NO_STATUS = ("", "{", "[]", "{}", '{"written": "now"}', '{"written": 1e999, "site": "n", "x": 1}')
+
+
+@pytest.mark.parametrize("content", [OLD, *NO_STATUS])
+def test_a_program_that_writes_no_status_or_none_that_can_be_read_is_not_well(content: str, tmp_path: Path) -> None:
     state = tmp_path / "state"
     with lock_site_folder(state):
-        old = asdict(SiteStatus("north", state="working")) | {"written": time.time() - SILENT_S - 1}
-        (state / FILE).write_text(json.dumps(old), encoding="utf-8")
+        (state / FILE).write_text(content, encoding="utf-8")
         assert SILENT in refusal(tmp_path)
         (state / FILE).unlink()
         assert SILENT in refusal(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", "{}", '{"written": "now"}', '{"written": 1e999, "site": "n", "x": 1}']
-)
-def test_a_file_that_is_no_status_is_not_taken_for_one(content: str, tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    with lock_site_folder(state):
-        (state / FILE).write_text(content, encoding="utf-8")
-        assert SILENT in refusal(tmp_path)
-
-
-def test_a_status_that_cannot_be_written_ends_no_program_and_is_written_once_it_can(
+def test_a_status_that_cannot_be_written_is_written_once_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def no_descriptor(*arguments: object, **options: object) -> int:
+        raise OSError(24, "Too many open files")
+
     status = SiteStatus("north")
     with running(status, tmp_path) as state:
         with monkeypatch.context() as patch:
@@ -192,8 +159,3 @@ def test_a_status_that_cannot_be_written_ends_no_program_and_is_written_once_it_
             status.round = 7
             time.sleep(2)
         assert read_when(state, lambda present: present["round"] == 7)["site"] == "north"
-
-
-def no_descriptor(*arguments: object, **options: object) -> int:
-    """What ``os.open`` does in a program that has as many files open as it may."""
-    raise OSError(24, "Too many open files")

@@ -1,8 +1,8 @@
 """How scores are spread: told where the experiment asks and the hospital allows it, and of small classes never."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,34 +16,31 @@ from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.metrics.score_histograms import BINS, EDGES, score_histogram
 from common.plugins import METRICS, register_local, stamp_of
-from common.wire.codec import decode, encode
+from common.wire.codec import decode
 from common.wire.records import EvaluateReply
-from tests.client.gates import asked
+from tests.client.gates import record_of, send
 from tests.client.hidden_labels import hospital, several_classes_an_image
-from tests.client.rounds import OWN, beginning, evaluation, images, plan, request, site
-from tests.federations import Traffic, federation, of_type, overheard
+from tests.client.rounds import OWN, beginning, changed_plan, evaluation, images, plan, request, site
+from tests.federations import federation, of_type, overheard
 
 NAMES = ("Mass", "Edema")
 SCORES = np.linspace(0, 1, 30)[:, None] * [1, 0.5]
 LABELS = np.array([[1] * 12 + [0] * 15 + [np.nan] * 3, [1] * 4 + [0] * 26], np.float32).T
 
 
-def test_a_hospital_that_says_nothing_of_it_tells_nothing() -> None:
+def test_histograms_are_made_of_classes_that_are_not_hidden_where_the_policy_shows_scores() -> None:
+    policy = Policy(score_histograms=True)
+    for hidden, shown in (((), NAMES), (("Edema",), ("Mass",)), (NAMES, ())):
+        assert tuple(make_score_histograms(policy, SCORES, LABELS, NAMES, hidden)) == shown
     assert make_score_histograms(Policy(score_histograms=False), SCORES, LABELS, NAMES) == {}
 
 
-def test_a_hidden_class_is_left_out_whole() -> None:
-    policy = Policy(score_histograms=True)
-    for hidden, told in (((), NAMES), (("Edema",), ("Mass",)), (NAMES, ())):
-        assert tuple(make_score_histograms(policy, SCORES, LABELS, NAMES, hidden)) == told
-
-
 def test_a_reply_has_the_counts_by_bin_of_each_tested_class(tmp_path: Path) -> None:
-    at, of = site(tmp_path, score_histograms=True, smallest_count=1), plan("vanilla", {})
-    of = of.model_copy(update={"evaluation": of.evaluation.model_copy(update={"pooled": True})})
-    asked = evaluation(of, beginning(of), 1, 0, -1)
-    reply = evaluate_round(at, asked)
-    scores, labels, names = score_part(prepare_task(at, asked), "test")
+    at = site(tmp_path, score_histograms=True, smallest_count=1)
+    of = changed_plan(plan("vanilla"), evaluation={"pooled": True})
+    request = evaluation(of, beginning(of), 1, 0, -1)
+    reply = evaluate_round(at, request)
+    scores, labels, names = score_part(prepare_task(at, request), "test")
     assert tuple(reply.histograms) == names == OWN
     for row, name in enumerate(names):
         expected = score_histogram(scores[:, row], labels[:, row])
@@ -51,19 +48,18 @@ def test_a_reply_has_the_counts_by_bin_of_each_tested_class(tmp_path: Path) -> N
         assert reply.histograms[name].negatives.tolist() == expected.negatives.tolist()
 
 
-def ends(traffic: Traffic) -> list[EvaluateReply]:
-    """What the sites answered to the last evaluation and to the test after it."""
-    return [decode(content, EvaluateReply) for content in of_type(traffic.up, "evaluate")]
-
-
-def test_pooled_values_of_a_run_enclose_those_of_the_images_that_its_sites_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def figures_of_run(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> tuple[dict[str, Any], list[Any]]:
+    """A run's test figures, and the sites' replies to the last evaluation and to the test after it."""
     traffic = overheard(monkeypatch)
-    test = federation(tmp_path)["test"]
-    told = [(reply.class_names, reply.histogram_classes) for reply in ends(traffic)]
-    assert told[:3] == [((), ())] * 3
-    assert all(tested and tested == spread for tested, spread in told[3:])
+    test = federation(folder, *overrides)["test"]
+    return test, [decode(content, EvaluateReply) for content in of_type(traffic.up, "evaluate")]
+
+
+def test_pooled_values_of_a_run_enclose_those_of_shared_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test, replies = figures_of_run(tmp_path, monkeypatch)
+    classes = [(reply.class_names, reply.histogram_classes) for reply in replies]
+    assert classes[:3] == [((), ())] * 3
+    assert all(tested and tested == spread for tested, spread in classes[3:])
     for name, exact in test["per_class"].items():
         pooled = test["pooled"]["per_class"][name]
         for measure in ("auroc", "average_precision"):
@@ -74,42 +70,36 @@ def test_pooled_values_of_a_run_enclose_those_of_the_images_that_its_sites_share
     assert test["pooled"]["mean_auroc"]["value"] == pytest.approx(test["mean_auroc"], abs=0.005)
 
 
-def test_a_run_that_does_not_ask_is_told_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    traffic = overheard(monkeypatch)
-    test = federation(tmp_path, "evaluation.pooled=false")["test"]
-    assert [reply.histogram_classes for reply in ends(traffic)] == [()] * 6
-    assert [reply.validation_classes for reply in ends(traffic)] == [()] * 6
+def test_a_run_that_does_not_ask_receives_no_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test, replies = figures_of_run(tmp_path, monkeypatch, "evaluation.pooled=false")
+    assert [(reply.histogram_classes, reply.validation_classes) for reply in replies] == [((), ())] * 6
     assert (test["pooled"], test["operating_points"]) == (None, {})
 
 
-def test_thresholds_are_chosen_on_the_sites_validation_images_and_judged_on_the_coordinators_test_images(
+def test_thresholds_are_chosen_on_validation_images_of_the_sites(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    traffic = overheard(monkeypatch)
-    test = federation(tmp_path, "evaluation.sensitivity=0.8")["test"]
-    replies = ends(traffic)
+    test, replies = figures_of_run(tmp_path, monkeypatch, "evaluation.sensitivity=0.8")
     assert [reply.validation_classes for reply in replies[:3]] == [()] * 3
-    told = [reply.validation_histograms for reply in replies[3:]]
+    histograms = [reply.validation_histograms for reply in replies[3:]]
     assert set(test["operating_points"]) == set(test["per_class"])
     for name, (youden, sensitive) in test["operating_points"].items():
-        positives = sum(of_site[name].positives for of_site in told if name in of_site)
-        negatives = sum(of_site[name].negatives for of_site in told if name in of_site)
+        positives = sum(of_site[name].positives for of_site in histograms if name in of_site)
+        negatives = sum(of_site[name].negatives for of_site in histograms if name in of_site)
         assert youden["chosen_on"] == sensitive["chosen_on"] == (positives.sum(), negatives.sum())
         above = EDGES[:-1] >= sensitive["threshold"]
         assert positives[above].sum() >= 0.8 * positives.sum() > positives[above][1:].sum()
-        kinds = test["per_class"][name]["positives"], test["per_class"][name]["negatives"]
-        for made in (youden["decisions"], sensitive["decisions"]):
-            assert (made["true_positives"] + made["false_negatives"], kinds[1]) == (
-                kinds[0],
-                made["false_positives"] + made["true_negatives"],
-            )
+        for point in (youden["decisions"], sensitive["decisions"]):
+            tested = test["per_class"][name]
+            assert point["true_positives"] + point["false_negatives"] == tested["positives"]
+            assert point["false_positives"] + point["true_negatives"] == tested["negatives"]
 
 
 FEW = 40
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "classes"),
     [
         ({}, ("a", "c")),
         ({"score_histograms": False}, ()),
@@ -120,8 +110,8 @@ FEW = 40
         ({"level": "private"}, ()),
     ],
 )
-def test_validation_scores_leave_only_as_the_policy_says(
-    keys: dict[str, object], told: tuple[str, ...], tmp_path: Path
+def test_validation_scores_leave_by_the_policy(
+    keys: dict[str, object], classes: tuple[str, ...], tmp_path: Path
 ) -> None:
     labels = np.eye(3, dtype=np.float32)[np.repeat(np.arange(3), [20, 3, 30])]
     labels[:10, 2] = 1  # so that classes do not add up
@@ -131,42 +121,30 @@ def test_validation_scores_leave_only_as_the_policy_says(
     policy = Policy.model_validate(keys)
     judged = part.rows(np.arange(0, len(labels), 2)) if policy.smallest_count == FEW else part
     at = Site(Declaration("north", part.class_names), part, judged, part, tmp_path, policy=policy, durable=False)
-    of = plan("fedavg", {})
+    of = plan("fedavg")
     reply = evaluate_round(at, evaluation(of, beginning(of, part.class_names), 1, 1, -1))
-    assert reply.validation_classes == told
-    assert len(reply.validation_positive_scores) == len(told) * BINS
+    assert reply.validation_classes == classes
+    assert len(reply.validation_positive_scores) == len(classes) * BINS
 
 
-def quotient(scores: np.ndarray, labels: np.ndarray) -> float:
-    """A metric that fails for some labels: how, and for which, would say something of them."""
-    raise ZeroDivisionError(f"{labels.sum():g} images")
-
-
-def huge(scores: np.ndarray, labels: np.ndarray) -> float:
-    return float(1e10 + labels.sum())
-
-
-@pytest.mark.parametrize("metric", [quotient, huge])
-def test_a_metric_that_fails_is_not_defined_and_its_error_stays_at_the_site(
-    metric: Callable[[np.ndarray, np.ndarray], float], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("numerator", [0, 1e10], ids=["fails", "is too large"])
+def test_a_metric_that_fails_is_not_defined_and_its_error_stays_at_the_site(numerator: float, tmp_path: Path) -> None:
     """Of hidden classes, too: an error as the answer said that a picture with one is in the test part."""
-    name, said = f"plugin:{register_local(METRICS, metric)}", list[str]()
+
+    def metric(scores: np.ndarray, labels: np.ndarray) -> float:
+        if not numerator:
+            raise ZeroDivisionError(f"{labels.sum():g} images")
+        return float(numerator + labels.sum())
+
+    name, lines = f"plugin:{register_local(METRICS, metric)}", list[str]()
     at = hospital(tmp_path, NAMES, several_classes_an_image(2, 8), metrics=(name,))
-    at = replace(at, test=images(3, 200, NAMES), tell=said.append)
-    of = plan("surgical", {})
-    of = of.model_copy(
-        update={
-            "evaluation": of.evaluation.model_copy(update={"metrics": (name,)}),
-            "plugins": (stamp_of(METRICS, name.removeprefix("plugin:")),),
-        }
-    )
+    at = replace(at, test=images(3, 200, NAMES), tell=lines.append)
+    of = changed_plan(plan(), evaluation={"metrics": (name,)})
+    of = of.model_copy(update={"plugins": (stamp_of(METRICS, name.removeprefix("plugin:")),)})
     first = beginning(of, NAMES)
-    assert not asked(at, "train", encode(request(of, first))).has_error()
-    message = asked(at, "evaluate", encode(evaluation(of, first, 1, 1, -1)))
-    assert not message.has_error(), message.error.reason
-    told = decode(message.content, EvaluateReply)
-    assert told.metric_names == (name,)
-    assert np.isnan(told.metric_values).all()
-    assert not np.isnan(told.auroc).all()
-    assert any(name in one for one in said)
+    assert not send(at, "train", request(of, first)).has_error()
+    reply = record_of(send(at, "evaluate", evaluation(of, first, 1, 1, -1)), EvaluateReply)
+    assert reply.metric_names == (name,)
+    assert np.isnan(reply.metric_values).all()
+    assert not np.isnan(reply.auroc).all()
+    assert any(name in line for line in lines)

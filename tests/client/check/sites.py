@@ -10,12 +10,12 @@ from PIL import Image
 from client.check.findings import CheckResult
 from client.check.machine import Gpu, Machine
 from client.check.run import check
-from client.site.site_file import Settings, make_site_folder
+from client.site.site_file import make_site_folder
 from common.config import read_experiment
 from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
 from common.security.identity import SiteKit, public_key_line, read_key, write_toml
-from server.coordinator.authority import issue_server_certificate, make_authority
-from server.coordinator.folder import Coordinator, CoordinatorFile
+from server.coordinator.folder import Coordinator
+from tests.client.handshakes import coordinator_in
 from tests.federations import DIGITS
 
 CLASSES = ("Cardiomegaly", "Effusion")
@@ -81,15 +81,15 @@ class Hospital:
         return self
 
     def checked(self, machine: Machine = GOOD_MACHINE, **options: object) -> CheckResult:
-        """What ``flwr-client check`` finds, on this machine."""
-
-        def look(settings: Settings) -> Machine:
-            return machine
-
+        """Return the result of ``flwr-client check`` on this machine."""
         (self.folder / "experiment.toml").write_text(DIGITS, encoding="utf-8")
         experiment = read_experiment(self.folder / "experiment.toml").experiment
-        settings: dict[str, object] = {"environment": {}, "experiment": experiment, "look": look, **options}
-        return check(self.folder, **settings)[0]
+        usual = {"environment": {}, "experiment": experiment, "look": lambda settings: machine}
+        return check(self.folder, **usual | options)[0]
+
+    def checked_at(self, port: int, host: str = "127.0.0.1") -> CheckResult:
+        """Return the result with a kit for this port."""
+        return self.at(f"{host}:{port}").checked()
 
 
 def hospital_in(folder: Path, images: int = 60, size: int = 32) -> Hospital:
@@ -97,11 +97,7 @@ def hospital_in(folder: Path, images: int = 60, size: int = 32) -> Hospital:
     make_site_folder(folder, "north")
     write_images(folder, images, size)
     (folder / "site.toml").write_text(SITE, encoding="utf-8")
-    file = CoordinatorFile(name="trial", hosts=("fl.example",), port=9092)
-    coordinator = Coordinator(folder.parent / "coordinator", file)
-    make_authority(coordinator)
-    issue_server_certificate(coordinator)
-    return Hospital(folder, coordinator).at("127.0.0.1:9")
+    return Hospital(folder, coordinator_in(folder.parent / "coordinator")).at("127.0.0.1:9")
 
 
 def write_images(folder: Path, count: int, size: int = 32) -> None:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from PIL import Image
@@ -27,16 +26,12 @@ from server.coordinator.authority import issue_server_certificate
 from server.deployment.superlink.authentication import AdmittedKeys, Caller
 from server.deployment.superlink.fleet_server import hello_handler
 from server.deployment.superlink.refused_calls import StrangerCalls
-from tests.client.check.servers import Inspector, grpc_server, listening, says, speaks_http, tls_of
+from tests.certificates import self_signed
+from tests.client.check.servers import grpc_server, says, tls_of
 from tests.client.check.sites import GB, GOOD_MACHINE, SMALL_GPU, Hospital, hospital_in, write_images
-from tests.client.handshakes import shows
+from tests.client.handshakes import coordinator_in, leads_to, listening, shows, shows_certificate, speaks_http
 
 DATA_ONLY = {"offline": True}
-
-
-@pytest.fixture
-def hospital(tmp_path: Path) -> Hospital:
-    return hospital_in(tmp_path / "north")
 
 
 def worst(result: CheckResult, code: ExitCode, severity: Severity = Severity.FAULT) -> Finding:
@@ -46,37 +41,33 @@ def worst(result: CheckResult, code: ExitCode, severity: Severity = Severity.FAU
     return result.most_severe
 
 
-# ---------------------------------------------------------------------- the connection
-
-
 def test_a_certificate_for_another_host(hospital: Hospital) -> None:
     with listening(shows(hospital.coordinator), "127.0.0.2") as port:
-        finding = worst(hospital.at(f"127.0.0.2:{port}").checked(), ExitCode.WRONG_HOST)
+        finding = worst(hospital.checked_at(port, "127.0.0.2"), ExitCode.WRONG_HOST)
     assert "fl.example, localhost, 127.0.0.1" in finding.problem
-    assert "flwr-server init DIR --renew --host" in finding.remedy
+    assert "--renew --host" in finding.remedy
 
 
 def test_an_expired_certificate(hospital: Hospital) -> None:
     issue_server_certificate(hospital.coordinator, days=-1)
     with listening(shows(hospital.coordinator)) as port:
-        finding = worst(hospital.at(f"127.0.0.1:{port}").checked(), ExitCode.EXPIRED)
+        finding = worst(hospital.checked_at(port), ExitCode.EXPIRED)
     *_, begins, ends, now = re.findall(r"\d{4}-\d\d-\d\d \d\d:\d\d", finding.problem)
     assert begins < ends < now
-    assert "flwr-server init DIR --renew" in finding.remedy
 
 
 def test_tls_that_a_proxy_opens(hospital: Hospital, tmp_path: Path) -> None:
-    with listening(Inspector(tmp_path).handle) as port:
-        proxied = {"https_proxy": f"http://127.0.0.1:{port}"}
+    shown = shows_certificate(*self_signed(tmp_path, issuer="ACME Web Gateway"))
+    with listening(shown) as port, listening(leads_to(port, [])) as proxy:
+        proxied = {"https_proxy": f"http://127.0.0.1:{proxy}"}
         finding = worst(hospital.at("localhost:9092").checked(environment=proxied), ExitCode.OTHER_AUTHORITY)
     assert '"ACME Web Gateway"' in finding.problem
-    assert "localhost, port 9092, exempted from TLS inspection" in finding.remedy
+    assert "localhost, port 9092" in finding.remedy
 
 
 def test_another_coordinator_is_not_taken_for_an_inspecting_proxy(hospital: Hospital, tmp_path: Path) -> None:
-    stranger = hospital_in(tmp_path / "elsewhere" / "site").coordinator
-    with listening(shows(stranger)) as port:
-        finding = worst(hospital.at(f"127.0.0.1:{port}").checked(), ExitCode.OTHER_AUTHORITY)
+    with listening(shows(coordinator_in(tmp_path / "elsewhere"))) as port:
+        finding = worst(hospital.checked_at(port), ExitCode.OTHER_AUTHORITY)
     assert "trial (Polyclinic authority)" in finding.problem
     assert "new kit" in finding.remedy
 
@@ -88,20 +79,14 @@ def test_a_port_without_tls(
     server: Callable[[], AbstractContextManager[int]], protocol: str, hospital: Hospital
 ) -> None:
     with server() as port:
-        finding = worst(hospital.at(f"127.0.0.1:{port}").checked(), ExitCode.NO_TLS)
-    assert protocol in finding.problem
-    assert "which port flwr-server listens on" in finding.remedy
+        assert protocol in worst(hospital.checked_at(port), ExitCode.NO_TLS).problem
 
 
-def test_a_name_that_nobody_knows(hospital: Hospital) -> None:
+def test_a_name_that_nobody_knows_and_a_port_that_nobody_answers_at(hospital: Hospital) -> None:
     assert "fl.invalid" in worst(hospital.at("fl.invalid:9092").checked(), ExitCode.HOST_UNKNOWN).problem
-
-
-def test_a_port_that_nobody_answers_at(hospital: Hospital) -> None:
     with listening(speaks_http) as port:
         pass
-    finding = worst(hospital.at(f"127.0.0.1:{port}").checked(), ExitCode.NO_ANSWER)
-    assert f"127.0.0.1, port {port}" in finding.remedy
+    assert f"127.0.0.1, port {port}" in worst(hospital.checked_at(port), ExitCode.NO_ANSWER).remedy
 
 
 def test_a_variable_that_names_no_proxy(hospital: Hospital) -> None:
@@ -113,48 +98,35 @@ def test_a_proxy_in_capitals_only_is_said_not_to_be_used(hospital: Hospital) -> 
     result = hospital.checked(environment={"HTTPS_PROXY": "http://proxy.example:3128"})
     (note,) = [finding for finding in result.areas[0].findings if finding.severity == Severity.NOTE]
     assert "HTTPS_PROXY" in note.problem
-    assert "set https_proxy" in note.remedy
+    assert "https_proxy" in note.remedy
 
 
-# ---------------------------------------------------------------------- what the coordinator says
-
-OURS = {"release": __version__, "wire": WIRE_VERSION, "key": "admitted"}
-
-
-@pytest.mark.parametrize(("seconds", "words"), [(60.0, "ahead of"), (-900.0, "behind")])
-def test_a_clock_that_is_wrong(hospital: Hospital, seconds: float, words: str) -> None:
-    def answer(request: bytes) -> bytes:
-        return says(time=time.time() - seconds, **OURS)(request)
-
-    with grpc_server(answer, tls_of(hospital.coordinator)) as port:
-        finding = worst(hospital.at(f"127.0.0.1:{port}").checked(), ExitCode.CLOCK)
-    assert words in finding.problem
+def answered(hospital: Hospital, **changes: object) -> CheckResult:
+    """The check against a coordinator that says this of itself, and is right in all else."""
+    fields = {"time": time.time(), "release": __version__, "wire": WIRE_VERSION, "key": "admitted", **changes}
+    with grpc_server(lambda request: json.dumps(fields).encode(), tls_of(hospital.coordinator)) as port:
+        return hospital.checked_at(port)
 
 
-def of_release(hospital: Hospital, release: str, wire: int = WIRE_VERSION) -> CheckResult:
-    """The check against a coordinator of this release."""
-
-    def answer(request: bytes) -> bytes:
-        return json.dumps({"time": time.time(), "release": release, "wire": wire, "key": "admitted"}).encode()
-
-    with grpc_server(answer, tls_of(hospital.coordinator)) as port:
-        return hospital.at(f"127.0.0.1:{port}").checked()
+@pytest.mark.parametrize(("seconds", "direction"), [(60.0, "ahead of"), (-900.0, "behind")])
+def test_a_clock_that_is_wrong(hospital: Hospital, seconds: float, direction: str) -> None:
+    assert direction in worst(answered(hospital, time=time.time() - seconds), ExitCode.CLOCK).problem
 
 
 def test_another_wire_version(hospital: Hospital) -> None:
-    finding = worst(of_release(hospital, "9.9.9", 99), ExitCode.VERSION)
+    finding = worst(answered(hospital, release="9.9.9", wire=99), ExitCode.VERSION)
     assert "9.9.9 (wire 99)" in finding.problem
     assert "9.9.9" in finding.remedy
 
 
 def test_another_release_of_the_same_wire_version_is_no_fault_and_both_are_named(hospital: Hospital) -> None:
-    result = of_release(hospital, "9.9.9")
+    result = answered(hospital, release="9.9.9")
     assert result.exit_code == 0
     assert any("9.9.9" in passed and __version__ in passed for passed in result.areas[0].passed)
 
 
 def test_a_release_of_any_text_is_short_and_plain(hospital: Hospital) -> None:
-    result = of_release(hospital, f"\x1b[2J\u202e{'9' * 5000}")
+    result = answered(hospital, release=f"\x1b[2J\u202e{'9' * 5000}")
     (line,) = [passed for passed in result.areas[0].passed if "release" in passed]
     assert is_plain(line)
     assert len(line) < 200
@@ -162,51 +134,40 @@ def test_a_release_of_any_text_is_short_and_plain(hospital: Hospital) -> None:
 
 
 def test_a_wire_version_that_is_no_such_number_is_no_answer(hospital: Hospital) -> None:
-    assert len(worst(of_release(hospital, "9.9.9", 10**4000), ExitCode.NO_ANSWER).problem) < 500
+    assert len(worst(answered(hospital, wire=10**4000), ExitCode.NO_ANSWER).problem) < 500
 
 
 class EveryKey(dict[bytes, Caller]):
     """The list of a coordinator that has admitted every key."""
 
-    def get(self, key: bytes, default: object = None) -> Caller:  # type: ignore[override]
+    def get(self, key: bytes, default: object = None) -> Caller:
         return Caller(7, "north", key)
 
 
-def hello_of(read: Callable[[], Mapping[bytes, Caller]]) -> grpc.GenericRpcHandler:
-    """The coordinator's answer, where these keys are admitted."""
-    return hello_handler(AdmittedKeys(read), StrangerCalls())
+def checked_by(hospital: Hospital, read: Callable[[], Mapping[bytes, Caller]]) -> CheckResult:
+    """The check against the coordinator's own answer, where these keys are admitted."""
+    handler = hello_handler(AdmittedKeys(read), StrangerCalls())
+    with grpc_server(handler, tls_of(hospital.coordinator)) as port:
+        return hospital.checked_at(port)
 
 
 def test_a_key_that_was_not_admitted(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client.check.connection, "KEY_PATIENCE_S", 0.0)
-    with grpc_server(hello_of(lambda: {}), tls_of(hospital.coordinator)) as port:
-        worst(hospital.at(f"127.0.0.1:{port}").checked(), ExitCode.KEY)
+    worst(checked_by(hospital, dict), ExitCode.KEY)
 
 
 def test_an_admission_that_is_on_its_way_is_waited_for(hospital: Hospital) -> None:
     answers = iter([{}])
-    with grpc_server(hello_of(lambda: next(answers, EveryKey())), tls_of(hospital.coordinator)) as port:
-        assert hospital.at(f"127.0.0.1:{port}").checked().exit_code == 0
+    assert checked_by(hospital, lambda: next(answers, EveryKey())).exit_code == 0
 
 
 def test_an_admitted_site_that_lacks_nothing_has_exit_code_0(hospital: Hospital) -> None:
-    with grpc_server(hello_of(EveryKey), tls_of(hospital.coordinator)) as port:
-        result = hospital.at(f"127.0.0.1:{port}").checked()
+    result = checked_by(hospital, EveryKey)
     assert [finding for area in result.areas for finding in area.findings if finding.severity] == []
     assert result.exit_code == 0
     connection = result.areas[0]
     assert "this site's key is admitted" in connection.passed
     assert abs(float(connection.facts["clock_ahead_s"])) < 1
-
-
-# ---------------------------------------------------------------------- data
-
-
-def changed_rows(change: Callable[[dict[str, str], int], dict[str, str]]) -> Callable[[Hospital], None]:
-    def apply(hospital: Hospital) -> None:
-        hospital.rewrite([change(row, place) for place, row in enumerate(hospital.table)])
-
-    return apply
 
 
 def one_patient_in_two_parts(hospital: Hospital) -> None:
@@ -233,12 +194,10 @@ def one_patient_in_two_parts(hospital: Hospital) -> None:
             "both mean",
         ),
         (one_patient_in_two_parts, ExitCode.PATIENTS, "1 patient in both train and test"),
-        (changed_rows(lambda row, _: row | {"part": "test"}), ExitCode.BAD_INPUT, "there is no training image"),
+        (lambda site: site.rewrite([row | {"part": "test"} for row in site.table]), ExitCode.BAD_INPUT, "training"),
     ],
 )
-def test_faults_of_table_and_labels(
-    change: Callable[[Hospital], None], code: ExitCode, named: str, hospital: Hospital
-) -> None:
+def test_faults_of_a_table(change: Callable[[Hospital], None], code: ExitCode, named: str, hospital: Hospital) -> None:
     change(hospital)
     assert named in worst(hospital.checked(**DATA_ONLY), code).problem
 
@@ -251,7 +210,6 @@ def test_48_of_1910_images_that_are_empty_are_counted_and_named(tmp_path: Path) 
     finding = worst(result, ExitCode.EMPTY_FILES, Severity.WARNING)
     assert finding.problem.startswith("48 of 1,910 ")
     assert "(2.5%)" in finding.problem
-    assert "5%" in finding.remedy
     assert finding.names == tuple(f"{row:05}.png" for row in range(0, 1910, 40))
     assert result.areas[2].facts["empty"] == 48
 
@@ -268,15 +226,12 @@ def test_files_that_cannot_be_decoded_are_named_with_the_reason(hospital: Hospit
     finding = worst(hospital.checked(**DATA_ONLY), ExitCode.UNREADABLE, Severity.WARNING)
     assert finding.problem.startswith("2 of 60 ")
     assert [name.split(":")[0] for name in finding.names] == ["00003.png", "00004.png"]
-    assert finding.names[1] == "00004.png: neither PNG, JPEG, DICOM nor NIfTI"
 
 
 def test_images_that_are_all_inverted(hospital: Hospital) -> None:
     for path in (hospital.folder / "images").iterdir():
         Image.fromarray(255 - np.asarray(Image.open(path))).save(path)
-    finding = worst(hospital.checked(**DATA_ONLY), ExitCode.INVERTED, Severity.WARNING)
-    assert "60 of the 60 images" in finding.problem
-    assert "(nearly sure)" in finding.problem
+    assert "60 of the 60 images" in worst(hospital.checked(**DATA_ONLY), ExitCode.INVERTED, Severity.WARNING).problem
 
 
 def test_an_image_that_stands_in_train_and_in_test_under_two_names(hospital: Hospital) -> None:
@@ -286,8 +241,6 @@ def test_an_image_that_stands_in_train_and_in_test_under_two_names(hospital: Hos
     finding = worst(hospital.checked(**DATA_ONLY), ExitCode.DUPLICATES, Severity.WARNING)
     assert set(finding.names[0].split(" = ")) == {f"{train} (train)", f"{test} (test)"}
 
-
-# ---------------------------------------------------------------------- the machine
 
 H100 = Gpu("H100", 80 * GB, 79 * GB, 2)
 
@@ -306,9 +259,7 @@ H100 = Gpu("H100", 80 * GB, 79 * GB, 2)
         ("", {"folder_mode": 0o777}, ExitCode.PERMISSIONS, "(mode 777)"),
     ],
 )
-def test_what_a_machine_lacks(
-    key: str, measured: dict[str, Any], code: ExitCode, named: str, hospital: Hospital
-) -> None:
+def test_what_machines_lack(key: str, measured: dict[str, Any], code: ExitCode, named: str, hospital: Hospital) -> None:
     hospital.edit("[data]", f"{key}\n[data]")
     severity = Severity.WARNING if {"memory_free", "folder_mode"} & set(measured) else Severity.FAULT
     finding = worst(hospital.checked(replace(GOOD_MACHINE, **measured), **DATA_ONLY), code, severity)
@@ -322,20 +273,16 @@ def test_a_machine_that_has_what_is_used(key: str, gpu: Gpu, hospital: Hospital)
     assert hospital.checked(replace(GOOD_MACHINE, gpu=gpu), **DATA_ONLY).exit_code == 0
 
 
-def test_gpus_that_are_there_and_how_many_are_used(hospital: Hospital) -> None:
+def test_it_says_how_many_gpus_there_are_and_how_many_are_used(hospital: Hospital) -> None:
     machine = hospital.checked(replace(GOOD_MACHINE, gpu=H100), **DATA_ONLY).areas[1]
     assert any("2 GPUs, 1 of them used" in line for line in machine.passed)
 
 
-# ---------------------------------------------------------------------- several at once
-
-
-def test_of_several_findings_all_are_told_and_the_first_of_the_gravest_gives_the_exit_code(hospital: Hospital) -> None:
+def test_the_first_of_the_most_severe_findings_gives_the_exit_code(hospital: Hospital) -> None:
     hospital.image(3).write_bytes(b"")
     result = hospital.at("fl.invalid:9092").checked(replace(GOOD_MACHINE, disk_free=1, gpu=SMALL_GPU))
     codes = [int(finding.exit_code) for area in result.areas for finding in area.findings if finding.severity]
-    assert codes == [20, 30, 32, 41]
-    assert result.exit_code == 20
+    assert (result.exit_code, codes) == (20, [20, 30, 32, 41])
 
 
 def test_images_of_another_size_are_counted_in_full_though_few_are_decoded(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """A folder of DICOM files: how they are packed and whose they are, before a run."""
 
 import re
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,34 +10,33 @@ import pytest
 from pydicom import uid
 
 from client.check.data import check_data
+from client.check.findings import CheckArea
 from client.connection.exit_codes import ExitCode
 from client.site.settings import read_settings
 from common.data.base.image_set import unknown_patients
 from common.data.base.spec import FolderSpec
 from common.data.images.syntaxes import READ_BY
-from common.data.tables.labels import open_folder
+from common.data.tables.labels import LabelTable, open_folder
 from tests.common.data.dicom_files import dicom
 from tests.common.data.dicom_syntaxes import by_gdcm, in_fragments, plain, source
 
-SPEC = {
-    "kind": "folder",
-    "images": "images",
-    "labels": "labels.csv",
-    "image_column": "image",
-    "label_columns": ["Mass"],
-    "image_size": 16,
-}
+SPEC = """kind = "folder"
+images = "images"
+labels = "labels.csv"
+image_column = "image"
+label_columns = ["Mass"]
+image_size = 16
+"""
 
 
-def laid_down(folder: Path, files: Sequence[bytes]) -> Path:
-    """A site's folder of these files."""
+def write_site(folder: Path, files: Sequence[bytes]) -> Path:
+    """Write a site's folder of these files."""
     (folder / "images").mkdir()
     rows = [f"{place:02d}.dcm,{place % 2}" for place in range(len(files))]
     (folder / "labels.csv").write_text("\n".join(["image,Mass", *rows]), encoding="utf-8")
     for place, content in enumerate(files):
         (folder / "images" / f"{place:02d}.dcm").write_bytes(content)
-    keys = "\n".join(f"{key} = {value!r}" for key, value in SPEC.items())
-    (folder / "site.toml").write_text(f'name = "north"\n[data]\n{keys}\n', encoding="utf-8")
+    (folder / "site.toml").write_text(f'name = "north"\n[data]\n{SPEC}', encoding="utf-8")
     return folder
 
 
@@ -45,41 +45,56 @@ def of_patient(name: str, study: str = "0") -> bytes:
     return dicom(pixels, PatientID=name.strip(), StudyInstanceUID=f"1.{study}" if study != "0" else None)
 
 
-def patients_in(folder: Path, names: Sequence[str]) -> list[str]:
-    laid_down(folder, [of_patient(name) for name in names])
-    names = open_folder(FolderSpec.model_validate(SPEC), folder).patients.tolist()
-    return list(map(str, names))
+def table_of(folder: Path, names: Sequence[str]) -> LabelTable:
+    """The table of a site whose files are of these patients."""
+    write_site(folder, [of_patient(name) for name in names])
+    return open_folder(FolderSpec.model_validate(tomllib.loads(SPEC)), folder)
 
 
-def test_patients_are_those_of_the_files_where_the_table_has_none(tmp_path: Path) -> None:
-    assert patients_in(tmp_path, ["Ann", "Bo", "Ann"] * 7) == ["Ann", "Bo", "Ann"] * 7
+
+@pytest.mark.parametrize(
+    ("names", "patients"),
+    [
+        (["Ann", "Bo", "Ann"], ["Ann", "Bo", "Ann"] * 7),
+        (["", "", ""], unknown_patients(21).tolist()),
+        (["ANONYMOUS", "", "ANONYMOUS"], unknown_patients(21).tolist()),
+        (["ANONYMOUS"] * 3, unknown_patients(21).tolist()),
+    ],
+    ids=["named", "no names", "one name or none", "all of one name"],
+)
+def test_patients_are_those_of_the_files_if_these_name_them(
+    names: list[str], patients: list[str], tmp_path: Path
+) -> None:
+    assert list(map(str, table_of(tmp_path, names * 7).patients)) == patients
 
 
 def test_no_patient_stands_on_two_sides_of_the_split(tmp_path: Path) -> None:
-    laid_down(tmp_path, [of_patient(f"P{place % 10}") for place in range(40)])
-    table = open_folder(FolderSpec.model_validate(SPEC), tmp_path)
+    table = table_of(tmp_path, [f"P{place % 10}" for place in range(40)])
     sides = {name: set(table.parts[table.patients == name]) for name in table.patients}
     assert {len(parts) for parts in sides.values()} == {1}
     assert {"train", "test"} <= set(table.parts)
 
 
 def test_a_file_of_another_kind_is_a_patient_of_its_own(tmp_path: Path) -> None:
-    laid_down(tmp_path, [of_patient(f"P{place}") for place in range(20)])
-    (tmp_path / "images" / "03.dcm").write_bytes(b"no DICOM")
-    patients = open_folder(FolderSpec.model_validate(SPEC), tmp_path).patients.tolist()
+    files = [of_patient(f"P{place}") for place in range(20)]
+    files[3] = b"no DICOM"
+    write_site(tmp_path, files)
+    patients = open_folder(FolderSpec.model_validate(tomllib.loads(SPEC)), tmp_path).patients.tolist()
     assert (patients[2], patients[3], len(set(patients))) == ("P2", "unknown#3", 20)
     passed = check_data(read_settings(tmp_path), None).area.passed
-    assert any("the split is by PatientID of 19 of 20 files" in line for line in passed)
+    assert any("PatientID of 19 of 20 files" in line for line in passed)
 
 
-@pytest.mark.parametrize("names", [["", "", ""], ["ANONYMOUS"] * 3, ["ANONYMOUS", "", "ANONYMOUS"]])
-def test_patients_that_are_not_told_apart_are_not_made_up(tmp_path: Path, names: list[str]) -> None:
-    assert patients_in(tmp_path, names * 7) == unknown_patients(21).tolist()
+def checked(folder: Path, change: Callable[[bytes], bytes], count: int) -> CheckArea:
+    """The check's data area of 20 files, of which the first few are changed."""
+    files = [plain(source(8), 8, PatientID=f"P{place}") for place in range(20)]
+    files[:count] = map(change, files[:count])
+    return check_data(read_settings(write_site(folder, files)), None).area
 
 
 def test_patients_stay_known_beside_files_without_one_whose_study_stays_together(tmp_path: Path) -> None:
-    laid_down(tmp_path, [of_patient(name, study) for name, study in zip("ABAB  C ", "12345567", strict=True)])
-    patients = open_folder(FolderSpec.model_validate(SPEC), tmp_path).patients.tolist()
+    write_site(tmp_path, [of_patient(name, study) for name, study in zip("ABAB  C ", "12345567", strict=True)])
+    patients = open_folder(FolderSpec.model_validate(tomllib.loads(SPEC)), tmp_path).patients.tolist()
     assert patients == ["A", "B", "A", "B", "unknown#1.5", "unknown#1.5", "C", "unknown#1.7"]
     area = check_data(read_settings(tmp_path), None).area
     assert any("PatientID of 5 of 8 files" in line for line in area.passed)
@@ -90,25 +105,22 @@ def test_the_check_notes_mixed_modalities_and_files_without_a_window(tmp_path: P
     window = {"WindowCenter": 128, "WindowWidth": 256}
     files = [plain(source(8), 8, PatientID=f"P{n}", Modality="CT" if n < 12 else "CR", **window) for n in range(19)]
     files.append(plain(source(8), 8, PatientID="Z", Modality="CR"))
-    area = check_data(read_settings(laid_down(tmp_path, files)), None).area
+    area = check_data(read_settings(write_site(tmp_path, files)), None).area
     problems = [finding.problem for finding in area.findings]
     assert any("12 CT, 8 CR" in problem for problem in problems)
     assert any(problem.startswith("1 of 20 DICOM files name no window") for problem in problems)
 
 
 def test_the_check_counts_transfer_syntaxes_and_names_the_source_of_patients(tmp_path: Path) -> None:
-    files = [plain(source(8), 8, PatientID=f"P{place}") for place in range(20)]
-    files[:5] = [by_gdcm(file, uid.JPEGLosslessSV1) for file in files[:5]]
-    area = check_data(read_settings(laid_down(tmp_path, files)), None).area
-    assert "PATIENTS: the table has no patient_column; the split is by PatientID of 20 of 20 files" in area.passed
+    area = checked(tmp_path, lambda file: by_gdcm(file, uid.JPEGLosslessSV1), 5)
     assert area.facts["transfer_syntaxes"] == {uid.JPEGLosslessSV1: 5, uid.ExplicitVRLittleEndian: 15}
-    assert "15 Explicit VR Little Endian, 5 JPEG Lossless" in " ".join(area.passed)
+    passed = " ".join(area.passed)
+    assert "PatientID of 20 of 20 files" in passed
+    assert "15 Explicit VR Little Endian, 5 JPEG Lossless" in passed
 
 
 def test_the_check_says_which_transfer_syntax_cannot_be_read(tmp_path: Path) -> None:
-    files = [plain(source(8), 8, PatientID=f"P{place}") for place in range(20)]
-    files[:2] = [in_fragments(file, bytes(8), syntax=uid.MPEG2MPML) for file in files[:2]]
-    area = check_data(read_settings(laid_down(tmp_path, files)), None).area
+    area = checked(tmp_path, lambda file: in_fragments(file, bytes(8), syntax=uid.MPEG2MPML), 2)
     (fault,) = [finding for finding in area.findings if "packed as" in finding.problem]
     assert (fault.severity.name, fault.exit_code) == ("FAULT", ExitCode.UNREADABLE)
     assert fault.problem.startswith("2 DICOM files packed as MPEG2 Main Profile / Main Level")
@@ -116,8 +128,5 @@ def test_the_check_says_which_transfer_syntax_cannot_be_read(tmp_path: Path) -> 
 
 def test_the_docs_list_every_transfer_syntax_that_is_read() -> None:
     page = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| `([\d.]+)` \|", page, re.MULTILINE) == sorted(READ_BY, key=natural)
-
-
-def natural(syntax: str) -> list[int]:
-    return [int(part) for part in syntax.split(".")]
+    listed = re.findall(r"^\| `([\d.]+)` \|", page, re.MULTILINE)
+    assert listed == sorted(READ_BY, key=lambda syntax: [int(part) for part in syntax.split(".")])

@@ -3,14 +3,13 @@
 import io
 import json
 import re
-from collections.abc import Iterator
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from client.check import training
 from client.check.data import check_data
@@ -23,26 +22,18 @@ from client.site.policy import TRUST, Level
 from client.site.settings import open_site
 from client.site.site_file import read_file_only, write_last_plan
 from client.training import task
-from common.config import Plan, make_plan, read_experiment
+from common.config import Experiment, make_plan, read_experiment
 from common.data.sources.built_in import draw_phantoms
 from common.models.network import SplitNetwork, build
 from common.system.stopping import STOPPED_ON_REQUEST
 from common.wire.records import RollCall
 from server.deployment.supervisor import RunExit
-from tests.client.check.sites import CLASSES, Hospital, hospital_in
+from tests.client.check.sites import CLASSES, Hospital
 from tests.common.data.dicom_files import dicom
 from tests.federations import DIGITS
 from tests.network.real import flwr_client
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def hospital(tmp_path: Path) -> Hospital:
-    return hospital_in(tmp_path / "north")
-
-
-# ---------------------------------------------------------------------- the label table
 
 
 def labelled(hospital: Hospital, cells: list[tuple[str, str]], images_a_patient: int = 1) -> dict[str, ClassCounts]:
@@ -54,24 +45,26 @@ def labelled(hospital: Hospital, cells: list[tuple[str, str]], images_a_patient:
     return {row.name: row for row in check_data(read_file_only(hospital.folder), 1).classes}
 
 
-def test_a_class_of_fewer_than_ten_patients_is_hidden_and_what_would_tell_it_too(hospital: Hospital) -> None:
-    counts = labelled(hospital, [("1", "1")] * 9 + [("0", "1")] * 20 + [("0", "0")] * 11)
-    assert counts["Cardiomegaly"].printable_counts == ("<10", "not told")
-    assert counts["Effusion"].printable_counts == ("29", "11")
+NINE_OF_40 = [("1", "1")] * 9 + [("0", "1")] * 20 + [("0", "0")] * 11
+NINE_OF_44 = [("1", "1")] * 9 + [("0", "1")] * 15 + [("0", "0")] * 20
 
 
-def test_patients_are_counted_not_images(hospital: Hospital) -> None:
-    counts = labelled(hospital, [("1", "1")] * 18 + [("0", "1")] * 22, images_a_patient=2)
-    assert counts["Cardiomegaly"].printable_counts == ("<10", "not told")
-    assert counts["Effusion"].printable_counts == ("40", "0")
-
-
-def test_a_site_that_hides_more_in_its_policy_hides_more_here_and_none_hides_less(hospital: Hospital) -> None:
-    cells = [("1", "1")] * 9 + [("0", "1")] * 15 + [("0", "0")] * 20
-    hospital.edit("[data]", "[policy]\nsmallest_count = 25\n[data]")
-    assert labelled(hospital, cells)["Effusion"].printable_counts == ("<25", "<25")
-    hospital.edit("smallest_count = 25", "smallest_count = 0")
-    assert labelled(hospital, cells)["Cardiomegaly"].printable_counts == ("<10", "not told")
+@pytest.mark.parametrize(
+    ("policy", "cells", "images_a_patient", "counts"),
+    [
+        ("", NINE_OF_40, 1, [("<10", "not told"), ("29", "11")]),
+        ("", [("1", "1")] * 18 + [("0", "1")] * 22, 2, [("<10", "not told"), ("40", "0")]),
+        ("smallest_count = 25", NINE_OF_44, 1, [("<25", "not told"), ("<25", "<25")]),
+        ("smallest_count = 0", NINE_OF_44, 1, [("<10", "not told"), ("24", "20")]),
+    ],
+    ids=["fewer than ten", "patients are counted", "a policy that hides more", "no policy hides less"],
+)
+def test_a_class_of_few_patients_is_hidden_and_what_would_tell_it_too(
+    policy: str, cells: list[tuple[str, str]], images_a_patient: int, counts: list[tuple[str, str]], hospital: Hospital
+) -> None:
+    hospital.edit("[data]", f"[policy]\n{policy}\n[data]")
+    classes = labelled(hospital, cells, images_a_patient)
+    assert [classes[name].printable_counts for name in CLASSES] == counts
 
 
 @pytest.mark.parametrize(
@@ -97,29 +90,24 @@ def test_labels_of_a_hidden_class_are_noted_as_untrained_exactly_where_a_masked_
     assert (site.trained_on("train", plan) is not site.train) == untrained
 
 
-def notes_of(hospital: Hospital, policy: str) -> list[str]:
-    hospital.edit("[data]", f"[policy]\n{policy}\n[data]")
-    return [finding.problem for finding in check_data(read_file_only(hospital.folder), 1).area.findings]
-
-
-@pytest.mark.parametrize("level", TRUST)
-def test_the_check_says_whom_the_policy_trusts(level: Level, hospital: Hospital) -> None:
-    notes = notes_of(hospital, f'level = "{level}"')
-    assert sum(problem.endswith(TRUST[level]) for problem in notes) == 1
-    assert not any("overrides" in problem for problem in notes)
-
-
 @pytest.mark.parametrize(
     ("level", "keys", "overridden"),
     [
+        *((level, "", "") for level in TRUST),
         ("masked", "masked_only = false\nsmallest_cohort = 3", "masked_only = false"),
         ("private", 'privacy_unit = "image"\nepsilon = 3', 'epsilon = 3.0 and privacy_unit = "image"'),
         ("private", "smallest_count = 20", "round_counts_to = 1"),
     ],
 )
-def test_keys_that_override_the_level_are_named(level: Level, keys: str, overridden: str, hospital: Hospital) -> None:
-    (note,) = [problem for problem in notes_of(hospital, f'level = "{level}"\n{keys}') if "overrides" in problem]
-    assert f": {overridden}." in note
+def test_the_check_says_whom_the_policy_trusts_and_which_keys_override_its_level(
+    level: Level, keys: str, overridden: str, hospital: Hospital
+) -> None:
+    hospital.edit("[data]", f'[policy]\nlevel = "{level}"\n{keys}\n[data]')
+    findings = check_data(read_file_only(hospital.folder), 1).area.findings
+    assert sum(finding.problem.endswith(TRUST[level]) for finding in findings) == 1
+    notes = [finding.problem for finding in findings if "overrides" in finding.problem]
+    assert len(notes) == bool(overridden)
+    assert all(f": {overridden}." in note for note in notes)
 
 
 def test_uncertain_and_blank_cells_are_counted_apart(hospital: Hospital) -> None:
@@ -127,68 +115,48 @@ def test_uncertain_and_blank_cells_are_counted_apart(hospital: Hospital) -> None
     assert (row.present, row.absent, row.unknown, row.uncertain, row.blank) == (12, 0, 5, 3, 2)
 
 
-# ---------------------------------------------------------------------- inverted
+CHESTS = draw_phantoms(40, 48, np.random.default_rng(1)).images
 
 
-def chests() -> NDArray[np.uint8]:
-    return draw_phantoms(40, 48, np.random.default_rng(1)).images
-
-
-def test_every_phantom_radiograph_tells_whether_it_is_inverted() -> None:
-    assert [looks_inverted(image) for image in chests()] == [False] * 40
-    assert [looks_inverted(255 - image) for image in chests()] == [True] * 40
-
-
-def test_a_colour_picture_and_an_even_one_do_not_tell() -> None:
-    colour = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
-    assert looks_inverted(colour) is None
+def test_a_radiograph_tells_whether_it_is_inverted_and_a_colour_or_even_picture_does_not() -> None:
+    assert [looks_inverted(image) for image in CHESTS] == [False] * 40
+    assert [looks_inverted(255 - image) for image in CHESTS] == [True] * 40
+    assert looks_inverted(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)) is None
     assert looks_inverted(np.full((32, 32), 255, dtype=np.uint8)) is None
 
 
 def test_dicom_files_with_the_wrong_photometric_interpretation_are_named_by_it(hospital: Hospital) -> None:
     for place in range(20):
-        pixels = chests()[place].astype(np.uint16) * 16
-        wrong = dicom(pixels, PhotometricInterpretation="MONOCHROME1")
-        hospital.image(place).write_bytes(wrong)
+        pixels = CHESTS[place].astype(np.uint16) * 16
+        hospital.image(place).write_bytes(dicom(pixels, PhotometricInterpretation="MONOCHROME1"))
     hospital.rewrite(hospital.table[:20])
     result = hospital.checked(offline=True)
     assert result.exit_code == ExitCode.INVERTED
-    assert result.most_severe is not None
     assert "20 of the 20 images" in result.most_severe.problem
-    assert "now MONOCHROME1" in result.most_severe.remedy
+    assert "MONOCHROME1" in result.most_severe.remedy
 
 
-# ---------------------------------------------------------------------- needs and the plan
+PLAN = make_plan(Experiment.model_validate(tomllib.loads(DIGITS)))
 
 
-def test_what_a_run_needs_grows_with_model_and_batch(tmp_path: Path) -> None:
-    plan = written_plan(tmp_path)
-    network = build(plan.model, ("a", "b"), 0)
-    image, double = torch.zeros(1, 1, 16, 16, dtype=torch.uint8), plan.training.batch_size * 2
-    small = estimate_needs(network, plan, image, 100)
-    bigger = plan.model_copy(update={"training": plan.training.model_copy(update={"batch_size": double})})
+def test_what_a_run_needs_grows_with_model_and_batch() -> None:
+    network, batch = build(PLAN.model, ("a", "b"), 0), PLAN.training.batch_size
+    image = torch.zeros(1, 1, 16, 16, dtype=torch.uint8)
+    small = estimate_needs(network, PLAN, image, 100)
+    bigger = PLAN.model_copy(update={"training": PLAN.training.model_copy(update={"batch_size": 2 * batch})})
     large = estimate_needs(network, bigger, image, 100)
     assert small.model == 4 * sum(tensor.numel() for tensor in network.state_dict().values())
     assert large.gpu - small.gpu == large.memory - small.memory > 0
-    assert (large.gpu - small.gpu) % (2 * 4 * plan.training.batch_size) == 0
-    assert estimate_needs(network, plan, image, 1100).gpu - small.gpu == 1000 * 16 * 16
+    assert (large.gpu - small.gpu) % (2 * 4 * batch) == 0
+    assert estimate_needs(network, PLAN, image, 1100).gpu - small.gpu == 1000 * 16 * 16
     assert large.disk == small.disk == 10**9 + 24 * small.model
 
 
-def written_plan(folder: Path) -> Plan:
-    (folder / "run.toml").write_text(DIGITS, encoding="utf-8")
-    return make_plan(read_experiment(folder / "run.toml").experiment)
-
-
-def test_the_plan_of_the_last_roll_call_is_what_a_site_is_checked_for(hospital: Hospital, tmp_path: Path) -> None:
-    plan = written_plan(tmp_path)
-    write_last_plan(hospital.folder / "state", RollCall("run", plan.model_dump_json()).plan)
+def test_the_plan_of_the_last_roll_call_is_what_a_site_is_checked_for(hospital: Hospital) -> None:
+    write_last_plan(hospital.folder / "state", RollCall("run", PLAN.model_dump_json()).plan)
     facts = hospital.checked(offline=True, experiment=None).areas[-1].facts
-    assert (facts["method"], facts["architecture"], facts["known_from"]) == (
-        "surgical",
-        "tiny_cnn",
-        "the last roll call",
-    )
+    expected = ("surgical", "tiny_cnn", "the last roll call")
+    assert (facts["method"], facts["architecture"], facts["known_from"]) == expected
     assert facts["seconds_a_round"] >= 0
     assert facts["mb_down"] == facts["mb_up"] == pytest.approx(0.21, abs=0.01)
 
@@ -200,24 +168,15 @@ def test_without_any_plan_the_model_is_a_guess_and_said_to_be_one(hospital: Hosp
     assert planned.assumed
 
 
-# ---------------------------------------------------------------------- words
-
-
-def on_screen(*areas: CheckArea) -> str:
-    file = io.StringIO()
-    print_result(
-        CheckResult("north", areas), [ClassCounts("Mass", 3, 90, 0, (True, False), 10)], make_page_console(file)
-    )
-    return file.getvalue()
-
-
 def test_a_screen_has_faults_before_warnings_and_repeats_the_first_at_the_end() -> None:
     long = "A very long sentence about what is wrong, " * 5
-    data = CheckArea("data", ["1,910 images"])
+    data, file = CheckArea("data", ["1,910 images"]), io.StringIO()
     data.warn(ExitCode.EMPTY_FILES, long, long, [f"{row:05}.png" for row in range(48)])
     data.note("a note")
     data.fault(ExitCode.COLUMN, "no [Effusion] column", "Name it.")
-    text = on_screen(CheckArea("connection", ["well"]), data)
+    counts = [ClassCounts("Mass", 3, 90, 0, (True, False), 10)]
+    print_result(CheckResult("north", (CheckArea("connection", ["well"]), data)), counts, make_page_console(file))
+    text = file.getvalue()
     assert max(len(line) for line in text.splitlines()) <= 100
     assert "\x1b" not in text
     assert text.index("no [Effusion] column [40]") < text.index("wrong, A very") < text.index("a note")
@@ -230,7 +189,6 @@ def test_nothing_but_notes_is_exit_code_0() -> None:
     data = CheckArea("data")
     data.note("a note")
     assert CheckResult("north", (data,)).exit_code == 0
-    assert "exit code" not in on_screen(data)
 
 
 def test_json_holds_every_name_and_the_exit_code_of_the_process(hospital: Hospital) -> None:
@@ -251,60 +209,46 @@ def test_a_kit_that_is_missing_leaves_the_rest_to_be_checked(hospital: Hospital)
     (hospital.folder / "north.kit").unlink()
     result = hospital.checked()
     assert result.exit_code == ExitCode.BAD_INPUT
-    assert result.most_severe is not None
     assert "north.request" in result.most_severe.remedy
     assert [area.name for area in result.areas if area.passed] == ["machine", "data", "training"]
 
 
-# ---------------------------------------------------------------------- the documentation
+def listed_codes(page: str, heading: str) -> list[tuple[int, str]]:
+    """The exit codes of a table, each with the cell beside it."""
+    section = (ROOT / "docs" / page).read_text(encoding="utf-8").split(heading)[1].split("\n## ")[0]
+    return [(int(code), who) for code, who in re.findall(r"^\| (\d+) \| ([^|]+) \|", section, re.MULTILINE)]
 
 
-def listed_codes() -> Iterator[tuple[int, str]]:
-    """Codes with the program that ends with them."""
-    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    section = text.split("## Exit codes")[1].split("\n## ")[0]
-    yield from ((int(code), who) for code, who in re.findall(r"^\| (\d+) \| ([^|]+) \|", section, re.MULTILINE))
-
-
-def test_the_table_of_exit_codes_is_that_of_the_code() -> None:
+def test_the_tables_of_exit_codes_are_those_of_the_code() -> None:
     runs, simulations, audits = "flwr-server run", "flwr-sim", "flwr-server verify, flwr-client audit verify"
-    others = [code for code, who in listed_codes() if who not in (runs, simulations, audits)]
+    listed = listed_codes("troubleshooting.md", "## Exit codes")
+    others = [code for code, who in listed if who not in (runs, simulations, audits)]
     assert others == sorted([*map(int, ExitCode), STOPPED_ON_REQUEST])
-    assert [code for code, who in listed_codes() if who == audits] == [1]
-    assert [code for code, who in listed_codes() if who == simulations] == [int(RunExit.STOPPED), STOPPED_ON_REQUEST]
-    assert [code for code, who in listed_codes() if who == runs] == [
-        int(code) for code in RunExit if code not in (RunExit.DONE, RunExit.BAD_INPUT)
-    ]
+    assert [code for code, who in listed if who == audits] == [1]
+    assert [code for code, who in listed if who == simulations] == [int(RunExit.STOPPED), STOPPED_ON_REQUEST]
+    of_runs = [int(code) for code in RunExit if code not in (RunExit.DONE, RunExit.BAD_INPUT)]
+    assert [code for code, who in listed if who == runs] == of_runs
+    of_start = [int(code) for code in ExitCode if code < 20]
+    assert [code for code, _ in listed_codes("hospital-it.md", "## When it ends")] == of_start
 
 
-def test_both_pages_for_hospitals_list_the_codes_of_start_alike() -> None:
-    text = (ROOT / "docs" / "hospital-it.md").read_text(encoding="utf-8").split("## When it ends")[1]
-    ours = [int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)]
-    assert ours == [int(code) for code in ExitCode if code < 20]
-
-
-def test_the_step_is_tried_on_a_network_with_initial_values_and_not_on_whatever_the_memory_held(
-    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = task.network_with_new_head
+def test_the_step_is_tried_on_a_network_of_initial_values(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not be tried on whatever the memory held."""
+    make, epoch, losses = task.network_with_new_head, training.train_epoch, list[float]()
 
     def of_nothing(*arguments: Any) -> SplitNetwork:
-        network = made(*arguments)
+        network = make(*arguments)
         for parameter in network.head.parameters():
             parameter.data.fill_(torch.nan)
         return network
 
-    monkeypatch.setattr(task, "network_with_new_head", of_nothing)
-    trained = list[float]()
-    epoch = training.train_epoch
-
     def watched(*arguments: Any) -> Any:
-        losses = epoch(*arguments)
-        trained.extend(losses.tolist())
-        return losses
+        of_epoch = epoch(*arguments)
+        losses.extend(of_epoch.tolist())
+        return of_epoch
 
+    monkeypatch.setattr(task, "network_with_new_head", of_nothing)
     monkeypatch.setattr(training, "train_epoch", watched)
-    result = hospital.checked(offline=True)
-    assert result.areas[-1].facts["device"] == "cpu"
-    assert trained
-    assert np.isfinite(trained).all()
+    assert hospital.checked(offline=True).areas[-1].facts["device"] == "cpu"
+    assert losses
+    assert np.isfinite(losses).all()

@@ -1,0 +1,1 @@
+"""The hospital that tests of the check break."""
