@@ -1,5 +1,6 @@
 """Running coordinators for tests that can share one: each test brings its sites, or there are three."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,18 +31,30 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
         yield Trial(here, coordinator, experiment, tuple(sites))
 
 
-@pytest.fixture
-def hospital(trial: Trial) -> Iterator[Callable[[str], Site]]:
-    """Makes and admits a site of this name, with the images of ``east``; ends it after the test."""
-    made: list[Site] = []
+Hospital = Callable[..., Site]
 
-    def make(name: str) -> Site:
-        made.append(trial.coordinator.admit(trial.coordinator.site(trial.sites[0], name)))
-        return made[-1]
+
+@pytest.fixture
+def hospital(trial: Trial) -> Iterator[Hospital]:
+    """Makes and admits a site of this name and policy, with the images of ``east``; ends it after the test."""
+    sites: list[Site] = []
+
+    def make(name: str, policy: str = "") -> Site:
+        site = trial.coordinator.admit(trial.coordinator.site(trial.sites[0], name))
+        sites.append(site)
+        site.edit(site.toml, ("[policy]", f"[policy]\n{policy}"))
+        return site
 
     yield make
-    for site in made:
+    for site in sites:
         site.end()
+
+
+@pytest.fixture
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of this machine names a proxy."""
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="session")

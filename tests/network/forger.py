@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from flwr.app import ConfigRecord, Error, Message, Metadata, RecordDict
+from flwr.app import ConfigRecord, Error, Metadata, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.fab_pb2 import GetFabRequest
@@ -41,7 +41,8 @@ from common.security.identity import read_key, read_kit
 from server.deployment.superlink.control_client import openssh_key_to_pem
 from tests.signing import SignsCalls
 
-Attempt = tuple[str, Callable[[], Any]]
+Attempt = tuple[str, Callable[[Any], Any], Any]
+"""Kind, call of the hospital link, and its request."""
 
 
 class Forger:
@@ -58,78 +59,51 @@ class Forger:
 
     def always(self) -> Iterator[Attempt]:
         """What needs no message."""
-        for victim, node in self.victims.items():
+        stub = self.stub
+        for victim, number in self.victims.items():
+            node = Node(node_id=number)
             yield (
                 "activate",
-                lambda key=self.keys[victim]: self.stub.ActivateNode(
-                    ActivateNodeRequest(public_key=key, heartbeat_interval=1800)
-                ),
+                stub.ActivateNode,
+                ActivateNodeRequest(public_key=self.keys[victim], heartbeat_interval=1800),
             )
-            yield "deactivate", lambda node=node: self.stub.DeactivateNode(DeactivateNodeRequest(node_id=node))
-            yield (
-                "heartbeat",
-                lambda node=node: self.stub.SendNodeHeartbeat(
-                    SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=1800)
-                ),
-            )
-            yield "pull", lambda node=node: self.stub.PullMessages(PullMessagesRequest(node=Node(node_id=node)))
-            yield "unregister", lambda node=node: self.stub.UnregisterNode(UnregisterNodeFleetRequest(node_id=node))
-        yield "register", lambda: self.stub.RegisterNode(RegisterNodeFleetRequest(public_key=b"another"))
-        yield "order", lambda: self._push(0, "", self.own, 1, next(iter(self.victims.values())))
+            yield "deactivate", stub.DeactivateNode, DeactivateNodeRequest(node_id=number)
+            yield "heartbeat", stub.SendNodeHeartbeat, SendNodeHeartbeatRequest(node=node, heartbeat_interval=1800)
+            yield "pull", stub.PullMessages, PullMessagesRequest(node=node)
+            yield "unregister", stub.UnregisterNode, UnregisterNodeFleetRequest(node_id=number)
+        yield "register", stub.RegisterNode, RegisterNodeFleetRequest(public_key=b"another")
+        yield "order", stub.PushMessages, _reply(0, "", self.own, 1, next(iter(self.victims.values())))
 
     def about(self, victim: int, run: int, message: str) -> Iterator[Attempt]:
         """What is done to a message that waits for a victim."""
+        stub = self.stub
         for source in (self.own, victim, 1):
             for signing in (self.own, victim):
-                yield "reply", lambda source=source, signing=signing: self._push(run, message, signing, source)
-        yield "error reply", lambda: self._push(run, message, self.own, victim, error="the site gives up")
-        for node in (self.own, victim):
-            who = Node(node_id=node)
-            yield (
-                "read",
-                lambda who=who: self.stub.PullObject(PullObjectRequest(node=who, run_id=run, object_id=message)),
-            )
-            yield (
-                "write",
-                lambda who=who: self.stub.PushObject(
-                    PushObjectRequest(node=who, run_id=run, object_id=message, object_content=b"poison")
-                ),
-            )
-            yield (
-                "confirm",
-                lambda who=who: self.stub.ConfirmMessageReceived(
-                    ConfirmMessageReceivedRequest(node=who, run_id=run, message_object_id=message)
-                ),
-            )
-        yield "run", lambda: self.stub.GetRun(GetRunRequest(node=Node(node_id=victim), run_id=run))
-        yield "bundle", lambda: self.stub.GetFab(GetFabRequest(node=Node(node_id=victim), run_id=run, hash_str=""))
+                yield "reply", stub.PushMessages, _reply(run, message, signing, source)
+        yield "error reply", stub.PushMessages, _reply(run, message, self.own, victim, error="the site gives up")
+        for number in (self.own, victim):
+            at = {"node": Node(node_id=number), "run_id": run}
+            poison = PushObjectRequest(**at, object_id=message, object_content=b"poison")
+            yield "read", stub.PullObject, PullObjectRequest(**at, object_id=message)
+            yield "write", stub.PushObject, poison
+            yield "confirm", stub.ConfirmMessageReceived, ConfirmMessageReceivedRequest(**at, message_object_id=message)
+        at = {"node": Node(node_id=victim), "run_id": run}
+        yield "run", stub.GetRun, GetRunRequest(**at)
+        yield "bundle", stub.GetFab, GetFabRequest(**at, hash_str="")
 
-    def _push(self, run: int, message: str, signing: int, source: int, to: int = 1, error: str = "") -> Any:
-        """Push a reply that is made up."""
-        metadata = Metadata(
-            run_id=run,
-            message_id="",
-            src_node_id=source,
-            dst_node_id=to,
-            reply_to_message_id=message,
-            group_id="1",
-            created_at=time.time() - 1,
-            ttl=100.0,
-            message_type="train",
-        )
-        content = RecordDict({"fields": ConfigRecord({"poison": 1})})
-        reply: Message = (
-            make_message(metadata=metadata, error=Error(2, error))
-            if error
-            else make_message(metadata=metadata, content=content)
-        )
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        request = PushMessagesRequest(
-            node=Node(node_id=signing),
-            messages_list=[message_to_proto(reply if error else remove_content_from_message(reply))],
-            message_object_trees=[get_object_tree(reply)],
-        )
-        return self.stub.PushMessages(request)
+
+def _reply(run: int, message: str, signing: int, source: int, to: int = 1, error: str = "") -> PushMessagesRequest:
+    """A push of a reply that is made up."""
+    fields = {"reply_to_message_id": message, "message_id": "", "group_id": "1", "message_type": "train", "ttl": 100.0}
+    metadata = Metadata(run_id=run, src_node_id=source, dst_node_id=to, created_at=time.time() - 1, **fields)
+    content = {"error": Error(2, error)} if error else {"content": RecordDict({"fields": ConfigRecord({"poison": 1})})}
+    reply = make_message(metadata=metadata, **content)
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    return PushMessagesRequest(
+        node=Node(node_id=signing),
+        messages_list=[message_to_proto(reply if error else remove_content_from_message(reply))],
+        message_object_trees=[get_object_tree(reply)],
+    )
 
 
 def waiting(database: Path) -> list[tuple[int, int, str]]:
@@ -151,9 +125,9 @@ def main() -> None:
         for node, run, message in waiting(Path(database)):
             if node in forger.victims.values():
                 attempts += forger.about(node, run, message)
-        for kind, attempt in attempts:
+        for kind, call, request in attempts:
             try:
-                attempt()
+                call(request)
                 ended[f"{kind} OK"] += 1
             except grpc.RpcError as error:
                 ended[f"{kind} {error.code().name}"] += 1

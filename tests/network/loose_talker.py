@@ -13,6 +13,7 @@ from flwr.app import Error, Message
 import client.cli
 from client.connection.service import HospitalService
 from server.deployment.superlink.fleet_service import LONGEST_ENVELOPE
+from tests import harms
 from tests.words import FORGED
 
 LONG = ("\x1b[2J\u202e<script>alert(1)</script>" * 1_000)[: LONGEST_ENVELOPE // 2]
@@ -24,15 +25,14 @@ Spoil = Callable[[Message, Message], Message]
 
 def error(text: str) -> Spoil:
     """Fail with this text."""
-    return lambda asked, reply: Message(Error(999, text), reply_to=asked)
+    return lambda request, reply: Message(Error(999, text), reply_to=request)
 
 
 def says(**fields: object) -> Spoil:
     """Say something else in small fields."""
 
-    def spoil(asked: Message, reply: Message) -> Message:
-        for name, value in fields.items():
-            reply.content["fields"][name.replace("__", ".")] = value
+    def spoil(request: Message, reply: Message) -> Message:
+        harms.says(**fields)(reply.content)
         return reply
 
     return spoil
@@ -62,14 +62,14 @@ Replied = Callable[[HospitalService, Message], Message]
 def loose(replied: Replied) -> Replied:
     """Change each reply to training and to the test before it is sent."""
 
-    def changed(service: HospitalService, asked: Message) -> Message:
-        kind, reply = asked.metadata.message_type, replied(service, asked)
+    def changed(service: HospitalService, request: Message) -> Message:
+        kind, reply = request.metadata.message_type, replied(service, request)
         if not reply.has_content() or kind not in ("train", "evaluate"):
             return reply
         fields = reply.content["fields"]
         if kind == "train":
-            return TRAINING[int(fields["round"]) - 1][0](asked, reply)  # type: ignore[arg-type]
-        return TEST[0](asked, reply) if fields["class_names"] else reply
+            return TRAINING[int(fields["round"]) - 1][0](request, reply)
+        return TEST[0](request, reply) if fields["class_names"] else reply
 
     return changed
 

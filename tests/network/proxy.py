@@ -36,9 +36,9 @@ class Line:
         if self._listener:
             self._listener.close()
             self._listener = None
-        for one in list(self._pairs):
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() sends RST
-            one.close()
+        for end in list(self._pairs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() sends RST
+            end.close()
         self._pairs.clear()
 
     def fix(self) -> None:
@@ -53,11 +53,11 @@ class Line:
             return
         watched = [*self._pairs, *([self._listener] if self._listener else [])]
         ready, _, _ = select.select(watched, [], [], 0.05)
-        for one in ready:
-            if one is self._listener:
-                self._connect(one)
-            elif one in self._pairs:
-                self._pass_on(one)
+        for end in ready:
+            if end is self._listener:
+                self._connect(end)
+            elif end in self._pairs:
+                self._pass_on(end)
 
     def _connect(self, listener: socket.socket) -> None:
         near, _ = listener.accept()
@@ -68,18 +68,13 @@ class Line:
             return
         self._pairs |= {near: far, far: near}
 
-    def _pass_on(self, one: socket.socket) -> None:
-        other = self._pairs[one]
-        content = b""
+    def _pass_on(self, end: socket.socket) -> None:
+        other = self._pairs[end]
         with contextlib.suppress(OSError):
-            content = one.recv(1 << 16)
-        try:
-            if content:
+            if content := end.recv(1 << 16):
                 other.sendall(content)
                 return
-        except OSError:
-            pass
-        for each in (one, other):
+        for each in (end, other):
             self._pairs.pop(each, None)
             each.close()
 
@@ -88,13 +83,13 @@ def main() -> None:
     """Until SIGTERM."""
     line = Line(*map(int, sys.argv[1:]))
     line.open()
-    wanted = list[str]()
+    commands = list[str]()
     for number, name in ((signal.SIGUSR1, "silence"), (signal.SIGUSR2, "cut"), (signal.SIGHUP, "fix")):
-        signal.signal(number, lambda _number, _frame, name=name: wanted.append(name))  # type: ignore[misc]
+        signal.signal(number, lambda _number, _frame, name=name: commands.append(name))  # type: ignore[misc]
     print("open", flush=True)
     while True:
-        while wanted:
-            getattr(line, name := wanted.pop(0))()
+        while commands:
+            getattr(line, name := commands.pop(0))()
             print(name, flush=True)
         line.step()
 

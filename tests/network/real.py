@@ -60,29 +60,29 @@ south = {list("0123456789")}
 
 
 def eventually(
-    wanted: Callable[[], T], what: str, within_s: float = WITHIN_S, said: Callable[[], str] = lambda: ""
+    holds: Callable[[], T], what: str, within_s: float = WITHIN_S, output: Callable[[], str] = lambda: ""
 ) -> T:
-    """Wait until ``wanted`` returns something true, and return it; else fail with what programs said until then."""
+    """Wait until ``holds`` returns something true, and return it; else fail with what programs printed until then."""
     deadline = time.monotonic() + within_s
-    while not (found := wanted()):
-        assert time.monotonic() < deadline, f"waited {within_s:.0f} s in vain for this: {what}\n{said()}"
+    while not (value := holds()):
+        assert time.monotonic() < deadline, f"waited {within_s:.0f} s in vain for this: {what}\n{output()}"
         time.sleep(0.05)
-    return found
+    return value
 
 
 def free_ports(count: int) -> list[int]:
     """Ports of 127.0.0.1 that nobody listens on."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        for opened in sockets:
+            opened.bind(("127.0.0.1", 0))
+        return [int(opened.getsockname()[1]) for opened in sockets]
 
 
 def listens(port: int) -> bool:
     """Whether anybody listens on this port of 127.0.0.1."""
-    with socket.socket() as one:
-        return one.connect_ex(("127.0.0.1", port)) == 0
+    with socket.socket() as opened:
+        return opened.connect_ex(("127.0.0.1", port)) == 0
 
 
 def typed(main: Callable[[Sequence[str]], None], *arguments: object) -> Ended:
@@ -94,23 +94,24 @@ def typed(main: Callable[[Sequence[str]], None], *arguments: object) -> Ended:
 
 
 def flwr_server(*arguments: object) -> Ended:
-    """``flwr-server arguments``."""
     return typed(server.cli.main, *arguments)
 
 
 def flwr_client(*arguments: object) -> Ended:
-    """``flwr-client arguments``."""
     return typed(client.cli.main, *arguments)
 
 
 def flwr_sim(*arguments: object) -> Ended:
-    """``flwr-sim arguments``."""
     return typed(studies.cli.main, *arguments)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """A jsonl file."""
+    """The lines of a jsonl file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / "summary.json").read_text(encoding="utf-8")))
 
 
 @cache
@@ -128,7 +129,7 @@ class Program:
         self._log, self.process = log, process
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self._log.read_text(encoding="utf-8")
 
     @property
@@ -137,21 +138,23 @@ class Program:
 
     def says(self, text: str) -> None:
         """Wait until it prints this."""
-        eventually(lambda: text in self.said or not self.runs, f"{self._log.stem} says: {text}")
-        assert text in self.said, f"{self._log.stem} ended with {self.process.poll()}:\n{self.said}"
+        eventually(lambda: text in self.output or not self.runs, f"{self._log.stem} says: {text}")
+        assert text in self.output, f"{self._log.stem} ended with {self.process.poll()}:\n{self.output}"
 
     def ends(self) -> int:
         """Wait until it ends by itself; its exit code."""
-        eventually(lambda: not self.runs, f"{self._log.stem} ends", said=lambda: self.said)
+        eventually(lambda: not self.runs, f"{self._log.stem} ends", output=lambda: self.output)
         return int(self.process.wait())
 
+    def succeeds(self) -> None:
+        """Wait until it ends by itself, with 0."""
+        assert self.ends() == 0, self.output
+
     def stop(self) -> int:
-        """SIGTERM."""
         self.process.terminate()
         return self.ends()
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.process.kill()
         self.process.wait()
 
@@ -162,7 +165,7 @@ class Program:
         try:
             yield
         finally:
-            self.process.send_signal(signal.SIGCONT)
+            self.process.send_signal(signal.SIGCONT)  # sent to nobody where it has ended
 
 
 class Machine:
@@ -186,17 +189,14 @@ class Machine:
         """Run Python with these arguments; what :mod:`tests.network.warm` can fork is forked."""
         log = self.folder / f"{name}-{len(self._programs)}.log"
         words = [str(argument) for argument in arguments]
-        if words[0] == "-m" and (words[1] in WARM_PROGRAMS or (words[1] == LEADS and "--once" in words)):
-            log.touch()
-            process = warm().fork(words[1], words[2:], self._environment, self._works_in, log)
-            self._programs.append(Program(log, process))
-            return self._programs[-1]
         with log.open("wb") as file:
-            command, nothing = [sys.executable, *words], subprocess.DEVNULL
-            popen = subprocess.Popen(
-                command, cwd=self._works_in, env=self._environment, stdin=nothing, stdout=file, stderr=file
-            )
-        self._programs.append(Program(log, popen))
+            if words[0] == "-m" and (words[1] in WARM_PROGRAMS or (words[1] == LEADS and "--once" in words)):
+                process = warm().fork(words[1], words[2:], self._environment, self._works_in, log)
+            else:
+                streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+                command = [sys.executable, *words]
+                process = subprocess.Popen(command, cwd=self._works_in, env=self._environment, **streams)
+        self._programs.append(Program(log, process))
         return self._programs[-1]
 
     def left(self) -> list[psutil.Process]:
@@ -210,16 +210,6 @@ class Machine:
         except psutil.Error:
             return False
 
-    @property
-    def half_written(self) -> list[str]:
-        """Files beside others that were to take their place."""
-        return [str(path.relative_to(self.folder.parent)) for path in self.folder.parent.rglob("*.part")]
-
-    @property
-    def taken_ports(self) -> list[int]:
-        """Those of the coordinators on which somebody listens."""
-        return [port for port in self.ports if listens(port)]
-
     def end(self) -> None:
         """SIGTERM to the programs; nothing may be left of them, nor of what they started and were writing."""
         for program in self._programs:
@@ -232,8 +222,8 @@ class Machine:
             program.process.wait()
         assert not names, f"not ended {ENDS_WITHIN_S:.0f} s after SIGTERM: {names}"
         assert self.left() == []
-        assert self.half_written == []
-        assert self.taken_ports == []
+        assert list(self.folder.parent.rglob("*.part")) == []
+        assert [port for port in self.ports if listens(port)] == []
 
 
 @contextlib.contextmanager
@@ -264,11 +254,6 @@ class Site:
         return self._programs[-1]
 
     @property
-    def begun(self) -> bool:
-        """Whether it has ever been started."""
-        return bool(self._programs)
-
-    @property
     def toml(self) -> Path:
         return self.folder / "site.toml"
 
@@ -288,13 +273,17 @@ class Site:
         """``flwr-client start``."""
         return self.start_by("-m", "client.cli", "start", self.folder)
 
+    def connect(self) -> None:
+        """Start it, and wait until it is connected."""
+        self.start().says("connected to ")
+
     def start_by(self, *arguments: object) -> Program:
         """A process of this site that is begun in another way."""
         self._programs.append(self._machine.start(self.name, *arguments))
         return self.program
 
     def start_if_down(self) -> None:
-        if not self.begun or not self.program.runs:
+        if not self._programs or not self.program.runs:
             self.start()
 
     def end(self) -> None:
@@ -312,13 +301,8 @@ class Site:
 
     def works_on(self, phase: str, server_round: int) -> None:
         """Wait until it is in the midst of this."""
-
-        def there() -> bool:
-            now = self.now
-            at = now.get("state"), now.get("phase"), now.get("round")
-            return at == ("working", phase, server_round)
-
-        eventually(there, f"{self.name} works on {phase} of round {server_round}")
+        position = {"state": "working", "phase": phase, "round": server_round}
+        eventually(lambda: self.now.items() >= position.items(), f"{self.name} works on {phase} of {server_round}")
 
 
 @contextlib.contextmanager
@@ -400,10 +384,8 @@ class Coordinator:
             pages: Draw its report and its model card.
             once: No process stays that begins the leading one again. That one is forked then, and imports nothing.
         """
-        sets = [part for override in overrides for part in ("--set", override)]
-        more = (*sets, *options, *["--once"] * once)
-        command = ("run", self.folder, experiment, "--out", out, "--sites", sites, *more)
-        return self.lead("-m", "server.cli" if pages else LEADS, *command)
+        command = ("run", self.folder, experiment, "--out", out, "--sites", sites, *settings(*overrides), *options)
+        return self.lead("-m", "server.cli" if pages else LEADS, *command, *["--once"] * once)
 
     def lead(self, *arguments: object) -> Program:
         """A run that is begun in another way."""
@@ -428,14 +410,12 @@ class Coordinator:
     def sees(self, *sites: Site, state: str = "connected") -> None:
         """Wait until all these are in this state."""
 
-        def said() -> str:
+        def output() -> str:
             log = (self.folder / "logs" / "superlink.log").read_text(encoding="utf-8", errors="replace")
-            return f"{log[-5000:]}\n" + "\n".join(f"{one.name}: {one.program.said[-2000:]}" for one in sites)
+            return f"{log[-5000:]}\n" + "\n".join(f"{site.name}: {site.program.output[-2000:]}" for site in sites)
 
-        for site in sites:
-            eventually(
-                lambda name=site.name: self.now["sites"][name]["state"] == state, f"{site.name} is {state}", said=said
-            )
+        for name in [site.name for site in sites]:
+            eventually(lambda name=name: self.now["sites"][name]["state"] == state, f"{name} is {state}", output=output)
 
     @property
     def superlink(self) -> psutil.Process:
@@ -461,3 +441,8 @@ def exported(experiment: Path, folder: Path) -> list[Path]:
     done = flwr_sim("sites", experiment, "--out", folder)
     assert done.code == 0, done.err
     return sorted(folder.iterdir())
+
+
+def settings(*overrides: str) -> list[str]:
+    """The options that set these values."""
+    return [part for override in overrides for part in ("--set", override)]

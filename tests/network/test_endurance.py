@@ -27,7 +27,6 @@ WARM_ROUNDS = 40
 MB_A_ROUND, FILES = 0.05, 8
 """Bounds: the slope of the memory over the rounds after that, and by how much open files may differ."""
 WITHIN_S = 300.0
-Said = Callable[[str, object], None]
 
 
 class Measured:
@@ -43,18 +42,18 @@ class Measured:
 
     def long_lives(self) -> dict[str, tuple[float, int, float]]:
         """What -> MB a round, difference of open files, MB at the end; for lives with enough rounds after warm-up."""
-        found = {}
+        lives = {}
         for (what, _), samples in self._of.items():
             warm = [sample for sample in samples if sample[0] >= samples[0][0] + WARM_ROUNDS]
             if len(warm) >= WARM_ROUNDS:
                 rounds, memory, files = np.array(warm).T
-                found[what] = float(np.polyfit(rounds, memory, 1)[0]), int(np.ptp(files)), float(memory[-1])
-        return found
+                lives[what] = float(np.polyfit(rounds, memory, 1)[0]), int(np.ptp(files)), float(memory[-1])
+        return lives
 
 
 @pytest.mark.parametrize("seed", [20261121])
 def test_two_hundred_rounds_of_ten_sites_under_faults_end_in_the_same_model_and_nothing_grows(
-    seed: int, tmp_path: Path, record_property: Said
+    seed: int, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     draw, measured, out = random.Random(seed), Measured(), tmp_path / "run"
     record_property("seed", seed)
@@ -64,21 +63,20 @@ def test_two_hundred_rounds_of_ten_sites_under_faults_end_in_the_same_model_and_
     with machine(tmp_path / "machine") as here:
         coordinator = Coordinator(here)
         coordinator.start()
-        sites = [coordinator.admit(coordinator.site(one)) for one in exported(experiment, tmp_path / "data")]
+        sites = [coordinator.admit(coordinator.site(path)) for path in exported(experiment, tmp_path / "data")]
         lines = dict[str, Program]()
         for site, own in zip(sites[:2], free_ports(2), strict=True):
             lines[site.name] = here.start("line", "-m", "tests.network.proxy", own, coordinator.port)
             site.edit(site.kit, (f":{coordinator.port}", f":{own}"))
         for site in sites:
             site.start()
-        for site in sites:
-            site.program.says("connected to")
+        coordinator.sees(*sites)
         began = time.monotonic()
         run = coordinator.run(experiment, out, *overrides, sites=SITES)
         faults = defaultdict[str, int](int)
         for server_round in range(1, ROUNDS):
             eventually(lambda n=server_round: rounds_done(out) >= n or not run.runs, f"round {server_round}", WITHIN_S)
-            assert run.runs, run.said
+            assert run.runs, run.output
             note_all(measured, coordinator, run, sites, server_round)
             if server_round % 7 == 0:
                 fault = draw.choice(["kill", "freeze", "cut"])
@@ -86,7 +84,7 @@ def test_two_hundred_rounds_of_ten_sites_under_faults_end_in_the_same_model_and_
                 harm(fault, draw, coordinator, run, sites, lines, anybody=server_round <= ANYBODY_UNTIL)
         eventually(lambda: not run.runs, "the run ends", WITHIN_S)
         seconds = time.monotonic() - began
-        assert run.ends() == 0, run.said
+        run.succeeds()
     for fault, number in faults.items():
         record_property("survived", (f"endurance: {fault}", number))
     record_property("same model", "endurance: kill")

@@ -1,9 +1,7 @@
 """Over the network, at each level: what report, model card and terminal print of three hospitals' image folders."""
 
 import html
-import json
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,8 @@ from common.data.images.pixels import pixels_on_device
 from common.models.network import compute_scores, label_matrix
 from common.models.saved import load_model
 from tests.federations import DIGITS
-from tests.network.real import Coordinator, Site, machine, written
+from tests.network.federated import connected
+from tests.network.real import Site, summary_of, written
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +53,8 @@ PLANS: dict[Level, tuple[str, ...]] = {
         *("model.norm=group", "evaluation.checkpoint=last"),
     ),
 }
-Scored = dict[str, tuple[NDArray[np.floating], NDArray[np.floating]]]
+Scored = dict[str, NDArray[np.floating]]
+"""Class -> scores and labels."""
 
 
 def image_folder(folder: Path, level: Level, part: int) -> Path:
@@ -72,25 +72,17 @@ def image_folder(folder: Path, level: Level, part: int) -> Path:
 
 
 def scored(site: Site, run: Path) -> Scored:
-    """The site's test images, scored by the run's model: class -> scores and labels."""
-    images = open_site(read_file_only(site.folder)).test
-    network = load_model(run)
-    scores, labels = (
-        compute_scores(network, pixels_on_device(images, "cpu"), "float32"),
-        label_matrix(images, NAMES).numpy(),
-    )
+    """The site's test images, scored by the run's model."""
+    images, network = open_site(read_file_only(site.folder)).test, load_model(run)
+    scores = compute_scores(network, pixels_on_device(images, "cpu"), "float32")
+    labels = label_matrix(images, NAMES).numpy()
     order = [network.class_names.index(name) for name in NAMES]
-    return {name: (scores[:, order[c]], labels[:, c]) for c, name in enumerate(NAMES)}
-
-
-def together(each: list[Scored]) -> Scored:
-    return {
-        name: (np.concatenate([s[name][0] for s in each]), np.concatenate([s[name][1] for s in each])) for name in NAMES
-    }
+    return {name: np.stack([scores[:, order[c]], labels[:, c]]) for c, name in enumerate(NAMES)}
 
 
 def by_scikit_learn(of: Scored) -> dict[str, tuple[float, ...]]:
-    return {
+    """Class, and the mean of all -> AUROC, average precision and balanced accuracy."""
+    figures = {
         name: (
             float(roc_auc_score(labels, scores)),
             float(average_precision_score(labels, scores)),
@@ -98,6 +90,7 @@ def by_scikit_learn(of: Scored) -> dict[str, tuple[float, ...]]:
         )
         for name, (scores, labels) in of.items()
     }
+    return figures | {MEAN: tuple(np.mean([figures[name] for name in NAMES], axis=0))}
 
 
 @dataclass(frozen=True)
@@ -105,12 +98,8 @@ class Finished:
     """A run of three hospitals: its folder, what the terminal showed, and the hospitals."""
 
     folder: Path
-    said: str
+    output: str
     sites: list[Site]
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        return dict(json.loads((self.folder / "summary.json").read_text(encoding="utf-8")))
 
     @property
     def report(self) -> str:
@@ -128,59 +117,52 @@ class Finished:
 
 def finished(level: Level, folder: Path) -> Finished:
     """Three hospitals of one level, over TLS, to the end of a run."""
-    with machine(folder / "machine") as here:
-        coordinator = Coordinator(here)
-        made = [image_folder(folder / "data" / name, level, part) for part, name in enumerate(HOSPITALS)]
-        sites = [coordinator.admit(coordinator.site(one)) for one in made]
-        coordinator.start()
-        for site in sites:
-            site.start()
-        coordinator.sees(*sites)
-        run = coordinator.run(written(EXPERIMENT, folder), folder / "run", *PLANS[level], sites=3, pages=True)
-        assert run.ends() == 0, run.said
-        return Finished(folder / "run", run.said, sites)
-
-
-def means_over(names: Sequence[str], figures: Mapping[str, Sequence[float]]) -> tuple[float, ...]:
-    return tuple(float(np.mean([figures[name][column] for name in names])) for column in range(3))
+    experiment = written(EXPERIMENT, folder)
+    data = [image_folder(folder / "data" / name, level, part) for part, name in enumerate(HOSPITALS)]
+    with connected(experiment, folder / "machine", data=data) as (coordinator, sites):
+        run = coordinator.run(experiment, folder / "run", *PLANS[level], sites=3, pages=True)
+        run.succeeds()
+        return Finished(folder / "run", run.output, sites)
 
 
 def test_at_trusted_every_printed_figure_is_scikit_learns_to_the_digit(tmp_path: Path) -> None:
     run = finished("trusted", tmp_path)
-    each = {site.name: by_scikit_learn(scored(site, run.folder)) for site in run.sites}
-    true = {name: means_over(HOSPITALS, {site: each[site][name] for site in HOSPITALS}) for name in NAMES}
-    true[MEAN] = means_over(NAMES, true)
+    each = [by_scikit_learn(scored(site, run.folder)) for site in run.sites]
+    true = {name: np.mean([figures[name] for figures in each], axis=0) for name in (*NAMES, MEAN)}
     assert run.card == {name: [f"{figure:.3f}" for figure in figures] for name, figures in true.items()}
     assert all(text in run.report for row in run.card.values() for text in row)
-    assert all(row[0] in run.said for row in run.card.values())
+    assert all(row[0] in run.output for row in run.card.values())
 
 
 def test_at_masked_every_printed_figure_lies_within_its_error_and_no_record_holds_one_of_a_single_site(
     tmp_path: Path,
 ) -> None:
     run = finished("masked", tmp_path)
-    true = by_scikit_learn(together([scored(site, run.folder) for site in run.sites]))
-    true[MEAN] = means_over(NAMES, true)
+    each = [scored(site, run.folder) for site in run.sites]
+    true = by_scikit_learn({name: np.concatenate([of[name] for of in each], axis=1) for name in NAMES})
     assert run.card.keys() == true.keys()
     for name, row in run.card.items():
         for text, figure in zip(row, true[name], strict=True):
             value, _, error = text.partition(" ± ")
             assert abs(float(value) - figure) <= float(error or 0.0005)
             assert text in run.report
-        assert row[0] in run.said
-    summary = run.summary
+        assert row[0] in run.output
+    summary = summary_of(run.folder)
     assert 0 < summary["test"]["errors"]["auroc"] < 0.01
-    assert all((one["validation_loss"], one["per_class"]) == (None, {}) for one in summary["per_site"].values())
+    assert_no_figure_of_one_site(summary)
     pooled = summary["test"]["pooled"]["per_class"]
-    assert {name: tuple(one["sites"]) for name, one in pooled.items()} == dict.fromkeys(NAMES, HOSPITALS)
+    assert {name: tuple(figures["sites"]) for name, figures in pooled.items()} == dict.fromkeys(NAMES, HOSPITALS)
+
+
+def assert_no_figure_of_one_site(summary: dict[str, Any]) -> None:
+    assert all((site["validation_loss"], site["per_class"]) == (None, {}) for site in summary["per_site"].values())
 
 
 def test_at_private_no_figure_leaves_and_every_page_gives_the_reason(tmp_path: Path) -> None:
     run = finished("private", tmp_path)
-    reason = "test figures stay at the sites, because the noise of this run covers updates alone"
-    assert reason in " ".join(run.said.split())
-    assert reason in run.report
-    assert reason in (run.folder / "MODEL_CARD.md").read_text(encoding="utf-8")
+    for page in (run.output, run.report, (run.folder / "MODEL_CARD.md").read_text(encoding="utf-8")):
+        assert "the noise of this run covers updates alone" in " ".join(page.split())
     assert run.card == {}
-    assert run.summary["test"]["pooled"] is None
-    assert all((one["validation_loss"], one["per_class"]) == (None, {}) for one in run.summary["per_site"].values())
+    summary = summary_of(run.folder)
+    assert summary["test"]["pooled"] is None
+    assert_no_figure_of_one_site(summary)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.network.federated import Federation
-from tests.network.real import flwr_client
+from tests.network.real import flwr_client, lines_of, settings
 
 pytestmark = pytest.mark.slow
 CRAFTED = """
@@ -26,42 +26,35 @@ main(sys.argv[1:])
 NETWORK = ("model.architecture=fedsld_cnn", "model.norm=group")
 
 
-def test_every_hospital_refuses_a_crafted_first_model_and_nothing_of_its_images_leaves(
-    federation: Federation, tmp_path: Path
-) -> None:
-    sets = [part for override in NETWORK for part in ("--set", override)]
-    command = ("run", federation.coordinator.folder, federation.experiment, "--out", tmp_path / "run", "--once", *sets)
-    run = federation.coordinator.lead("-c", CRAFTED, *command)
+def test_every_hospital_refuses_a_crafted_first_model(federation: Federation, tmp_path: Path) -> None:
+    command = ("run", federation.coordinator.folder, federation.experiment, "--out", tmp_path / "run", "--once")
+    run = federation.coordinator.lead("-c", CRAFTED, *command, *settings(*NETWORK))
     assert run.ends() == 1
-    assert "round 1: 0 of 3 sites replied" in run.said
-    stopped = json.loads((tmp_path / "run" / "events.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert "round 1: 0 of 3 sites replied" in run.output
+    stopped = lines_of(tmp_path / "run" / "events.jsonl")[-1]
     for site in federation.sites:
         assert f"{site.name}: declines: run.first_model: " in stopped["reason"]
         shown = flwr_client("audit", "show", site.folder, "--json", "--tail", 3)
-        came, denied, error = map(json.loads, shown.out.splitlines()[-3:])
-        assert (came["direction"], came["record"]) == ("out", "RollCallAnswer")
+        answer, denied, error = map(json.loads, shown.out.splitlines()[-3:])
+        assert (answer["direction"], answer["record"]) == ("out", "RollCallAnswer")
         assert (denied["direction"], denied["record"], denied["decision"]) == ("in", "TrainRequest", "deny")
         assert denied["rule"] == "run.first_model"
         assert "torch 2" in denied["reason"]
         assert denied["signature"]
         assert (error["direction"], error["kind"]) == ("out", "declined")
         assert site.program.runs
-        assert denied["reason"] in site.program.said
+        assert denied["reason"] in site.program.output
 
 
-def test_a_run_that_begins_with_a_weights_file_is_compared_where_the_hospital_has_it(
-    federation: Federation, tmp_path: Path
-) -> None:
+def test_a_first_model_of_a_weights_file_is_compared_by_who_has_it(federation: Federation, tmp_path: Path) -> None:
     """The first of the two runs is one of the published program without a file, of the same network."""
-    first = federation.run(tmp_path / "first", *NETWORK, "run.rounds=1", once=True)
-    assert first.ends() == 0, first.said
+    federation.run(tmp_path / "first", *NETWORK, "run.rounds=1", once=True).succeeds()
     file = tmp_path / "first" / "model.safetensors"
     folder = federation.south.folder / "weights"
     folder.mkdir()
     shutil.copy(file, folder / "trunk.safetensors")
-    before = {site.name: site.program.said.count("is taken as it came") for site in federation.sites}
-    run = federation.run(tmp_path / "run", *NETWORK, "run.rounds=2", f"model.weights={file}", once=True)
-    assert run.ends() == 0, run.said
+    before = [site.program.output.count("is taken as it came") for site in federation.sites]
+    federation.run(tmp_path / "run", *NETWORK, "run.rounds=2", f"model.weights={file}", once=True).succeeds()
     shutil.rmtree(folder)
-    lines = {site.name: site.program.said.count("is taken as it came") for site in federation.sites}
-    assert {name: lines[name] - count for name, count in before.items()} == {"east": 1, "north": 1, "south": 0}
+    after = [site.program.output.count("is taken as it came") for site in federation.sites]
+    assert [count - earlier for count, earlier in zip(after, before, strict=True)] == [1, 1, 0]  # south has the file

@@ -1,6 +1,5 @@
 """A frozen trunk over real processes: sent once, not at all where the hospital has the weights, the same model."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,10 @@ from common.models.network import build
 from common.models.saved import save_model
 from strategies.registry import find_method_faults
 from tests.network.federated import admitted, hash_in, undisturbed
-from tests.network.real import PARTIAL, eventually
+from tests.network.real import PARTIAL, eventually, summary_of
 
 pytestmark = pytest.mark.slow
 HEAD = ("model.train=head", "run.rounds=3")
-
-
-def sites_of(run: Path) -> dict[str, Any]:
-    return dict(json.loads((run / "summary.json").read_text())["sites"])
 
 
 @pytest.mark.network
@@ -31,36 +26,28 @@ def test_a_hospital_receives_it_once_and_keeps_its_features_encrypted(tmp_path: 
         (weights / "trunk.safetensors").write_bytes((tmp_path / "simulation" / "model.safetensors").read_bytes())
         federation.coordinator.start()
         federation.gather()
-        run = federation.run(tmp_path / "run", *HEAD, "training.epochs=120")
+        longer = (*HEAD, "training.epochs=120")
+        run = federation.run(tmp_path / "run", *longer)
         federation.north.works_on("train", 2)
         federation.north.program.kill()
         federation.gather()
-        assert run.ends() == 0, run.said
-        again = federation.run(tmp_path / "again", *HEAD)
-        assert again.ends() == 0, again.said
-        folders = {site.name: site.folder / "state" for site in federation.sites}
-        kept = {name: sorted((folder / "frozen").glob("*.f32")) for name, folder in folders.items()}
-        features = {name: sorted((folder / "features").iterdir()) for name, folder in folders.items()}
+        run.succeeds()
+        federation.run(tmp_path / "again", *HEAD).succeeds()
         eventually(lambda: federation.coordinator.now, "the coordinator answers")
     assert hash_in(tmp_path / "again") == simulated
-    assert hash_in(tmp_path / "run") == undisturbed(
-        federation.experiment, tmp_path / "longer", *HEAD, "training.epochs=120"
-    )
-    size = {path.stat().st_size for paths in kept.values() for path in paths}
-    assert len(size) == 1
-    (frozen,) = size
-    first, second = sites_of(tmp_path / "run"), sites_of(tmp_path / "again")
-    assert first["east"]["bytes_down"] > frozen > first["south"]["bytes_down"]
-    assert max(site["bytes_down"] for site in second.values()) < frozen
-    for name, files in features.items():
-        assert [path.name for path in files] == ["test.features", "train.features", "validation.features"], name
+    assert hash_in(tmp_path / "run") == undisturbed(federation.experiment, tmp_path / "longer", *longer)
+    (size,) = {path.stat().st_size for site in federation.sites for path in site.folder.glob("state/frozen/*.f32")}
+    first, second = (summary_of(tmp_path / name)["sites"] for name in ("run", "again"))
+    assert first["east"]["bytes_down"] > size > first["south"]["bytes_down"]
+    assert max(site["bytes_down"] for site in second.values()) < size
+    for site in federation.sites:
+        files = sorted((site.folder / "state" / "features").iterdir())
+        assert [path.stem for path in files] == ["test", "train", "validation"]
         assert all(path.stat().st_mode & 0o077 == 0 for path in files)
 
 
 @pytest.mark.long
-def test_a_trunk_of_300_megabytes_crosses_the_wire_once_and_not_at_all_where_the_hospital_has_it(
-    tmp_path: Path, record_property: Any
-) -> None:
+def test_a_trunk_of_300_megabytes_crosses_the_wire_at_most_once(tmp_path: Path, record_property: Any) -> None:
     """A vision transformer of 85 million parameters, whose head alone is trained; south has its weights file."""
     network = ("model.architecture=timm:vit_base_patch16_224", "model.image_size=32", *HEAD)
     with admitted(tmp_path, PARTIAL) as federation:
@@ -72,10 +59,9 @@ def test_a_trunk_of_300_megabytes_crosses_the_wire_once_and_not_at_all_where_the
         federation.coordinator.start()
         federation.gather()
         for name in ("first", "second"):
-            run = federation.run(tmp_path / name, *network)
-            assert run.ends() == 0, run.said
+            federation.run(tmp_path / name, *network).succeeds()
         (size,) = {path.stat().st_size for path in federation.east.folder.glob("state/frozen/*.f32")}
-    first, second = sites_of(tmp_path / "first"), sites_of(tmp_path / "second")
+    first, second = (summary_of(tmp_path / name)["sites"] for name in ("first", "second"))
     record_property("bytes_down", {name: site["bytes_down"] for name, site in first.items()})
     assert size > 300e6
     for name in ("east", "north"):

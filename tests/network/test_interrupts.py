@@ -59,10 +59,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.fixture(scope="session")
 def table() -> Iterator[Table]:
-    found = Table()
-    yield found
-    if found.rows:
-        found.write(ROOT / "build" / "interrupts.md")
+    table = Table(ROOT / "build" / "interrupts.md")
+    yield table
+    table.write()
+
+
+def trained(rounds: int) -> Callable[[Command, Path], bool]:
+    """So many rounds are done."""
+    return lambda command, out: rounds_done(out.parent) >= rounds
 
 
 def worked(seconds: float) -> Callable[[Command, Path], bool]:
@@ -70,17 +74,8 @@ def worked(seconds: float) -> Callable[[Command, Path], bool]:
     return lambda command, out: command.worked_s() > seconds
 
 
-def trained(rounds: int) -> Callable[[Command, Path], bool]:
-    """So many rounds are done."""
-
-    def there(command: Command, out: Path) -> bool:
-        return rounds_done(out.parent) >= rounds
-
-    return there
-
-
 def says(text: str) -> Callable[[Command, Path], bool]:
-    return lambda command, out: text in command.said
+    return lambda command, out: text in command.output
 
 
 @dataclass(frozen=True)
@@ -97,58 +92,43 @@ class Case:
 
     line: str
     late: Callable[[Command, Path], bool]
-    code: int = 3
     words: str = "stopped on request"
+    code: int = 3
     makes: bool = False
 
     def typed(self, world: World, out: Path) -> list[object]:
         """The words of the command line."""
-        places = {"OUT": out, "COORDINATOR": "coordinator", "OTHER": "other", "NORTH": "north"}
-        return [
-            getattr(world, word.lower())
-            if word in ("EXPERIMENT", "RUN", "IMAGES")
-            else getattr(world, places[word]).folder
-            if word in ("COORDINATOR", "OTHER", "NORTH")
-            else places.get(word, word)
-            for word in self.line.split()
+        places = [
+            getattr(world, word.lower()) if word.isupper() and word != "OUT" else word for word in self.line.split()
         ]
+        return [out if word == "OUT" else getattr(word, "folder", word) for word in places]
 
 
 GOES_ON = "stopped on request; to go on: flwr-"
 ENDLESS = "--set run.rounds=500"
+STUDY, DIGITS = "experiments/papers/fedmlp", "0,1,2,3,4,5,6,7,8,9"
 CASES = {
-    "flwr-sim run (inline)": Case(
-        f"flwr-sim run EXPERIMENT --out OUT --backend inline {ENDLESS}", trained(2), words=GOES_ON
-    ),
-    "flwr-sim run (ray)": Case(f"flwr-sim run EXPERIMENT --out OUT --backend ray {ENDLESS}", trained(2), words=GOES_ON),
-    "flwr-sim compare": Case(
-        f"flwr-sim compare EXPERIMENT --out OUT --backend inline {ENDLESS}", trained(1), words=GOES_ON
-    ),
-    "flwr-sim study": Case(
-        f"flwr-sim study experiments/papers/fedmlp --quick --out OUT {ENDLESS}", trained(1), words=GOES_ON
-    ),
-    "flwr-sim benchmark": Case("flwr-sim benchmark --variant small --out OUT", says("validation AUROC"), words=GOES_ON),
+    "flwr-sim run (inline)": Case(f"flwr-sim run EXPERIMENT --out OUT --backend inline {ENDLESS}", trained(2), GOES_ON),
+    "flwr-sim run (ray)": Case(f"flwr-sim run EXPERIMENT --out OUT --backend ray {ENDLESS}", trained(2), GOES_ON),
+    "flwr-sim compare": Case(f"flwr-sim compare EXPERIMENT --out OUT --backend inline {ENDLESS}", trained(1), GOES_ON),
+    "flwr-sim study": Case(f"flwr-sim study {STUDY} --quick --out OUT {ENDLESS}", trained(1), GOES_ON),
+    "flwr-sim benchmark": Case("flwr-sim benchmark --variant small --out OUT", says("validation AUROC"), GOES_ON),
     "flwr-sim demo": Case("flwr-sim demo --backend inline --out OUT", trained(1)),
     "flwr-sim sites": Case("flwr-sim sites EXPERIMENT --out OUT", worked(1.0)),
     "flwr-sim predict": Case("flwr-sim predict RUN IMAGES --out OUT", worked(1.0), makes=True),
-    "flwr-sim evaluate": Case(
-        "flwr-sim evaluate RUN IMAGES --out OUT --classes 0,1,2,3,4,5,6,7,8,9", worked(1.0), makes=True
-    ),
+    "flwr-sim evaluate": Case(f"flwr-sim evaluate RUN IMAGES --out OUT --classes {DIGITS}", worked(1.0), makes=True),
     "flwr-sim export": Case("flwr-sim export RUN --out OUT", worked(2.0), makes=True),
     "flwr-server start": Case("flwr-server start OTHER", says("hospitals connect to"), code=0),
     "flwr-server run": Case(
         f"flwr-server run COORDINATOR EXPERIMENT --out OUT --sites 1 {ENDLESS} --set participation.min_sites=1",
         trained(2),
-        words=GOES_ON,
+        GOES_ON,
     ),
     "flwr-server run (waits for sites)": Case(
-        "flwr-server run COORDINATOR EXPERIMENT --out OUT", says("waiting for"), words=GOES_ON
+        "flwr-server run COORDINATOR EXPERIMENT --out OUT", says("waiting for"), GOES_ON
     ),
     "flwr-server status --web": Case(
-        "flwr-server status COORDINATOR --web --port 0",
-        says("live view: https"),
-        code=0,
-        words="the live view is closed",
+        "flwr-server status COORDINATOR --web --port 0", says("live view: https"), "the live view is closed", code=0
     ),
     "flwr-server verify": Case("flwr-server verify RUN", worked(1.0)),
     "flwr-client start": Case("flwr-client start NORTH", says("connected to"), code=0),
@@ -162,18 +142,20 @@ SHORT = [("flwr-client check", "Ctrl-C"), ("flwr-client preview-data", "SIGTERM 
 
 
 def stopped(case: Case, world: World, out: Path, when: str, way: str, ignores_ctrl_c: bool = False) -> Ended:
-    command = Command(case.typed(world, out), out.parent / "said.log", ignores_ctrl_c=ignores_ctrl_c)
-    early: Callable[[Command], bool] = lambda one: listens(one.process.pid)  # noqa: E731
-    command.until(early if when == "early" else lambda one: case.late(one, out))
+    command = Command(case.typed(world, out), out.parent / "output.log", ignores_ctrl_c=ignores_ctrl_c)
+    if when == "early":
+        command.until(lambda command: listens(command.process.pid))
+    else:
+        command.until(lambda command: case.late(command, out))
     return command.ended(out.parent, way)
 
 
 def holds(case: Case, ended: Ended, out: Path, *, early: bool = False) -> None:
-    assert (ended.code, ended.left) == (case.code, ()), ended.said[-3000:]
+    assert (ended.code, ended.left) == (case.code, ()), ended.output[-3000:]
     assert ended.wall_s < LIMIT_S
     # A service that is stopped before it has said anything need not say that it was stopped.
-    assert case.words in ended.said or (early and case.code == 0)
-    assert "Traceback" not in ended.said
+    assert case.words in ended.output or (early and case.code == 0)
+    assert "Traceback" not in ended.output
     assert not (case.makes and out.exists())
 
 
@@ -187,11 +169,8 @@ def test_a_command_that_is_told_to_stop_ends_with_all_that_it_started(
     holds(CASES[name], ended, tmp_path / "out", early=when == "early")
 
 
-SERVICES = ("flwr-server start", "flwr-server run", "flwr-client start", "flwr-sim run (ray)")
-
-
 @pytest.mark.network
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", ["flwr-server start", "flwr-server run", "flwr-client start", "flwr-sim run (ray)"])
 def test_a_service_in_the_background_of_a_shell_which_ignores_ctrl_c_ends_by_sigterm(
     name: str, world: World, tmp_path: Path, table: Table
 ) -> None:

@@ -1,51 +1,39 @@
 """What listens where: a coordinator on the one port for hospitals, a hospital on none; and what a crowd can do."""
 
-import ipaddress
 import resource
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
 import psutil
 import pytest
 
-from tests.network.conftest import Trial
+from tests.network.conftest import Hospital, Trial
 from tests.network.federated import admitted, hash_in, sites_by_round
-from tests.network.real import PARTIAL, Program, Site, eventually, lines_of
+from tests.network.real import PARTIAL, Program, eventually, lines_of
 
 pytestmark = pytest.mark.slow
 
 
-def family(program: Program) -> list[psutil.Process]:
-    """A program and everything that it started."""
+def listeners(program: Program) -> set[int]:
+    """The ports on which a program and its children accept connections or datagrams."""
     process = psutil.Process(program.process.pid)
-    return [process, *process.children(recursive=True)]
-
-
-def listeners(processes: Iterable[psutil.Process]) -> set[tuple[str, int]]:
-    """Address and port of everything that these processes accept connections or datagrams on."""
-    sockets = [one for process in processes for one in process.net_connections("inet")]
-    heard = [one for one in sockets if one.status == psutil.CONN_LISTEN or one.type == socket.SOCK_DGRAM]
-    return {(plain(one.laddr.ip), one.laddr.port) for one in heard}
-
-
-def plain(address: str) -> str:
-    """An address of IPv4 as such, also where a socket of IPv6 is bound to it, as gRPC's are."""
-    read = ipaddress.ip_address(address)
-    mapped = read.ipv4_mapped if isinstance(read, ipaddress.IPv6Address) else None
-    return str(mapped or read)
+    family = [process, *process.children(recursive=True)]
+    sockets = [item for member in family for item in member.net_connections("inet")]
+    heard = [item for item in sockets if item.status == psutil.CONN_LISTEN or item.type == socket.SOCK_DGRAM]
+    return {item.laddr.port for item in heard}
 
 
 def test_the_port_for_hospitals_is_all_that_a_coordinator_opens_also_to_its_own_machine(trial: Trial) -> None:
-    assert {port for _, port in listeners(family(trial.coordinator.program))} == {trial.coordinator.port}
+    assert listeners(trial.coordinator.program) == {trial.coordinator.port}
 
 
-def test_a_site_opens_no_port(hospital: Callable[[str], Site]) -> None:
+def test_a_site_opens_no_port(hospital: Hospital) -> None:
     site = hospital("closed")
-    site.start().says("connected to trial")
-    assert listeners(family(site.program)) == set()
+    site.connect()
+    assert listeners(site.program) == set()
 
 
 @pytest.fixture
@@ -58,34 +46,28 @@ def few_descriptors() -> Iterator[None]:
 
 
 @pytest.mark.torture
-def test_two_thousand_idle_and_two_thousand_half_sent_connections_slow_no_round_down(
-    few_descriptors: None, tmp_path: Path
-) -> None:
+def test_four_thousand_idle_or_half_sent_connections_slow_no_round_down(few_descriptors: None, tmp_path: Path) -> None:
     (tmp_path / "federation").mkdir()
     with admitted(tmp_path / "federation", PARTIAL) as federation:
         federation.coordinator.start()
         federation.gather()
         superlink = federation.coordinator.superlink
         rounds = ("run.rounds=12", "training.epochs=6")
-        assert federation.run(tmp_path / "warm", "run.rounds=2", once=True).ends() == 0
-        assert federation.run(tmp_path / "calm", *rounds, once=True).ends() == 0
+        federation.run(tmp_path / "warm", "run.rounds=2", once=True).succeeds()
+        federation.run(tmp_path / "calm", *rounds, once=True).succeeds()
         files = superlink.num_fds()
         words = (federation.coordinator.port, 4000, 90, "--kinds", "silent,hello", "--pause", 20)
         crowd = federation.machine.start("flood", "-m", "tests.network.flood", *words)
         crowd.says("begun")
         time.sleep(20)  # until all have been opened
-        run = federation.run(tmp_path / "crowded-run", *rounds, once=True)
-        assert run.ends() == 0
+        federation.run(tmp_path / "crowded-run", *rounds, once=True).succeeds()
         assert crowd.runs
         assert sites_by_round(tmp_path / "crowded-run") == [["east", "north", "south"]] * 12
         assert hash_in(tmp_path / "crowded-run") == hash_in(tmp_path / "calm")
-        calm, crowded = (median_round_s(tmp_path / name) for name in ("calm", "crowded-run"))
+        files_of_rounds = [tmp_path / name / "rounds.jsonl" for name in ("calm", "crowded-run")]
+        calm, crowded = (median(line["seconds"] for line in lines_of(path)) for path in files_of_rounds)
         print(f"seconds a round: {calm:.3f} calm, {crowded:.3f} crowded, {crowded / calm:.2f} times")
         assert crowded < 1.2 * calm
         assert crowd.ends() == 0
         eventually(lambda: superlink.num_fds() <= files + 2, "the file descriptors are back")
         assert all(site.program.runs for site in federation.sites)
-
-
-def median_round_s(folder: Path) -> float:
-    return median(line["seconds"] for line in lines_of(folder / "rounds.jsonl"))

@@ -1,11 +1,11 @@
 """A hospital group's own network, loss, data and metric over real processes: declined until allowed, then one model."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.network.real import Coordinator, Site, exported, flwr_sim, machine, written
+from tests.network.federated import connected, hash_in
+from tests.network.real import flwr_sim, summary_of, written
 from tests.third_parties import install
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
@@ -33,43 +33,28 @@ lists = { east = ["horizontal", "vertical"], north = ["vertical"] }
 """
 
 
-def begin_anew(sites: list[Site], policy: str) -> None:
-    """Stop the sites, allow something more, start them again."""
-    for site in sites:
-        site.end()
-        site.edit(site.toml, ("[policy]", f"[policy]\n{policy}"))
-        site.start()
-
-
-def test_a_plug_in_is_declined_until_it_is_allowed_and_then_trains_the_model_of_both_simulations(
+def test_a_plug_in_is_declined_until_it_is_allowed_and_then_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path / "site-packages", monkeypatch)
     experiment = written(STRIPES, tmp_path)
-    with machine(tmp_path / "machine") as here:
-        coordinator = Coordinator(here)
-        sites = [coordinator.admit(coordinator.site(one)) for one in exported(experiment, here.folder / "data")]
-        coordinator.start()
-        for site in sites:
-            site.start()
-        coordinator.sees(*sites)
-        declined = coordinator.run(experiment, tmp_path / "declined")
-        assert declined.ends() == 1
-        assert declined.said.count('declines: policy.networks: it does not have "plugin:stairs"') >= 2
-        begin_anew(sites, 'networks = ["plugin:stairs"]\nlosses = ["plugin:absolute"]')
-        coordinator.sees(*sites)
-        declined = coordinator.run(experiment, tmp_path / "declined again")
-        assert declined.ends() == 1
-        assert declined.said.count('declines: policy.metrics: it does not have "plugin:youden"') >= 2
-        begin_anew(sites, 'metrics = ["plugin:youden"]')
-        coordinator.sees(*sites)
-        run = coordinator.run(experiment, tmp_path / "run")
-        assert run.ends() == 0, run.said
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert set(summary["per_site"]["north"]["per_class"]["vertical"]["more"]) == {"plugin:youden"}
-    hashes = {summary["model_sha256"]}
+    with connected(experiment, tmp_path / "machine") as (coordinator, sites):
+        for rule, name, policy in (
+            ("networks", "stairs", 'networks = ["plugin:stairs"]\nlosses = ["plugin:absolute"]'),
+            ("metrics", "youden", 'metrics = ["plugin:youden"]'),
+        ):
+            declined = coordinator.run(experiment, tmp_path / rule)
+            assert declined.ends() == 1
+            assert declined.output.count(f'declines: policy.{rule}: it does not have "plugin:{name}"') >= 2
+            for site in sites:
+                site.end()
+                site.edit(site.toml, ("[policy]", f"[policy]\n{policy}"))
+                site.start()
+            coordinator.sees(*sites)
+        coordinator.run(experiment, tmp_path / "network").succeeds()
+    per_class = summary_of(tmp_path / "network")["per_site"]["north"]["per_class"]
+    assert set(per_class["vertical"]["more"]) == {"plugin:youden"}
     for backend in ("inline", "ray"):
         done = flwr_sim("run", experiment, "--backend", backend, "--out", tmp_path / backend)
         assert done.code == 0, done.err
-        hashes.add(json.loads((tmp_path / backend / "summary.json").read_text())["model_sha256"])
-    assert len(hashes) == 1
+    assert len({hash_in(tmp_path / name) for name in ("network", "inline", "ray")}) == 1

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -17,8 +16,8 @@ from common.models.network import cpu_has_bf16
 from strategies.registry import STRATEGIES, build_strategy
 from tests.federations import needs_of
 from tests.network.federated import Federation as Connected
-from tests.network.federated import connected
-from tests.network.real import FULL, ROOT, Coordinator, flwr_server, flwr_sim, written
+from tests.network.federated import connected, undisturbed
+from tests.network.real import FULL, ROOT, Coordinator, flwr_server, summary_of, written
 from tests.server.commands import needs_real_data
 
 pytestmark = pytest.mark.slow
@@ -34,23 +33,23 @@ class Federation:
     coordinator: Coordinator
     experiment: Path
 
-    def models(self, out: Path, *overrides: str, pages: bool = False, elsewhere: str = ELSEWHERE) -> tuple[str, str]:
-        """The hash of the model over the network, and of the one in simulation; both are tested elsewhere too."""
+    def ends_as_in_simulation(
+        self, out: Path, *overrides: str, pages: bool = False, elsewhere: str = ELSEWHERE
+    ) -> dict[str, Any]:
+        """Compare model and figures with simulation, both tested elsewhere too; return the network's summary."""
         overrides = (*overrides, elsewhere)
         run = self.coordinator.run(self.experiment, out / "network", *overrides, pages=pages)
-        sets = [part for override in overrides for part in ("--set", override)]
-        with patch("server.federation.set_up.write_pages"):  # those of the network say the same
-            simulation = flwr_sim("run", self.experiment, "--backend", "inline", "--out", out / "simulation", *sets)
-        assert simulation.code == 0, simulation.err
-        assert run.ends() == 0, run.said
-        first, second = (json.loads((out / name / "summary.json").read_text()) for name in ("network", "simulation"))
+        undisturbed(self.experiment, out / "simulation", *overrides)
+        run.succeeds()
+        first, second = (summary_of(out / name) for name in ("network", "simulation"))
         assert first["sites"].keys() == second["sites"].keys()
         shared = METHODS[first["method"]].has_global_model  # else the models stay at the hospitals
         assert first["external"] == (second["external"] if shared else None)
         assert second["external"]["mean_auroc"] > 0
         assert first["benefit"] == second["benefit"]
         assert all(list((out / name / "tensorboard").iterdir()) for name in ("network", "simulation"))
-        return first["model_sha256"], second["model_sha256"]
+        assert first["model_sha256"] == second["model_sha256"]
+        return first
 
 
 @pytest.fixture
@@ -67,71 +66,43 @@ def fully(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         yield Federation(coordinator, experiment)
 
 
-def own_needs(method: str) -> tuple[str, ...]:
-    """What a method cannot do without, but for the partition, which is the fixture's."""
-    return tuple(need for need in needs_of(method) if not need.startswith("partition."))
-
-
 SHORT = {"unifed"}
 """What ``make test`` tries here; ``make test-network`` tries all. Surgical aggregation is compared in test_flood."""
 
 
-def tried(*, fully: bool) -> list[Any]:
-    """The methods that need every class at every site, or the others."""
-    names = [name for name in FEDERATED if METHODS[name].full_coverage == fully]
-    return [pytest.param(name, marks=() if name in SHORT else (pytest.mark.network,)) for name in names]
-
-
-@pytest.mark.parametrize("method", tried(fully=False))
-def test_sites_with_different_labels_train_the_model_that_simulation_trains(
-    method: str, partly: Federation, tmp_path: Path
-) -> None:
-    over_network, simulated = partly.models(tmp_path, f"run.method={method}", *own_needs(method))
-    assert over_network == simulated
-
-
-@pytest.mark.parametrize("method", tried(fully=True))
-def test_sites_with_the_same_labels_train_the_model_that_simulation_trains(
-    method: str, fully: Federation, tmp_path: Path
-) -> None:
-    over_network, simulated = fully.models(tmp_path, f"run.method={method}", *own_needs(method))
-    assert over_network == simulated
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=() if name in SHORT else (pytest.mark.network,)) for name in FEDERATED]
+)
+def test_sites_train_the_model_of_simulation(method: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Sites label different digits, or the same ones where the method needs every class at every site."""
+    federation = request.getfixturevalue("fully" if METHODS[method].full_coverage else "partly")
+    needs = [need for need in needs_of(method) if not need.startswith("partition.")]  # that is the fixture's
+    federation.ends_as_in_simulation(tmp_path, f"run.method={method}", *needs)
 
 
 @pytest.mark.network
 @pytest.mark.skipif(not cpu_has_bf16(), reason="this CPU has no instructions for bfloat16")
-def test_sites_that_train_in_bfloat16_train_the_model_that_simulation_trains(
-    partly: Federation, tmp_path: Path
-) -> None:
-    over_network, simulated = partly.models(tmp_path, "training.precision=bf16")
-    assert over_network == simulated
-    told = json.loads((tmp_path / "network" / "summary.json").read_text())["sites"]
-    assert {site["arithmetic"] for site in told.values()} == {"bf16, channels_last"}
+def test_sites_that_train_in_bfloat16_train_the_model_of_simulation(partly: Federation, tmp_path: Path) -> None:
+    sites = partly.ends_as_in_simulation(tmp_path, "training.precision=bf16")["sites"]
+    assert {site["arithmetic"] for site in sites.values()} == {"bf16, channels_last"}
 
 
 @pytest.mark.network
-def test_each_site_chooses_the_fastest_arithmetic_itself_once_and_says_which(
-    partly: Federation, tmp_path: Path
-) -> None:
+def test_each_site_chooses_the_fastest_arithmetic_once_and_says_which(partly: Federation, tmp_path: Path) -> None:
     for name in ("first", "second"):
-        run = partly.coordinator.run(partly.experiment, tmp_path / name, "training.precision=fastest")
-        assert run.ends() == 0, run.said
-    first, second = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("first", "second"))
+        partly.coordinator.run(partly.experiment, tmp_path / name, "training.precision=fastest").succeeds()
+    first, second = (summary_of(tmp_path / name) for name in ("first", "second"))
     assert first["model_sha256"] == second["model_sha256"]
-    said = [{name: site["arithmetic"] for name, site in one["sites"].items()} for one in (first, second)]
-    assert said[0] == said[1]
-    assert all(said[0].values())
+    chosen = [{name: site["arithmetic"] for name, site in run["sites"].items()} for run in (first, second)]
+    assert chosen[0] == chosen[1]
+    assert all(chosen[0].values())
 
 
 @pytest.mark.network
-def test_sites_are_better_off_alone_over_the_network_where_they_are_in_simulation(
-    partly: Federation, tmp_path: Path
-) -> None:
-    over_network, simulated = partly.models(tmp_path, "evaluation.compare_local=true")
-    assert over_network == simulated
-    told = json.loads((tmp_path / "network" / "summary.json").read_text())["benefit"]
-    assert len(told) == 3
-    assert all(one["benefit"]["mean"]["alone"]["value"] > 0.5 for one in told.values())
+def test_sites_are_better_off_alone_over_the_network_as_in_simulation(partly: Federation, tmp_path: Path) -> None:
+    benefit = partly.ends_as_in_simulation(tmp_path, "evaluation.compare_local=true")["benefit"]
+    assert len(benefit) == 3
+    assert all(site["benefit"]["mean"]["alone"]["value"] > 0.5 for site in benefit.values())
 
 
 def private_forms(pem: bytes) -> list[bytes]:
@@ -144,12 +115,10 @@ def private_forms(pem: bytes) -> list[bytes]:
     return [secret, secret.hex().encode(), *(base64.b64encode(bytes(shift) + secret)[4:-4] for shift in range(3))]
 
 
-def test_under_secure_aggregation_too_and_no_private_key_is_in_anything_else_that_was_written_or_said(
+def test_under_secure_aggregation_too_and_no_private_key_is_written_or_printed(
     partly: Federation, tmp_path: Path
 ) -> None:
-    over_network, simulated = partly.models(tmp_path, "privacy.secure_aggregation=true", pages=True)
-    assert over_network == simulated
-
+    partly.ends_as_in_simulation(tmp_path, "privacy.secure_aggregation=true", pages=True)
     coordinator = partly.coordinator
     here = coordinator.folder.parent
     files = {path: path.read_bytes() for folder in (here, tmp_path) for path in folder.rglob("*") if path.is_file()}
@@ -157,9 +126,10 @@ def test_under_secure_aggregation_too_and_no_private_key_is_in_anything_else_tha
     sites = [f"{folder.name}.key" for folder in (here / "sites").iterdir()]
     assert sorted(path.name for path in holders) == sorted(["ca.key", "server.key", "signing.key", *sites])
     assert all(path.stat().st_mode & 0o077 == 0 for path in holders)
-    told = [flwr_server("status", coordinator.folder, *options) for options in ((), ("--json",))]
     texts = {str(path): content for path, content in files.items() if path not in holders}
-    texts |= {f"status {number}": (one.out + one.err).encode() for number, one in enumerate(told)}
+    for options in ((), ("--json",)):
+        status = flwr_server("status", coordinator.folder, *options)
+        texts[f"status {options}"] = (status.out + status.err).encode()
     assert len([name for name in texts if name.endswith(".log")]) >= 2 + len(sites)  # the coordinator's, the run's
     secrets = [form for path in holders for form in private_forms(files[path])]
     assert [name for name, text in texts.items() if any(secret in text for secret in secrets)] == []
@@ -169,7 +139,7 @@ def test_a_method_that_pools_images_is_refused(partly: Federation, tmp_path: Pat
     command = ("run", partly.coordinator.folder, partly.experiment, "--out", tmp_path / "run", "--once")
     ended = flwr_server(*command, "--set", "run.method=centralised")
     assert ended.code == 2
-    assert '"centralised" puts all images in one place; hospitals\' images stay where they are.' in ended.err
+    assert '"centralised" puts all images in one place' in ended.err
     assert not (tmp_path / "run").exists()
 
 
@@ -181,6 +151,4 @@ def test_hospitals_with_radiographs_train_the_model_that_simulation_trains(tmp_p
         data = tomllib.loads(experiment.read_text(encoding="utf-8"))["data"]
         again = ", ".join(f"{key} = {json.dumps(value)}" for key, value in data.items())
         federation = Federation(coordinator, experiment)
-        elsewhere = f"external_test={{{again}}}"
-        over_network, simulated = federation.models(tmp_path, "run.rounds=2", elsewhere=elsewhere)
-    assert over_network == simulated
+        federation.ends_as_in_simulation(tmp_path, "run.rounds=2", elsewhere=f"external_test={{{again}}}")

@@ -3,9 +3,7 @@
 ``pytest tests/network/test_wrong_calls.py -m "" -n 0`` writes what each of them costs to ``build/wrong-calls.md``.
 """
 
-import contextlib
 import os
-import resource
 import shutil
 import socket
 import subprocess
@@ -17,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.network.ended import Command, Ended, Table
+from tests.network.ended import Command, Ended, Table, cpu_s, disk, fill
 from tests.network.real import ROOT, flwr_client, flwr_server
 
 CPU_S, CPU_S_BESIDE_OTHERS = 0.5, 0.8
@@ -45,32 +43,32 @@ class Place:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("wrong")
     right = (ROOT / EXPERIMENT).read_text(encoding="utf-8")
-    (folder / "key.toml").write_text(right.replace("[run]", "[run]\nroundz = 3", 1), encoding="utf-8")
-    (folder / "study").mkdir()
-    (folder / "study" / "study.toml").write_text('titel = "x"', encoding="utf-8")
-    for wrong in ("site", "coordinator"):
-        (folder / f"wrong-{wrong}").mkdir()
-        (folder / f"wrong-{wrong}" / f"{wrong}.toml").write_text('naem = "x"\n', encoding="utf-8")
-    (folder / "model").mkdir()
-    (folder / "model" / "model.json").write_text('{"class_names": ["mass"]}', encoding="utf-8")
-    (folder / "model" / "model.safetensors").touch()
-    (folder / "page.html").write_text("<html></html>", encoding="utf-8")
-    (folder / "labels.csv").write_text("image,edema\na.png,1\n", encoding="utf-8")
+    files: dict[str, str | bytes] = {
+        "key.toml": right.replace("[run]", "[run]\nroundz = 3", 1),
+        "method.toml": right.replace('"surgical"', '"surgicl"', 1),
+        "study/study.toml": 'titel = "x"',
+        "wrong-site/site.toml": 'naem = "x"\n',
+        "wrong-coordinator/coordinator.toml": 'naem = "x"\n',
+        "model/model.json": '{"class_names": ["mass"]}',
+        "model/model.safetensors": "",
+        "page.html": "<html></html>",
+        "labels.csv": "image,edema\na.png,1\n",
+        "utf16.csv": "image,edema\na.png,1\n".encode("utf-16"),
+        "empty.csv": "",
+        "other.csv": "x,y\nq,1\n",
+        "noise.npz": bytes(range(256)),
+        "run/events.jsonl": "",
+        "run/receipt.json": '{"audit": {}}',
+        "a.png": b"\x89PNG\r\n\x1a\n" + bytes(100),
+        "cut.safetensors": bytes(range(7, 107)),
+        "taken/something": "",
+    }
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     (folder / "empty").mkdir()
-    (folder / "noise.npz").write_bytes(bytes(range(256)))
     np.savez(folder / "labels.npz", labels=np.zeros(3))
-    (folder / "run").mkdir()
-    (folder / "run" / "events.jsonl").touch()
-    (folder / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
-    (folder / "cut.safetensors").write_bytes(bytes(range(7, 107)))
-    (folder / "utf16.csv").write_text("image,edema\na.png,1\n", encoding="utf-16")
-    (folder / "empty.csv").touch()
-    (folder / "run" / "receipt.json").write_text('{"audit": {}}', encoding="utf-8")
-    (folder / "other.csv").write_text("x,y\nq,1\n", encoding="utf-8")
-    (folder / "method.toml").write_text(right.replace('"surgical"', '"surgicl"', 1), encoding="utf-8")
     (folder / "dangling").symlink_to(folder / "nowhere")
-    (folder / "taken").mkdir()
-    (folder / "taken" / "something").touch()
     with socket.create_server(("127.0.0.1", 0)) as occupied:
         port = occupied.getsockname()[1]
         ports = ("--port", port, "--listen", "127.0.0.1")
@@ -86,205 +84,191 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 @pytest.fixture(scope="session")
 def table() -> Iterator[Table]:
-    found = Table()
-    yield found
-    if found.rows:
-        found.write(ROOT / "build" / "wrong-calls.md")
+    table = Table(ROOT / "build" / "wrong-calls.md")
+    yield table
+    table.write()
 
 
-NO_FILE, NO_FOLDER = "there is no such file.", "is no coordinator's folder"
-NO_SITE, NO_MODEL = "there is no such folder.", "model.json: cannot be read: No such file or directory."
-NOWHERE = "is a link to a place that is not there."
-WRONG_KEY, IN_USE = "is not a known key.", "cannot be opened: address already in use."
-# fmt: off
-CALLS = [
-    ("wrong path", "flwr-sim run @none.toml --out @out", NO_FILE),
-    ("wrong key", "flwr-sim run @key.toml --out @out", WRONG_KEY),
-    ("wrong --set", "flwr-sim run EXPERIMENT --out @out --set run.roundz=3", WRONG_KEY),
-    ("unknown method", "flwr-sim run EXPERIMENT --out @out --set run.method=surgicl", 'Did you mean "surgical"?'),
-    ("folder taken", "flwr-sim run EXPERIMENT --out @taken", "is not empty"),
-    ("occupied port", "flwr-sim run EXPERIMENT --out @out --web --port PORT", IN_USE),
-    ("wrong file", "flwr-sim run @labels.csv --out @out", "is a table; an experiment file is wanted."),
-    ("dangling link", "flwr-sim run EXPERIMENT --out @dangling", NOWHERE),
-    ("below a dangling link", "flwr-sim run EXPERIMENT --out @dangling/run", NOWHERE),
-    ("nothing to resume", "flwr-sim run EXPERIMENT --out @taken --resume",
-     "holds something, but no run. Name the folder of a run, or a new one."),
-    ("wrong path", "flwr-sim benchmark @none --out @out", "A checkout has one in experiments/benchmark"),
-    ("wrong path", "flwr-sim compare @none.toml --out @out", NO_FILE),
-    ("wrong key", "flwr-sim compare @key.toml --out @out", WRONG_KEY),
-    ("the same twice", "flwr-sim compare EXPERIMENT EXPERIMENT --out @out",
-     'two files have one name: "digits_surgical". Rename one of them.'),
-    ("wrong --set", "flwr-sim compare EXPERIMENT --out @out --set run.seed=3", "is settled by --seeds. Leave it out."),
-    ("dangling link", "flwr-sim compare EXPERIMENT --out @dangling", NOWHERE),
-    ("wrong path", "flwr-sim study @none --out @out", NO_FILE),
-    ("wrong key", "flwr-sim study @study --out @out", WRONG_KEY),
-    ("wrong --set", "flwr-sim study experiments/papers/fedmlp --out @out --set run.roundz=3", WRONG_KEY),
-    ("wrong path", "flwr-sim sites @none.toml --out @out", NO_FILE),
-    ("wrong key", "flwr-sim sites @key.toml --out @out", WRONG_KEY),
-    ("wrong path", "flwr-sim init @none.csv --out @out", NO_FILE),
-    ("wrong file: utf16.csv", "flwr-sim init @utf16.csv --images @taken --out @out",
-     "is not UTF-8 text but UTF-16. Save it as UTF-8 text."),
-    ("wrong file: empty.csv", "flwr-sim init @empty.csv --images @taken --out @out",
-     "is empty. Its first line names the columns."),
-    ("wrong file: noise.npz", "flwr-sim init @noise.npz --images @taken --out @out", "is not UTF-8 text"),
-    ("wrong file: other.csv", "flwr-sim init @other.csv --images @taken --out @out",
-     "no column of the table names pictures"),
-    ("wrong file: labels.csv", "flwr-sim init @labels.csv --images @taken --out @out",
-     "none of the 1 pictures of column"),
-    ("wrong key", "flwr-sim init @labels.csv --image-column scan --out @out", '"scan" is not a column'),
-    ("file taken", "flwr-sim init @labels.csv --out @key.toml", "is there already. Name another file, or remove it."),
-    ("wrong path", "flwr-sim export @none --out @out", NO_MODEL),
-    ("wrong key", "flwr-sim export @model --to onix", "expected onnx"),
-    ("wrong path", "flwr-sim predict @none @none.npz --out @out", NO_FILE),
-    ("folder taken", "flwr-sim predict @model @key.toml --out @key.toml", "exists, and nothing is written over."),
-    ("wrong file: page.html", "flwr-sim predict @model @page.html --out @out",
-     "holds no image that can be read (page.html: neither PNG, JPEG, DICOM nor NIfTI)"),
-    ("wrong file: empty", "flwr-sim predict @model @empty --out @out",
-     "is no npz file, no picture and no folder of pictures"),
-    ("wrong file: noise.npz", "flwr-sim predict @model @noise.npz --out @out", "no npz file"),
-    ("wrong file: labels.npz", "flwr-sim predict @model @labels.npz --out @out", 'has no images. Keys: "labels"'),
-    ("wrong file", "flwr-sim export @model --check @page.html --out @out", "holds no image that can be read"),
-    ("folder taken", "flwr-sim export @model --out @key.toml", "exists, and nothing is written over."),
-    ("wrong file: npz", "flwr-sim evaluate @model @labels.npz", 'has no array "test_images"'),
-    ("wrong file: toml", "flwr-sim evaluate @model @key.toml", WRONG_KEY),
-    ("wrong key", "flwr-sim evaluate @model @labels.csv --image-column scan", '"scan" is not a column'),
-    ("wrong file: csv", "flwr-sim evaluate @model @labels.csv", 'expected at least one of "mass".'),
-    ("wrong file: png", "flwr-sim evaluate @model docs/report.png",
-     "report.png is not text but a picture. Name a csv file."),
-    ("wrong file", "flwr-sim study @labels.csv --out @out",
-     "labels.csv/study.toml: there is no such file. Name a folder with a study.toml"),
-    ("wrong option", "flwr-sim evaluate @model @labels.csv --classes mass",
-     "names the label columns of an npz file, and labels.csv is none. Leave it out."),
-    ("wrong path", "flwr-sim evaluate @none @none.csv", NO_FILE),
-    ("wrong key", "flwr-sim weights @out --architecture resnet", "there is no source of weights"),
-    ("wrong path", "flwr-sim weights @out --architecture resnet18 --checkpoint @none.pth", NO_FILE),
-    ("wrong file: a.png", "flwr-sim weights @out --architecture densenet121 --checkpoint @a.png",
-     "is no file of tensors. Name a .pth or .pt file of torch.save, or a .safetensors file."),
-    ("wrong file: labels.csv", "flwr-sim weights @out --architecture densenet121 --checkpoint @labels.csv",
-     "is no file of tensors."),
-    ("wrong file: empty.csv", "flwr-sim weights @out --architecture densenet121 --checkpoint @empty.csv",
-     "is no file of tensors."),
-    ("wrong file: cut.safetensors", "flwr-sim weights @out --architecture densenet121 --checkpoint @cut.safetensors",
-     "is no file of tensors."),
-    ("wrong file: taken", "flwr-sim weights @out --architecture densenet121 --checkpoint @taken",
-     "is a folder, not a file."),
-    ("file taken", "flwr-sim weights @key.toml --architecture resnet18", "exists, and nothing is written over."),
-    ("folder taken", "flwr-sim demo --out @taken", "holds something that no demo"),
-    ("root", "flwr-sim demo --out /", "holds something that no demo"),
-    ("dangling link", "flwr-sim demo --out @dangling", NOWHERE),
-    ("wrong key", "flwr-sim demo --out @out --backend rai", "simulation.backend"),
-    ("wrong path", "flwr-sim examples @key.toml/x", "cannot be written"),
-    ("wrong path", "flwr-server init @key.toml/x --name x --host h.example", "cannot be written"),
-    ("folder taken", "flwr-server init @trial --name x --host h.example", "is a coordinator's folder already"),
-    ("wrong path", "flwr-server admit @trial @none.request", NO_FILE),
-    ("wrong path", "flwr-server start @none", NO_FOLDER),
-    ("wrong key", "flwr-server start @wrong-coordinator", WRONG_KEY),
-    ("occupied port", "flwr-server start @trial", IN_USE),
-    ("wrong path", "flwr-server run @none EXPERIMENT --out @out", NO_FOLDER),
-    ("wrong key", "flwr-server run @trial @key.toml --out @out", WRONG_KEY),
-    ("folder taken", "flwr-server run @trial EXPERIMENT --out @taken", "is not empty"),
-    ("dangling link", "flwr-server run @trial EXPERIMENT --out @dangling", NOWHERE),
-    ("nothing to resume", "flwr-server run @trial EXPERIMENT --out @taken --resume", "holds something, but no run."),
-    ("not started", "flwr-server run @trial EXPERIMENT --out @out", "flwr-server start does not run on this folder."),
-    ("occupied port", "flwr-server status @trial --web --port PORT", "cannot be opened: address already in use"),
-    ("wrong key", "flwr-server revoke @trial nort", 'is not an admitted site. Did you mean "north"?'),
-    ("wrong file", "flwr-server admit @trial @trial/authority/ca.crt", "is a certificate; a request is wanted here."),
-    ("wrong path", "flwr-server verify @none", NO_FILE),
-    ("folder without a run", "flwr-server verify @taken", "holds no run that is done."),
-    ("wrong file: a.png", "flwr-server verify @a.png",
-     "is no receipt of a run. Name the receipt.json of a run, or the run's folder."),
-    ("wrong file: key.toml", "flwr-server verify @key.toml",
-     "is no receipt of a run. Name the receipt.json of a run, or the run's folder."),
-    ("wrong file: other.csv", "flwr-server verify @other.csv",
-     "is no receipt of a run. Name the receipt.json of a run, or the run's folder."),
-    ("wrong file: empty.csv", "flwr-server verify @empty.csv",
-     "is no receipt of a run. Name the receipt.json of a run, or the run's folder."),
-    ("wrong file: model/model.json", "flwr-server verify @model/model.json",
-     "is no receipt of a run. Name the receipt.json of a run, or the run's folder."),
-    ("wrong request", "flwr-server verify @run --request @none.request", NO_FILE),
-    ("wrong path", "flwr-server status @none", NO_FOLDER),
-    ("wrong key", "flwr-server status @wrong-coordinator", WRONG_KEY),
-    ("wrong path", "flwr-server runs @none", NO_FOLDER),
-    ("wrong key", "flwr-server runs @wrong-coordinator", WRONG_KEY),
-    ("wrong path", "flwr-server health @none", NO_FOLDER),
-    ("wrong path", "flwr-server revoke @none north", NO_FOLDER),
-    ("wrong path", "flwr-server deadlines @none", NO_FOLDER),
-    ("wrong method", "flwr-server deadlines @trial @method.toml", 'Did you mean "surgical"?'),
-    ("wrong key", "flwr-server deadlines @trial @key.toml", WRONG_KEY),
-    ("out is a run", "flwr-sim compare EXPERIMENT --out @run",
-     "is the folder of a run, and nothing else is written into it."),
-    ("out is a run", "flwr-sim study experiments/papers/fedmlp --quick --out @run",
-     "is the folder of a run, and nothing else is written into it."),
-    ("out is a run", "flwr-sim benchmark --out @run", "is the folder of a run, and nothing else is written into it."),
-    ("out is a hospital's", "flwr-sim sites EXPERIMENT --out @north",
-     "is the folder of a hospital, and nothing else is written into it."),
-    ("out is a coordinator's", "flwr-sim sites EXPERIMENT --out @trial",
-     "is the folder of a coordinator, and nothing else is written into it."),
-    ("wrong path", "flwr-client init @key.toml/x --name x", "cannot be written"),
-    ("wrong path", "flwr-client start @none", NO_SITE),
-    ("wrong key", "flwr-client start @wrong-site", WRONG_KEY),
-    ("wrong path", "flwr-client check @none", NO_SITE),
-    ("wrong key", "flwr-client check @wrong-site", WRONG_KEY),
-    ("wrong path", "flwr-client preview @none", NO_SITE),
-    ("wrong key", "flwr-client preview @wrong-site", WRONG_KEY),
-    ("folder taken", "flwr-client preview @north --out @taken", "is not empty"),
-    ("out is a key", "flwr-client preview @north --attack --out @north/north.key",
-     "exists, and nothing is written over."),
-    ("out is a link to nowhere", "flwr-client preview-data @north --out @dangling",
-     "exists, and nothing is written over."),
-    ("out is a link to nowhere", "flwr-sim init @labels.csv --out @dangling",
-     "is there already. Name another file, or remove it."),
-    ("out is a link to nowhere", "flwr-sim predict @model docs/report.png --out @dangling",
-     "exists, and nothing is written over."),
-    ("out is a key", "flwr-client preview-data @north --out @north/north.key", "exists, and nothing is written over."),
-    ("wrong path", "flwr-client preview-data @none", NO_SITE),
-    ("wrong key", "flwr-client preview-data @wrong-site", WRONG_KEY),
-    ("wrong experiment: none.toml", "flwr-client preview @north --experiment @none.toml", NO_FILE),
-    ("wrong experiment: key.toml", "flwr-client preview @north --experiment @key.toml", WRONG_KEY),
-    ("wrong experiment: method.toml", "flwr-client preview @north --experiment @method.toml",
-     'Did you mean "surgical"?'),
-    ("wrong experiment: labels.csv", "flwr-client preview @north --experiment @labels.csv",
-     "is a table; an experiment file is wanted."),
-    ("wrong experiment: a.png", "flwr-client preview @north --experiment @a.png", "is not"),
-    ("wrong experiment: none.toml", "flwr-client preview-data @north --experiment @none.toml", NO_FILE),
-    ("wrong experiment: key.toml", "flwr-client preview-data @north --experiment @key.toml", WRONG_KEY),
-    ("wrong experiment: method.toml", "flwr-client preview-data @north --experiment @method.toml",
-     'Did you mean "surgical"?'),
-    ("wrong experiment: labels.csv", "flwr-client preview-data @north --experiment @labels.csv",
-     "is a table; an experiment file is wanted."),
-    ("wrong experiment: a.png", "flwr-client preview-data @north --experiment @a.png", "is not"),
-    ("wrong experiment: none.toml", "flwr-client check @north --experiment @none.toml", NO_FILE),
-    ("wrong experiment: key.toml", "flwr-client check @north --experiment @key.toml", WRONG_KEY),
-    ("wrong experiment: method.toml", "flwr-client check @north --experiment @method.toml", 'Did you mean "surgical"?'),
-    ("wrong experiment: labels.csv", "flwr-client check @north --experiment @labels.csv",
-     "is a table; an experiment file is wanted."),
-    ("wrong experiment: a.png", "flwr-client check @north --experiment @a.png", "is not"),
-    ("wrong experiment for an attack", "flwr-client preview @north --attack --experiment @key.toml", WRONG_KEY),
-    ("wrong receipt", "flwr-client audit verify @north --receipt @none.json", "there is no such file"),
-    ("wrong path", "flwr-client status @none", NO_SITE),
-    ("wrong path", "flwr-client health @none", NO_SITE),
-    ("not started", "flwr-client status @north", "no flwr-client runs"),
-    ("wrong folder", "flwr-client status @taken", "is no site's folder"),
-    ("wrong file", "flwr-client init @labels.csv --name x", "is a file; a site's folder is made here."),
-    ("wrong path", "flwr-client audit show @none", NO_SITE),
-    ("wrong path", "flwr-client audit verify @none", NO_SITE),
+ANSWERS = {
+    "there is no such file.": """
+        flwr-sim run @none.toml --out @out
+        flwr-sim compare @none.toml --out @out
+        flwr-sim study @none --out @out
+        flwr-sim sites @none.toml --out @out
+        flwr-sim init @none.csv --out @out
+        flwr-sim predict @none @none.npz --out @out
+        flwr-sim evaluate @none @none.csv
+        flwr-sim weights @out --architecture resnet18 --checkpoint @none.pth
+        flwr-server admit @trial @none.request
+        flwr-server verify @none
+        flwr-server verify @run --request @none.request
+        flwr-client audit verify @north --receipt @none.json
+    """,
+    "is not a known key.": """
+        flwr-sim run @key.toml --out @out
+        flwr-sim run EXPERIMENT --out @out --set run.roundz=3
+        flwr-sim compare @key.toml --out @out
+        flwr-sim study @study --out @out
+        flwr-sim study experiments/papers/fedmlp --out @out --set run.roundz=3
+        flwr-sim sites @key.toml --out @out
+        flwr-sim evaluate @model @key.toml
+        flwr-server start @wrong-coordinator
+        flwr-server run @trial @key.toml --out @out
+        flwr-server status @wrong-coordinator
+        flwr-server runs @wrong-coordinator
+        flwr-server deadlines @trial @key.toml
+        flwr-client start @wrong-site
+        flwr-client check @wrong-site
+        flwr-client preview @wrong-site
+        flwr-client preview-data @wrong-site
+        flwr-client preview @north --attack --experiment @key.toml
+    """,
+    'Did you mean "surgical"?': """
+        flwr-sim run EXPERIMENT --out @out --set run.method=surgicl
+        flwr-server deadlines @trial @method.toml
+    """,
+    "is not empty": """
+        flwr-sim run EXPERIMENT --out @taken
+        flwr-server run @trial EXPERIMENT --out @taken
+        flwr-client preview @north --out @taken
+    """,
+    "cannot be opened: address already in use.": """
+        flwr-sim run EXPERIMENT --out @out --web --port PORT
+        flwr-server start @trial
+        flwr-server status @trial --web --port PORT
+    """,
+    "is a table; an experiment file is wanted.": "flwr-sim run @labels.csv --out @out",
+    "is a link to a place that is not there.": """
+        flwr-sim run EXPERIMENT --out @dangling
+        flwr-sim run EXPERIMENT --out @dangling/run
+        flwr-sim compare EXPERIMENT --out @dangling
+        flwr-sim demo --out @dangling
+        flwr-server run @trial EXPERIMENT --out @dangling
+    """,
+    "holds something, but no run.": """
+        flwr-sim run EXPERIMENT --out @taken --resume
+        flwr-server run @trial EXPERIMENT --out @taken --resume
+    """,
+    "A checkout has one in experiments/benchmark": "flwr-sim benchmark @none --out @out",
+    'two files have one name: "digits_surgical".': "flwr-sim compare EXPERIMENT EXPERIMENT --out @out",
+    "is settled by --seeds.": "flwr-sim compare EXPERIMENT --out @out --set run.seed=3",
+    "is not UTF-8 text but UTF-16.": "flwr-sim init @utf16.csv --images @taken --out @out",
+    "is empty.": "flwr-sim init @empty.csv --images @taken --out @out",
+    "is not UTF-8 text": "flwr-sim init @noise.npz --images @taken --out @out",
+    "no column of the table names pictures": "flwr-sim init @other.csv --images @taken --out @out",
+    "none of the 1 pictures of column": "flwr-sim init @labels.csv --images @taken --out @out",
+    '"scan" is not a column': """
+        flwr-sim init @labels.csv --image-column scan --out @out
+        flwr-sim evaluate @model @labels.csv --image-column scan
+    """,
+    "is there already.": """
+        flwr-sim init @labels.csv --out @key.toml
+        flwr-sim init @labels.csv --out @dangling
+    """,
+    "model.json: cannot be read": "flwr-sim export @none --out @out",
+    "expected onnx": "flwr-sim export @model --to onix",
+    "exists, and nothing is written over.": """
+        flwr-sim predict @model @key.toml --out @key.toml
+        flwr-sim export @model --out @key.toml
+        flwr-sim weights @key.toml --architecture resnet18
+        flwr-client preview @north --attack --out @north/north.key
+        flwr-client preview-data @north --out @dangling
+        flwr-sim predict @model docs/report.png --out @dangling
+        flwr-client preview-data @north --out @north/north.key
+    """,
+    "holds no image that can be read": """
+        flwr-sim predict @model @page.html --out @out
+        flwr-sim export @model --check @page.html --out @out
+    """,
+    "is no npz file, no picture and no folder of pictures": "flwr-sim predict @model @empty --out @out",
+    "no npz file": "flwr-sim predict @model @noise.npz --out @out",
+    'has no images. Keys: "labels"': "flwr-sim predict @model @labels.npz --out @out",
+    'has no array "test_images"': "flwr-sim evaluate @model @labels.npz",
+    'expected at least one of "mass".': "flwr-sim evaluate @model @labels.csv",
+    "report.png is not text but a picture.": "flwr-sim evaluate @model docs/report.png",
+    "labels.csv/study.toml: there is no such file.": "flwr-sim study @labels.csv --out @out",
+    "names the label columns of an npz file": "flwr-sim evaluate @model @labels.csv --classes mass",
+    "there is no source of weights": "flwr-sim weights @out --architecture resnet",
+    "is no file of tensors.": """
+        flwr-sim weights @out --architecture densenet121 --checkpoint @a.png
+        flwr-sim weights @out --architecture densenet121 --checkpoint @labels.csv
+        flwr-sim weights @out --architecture densenet121 --checkpoint @empty.csv
+        flwr-sim weights @out --architecture densenet121 --checkpoint @cut.safetensors
+    """,
+    "is a folder, not a file.": "flwr-sim weights @out --architecture densenet121 --checkpoint @taken",
+    "holds something that no demo": """
+        flwr-sim demo --out @taken
+        flwr-sim demo --out /
+    """,
+    "simulation.backend": "flwr-sim demo --out @out --backend rai",
+    "cannot be written": """
+        flwr-sim examples @key.toml/x
+        flwr-server init @key.toml/x --name x --host h.example
+        flwr-client init @key.toml/x --name x
+    """,
+    "is a coordinator's folder already": "flwr-server init @trial --name x --host h.example",
+    "is no coordinator's folder": """
+        flwr-server start @none
+        flwr-server run @none EXPERIMENT --out @out
+        flwr-server status @none
+        flwr-server runs @none
+        flwr-server health @none
+        flwr-server revoke @none north
+        flwr-server deadlines @none
+    """,
+    "flwr-server start does not run on this folder.": "flwr-server run @trial EXPERIMENT --out @out",
+    'is not an admitted site. Did you mean "north"?': "flwr-server revoke @trial nort",
+    "is a certificate; a request is wanted here.": "flwr-server admit @trial @trial/authority/ca.crt",
+    "holds no run that is done.": "flwr-server verify @taken",
+    "is no receipt of a run.": """
+        flwr-server verify @a.png
+        flwr-server verify @key.toml
+        flwr-server verify @other.csv
+        flwr-server verify @empty.csv
+        flwr-server verify @model/model.json
+    """,
+    "is the folder of a run": """
+        flwr-sim compare EXPERIMENT --out @run
+        flwr-sim study experiments/papers/fedmlp --quick --out @run
+        flwr-sim benchmark --out @run
+    """,
+    "is the folder of a hospital": "flwr-sim sites EXPERIMENT --out @north",
+    "is the folder of a coordinator": "flwr-sim sites EXPERIMENT --out @trial",
+    "there is no such folder.": """
+        flwr-client start @none
+        flwr-client check @none
+        flwr-client preview @none
+        flwr-client preview-data @none
+        flwr-client status @none
+        flwr-client health @none
+        flwr-client audit show @none
+        flwr-client audit verify @none
+    """,
+    "no flwr-client runs": "flwr-client status @north",
+    "is no site's folder": "flwr-client status @taken",
+    "is a file; a site's folder is made here.": "flwr-client init @labels.csv --name x",
+}
+"""Words of the answer -> command lines. ``@NAME`` is a file or folder of :func:`place` or of the test."""
+EXPERIMENTS = {
+    "none.toml": "there is no such file.",
+    "key.toml": "is not a known key.",
+    "method.toml": 'Did you mean "surgical"?',
+    "labels.csv": "is a table; an experiment file is wanted.",
+    "a.png": "is not",
+}
+CALLS = [(line.strip(), words) for words, lines in ANSWERS.items() for line in lines.strip().splitlines()]
+CALLS += [
+    (f"flwr-client {command} @north --experiment @{file}", words)
+    for command in ("preview", "preview-data", "check")
+    for file, words in EXPERIMENTS.items()
 ]
-# fmt: on
-"""Mistake, command line, and words of the answer. ``@NAME`` is a file or folder of :func:`place` or of the test."""
 
 
 def yardstick_s() -> float:
     """CPU seconds of a program that never changes, on this machine as busy as it is now."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = cpu_s()
     subprocess.run([sys.executable, "-c", YARDSTICK], check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def label(call: tuple[object, str, str]) -> str:
-    """Command and mistake, by which a test is named."""
-    mistake, line, _ = call
-    return f"{' '.join(line.split()[:2])}, {mistake}, {line.split()[2]}"
+    return cpu_s() - before
 
 
 def called(line: str, place: Place, tmp_path: Path) -> Ended:
@@ -297,20 +281,19 @@ def called(line: str, place: Place, tmp_path: Path) -> Ended:
             return f"{own.get(first, place.folder / first[1:])}{slash}{rest}"
         return word
 
-    return Command([filled(word) for word in line.split()], tmp_path / "said.log").ended(tmp_path)
+    return Command([filled(word) for word in line.split()], tmp_path / "output.log").ended(tmp_path)
 
 
-@pytest.mark.parametrize("call", CALLS, ids=label)
+@pytest.mark.parametrize(("line", "words"), CALLS, ids=[line for line, _ in CALLS])
 def test_a_wrong_call_is_refused_at_once_and_leaves_nothing(
-    call: tuple[str, str, str], place: Place, tmp_path: Path, table: Table
+    line: str, words: str, place: Place, tmp_path: Path, table: Table
 ) -> None:
-    mistake, line, words = call
     tries: list[Ended] = []
     while not tries or (tries[-1].cpu_s >= CPU_S and len(tries) < TRIES):
         tries.append(called(line, place, tmp_path))
     ended = min(tries, key=lambda each: each.cpu_s)
-    table.add(line, mistake, ended)
-    output = " ".join(ended.said.split())
+    table.add(line, words, ended)
+    output = " ".join(ended.output.split())
     assert (ended.code, ended.left) == (2, ()), output
     assert words in output
     assert "Traceback" not in output
@@ -335,61 +318,38 @@ def trained(place: Place) -> Path:
 
 
 NO_ROOM, NEEDED = "there is no room left on the disk", "17 MB are needed to start"
-# fmt: off
+INIT, SITES = "flwr-server init @full/new --name x --host h.example", "flwr-sim sites EXPERIMENT --out @full/sites"
 ON_A_FULL_DISK = [
     (0, "flwr-sim run EXPERIMENT --out @full/run --backend inline", NEEDED),
     (0, "flwr-sim compare EXPERIMENT --out @full/all", NEEDED),
     (0, "flwr-sim study experiments/papers/fedmlp --quick --out @full/all", NEEDED),
     (0, "flwr-sim benchmark --out @full/all", NEEDED),
     (0, "flwr-sim demo --out @full/demo", NEEDED),
-    (0, "flwr-sim examples @full/experiments", NO_ROOM),
-    (4, "flwr-sim examples @full/experiments", NO_ROOM),
-    (0, "flwr-sim sites EXPERIMENT --out @full/sites", NO_ROOM),
-    (600, "flwr-sim sites EXPERIMENT --out @full/sites", NO_ROOM),
+    (0, "flwr-server run @trial EXPERIMENT --out @full/run", NEEDED),
+    *((room_kb, "flwr-sim examples @full/experiments", NO_ROOM) for room_kb in (0, 4)),
+    *((room_kb, SITES, NO_ROOM) for room_kb in (0, 600)),
+    *((room_kb, INIT, NO_ROOM) for room_kb in (0, 4, 8, 12, 16)),
     (8, "flwr-sim export @trained --out @full/model.onnx", NO_ROOM),
     (12, "flwr-sim export @trained --to torchscript --out @full/model.pt", NO_ROOM),
-    (0, "flwr-server init @full/new --name x --host h.example", NO_ROOM),
-    (4, "flwr-server init @full/new --name x --host h.example", NO_ROOM),
-    (8, "flwr-server init @full/new --name x --host h.example", NO_ROOM),
-    (12, "flwr-server init @full/new --name x --host h.example", NO_ROOM),
-    (16, "flwr-server init @full/new --name x --host h.example", NO_ROOM),
-    (0, "flwr-server run @trial EXPERIMENT --out @full/run", NEEDED),
     (0, "flwr-client init @full/new --name x", NO_ROOM),
     (8, "flwr-client preview @north --out @full/seen", NO_ROOM),
 ]
-# fmt: on
 """Free space in kB, command line, and words of the answer."""
-
-
-@contextlib.contextmanager
-def full_disk(folder: Path, room_kb: int) -> Iterator[Path]:
-    """A disk of its own on which this much is free."""
-    folder.mkdir()
-    size = f"size={64 + room_kb}k"
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"a disk of its own cannot be mounted here: {mounted.stderr.decode().strip()}")
-    try:
-        with (folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(4096))
-        os.truncate(folder / "filler", 64 * 1024)
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.mark.torture
 @pytest.mark.usefixtures("trained")
-@pytest.mark.parametrize("call", ON_A_FULL_DISK, ids=label)
+@pytest.mark.parametrize(("room_kb", "line", "words"), ON_A_FULL_DISK)
 def test_a_full_disk_is_reported_with_its_folder_and_leaves_nothing(
-    call: tuple[int, str, str], place: Place, tmp_path: Path, table: Table
+    room_kb: int, line: str, words: str, place: Place, tmp_path: Path, table: Table
 ) -> None:
-    room, line, words = call
-    with full_disk(tmp_path / "full", room) as full:
+    full = tmp_path / "full"
+    full.mkdir()
+    with disk(full, 64 + room_kb):
+        os.truncate(fill(full), 64 * 1024)
         ended = called(line, place, tmp_path)
-        table.add(line, f"full disk, {room} kB free", ended)
-        output = " ".join(ended.said.split())
+        table.add(line, f"full disk, {room_kb} kB free", ended)
+        output = " ".join(ended.output.split())
         assert ended.code in (1, 2)
         assert words in output
         assert str(full) in output

@@ -97,10 +97,10 @@ class Warm:
         self, module: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path
     ) -> Forked:
         """Start a program."""
-        asked = {"module": module, "arguments": list(arguments), "environment": dict(environment)}
-        asked |= {"folder": str(folder), "log": str(log)}
+        request = {"module": module, "arguments": list(arguments), "environment": dict(environment)}
+        request |= {"folder": str(folder), "log": str(log)}
         line = self._connected()
-        line.sendall(json.dumps(asked).encode() + b"\n")
+        line.sendall(json.dumps(request).encode() + b"\n")
         return Forked(line)
 
     def _connected(self) -> socket.socket:
@@ -126,14 +126,14 @@ class Warm:
 
 def main() -> None:
     """Fork a program for each line that comes, until standard input ends."""
-    asked = _serve(Path(sys.argv[1]))
-    if asked is not None:  # this is the child: from here on it is the program
-        sys.argv = [asked["module"], *asked["arguments"]]
-        runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
+    request = _serve(Path(sys.argv[1]))
+    if request is not None:  # this is the child: from here on it is the program
+        sys.argv = [request["module"], *request["arguments"]]
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
 def _serve(path: Path) -> dict[str, object] | None:
-    """Listen; returns in the parent at the end with None, and in each child with what it is to run."""
+    """Listen; return None in the parent at the end, and in each child the request that it is to run."""
     wake, note = os.pipe()
     os.set_blocking(note, False)
     os.set_blocking(wake, False)
@@ -153,7 +153,7 @@ def _serve(path: Path) -> dict[str, object] | None:
                 return None
             if listener in ready:
                 line, _ = listener.accept()
-                asked = json.loads(line.makefile().readline())
+                request = json.loads(line.makefile().readline())
                 if (pid := os.fork()) == 0:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -161,8 +161,8 @@ def _serve(path: Path) -> dict[str, object] | None:
                         other.close()
                     os.close(wake)
                     os.close(note)
-                    _become(asked)
-                    return dict(asked)
+                    _become(request)
+                    return dict(request)
                 lines[pid] = line
                 line.sendall(f"{pid}\n".encode())
 
@@ -181,15 +181,15 @@ def _tell_who_ended(lines: dict[int, socket.socket]) -> None:
         line.close()
 
 
-def _become(asked: dict[str, object]) -> None:
+def _become(request: dict[str, object]) -> None:
     """Take the environment, the folder and the log of the program."""
     os.environ.clear()
-    os.environ.update(asked["environment"])  # type: ignore[call-overload]
+    os.environ.update(request["environment"])  # type: ignore[call-overload]
     for place in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):  # as a Python that starts now would
         if place and place not in sys.path:
             sys.path.insert(1, place)
-    os.chdir(str(asked["folder"]))
-    log = os.open(str(asked["log"]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.chdir(str(request["folder"]))
+    log = os.open(str(request["log"]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
