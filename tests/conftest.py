@@ -69,13 +69,8 @@ class Dealt(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         path = PurePath(nodeid.split("::")[0])
         if path.name == "test_contract.py":
-            return f"{path} {_of_a_method(nodeid)}"
+            return f"{path} {nodeid.partition('[')[2] or nodeid}"  # by the parameter of a test, its method
         return TOGETHER.get(path.name, str(path)) if path.parent.name == "network" else str(path)
-
-
-def _of_a_method(nodeid: str) -> str:
-    """The parameter of a test: its method."""
-    return nodeid.partition("[")[2] or nodeid
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -50,27 +50,14 @@ def says(**fields: object) -> Spoil:
     return spoil
 
 
-def first_is(value: float) -> Callable[[np.ndarray], np.ndarray]:
-    def change(values: np.ndarray) -> np.ndarray:
-        values[0] = value
-        return values
-
-    return change
-
-
 def another_class(content: RecordDict) -> None:
     own = list(content["fields"]["update.classes"])
     content["fields"]["update.classes"] = ["of nobody", *own[1:]]
 
 
-def nothing_known(content: RecordDict) -> None:
-    for name in list(content):
-        del content[name]
-
-
 FORMS = (
-    Harm("NaN in an update", trunk(first_is(np.nan)), "trunk holds values that are not finite"),
-    Harm("infinity in an update", trunk(first_is(-np.inf)), "trunk holds values that are not finite"),
+    Harm("NaN in an update", trunk(lambda values: np.r_[np.nan, values[1:]]), "values that are not finite"),
+    Harm("infinity in an update", trunk(lambda values: np.r_[-np.inf, values[1:]]), "values that are not finite"),
     Harm("wrong shape", trunk(lambda values: values[1:]), "trunk has shape"),
     Harm("two dimensions", trunk(lambda values: values[None]), "trunk of update announces shape (1, "),
     Harm("wrong dtype", trunk(lambda values: values.astype(np.float64), "float64"), "not float64 as raw-little-endian"),
@@ -89,7 +76,7 @@ FORMS = (
     Harm("another number of images", says(train_samples=10**6), "trained on 1000000 images, said"),
     Harm("statistics nobody asked for", says(statistics__names=["prior"]), "statistics/prior must be float32 numbers"),
     Harm("a loss that is no number", says(train_loss=float("nan")), "TrainReply.train_loss is not a number"),
-    Harm("no record of ours", nothing_known, "without a wire version"),
+    Harm("no record of ours", lambda content: [content.pop(name) for name in list(content)], "without a wire version"),
 )
 """What is wrong with a reply by itself."""
 

@@ -97,7 +97,7 @@ class Lying:
         if not plan.privacy.secure_aggregation:
             return self.answer(site, request)
         masked = SecureAggregation(masks, site, plan, build_site_method(plan))
-        return masked.answer(lambda asked: self.answer(site, asked), request)
+        return masked.answer(lambda train: self.answer(site, train), request)
 
 
 def shifted_trunk(site: Site, request: TrainRequest) -> TrainReply:

@@ -23,9 +23,9 @@ def kill(processes: Iterable[psutil.Process]) -> None:
 
 def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Those that have not ended."""
-    found = []
+    alive = []
     for process in processes:
         with suppress(psutil.Error):
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                alive.append(process)
+    return alive

@@ -38,26 +38,20 @@ def signed_reply(
 
 def the_receipt(keys: Mapping[str, str], replies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A receipt of these sites, by name and public key, and these replies; training replies make the rounds."""
-    answers = {one["site"]: one["sha256"] for one in replies if one["record"] == "RollCallAnswer"}
-    trained = [one for one in replies if one["record"] == "TrainReply"]
-    rounds = sorted({one["round"] for one in trained})
-    made: dict[str, Any] = json.loads(
-        json.dumps(
-            {
-                "format_version": 2,
-                "run": RUN,
-                "sites": {
-                    site: {"answer_sha256": answers.get(site, ""), "joined": 0, "public_key": key}
-                    for site, key in keys.items()
-                },
-                "rounds": [
-                    {"round": n, "sites": {one["site"]: one["sha256"] for one in trained if one["round"] == n}}
-                    for n in rounds
-                ],
-                "replies": replies,
-                "absences": [],
-                "resumed": 0,
-            }
-        )
-    )
-    return made
+    answers = {reply["site"]: reply["sha256"] for reply in replies if reply["record"] == "RollCallAnswer"}
+    rounds: dict[int, dict[str, str]] = {}
+    for reply in replies:
+        if reply["record"] == "TrainReply":
+            rounds.setdefault(reply["round"], {})[reply["site"]] = reply["sha256"]
+    receipt = {
+        "format_version": 2,
+        "run": RUN,
+        "sites": {
+            site: {"answer_sha256": answers.get(site, ""), "joined": 0, "public_key": key} for site, key in keys.items()
+        },
+        "rounds": [{"round": number, "sites": rounds[number]} for number in sorted(rounds)],
+        "replies": replies,
+        "absences": [],
+        "resumed": 0,
+    }
+    return dict(json.loads(json.dumps(receipt)))

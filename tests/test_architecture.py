@@ -34,10 +34,8 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_arrows_point_one_way_and_imports_are_absolute(path: Path) -> None:
     package = path.relative_to(ROOT).parts[0]
-    found = list(imports(path))
-    ours = {module.split(".")[0] for _, module in found} & set(MAY_IMPORT)
-    assert ours <= MAY_IMPORT[package]
-    assert all(level == 0 for level, _ in found)
+    assert {module.split(".")[0] for _, module in imports(path)} & set(MAY_IMPORT) <= MAY_IMPORT[package]
+    assert all(level == 0 for level, _ in imports(path))
 
 
 def test_no_other_installed_distribution_claims_our_package_names() -> None:
@@ -53,14 +51,14 @@ FRAGMENT = re.compile(
 
 
 def test_every_docstring_has_its_own_subject() -> None:
-    found = []
+    fragments = []
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                said = ast.get_docstring(node) or ""
-                if FRAGMENT.match(said):
-                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {said.splitlines()[0]}")
-    assert found == []
+                docstring = ast.get_docstring(node) or ""
+                if FRAGMENT.match(docstring):
+                    fragments.append(f"{path.relative_to(ROOT)}:{node.lineno}: {docstring.splitlines()[0]}")
+    assert fragments == []
 
 
 def room_of(module: str) -> str:
@@ -113,13 +111,13 @@ def test_arrows_between_folders_run_one_way() -> None:
 
 
 def test_no_test_imports_another() -> None:
-    found = {
+    importers = {
         str(path.relative_to(ROOT)): module
         for path in (ROOT / "tests").rglob("*.py")
         for _, module in imports(path)
         if module.startswith("tests.") and module.rsplit(".", 1)[-1].startswith("test_")
     }
-    assert found == {}
+    assert importers == {}
 
 
 def test_the_layers_of_strategies_import_in_one_direction() -> None:

@@ -1,9 +1,10 @@
 """docs/benchmarks.md holds what was measured, by the commands of today."""
 
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,24 +14,25 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+MEASURED = json.loads((ROOT / "benchmarks" / "measured.json").read_text(encoding="utf-8"))
+
+
 @pytest.fixture
-def table() -> ModuleType:
+def table(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """benchmarks/table.py, which is no part of a package."""
-    spec = importlib.util.spec_from_file_location("benchmarks_table", ROOT / "benchmarks" / "table.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("table")
 
 
 @pytest.fixture
-def elsewhere(table: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A page and figures of their own, and two commands: one that writes its argument, one that fails."""
+def measure(table: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Call the program for some of three commands, with a page of its own: two write their argument, one fails."""
     (tmp_path / "page.md").write_text(f"before\n{table.BEGIN}old\n{table.END}after\n", encoding="utf-8")
     script = "import sys; open(sys.argv[-1], 'w').write(sys.argv[1])"
-    rows = lambda found: [table.Row("seconds", f"{found} s")]  # noqa: E731
+
+    def rows(value: object) -> list[Any]:
+        return [table.Row("seconds", f"{value} s")]
+
     benches = {
         "good": table.Bench(f'python -c "{script}" 5', rows),
         "other": table.Bench(f'python -c "{script}" 7', rows),
@@ -40,54 +42,44 @@ def elsewhere(table: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(table, name, tmp_path / value)
     monkeypatch.setattr(table, "BENCHES", benches)
     monkeypatch.setattr(table, "commit", lambda: "abc")
-    return tmp_path
+
+    def call(names: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["table.py", "--only", names])
+        table.main()
+
+    return call
 
 
-def typed(table: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["table.py", *arguments])
-    table.main()
-
-
-def test_the_page_holds_what_was_measured(table: ModuleType) -> None:
-    found = json.loads((ROOT / "benchmarks" / "measured.json").read_text(encoding="utf-8"))
+def test_the_page_holds_what_was_measured_by_the_commands_of_today(table: ModuleType) -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    assert page.split(table.BEGIN)[1].split(table.END)[0].strip() == table.table_of(found).strip()
+    assert page.split(table.BEGIN)[1].split(table.END)[0].strip() == table.table_of(MEASURED).strip()
+    commands = {name: bench.command for name, bench in table.BENCHES.items()}
+    assert {name: measured["command"] for name, measured in MEASURED.items()} == commands
+    assert [name for name, measured in MEASURED.items() if not measured["rows"]] == []
 
 
-def test_every_row_was_measured_by_the_command_of_today(table: ModuleType) -> None:
-    found = json.loads((ROOT / "benchmarks" / "measured.json").read_text(encoding="utf-8"))
-    assert {name: one["command"] for name, one in found.items()} == {
-        name: bench.command for name, bench in table.BENCHES.items()
-    }
-    assert [name for name, one in found.items() if not one["rows"]] == []
-
-
-def test_a_command_changes_its_own_rows_alone(
-    table: ModuleType, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    typed(table, monkeypatch, "--only", "good,other")
-    page = elsewhere / "page.md"
+def test_a_command_changes_its_own_rows_alone(measure: Callable[[str], None], tmp_path: Path) -> None:
+    measure("good,other")
+    page, figures = tmp_path / "page.md", tmp_path / "measured.json"
     assert "| seconds | 5 s |  | `good` |" in page.read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads((elsewhere / "measured.json").read_text(encoding="utf-8"))
-    found["other"] |= {"date": "2001-01-01", "rows": [["seconds", "8 s", "long ago"]]}
-    (elsewhere / "measured.json").write_text(json.dumps(found), encoding="utf-8")
-    typed(table, monkeypatch, "--only", "good")
+    measured = json.loads(figures.read_text(encoding="utf-8"))
+    measured["other"] |= {"date": "2001-01-01", "rows": [["seconds", "8 s", "long ago"]]}
+    figures.write_text(json.dumps(measured), encoding="utf-8")
+    measure("good")
     text = page.read_text(encoding="utf-8")
     assert "| seconds | 8 s | long ago | `other` | 2001-01-01 |" in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
 
 
-def test_a_command_that_fails_leaves_page_and_figures_as_they_were(
-    table: ModuleType, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = (elsewhere / "page.md").read_text(encoding="utf-8")
+def test_a_command_that_fails_changes_neither_page_nor_figures(measure: Callable[[str], None], tmp_path: Path) -> None:
+    before = (tmp_path / "page.md").read_text(encoding="utf-8")
     with pytest.raises(subprocess.CalledProcessError):
-        typed(table, monkeypatch, "--only", "bad")
-    assert (elsewhere / "page.md").read_text(encoding="utf-8") == before
-    assert not (elsewhere / "measured.json").exists()
+        measure("bad")
+    assert (tmp_path / "page.md").read_text(encoding="utf-8") == before
+    assert not (tmp_path / "measured.json").exists()
     with pytest.raises(SystemExit, match="unknown: none"):
-        typed(table, monkeypatch, "--only", "none")
+        measure("none")
 
 
 def test_an_aim_that_is_missed_is_called_so(table: ModuleType) -> None:

@@ -39,15 +39,8 @@ def typed_in_a_shell(text: str, folder: Path) -> None:
     """Run a block as ``bash`` would, line after line; where a command asks, the person types y."""
     path = os.pathsep.join((str(folder / ".venv" / "bin"), os.environ["PATH"]))
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    done = subprocess.run(
-        ["bash", "-e", "-c", f"yes | (\n{text}\n)"],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_S,
-        check=False,
-    )
+    options = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "timeout": LONGEST_S}
+    done = subprocess.run(["bash", "-e", "-c", f"yes | (\n{text}\n)"], **options)
     assert done.returncode == 0, f"{text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
@@ -74,7 +67,15 @@ def test_a_federation_runs_by_the_commands_of_its_page(checkout: Path, tmp_path:
 @pytest.mark.long
 @WITH_DATA
 def test_the_commands_of_simulation_run_one_after_the_other(checkout: Path) -> None:
-    draw_digits(checkout)
+    # Pictures in the form in which the run of the page reads digits.
+    classes, random = [str(digit) for digit in range(10)], np.random.default_rng(0)
+    (checkout / "scans").mkdir()
+    rows = [",".join(("image", *classes))]
+    for number in range(40):
+        picture = random.integers(0, 255, (8, 8), dtype=np.uint8)
+        Image.fromarray(picture).save(checkout / "scans" / f"{number}.png")
+        rows.append(",".join((f"{number}.png", *(str(int(number % 10 == digit)) for digit in range(10)))))
+    (checkout / "labels.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     block, _ = plain_blocks("simulation")
     typed_in_a_shell(block, checkout)
     assert {"first", "short", "digits", "papers"} <= {path.name for path in (checkout / "runs").iterdir()}
@@ -89,17 +90,6 @@ def test_the_small_form_of_the_benchmark_runs_and_the_published_one_is_estimated
     assert list((checkout / "runs" / "benchmark").rglob("*.html"))
 
 
-def draw_digits(folder: Path) -> None:
-    """``labels.csv`` and ``scans``: pictures in the form in which the run of the page reads digits."""
-    classes, random = [str(digit) for digit in range(10)], np.random.default_rng(0)
-    (folder / "scans").mkdir()
-    rows = [",".join(("image", *classes))]
-    for number in range(40):
-        Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8)).save(folder / "scans" / f"{number}.png")
-        rows.append(",".join((f"{number}.png", *(str(int(number % 10 == digit)) for digit in range(10)))))
-    (folder / "labels.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
-
-
 RESULTS = [line for block in plain_blocks("results") for line in block.replace("\\\n", " ").splitlines()]
 BENCHMARK = [line for line in RESULTS if "benchmark" in line]
 WEIGHTS = "make weights"
@@ -112,7 +102,8 @@ RUNS = [line for line in RESULTS if line not in (*BENCHMARK, WEIGHTS)]
 def test_the_commands_behind_the_results_run_in_a_short_form(line: str, checkout: Path) -> None:
     if any(name in line for name in ("_head.toml", "_imagenet", "experiments/surgical/")):  # `make weights` first
         typed_in_a_shell(".venv/bin/flwr-sim weights weights/efficientnet_lite0.safetensors", checkout)
-    typed_in_a_shell(shortened(line), checkout)
+    line = re.sub(r"--set run\.rounds=\d+", "", re.sub(r"--seeds \d+", "--seeds 1", line))
+    typed_in_a_shell(f"{line} --quick" if " study " in line else f"{line} --set run.rounds=1", checkout)
     assert list((checkout / "runs").rglob("report.html"))
 
 
@@ -122,13 +113,6 @@ def test_the_commands_behind_the_benchmark_run_in_a_short_form(line: str, checko
     (checkout / "benchmarks").symlink_to(ROOT / "benchmarks")
     short = line.replace("--workers 2", "--workers 1 --minutes 0").replace("digits,composites", "digits --rounds 1")
     typed_in_a_shell(short, checkout)
-
-
-def shortened(line: str) -> str:
-    """The same command for one round and one seed, or for the quick form of a study."""
-    command = re.sub(r"--seeds \d+", "--seeds 1", line)
-    command = re.sub(r"--set run\.rounds=\d+", "", command)
-    return f"{command} --quick" if " study " in command else f"{command} --set run.rounds=1"
 
 
 def test_the_unit_of_systemd_is_well_formed_and_its_command_parses() -> None:

@@ -10,21 +10,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PROGRAMS = ("flwr-sim", "flwr-server", "flwr-client")
+MODULES = {"flwr-sim": "studies.cli", "flwr-server": "server.cli", "flwr-client": "client.cli"}
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built as `make docs` builds it; strict, so that a dead link or a warning fails."""
     folder = tmp_path_factory.mktemp("site")
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)],
-        cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
     return folder
 
@@ -55,18 +50,12 @@ def test_every_page_of_the_docs_is_on_the_site_and_fetches_nothing_from_elsewher
 
 def test_every_command_is_in_the_reference(site: Path) -> None:
     text = (site / "commands.html").read_text(encoding="utf-8")
-    for program in PROGRAMS:
-        typed = [sys.executable, "-m", "typer", MODULES[program], "utils", "docs", "--name", program]
-        named = re.findall(rf"^## `({program} [\w-]+)`", run(typed), re.MULTILINE)
-        assert len(named) > 3
-        assert [name for name in named if name not in text] == []
-
-
-MODULES = {"flwr-sim": "studies.cli", "flwr-server": "server.cli", "flwr-client": "client.cli"}
-
-
-def run(words: list[str]) -> str:
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for program, module in MODULES.items():
+        command = [sys.executable, "-m", "typer", module, "utils", "docs", "--name", program]
+        printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        names = re.findall(rf"^## `({program} [\w-]+)`", printed, re.MULTILINE)
+        assert len(names) > 3
+        assert [name for name in names if name not in text] == []
 
 
 def test_the_python_package_is_in_the_reference(site: Path) -> None:

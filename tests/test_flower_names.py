@@ -13,31 +13,22 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("client", "common", "polyclinic", "server", "strategies", "studies")
+FILES = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+OBJECTS, SHARES = "common/wire/flower_objects.py", "strategies/privacy/secure_aggregation/crypto.py"
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.simulation")
 CRYPTO = "flwr.common.secure_aggregation.crypto."
 NAMES = {
-    **dict.fromkeys(
-        (
-            "flwr.app.message.array: FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE",
-            "flwr.app.message.arraychunk: ArrayChunk",
-            "flwr.supercore.inflatable.inflatable_object: no_object_id_recompute",
-            "flwr.supercore.inflatable.inflatable_utils: inflate_object_from_contents",
-            "flwr.supercore.task_identity: TaskIdentity",
-        ),
-        "common/wire/flower_objects.py",
-    ),
-    **dict.fromkeys(
-        (
-            f"{CRYPTO}shamir: combine_shares",
-            f"{CRYPTO}shamir: create_shares",
-            f"{CRYPTO}symmetric_encryption: decrypt",
-            f"{CRYPTO}symmetric_encryption: encrypt",
-            f"{CRYPTO}symmetric_encryption: generate_shared_key",
-        ),
-        "strategies/privacy/secure_aggregation/crypto.py",
-    ),
+    "flwr.app.message.array: FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": OBJECTS,
+    "flwr.app.message.arraychunk: ArrayChunk": OBJECTS,
+    "flwr.supercore.inflatable.inflatable_object: no_object_id_recompute": OBJECTS,
+    "flwr.supercore.inflatable.inflatable_utils: inflate_object_from_contents": OBJECTS,
+    "flwr.supercore.task_identity: TaskIdentity": OBJECTS,
+    f"{CRYPTO}shamir: combine_shares": SHARES,
+    f"{CRYPTO}shamir: create_shares": SHARES,
+    f"{CRYPTO}symmetric_encryption: decrypt": SHARES,
+    f"{CRYPTO}symmetric_encryption: encrypt": SHARES,
+    f"{CRYPTO}symmetric_encryption: generate_shared_key": SHARES,
 }
-"""Private names, and the one file that has each."""
 UNDERSCORED = {"_chunks", "_message_id", "_src_node_id"}
 """Attributes of Flower's objects, in ``common/wire/flower_objects.py`` only."""
 MOST = 15
@@ -58,14 +49,8 @@ def used(path: Path) -> Iterator[str]:
             yield f"{put[1]}: {ast.literal_eval(node.slice)}"
 
 
-def files() -> Iterator[Path]:
-    for package in PACKAGES:
-        yield from (ROOT / package).rglob("*.py")
-
-
 def test_at_most_fifteen_private_names_each_in_one_file() -> None:
-    found = {(name, str(path.relative_to(ROOT))) for path in files() for name in used(path)}
-    assert found == set(NAMES.items())
+    assert {(name, str(path.relative_to(ROOT))) for path in FILES for name in used(path)} == set(NAMES.items())
     assert len(NAMES) + len(UNDERSCORED) <= MOST
 
 
@@ -79,23 +64,23 @@ def test_flowers_fedavg_lets_its_check_of_replies_be_left_out() -> None:
 
 def test_no_other_file_reaches_into_flowers_objects() -> None:
     reaching = re.compile("|".join(rf'"{name}"' for name in UNDERSCORED))
-    found = {str(path.relative_to(ROOT)) for path in files() if reaching.search(path.read_text(encoding="utf-8"))}
-    assert found == {"common/wire/flower_objects.py"}
+    reaches = [path for path in FILES if reaching.search(path.read_text(encoding="utf-8"))]
+    assert [str(path.relative_to(ROOT)) for path in reaches] == [OBJECTS]
+
+
+def part_of_flower(name: str) -> Any:
+    module, _, attribute = name.partition(": ")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise AssertionError(f"{FLOWER} {name} is gone ({error}); {NAMES[name]} needs it") from None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_flower_has_the_name_where_we_look_for_it(name: str) -> None:
-    module, _, attribute = name.partition(": ")
-    try:
-        found = importlib.import_module(module)
-    except ImportError as error:
-        raise AssertionError(f"{FLOWER} {module} is gone ({error}); {NAMES[name]} needs {attribute}") from None
-    assert hasattr(found, attribute), f"{FLOWER} {module} has no {attribute}; {NAMES[name]} needs it"
-
-
-def taken(name: str) -> Any:
-    module, _, attribute = name.partition(": ")
-    return getattr(importlib.import_module(module), attribute)
+def test_flower_has_the_name_where_we_look_for_it_and_it_takes_what_we_give_it(name: str) -> None:
+    part, expected = part_of_flower(name), PARAMETERS.get(name.partition(": ")[2])
+    parameters = expected if expected is None else list(inspect.signature(part).parameters)
+    assert parameters == expected, f"{FLOWER} {name} takes {parameters}"
 
 
 PARAMETERS = {
@@ -110,12 +95,6 @@ PARAMETERS = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.partition(": ")[2] in PARAMETERS])
-def test_it_takes_what_we_give_it(name: str) -> None:
-    parameters = list(inspect.signature(taken(name)).parameters)
-    assert parameters == PARAMETERS[name.partition(": ")[2]], f"{FLOWER} {name} takes {parameters}"
-
-
 def test_message_fills_its_metadata_from_the_identity_that_we_set() -> None:
     from flwr.app import Message, RecordDict
 
@@ -123,11 +102,11 @@ def test_message_fills_its_metadata_from_the_identity_that_we_set() -> None:
 
     set_identity(7, 9)
     message = Message(RecordDict(), 3, "train")
-    said = message.metadata
-    assert (said.src_node_id, said.run_id) == (7, 9), f"{FLOWER} Message() takes its identity from elsewhere"
+    metadata = message.metadata
+    assert (metadata.src_node_id, metadata.run_id) == (7, 9), f"{FLOWER} Message() takes its identity from elsewhere"
     set_message_id(message, "named")
     set_source(message, 5)
-    assert (said.message_id, said.src_node_id) == ("named", 5), f"{FLOWER} Metadata keeps its values elsewhere"
+    assert (metadata.message_id, metadata.src_node_id) == ("named", 5), f"{FLOWER} Metadata keeps its values elsewhere"
     set_identity(1, 1)
 
 
@@ -137,7 +116,7 @@ def test_flowers_arrays_are_cut_where_we_say() -> None:
 
     from common.wire.fleet_protocol import CHUNK_BYTES
 
-    assert taken("flwr.app.message.array: FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE") == CHUNK_BYTES
+    assert part_of_flower("flwr.app.message.array: FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE") == CHUNK_BYTES
     array = Array(np.zeros(3, np.float32))
     array.deflate()
     assert "_chunks" in vars(array), f"{FLOWER} Array keeps its chunks elsewhere"

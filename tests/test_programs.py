@@ -6,7 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -25,12 +25,12 @@ PROGRAMS = {"flwr-sim": studies.cli, "flwr-server": server.cli, "flwr-client": c
 GROUPS = {name: typer.main.get_command(module.app) for name, module in PROGRAMS.items()}
 
 
-def leaves(name: str, found: click.Command) -> Iterator[tuple[str, click.Command]]:
+def leaves(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
     """Every command, by all the words that are typed for it."""
-    if not hasattr(found, "commands"):
-        yield name, found
+    if not hasattr(command, "commands"):
+        yield name, command
         return
-    for word, inner in found.commands.items():
+    for word, inner in command.commands.items():
         yield from leaves(f"{name} {word}", inner)
 
 
@@ -38,16 +38,21 @@ COMMANDS = dict(pair for name, group in GROUPS.items() for pair in leaves(name, 
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_every_argument_and_option_is_explained_in_the_help_that_is_shown(words: str) -> None:
+def test_every_command_has_an_example_that_parses_and_every_option_is_explained_in_its_help(words: str) -> None:
+    examples = re.findall(r"Example: (.+)", COMMANDS[words].help or "")
+    assert examples
+    for example in examples:
+        assert example.startswith(f"{words} ") or example == words
+        COMMANDS[words].make_context(words, shlex.split(example.removeprefix(words)))
     name, *rest = words.split()
     assert (COMMANDS[words].help or "").split("\n")[0].endswith((".", "?"))
     shown = CliRunner().invoke(PROGRAMS[name].app, [*rest, "--help"], prog_name=name, env={"COLUMNS": "300"})
     lines = [" ".join(line.split()) for line in shown.output.splitlines()]
-    for one in COMMANDS[words].params:
-        if one.name != "help" and not getattr(one, "hidden", False):
-            explained = " ".join(str(getattr(one, "help", "") or "").split()).replace("\\[", "[")
-            assert explained, one.name
-            assert any(explained[:40] in line for line in lines), f"{one.name}: {explained}"
+    for parameter in COMMANDS[words].params:
+        if parameter.name != "help" and not getattr(parameter, "hidden", False):
+            explained = " ".join(str(getattr(parameter, "help", "") or "").split()).replace("\\[", "[")
+            assert explained, parameter.name
+            assert any(explained[:40] in line for line in lines), f"{parameter.name}: {explained}"
 
 
 def test_a_word_that_is_no_command_is_answered_with_the_nearest_once() -> None:
@@ -56,26 +61,17 @@ def test_a_word_that_is_no_command_is_answered_with_the_nearest_once() -> None:
     assert shown.output.count("Did you mean") == 1
 
 
-@pytest.mark.parametrize("words", COMMANDS)
-def test_every_command_has_an_example_that_parses(words: str) -> None:
-    examples = re.findall(r"Example: (.+)", COMMANDS[words].help or "")
-    assert examples
-    for example in examples:
-        assert example.startswith(f"{words} ") or example == words
-        COMMANDS[words].make_context(words, shlex.split(example.removeprefix(words)))
-
-
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_says_its_release_and_its_exit_codes(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for asked in ("--version", "--help"):
+    for option in ("--version", "--help"):
         with pytest.raises(SystemExit) as ended:
-            PROGRAMS[program].main([asked])
+            PROGRAMS[program].main([option])
         assert not ended.value.code
-    said = capsys.readouterr().out
-    assert said.startswith(f"{program} {__version__}\n")
-    assert f"Usage: {program}" in said
-    assert "Exit codes: 0 " in said
-    assert "\x1b" not in said
+    output = capsys.readouterr().out
+    assert output.startswith(f"{program} {__version__}\n")
+    assert f"Usage: {program}" in output
+    assert "Exit codes: 0 " in output
+    assert "\x1b" not in output
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -116,16 +112,32 @@ def test_completion_offers_what_fits(
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
 def test_a_fault_is_coloured_at_a_terminal_and_never_with_no_color(no_color: str, coloured: bool) -> None:
     ours, theirs = pty.openpty()
-    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
-    environment = {**kept, "TERM": "xterm-256color", **({"NO_COLOR": no_color} if no_color else {})}
+    near = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    environment = {**near, "TERM": "xterm-256color", **({"NO_COLOR": no_color} if no_color else {})}
     command = [sys.executable, "-m", "client.cli", "status", "nowhere"]
     ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=theirs, stderr=theirs, timeout=60, check=False)
     os.close(theirs)
-    said = os.read(ours, 4096).decode()
+    output = os.read(ours, 4096).decode()
     os.close(ours)
     assert ended.returncode == 2
-    assert "error" in said
-    assert bool(re.search(r"\x1b\[[\d;]*3\d", said)) is coloured
+    assert "error" in output
+    assert bool(re.search(r"\x1b\[[\d;]*3\d", output)) is coloured
+
+
+def python(code: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run Python code with our packages on its path."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    options = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "timeout": 120}
+    return subprocess.run([sys.executable, "-c", code], **options)
+
+
+def calling(program: str, arguments: Sequence[str], packages: set[str]) -> str:
+    """Code that calls a program, and prints its exit code and which of these packages it has imported."""
+    return (
+        f"import sys\nfrom {PROGRAMS[program].__name__} import main\n"
+        f"try:\n    main({list(arguments)!r})\n"
+        f"except SystemExit as end:\n    print(end.code, sorted({packages!r} & set(sys.modules)))\n"
+    )
 
 
 LIGHT = (
@@ -133,35 +145,25 @@ LIGHT = (
     *("server.deployment.status", "server.deployment.serve", "server.deployment.superlink.program", "common.config"),
 )
 """Modules of commands that train nothing, which do not wait for torch."""
+FIGURES = {"sklearn", "matplotlib", "scipy"}
 WITHOUT = [
     *((module, {"torch"}) for module in LIGHT),
     ("server.deployment.superlink.program", {"flwr"}),
-    *(
-        (name, {"sklearn", "matplotlib", "scipy"})
-        for name in ("client.connection.service", "server.deployment.network")
-    ),
+    *((name, FIGURES) for name in ("client.connection.service", "server.deployment.network")),
 ]
 
 
 @pytest.mark.parametrize(("module", "others"), WITHOUT)
 def test_a_program_imports_no_large_package_that_it_does_not_need(module: str, others: set[str]) -> None:
-    code = f"import sys, {module}; print({others!r} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert python(f"import sys, {module}; print({others!r} & set(sys.modules))").stdout.strip() == "set()"
 
 
 def test_a_run_imports_neither_torch_compile_nor_sympy(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(DIGITS, encoding="utf-8")
     arguments = ["run", "a.toml", "--set", "run.rounds=1", "--backend", "inline", "--out", "run"]
-    code = (
-        f"import sys\nfrom studies.cli import main\n"
-        f"try:\n    main({arguments!r})\n"
-        "except SystemExit as end:\n    print(end.code, 'torch' in sys.modules)\n"
-        "    print({'torch._dynamo', 'torch._inductor', 'sympy', 'sklearn', 'torchvision'} & set(sys.modules))\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert ended.stdout.splitlines()[-2:] == ["0 True", "set()"], ended.stderr
+    packages = {"torch", "torch._dynamo", "torch._inductor", "sympy", "sklearn", "torchvision"}
+    ended = python(calling("flwr-sim", arguments, packages), tmp_path)
+    assert ended.stdout.splitlines()[-1:] == ["0 ['torch']"], ended.stderr
 
 
 WRONG_PATHS = {
@@ -177,20 +179,8 @@ WRONG_PATHS = {
 @pytest.mark.parametrize("words", WRONG_PATHS)
 def test_a_wrong_path_is_refused_before_torch_is_imported(words: str, tmp_path: Path) -> None:
     program, command = words.split(" ", 1)
-    module = PROGRAMS[program].__name__
-    code = (
-        f"import sys\nfrom {module} import main\n"
-        f"try:\n    main({[command, *WRONG_PATHS[words]]!r})\n"
-        "except SystemExit as end:\n    print(end.code, 'torch' in sys.modules)\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert ended.stdout.split() == ["2", "False"], ended.stderr
+    ended = python(calling(program, [command, *WRONG_PATHS[words]], {"torch"}), tmp_path)
+    assert ended.stdout.strip() == "2 []", ended.stderr
     assert "nowhere" in ended.stderr
 
 
@@ -205,7 +195,7 @@ def test_ctrl_c_while_a_program_imports_ends_it_and_no_other_process(program: st
         "import common\n"
         "print(signal.getsignal(signal.SIGINT) is signal.SIG_DFL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    done = python(code)
     assert (done.stdout.strip(), done.stderr) == (str(ended_by_the_system), "")
 
 

@@ -24,8 +24,8 @@ TARGETS = re.findall(r"(?:^|`)make ([a-z-]+)", TEXT, re.MULTILINE)
 @pytest.mark.parametrize(("program", "command"), COMMANDS)
 def test_every_command_parses_and_names_files_that_exist(program: str, command: str) -> None:
     name, *arguments = shlex.split(command)
-    known = typer.main.get_command(PROGRAMS[program]).commands[name]  # type: ignore[attr-defined]
-    known.make_context(name, list(arguments))
+    parser = typer.main.get_command(PROGRAMS[program]).commands[name]  # type: ignore[attr-defined]
+    parser.make_context(name, list(arguments))
     experiments = [argument for argument in arguments if argument.startswith("experiments/")]
     assert [path for path in experiments if not (ROOT / path).exists()] == []
 

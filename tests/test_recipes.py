@@ -5,6 +5,7 @@ import io
 import re
 import shlex
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import nibabel
@@ -19,6 +20,7 @@ from safetensors.torch import save_file
 
 import studies.cli
 from polyclinic import load
+from tests.bad_input.catalogue import changed
 from tests.common.data.fake_pacs import FakePacs, Picture, running
 from tests.doc_pages import blocks, lines, saved
 from tests.network.real import typed
@@ -46,7 +48,10 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             pixels[10 * place : 10 * place + 8] += np.uint8(120 * present)
         Image.fromarray(pixels).save(tmp_path / "scans" / f"{name}.png")
         write_dicom(tmp_path / "dicom" / f"{name}.dcm", pixels)
-        write_volume(tmp_path / "volumes" / f"{name}.nii.gz", pixels)
+        # Of three slices, the middle one shows the pixels in a window of 40 ± 200.
+        slices = np.zeros((*pixels.shape, 3))
+        slices[..., 1] = pixels[::-1, ::-1].T / 255 * 399 - 160
+        nibabel.save(nibabel.Nifti1Image(slices.astype("<f4"), np.eye(4)), tmp_path / "volumes" / f"{name}.nii.gz")
         cells = ["" if random.random() < 0.1 else str(value) for value in shown]
         rows.append((name, f"p{number // 2}", *cells))
     for table, suffix in (("labels.csv", "png"), ("dicom.csv", "dcm"), ("volumes.csv", "nii.gz")):
@@ -56,11 +61,15 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write_volume(path: Path, pixels: np.ndarray) -> None:
-    """A volume of three slices, whose middle one shows the pixels in a window of 40 ± 200."""
-    slices = np.zeros((*pixels.shape, 3))
-    slices[..., 1] = pixels[::-1, ::-1].T / 255 * 399 - 160
-    nibabel.save(nibabel.Nifti1Image(slices.astype("<f4"), np.eye(4)), path)
+def typed_from_the_page(*beginnings: str, changes: Mapping[str, str] | None = None) -> None:
+    """Type the one command of the page that contains each of these, with some words changed; each ends with 0."""
+    for beginning in beginnings:
+        ((program, *words),) = [words for words in lines(PAGE) if beginning in shlex.join(words)]
+        assert program == "flwr-sim"
+        for old, new in (changes or {}).items():
+            words = [word.replace(old, new) for word in words]
+        ended = typed(studies.cli.main, *words)
+        assert ended.code == 0, ended.out + ended.err
 
 
 def archive_of(folder: Path) -> FakePacs:
@@ -94,59 +103,26 @@ def write_dicom(path: Path, pixels: np.ndarray) -> None:
     image.save_as(path, enforce_file_format=True)
 
 
-def command(beginning: str) -> list[str]:
-    """The one command of the page that contains this."""
-    (found,) = [words for words in lines(PAGE) if beginning in shlex.join(words)]
-    assert found[0] == "flwr-sim"
-    return found[1:]
-
-
 def test_the_first_experiment_is_written_by_a_command_and_runs() -> None:
-    for recipe in ("init ", "runs/first "):
-        ended = typed(studies.cli.main, *command(recipe))
-        assert ended.code == 0, ended.out + ended.err
+    typed_from_the_page("init ", "runs/first ")
     assert set(load("runs/first").classes.index) == {"Fluid", "Mass", "Nodule"}
 
 
-def test_a_csv_and_pictures_and_then_dicom_files_make_the_same_model() -> None:
-    """The DICOM files hold the same pixels, inverted."""
-    for recipe in ("csv", "dicom"):
-        ended = typed(studies.cli.main, *command(f"runs/{recipe} "))
-        assert ended.code == 0, ended.out + ended.err
-    first, second = load("runs/csv"), load("runs/dicom")
-    assert first.model_sha256 == second.model_sha256
-    assert set(first.sites.loc["east", "classes"]) == {"Fluid", "Mass"}
-
-
-def test_slices_of_volumes_are_the_same_pictures_and_predict_takes_others() -> None:
-    for recipe in ("csv ", "nifti "):
-        ended = typed(studies.cli.main, *command(f"runs/{recipe}--backend"))
-        assert ended.code == 0, ended.out + ended.err
-    first, second = load("runs/csv"), load("runs/nifti")
-    assert first.model_sha256 == second.model_sha256
-    ended = typed(studies.cli.main, *command("predict "))
-    assert ended.code == 0, ended.out + ended.err
-    assert len(Path("slices.csv").read_text().splitlines()) == 2 * PATIENTS + 1
-
-
-def test_images_of_a_pacs_make_the_same_model_as_those_of_a_folder(reader: Path) -> None:
-    """Not over TLS here: the long test with a real PACS has that."""
+def test_a_csv_with_pictures_dicom_files_slices_of_volumes_or_a_pacs_make_the_same_model(reader: Path) -> None:
+    """The DICOM files hold the same pixels, inverted. Not over TLS here: the long test with a real PACS has that."""
+    typed_from_the_page("runs/csv ", "runs/dicom ", "runs/nifti --backend")
     with running(archive_of(reader)) as pacs:
         pacs.secret = f"Basic {base64.b64encode(b'anna:word').decode()}"
         (reader / "pacs.secret").write_text("anna:word\n")
         (reader / "pacs.secret").chmod(0o600)
-        text = (reader / "pacs.toml").read_text()
-        for words, instead in (
-            ("https://pacs.hospital.example/dicom-web", pacs.url),
-            ('ca_file = "hospital-ca.pem"', ""),
-        ):
-            assert words in text
-            text = text.replace(words, instead)
-        (reader / "pacs.toml").write_text(text)
-        for recipe in ("dicom", "pacs"):
-            ended = typed(studies.cli.main, *command(f"runs/{recipe} "))
-            assert ended.code == 0, ended.out + ended.err
-    assert load("runs/dicom").model_sha256 == load("runs/pacs").model_sha256
+        changes = ("https://pacs.hospital.example/dicom-web", pacs.url), ('ca_file = "hospital-ca.pem"', "")
+        (reader / "pacs.toml").write_text(changed((reader / "pacs.toml").read_text(), *changes))
+        typed_from_the_page("runs/pacs ")
+    runs = [load(f"runs/{name}") for name in ("csv", "dicom", "nifti", "pacs")]
+    assert len({run.model_sha256 for run in runs}) == 1
+    assert set(runs[0].sites.loc["east", "classes"]) == {"Fluid", "Mass"}
+    typed_from_the_page("predict ")
+    assert len(Path("slices.csv").read_text().splitlines()) == 2 * PATIENTS + 1
 
 
 def test_the_python_of_the_page_runs_from_top_to_bottom() -> None:
@@ -162,17 +138,16 @@ def test_a_network_in_a_package_takes_fifteen_lines_at_most(reader: Path, monkey
     (project,), (module,) = blocks(PAGE, "package"), blocks(PAGE, "module")
     points = tomllib.loads(project)["project"]["entry-points"]
     install_module(reader / "site-packages", monkeypatch, "mine", module, points)
-    ended = typed(studies.cli.main, *command("runs/mine "))
-    assert ended.code == 0, ended.out + ended.err
+    typed_from_the_page("runs/mine ")
     assert load("runs/mine").summary["experiment"]["model"]["architecture"] == "plugin:mine"
     assert len((project + module + (reader / "mine.toml").read_text()).splitlines()) <= 15
 
 
-@pytest.mark.parametrize("recipe", ["gpu", "gpus", "both"])
-def test_the_recipes_for_gpus_run_or_say_that_there_is_none(recipe: str) -> None:
-    ended = typed(studies.cli.main, *command(f"runs/{recipe} "))
-    wanted = 1 if recipe == "gpu" else 2
-    if torch.cuda.device_count() >= wanted:
+@pytest.mark.parametrize(("recipe", "needed"), [("gpu", 1), ("gpus", 2), ("both", 2)])
+def test_the_recipes_for_gpus_run_or_say_that_there_is_none(recipe: str, needed: int) -> None:
+    ((_, *words),) = [words for words in lines(PAGE) if f"runs/{recipe} " in shlex.join(words)]
+    ended = typed(studies.cli.main, *words)
+    if torch.cuda.device_count() >= needed:
         assert ended.code == 0, ended.out + ended.err
     elif not torch.cuda.is_available():
         assert "this machine shows no GPU" in ended.out + ended.err
@@ -183,24 +158,16 @@ def test_a_foundation_model_is_made_a_trunk_whose_head_is_trained(reader: Path) 
 
     save_file(timm.create_model(SMALL.partition(":")[2], img_size=32).state_dict(), reader / "model.safetensors")
     file = reader / "foundation.toml"
-    text = file.read_text()
-    assert LARGE in text
-    file.write_text(text.replace(LARGE, SMALL).replace("image_size = 224", "image_size = 32"))
-    for recipe in ("weights ", "runs/foundation "):
-        words = [word.replace(LARGE, SMALL).replace("224", "32") for word in command(recipe)]
-        ended = typed(studies.cli.main, *words)
-        assert ended.code == 0, ended.out + ended.err
+    file.write_text(changed(file.read_text(), (LARGE, SMALL), ("image_size = 224", "image_size = 32")))
+    typed_from_the_page("weights ", "runs/foundation ", changes={LARGE: SMALL, "224": "32"})
     run = load("runs/foundation")
     assert run.summary["experiment"]["model"]["train"] == "head"
     trunk = Path("runs/foundation/model.safetensors").stat().st_size
-    assert (
-        run.sites["bytes_up"].max() < 40_000 < trunk / 10
-    )  # head rows, and scores by bin of test and validation images
+    # Head rows, and scores by bin of test and validation images.
+    assert run.sites["bytes_up"].max() < 40_000 < trunk / 10
 
 
 def test_every_command_of_the_page_is_tried_here() -> None:
     outs = [re.search(r"runs/(\w+)|(weights|init) ", shlex.join(words)) for words in lines(PAGE)]
-    assert all(found for found in outs)
-    assert {found[1] or found[2] for found in outs if found} == {
-        *("init", "first", "csv", "dicom", "pacs", "nifti", "mine", "gpu", "gpus", "both", "foundation", "weights")
-    }
+    names = "init first csv dicom pacs nifti mine gpu gpus both foundation weights"
+    assert {out[1] or out[2] for out in outs} == set(names.split())

@@ -5,16 +5,16 @@ from types import SimpleNamespace
 from tests.survivals import Survivals, table
 
 
-def told(survivals, test, said, *outcomes):
+def report(survivals, test, properties, *outcomes):
     for failed in outcomes:
-        survivals.pytest_runtest_logreport(SimpleNamespace(nodeid=test, user_properties=said, failed=failed))
+        survivals.pytest_runtest_logreport(SimpleNamespace(nodeid=test, user_properties=properties, failed=failed))
 
 
 def test_a_failed_test_counts_as_tried_and_not_survived():
     survivals = Survivals()
-    told(survivals, "a", [("survived", "kill"), ("same model", "kill")], False, False, False)
-    told(survivals, "b", [("survived", "kill"), ("same model", "kill")], False, True, False)
-    told(survivals, "c", [["survived", ["NaN", 40]], ["seed", 3]], False, False, False)
+    report(survivals, "a", [("survived", "kill"), ("same model", "kill")], False, False, False)
+    report(survivals, "b", [("survived", "kill"), ("same model", "kill")], False, True, False)
+    report(survivals, "c", [["survived", ["NaN", 40]], ["seed", 3]], False, False, False)
 
     lines = list(table(survivals.kinds()))
 
@@ -28,5 +28,5 @@ def test_a_failed_test_counts_as_tried_and_not_survived():
 
 def test_a_failure_while_cleaning_up_is_a_failure():
     survivals = Survivals()
-    told(survivals, "a", [("survived", "kill")], False, False, True)
+    report(survivals, "a", [("survived", "kill")], False, False, True)
     assert survivals.kinds()["kill"]["survived"] == 0

@@ -5,7 +5,7 @@ import importlib.util
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +20,7 @@ import polyclinic as pc
 import server.cli
 import studies.cli
 from strategies import registry
+from tests.bad_input.catalogue import changed
 from tests.doc_pages import blocks, lines, saved
 from tests.federations import federation
 from tests.network.real import Machine, Program, eventually, free_ports, lines_of, machine, typed
@@ -67,9 +68,6 @@ def test_the_readmes_classifier_and_data_set_train_the_model_of_a_toml_file(
     assert space["run"].model_sha256 == pc.simulate(tables, dataset=Scans(), out="by-toml").model_sha256
 
 
-# ---------------------------------------------------------------------- researchers
-
-
 @pytest.mark.torture
 def test_the_researchers_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -83,15 +81,12 @@ def test_the_researchers_tutorial_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(lines_of(tmp_path / "runs" / "short" / "rounds.jsonl")) == 1
 
 
-# ---------------------------------------------------------------------- coordinator and hospitals
-
-
 class Rehearsal:
     """Both pages' commands in the order in which two people would type them, in one folder."""
 
     def __init__(self, folder: Path, on: Machine) -> None:
         self.folder, self._machine = folder, on
-        self._left = {page: lines(page) for page in ("tutorial-coordinator", "tutorial-hospital")}
+        self.left = {page: lines(page) for page in ("tutorial-coordinator", "tutorial-hospital")}
 
     def types(self, page: str, *beginning: str) -> None:
         """The page's next commands that begin so; each has to end with 0."""
@@ -104,25 +99,14 @@ class Rehearsal:
 
     def starts(self, page: str, *beginning: str) -> list[Program]:
         """The same for programs that stay."""
-        found = self._taken(page, *beginning)
-        return [self._machine.start(Path(words[-1]).name, "-m", MODULES[words[0]], *words[1:]) for words in found]
+        commands = self._taken(page, *beginning)
+        return [self._machine.start(Path(words[-1]).name, "-m", MODULES[words[0]], *words[1:]) for words in commands]
 
     def _taken(self, page: str, *beginning: str) -> list[list[str]]:
-        wanted = [words for words in self._left[page] if tuple(words[: len(beginning)]) == beginning]
-        assert wanted
-        self._left[page] = [words for words in self._left[page] if words not in wanted]
-        return wanted
-
-    @property
-    def left(self) -> list[list[str]]:
-        return [words for page in self._left.values() for words in page]
-
-
-def with_free_ports(file: Path) -> None:
-    """The pages' port may be taken where tests run."""
-    text = file.read_text(encoding="utf-8")
-    assert "port = 9092" in text
-    file.write_text(text.replace("port = 9092", f"port = {free_ports(1)[0]}"), encoding="utf-8")
+        commands = [words for words in self.left[page] if tuple(words[: len(beginning)]) == beginning]
+        assert commands
+        self.left[page] = [words for words in self.left[page] if words not in commands]
+        return commands
 
 
 @pytest.fixture
@@ -138,7 +122,8 @@ def test_the_tutorials_of_coordinator_and_hospital_run_together(rehearsal: Rehea
     saved(coordinator, rehearsal.folder)
     rehearsal.types(coordinator, "flwr-sim", "sites")
     rehearsal.types(coordinator, "flwr-server", "init")
-    with_free_ports(rehearsal.folder / "trial" / "coordinator.toml")
+    file = rehearsal.folder / "trial" / "coordinator.toml"  # the pages' port may be in use where tests run
+    file.write_text(changed(file.read_text(), ("port = 9092", f"port = {free_ports(1)[0]}")))
     rehearsal.types(hospital, "flwr-client", "init")
     rehearsal.types(coordinator, "flwr-server", "admit")
     rehearsal.types(hospital, "cp")
@@ -151,59 +136,43 @@ def test_the_tutorials_of_coordinator_and_hospital_run_together(rehearsal: Rehea
     rehearsal.types(coordinator, "flwr-server", "status")
     rehearsal.types(coordinator, "flwr-server", "deadlines")
     (run,) = rehearsal.starts(coordinator, "flwr-server", "run")
-    assert run.ends() == 0, run.said
-    rehearsal.types(hospital, "flwr-client", "status")
-    rehearsal.types(hospital, "flwr-client", "health")
-    rehearsal.types(coordinator, "flwr-server", "verify")
-    rehearsal.types(coordinator, "flwr-server", "runs")
-    rehearsal.types(coordinator, "flwr-server", "revoke")
-    assert rehearsal.left == []
-    assert (rehearsal.folder / "runs" / "first" / "report.html").is_file()
-    assert [line["sites"] for line in lines_of(rehearsal.folder / "runs" / "first" / "rounds.jsonl")] == [
-        ["north", "south"]
-    ] * 2
+    run.succeeds()
+    for command in ("status", "health"):
+        rehearsal.types(hospital, "flwr-client", command)
+    for command in ("verify", "runs", "revoke"):
+        rehearsal.types(coordinator, "flwr-server", command)
+    assert rehearsal.left == {coordinator: [], hospital: []}
+    out = rehearsal.folder / "runs" / "first"
+    assert (out / "report.html").is_file()
+    assert [line["sites"] for line in lines_of(out / "rounds.jsonl")] == [["north", "south"]] * 2
     eventually(lambda: not hospitals[1].runs, "the hospital whose admission was taken back ends")
     assert hospitals[1].process.wait() == 14
 
 
-# ---------------------------------------------------------------------- a new method
+def add_method(name: str, cls: str, texts: Sequence[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Import a method and its test from the page's texts, and register the method; return the test's module."""
+    modules = []
+    for module, text in zip((f"strategies.methods.{name}", f"test_{name}"), texts, strict=True):
+        path = folder / f"{module.rpartition('.')[2]}.py"
+        path.write_text(text, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(module, path)
+        modules.append(importlib.util.module_from_spec(spec))
+        monkeypatch.setitem(sys.modules, module, modules[-1])
+        spec.loader.exec_module(modules[-1])
+        monkeypatch.setitem(registry.STRATEGIES, name, getattr(modules[0], cls))
+    return modules[1]
 
 
-def imported(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A module from a file that is in no package's folder."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_page_on_new_methods_makes_one_that_passes_its_test_and_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    method, test, *_ = blocks("new-method", "python")
-    (tmp_path / "fedpull.py").write_text(method, encoding="utf-8")
-    (tmp_path / "test_fedpull.py").write_text(test, encoding="utf-8")
-    made = imported("strategies.methods.fedpull", tmp_path / "fedpull.py", monkeypatch)
-    monkeypatch.setitem(registry.STRATEGIES, "fedpull", made.FedPull)  # type: ignore[arg-type]
-    tested = imported("test_fedpull", tmp_path / "test_fedpull.py", monkeypatch)
-    tested.test_the_pull_is_the_sum_of_absolute_differences()
+def test_the_page_on_new_methods_makes_one_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = add_method("fedpull", "FedPull", blocks("new-method", "python")[:2], tmp_path, monkeypatch)
+    test.test_the_pull_is_the_sum_of_absolute_differences()
     summary = federation(tmp_path, "run.method=fedpull", "run.rounds=1", "method.pull=0.001")
     assert (summary["method"], summary["rounds"]) == ("fedpull", 1)
 
 
-def test_the_page_on_new_methods_makes_a_coordinators_rule_with_a_statistic(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    *_, method, test = blocks("new-method", "python")
-    (tmp_path / "fedfair.py").write_text(method, encoding="utf-8")
-    (tmp_path / "test_fedfair.py").write_text(test, encoding="utf-8")
-    made = imported("strategies.methods.fedfair", tmp_path / "fedfair.py", monkeypatch)
-    monkeypatch.setitem(registry.STRATEGIES, "fedfair", made.FedFair)  # type: ignore[arg-type]
-    tested = imported("test_fedfair", tmp_path / "test_fedfair.py", monkeypatch)
-    tested.test_a_site_weighs_its_loss_to_the_power_of_fairness()
+def test_the_page_on_new_methods_makes_a_rule_with_a_statistic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = add_method("fedfair", "FedFair", blocks("new-method", "python")[-2:], tmp_path, monkeypatch)
+    test.test_a_site_weighs_its_loss_to_the_power_of_fairness()
     assert "`fedfair`" in registry.describe_statistics()["hardness"]
     ran = [
         federation(tmp_path, "run.method=fedfair", "run.rounds=2", f"method.fairness={power}", out=f"at-{power}")

@@ -67,7 +67,7 @@ def test_it_holds_every_file_of_our_packages_that_git_has(installed: Path) -> No
 
 
 @pytest.mark.parametrize("backend", ["inline", pytest.param("ray", marks=pytest.mark.network)])
-def test_examples_and_a_run_work_beside_files_with_the_names_of_our_packages(
+def test_examples_and_a_run_work_beside_files_named_as_our_packages(
     backend: str, installed: Path, hostile: Path
 ) -> None:
     examples = typed(installed, hostile, "examples")
@@ -88,9 +88,9 @@ def test_a_superlink_starts_there_too(installed: Path, hostile: Path) -> None:
     from server.deployment.superlink.process import superlink_command
 
     file = CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9)
-    started = superlink_command(Coordinator(hostile, file))
-    assert started[: len(program)] == program
+    command = superlink_command(Coordinator(hostile, file))
+    assert command[: len(program)] == program
     environment = {**os.environ, "PYTHONPATH": str(installed)}
-    ended = subprocess.run(started, cwd=hostile, env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run(command, cwd=hostile, env=environment, capture_output=True, text=True, check=False)
     assert "the wrong file was imported" not in ended.stderr
     assert "authority/ca.crt" in ended.stderr  # it got as far as reading its folder, which this one is not

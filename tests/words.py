@@ -34,4 +34,4 @@ FORBIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 def raw_in(text: str, allowed: str = "\n") -> set[str]:
     """The characters in a text that must not be there; the test's own rule, not the program's."""
-    return {one for one in set(text) if unicodedata.category(one) in FORBIDDEN and one not in allowed}
+    return {letter for letter in set(text) if unicodedata.category(letter) in FORBIDDEN and letter not in allowed}
