@@ -19,6 +19,7 @@ import server.cli
 import studies.cli
 from common import __version__
 from tests.federations import DIGITS
+from tests.processes import environment
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = {"flwr-sim": studies.cli, "flwr-server": server.cli, "flwr-client": client.cli}
@@ -113,9 +114,9 @@ def test_completion_offers_what_fits(
 def test_a_fault_is_coloured_at_a_terminal_and_never_with_no_color(no_color: str, coloured: bool) -> None:
     ours, theirs = pty.openpty()
     near = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
-    environment = {**near, "TERM": "xterm-256color", **({"NO_COLOR": no_color} if no_color else {})}
+    terminal = {**near, "TERM": "xterm-256color", **({"NO_COLOR": no_color} if no_color else {})}
     command = [sys.executable, "-m", "client.cli", "status", "nowhere"]
-    ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=theirs, stderr=theirs, timeout=60, check=False)
+    ended = subprocess.run(command, cwd=ROOT, env=terminal, stdout=theirs, stderr=theirs, timeout=60, check=False)
     os.close(theirs)
     output = os.read(ours, 4096).decode()
     os.close(ours)
@@ -126,8 +127,7 @@ def test_a_fault_is_coloured_at_a_terminal_and_never_with_no_color(no_color: str
 
 def python(code: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run Python code with our packages on its path."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    options = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "timeout": 120}
+    options = {"cwd": folder, "env": environment(), "capture_output": True, "text": True, "timeout": 120}
     return subprocess.run([sys.executable, "-c", code], **options)
 
 

@@ -1,7 +1,6 @@
 """Every recipe of docs/recipes.md runs as it stands, on small files in the place of the reader's."""
 
 import base64
-import io
 import re
 import shlex
 import tomllib
@@ -14,13 +13,13 @@ import pytest
 import torch
 from PIL import Image
 from pydicom import dcmread
-from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+from pydicom.uid import generate_uid
 from safetensors.torch import save_file
 
 import studies.cli
 from polyclinic import load
 from tests.bad_input.catalogue import changed
+from tests.common.data.dicom_files import dicom
 from tests.common.data.fake_pacs import FakePacs, Picture, running
 from tests.doc_pages import blocks, lines, saved
 from tests.network.real import typed
@@ -30,6 +29,8 @@ PAGE = "recipes"
 LARGE, SMALL = "timm:vit_base_patch16_224", "timm:test_vit"
 """In the place of a network of 85 million parameters, one of its kind that is trained in seconds."""
 PATIENTS = 60
+INVERTED = {"PhotometricInterpretation": "MONOCHROME1", "WindowCenter": 128, "WindowWidth": 256}
+INVERTED |= {"BitsAllocated": 8, "BitsStored": 8, "HighBit": 7}
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,8 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for place, present in enumerate(shown):
             pixels[10 * place : 10 * place + 8] += np.uint8(120 * present)
         Image.fromarray(pixels).save(tmp_path / "scans" / f"{name}.png")
-        write_dicom(tmp_path / "dicom" / f"{name}.dcm", pixels)
+        content = dicom(255 - pixels, **INVERTED, SOPInstanceUID=generate_uid())
+        (tmp_path / "dicom" / f"{name}.dcm").write_bytes(content)
         # Of three slices, the middle one shows the pixels in a window of 40 ± 200.
         slices = np.zeros((*pixels.shape, 3))
         slices[..., 1] = pixels[::-1, ::-1].T / 255 * 399 - 160
@@ -77,30 +79,12 @@ def archive_of(folder: Path) -> FakePacs:
     pictures, rows = [], ["study,Fluid,Mass,Nodule"]
     for number, line in enumerate((folder / "dicom.csv").read_text().splitlines()[1:]):
         name, patient, *cells = line.split(",")
-        image = dcmread(folder / "dicom" / name)
-        image.SOPInstanceUID = image.file_meta.MediaStorageSOPInstanceUID
-        content = io.BytesIO()
-        image.save_as(content, enforce_file_format=True)
-        uid = str(image.SOPInstanceUID)
-        pictures.append(Picture(f"1.2.{number}", uid, patient, f"A{number}", content.getvalue()))
+        file = folder / "dicom" / name
+        uid = str(dcmread(file).SOPInstanceUID)
+        pictures.append(Picture(f"1.2.{number}", uid, patient, f"A{number}", file.read_bytes()))
         rows.append(",".join((f"1.2.{number}", *cells)))
     (folder / "pacs.csv").write_text("\n".join(rows), encoding="utf-8")
     return FakePacs(pictures)
-
-
-def write_dicom(path: Path, pixels: np.ndarray) -> None:
-    image = Dataset()
-    image.file_meta = FileMetaDataset()
-    image.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    image.file_meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.1"
-    image.file_meta.MediaStorageSOPInstanceUID = generate_uid()
-    image.Rows, image.Columns = pixels.shape
-    image.SamplesPerPixel, image.PhotometricInterpretation = 1, "MONOCHROME1"
-    image.BitsAllocated = image.BitsStored = 8
-    image.HighBit, image.PixelRepresentation = 7, 0
-    image.WindowCenter, image.WindowWidth = 128, 256
-    image.PixelData = (255 - pixels).tobytes()
-    image.save_as(path, enforce_file_format=True)
 
 
 def test_the_first_experiment_is_written_by_a_command_and_runs() -> None:

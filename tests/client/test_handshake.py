@@ -76,15 +76,6 @@ def test_a_certificate_for_another_address_or_name_is_refused(host: str, bound: 
     assert "--renew --host" in refused.remedy
 
 
-def test_an_expired_certificate_is_refused_and_both_who_may_be_wrong_are_named(coordinator: Coordinator) -> None:
-    issue_server_certificate(coordinator, days=-1)
-    with listening(shows(coordinator)) as port:
-        refused = refusal(coordinator, f"127.0.0.1:{port}")
-    assert refused.exit_code == ExitCode.EXPIRED
-    assert "--renew" in refused.remedy
-    assert "clock" in refused.remedy
-
-
 def test_a_certificate_of_tomorrow_is_refused_as_a_matter_of_clocks(coordinator: Coordinator) -> None:
     """A site sees one if its clock is a day behind."""
     authority = form.load_pem_private_key((coordinator.authority / "ca.key").read_bytes(), None)

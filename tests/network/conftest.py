@@ -66,8 +66,9 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 
 
 @pytest.fixture
-def federation(standing: Federation) -> Iterator[Federation]:
+def federation(standing: Federation, tmp_path: Path) -> Iterator[Federation]:
     """All three connected, whatever was done to them, and no run of an earlier test under way."""
+    standing.folder = tmp_path
     standing.gather()
     yield standing
     standing.coordinator.end_runs()

@@ -16,9 +16,8 @@ import psutil
 import pytest
 
 from tests.network.real import ROOT, WITHIN_S
-from tests.processes import command_line, kill, living
+from tests.processes import command_line, environment, kill, living, marked
 
-MARK = "POLYCLINIC_TEST_COMMAND"
 MODULES = {"flwr-sim": "studies.cli", "flwr-server": "server.cli", "flwr-client": "client.cli"}
 HALF = ("*.part", "*.unfinished", "*.tmp")
 """Names of what is not whole."""
@@ -91,24 +90,6 @@ WAYS: Mapping[str, tuple[signal.Signals, Callable[[int, str, signal.Signals], No
 }
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Every living process that a program with this mark in its environment started, itself included.
-
-    Ray's agents overwrite their environment: they are found as children of one that has it.
-    """
-    parents, processes = dict[psutil.Process, int](), dict[int, psutil.Process]()
-    for process in psutil.process_iter():
-        try:
-            parents[process] = process.ppid()
-            if process.environ().get(MARK) == mark:
-                processes[process.pid] = process
-        except psutil.Error:
-            continue
-    while more := {own.pid: own for own, parent in parents.items() if parent in processes and own.pid not in processes}:
-        processes |= more
-    return living(processes.values())
-
-
 def listens(pid: int) -> bool:
     """Whether a process has begun: SIGTERM would no longer just end it."""
     with suppress(OSError):
@@ -166,17 +147,11 @@ class Command:
 
         self._cpu = cpu_s()
         self._began = time.monotonic()
-        near = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        command = [sys.executable, "-m", MODULES[program], *arguments]
         with log.open("wb") as file, as_from_a_terminal(ignores_ctrl_c):
+            streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
             self.process = subprocess.Popen(
-                [sys.executable, "-m", MODULES[program], *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-                env={**near, MARK: self._mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": path},
-                cwd=ROOT,
+                command, start_new_session=True, env=environment(self._mark), cwd=ROOT, **streams
             )
 
     @property

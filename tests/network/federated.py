@@ -30,8 +30,13 @@ EVERYBODY = ["east", "north", "south"]
 
 @dataclass
 class Federation:
-    """A coordinator and three sites."""
+    """A coordinator and three sites.
 
+    Attributes:
+        folder: Where runs of the present test are written.
+    """
+
+    folder: Path
     machine: Machine
     coordinator: Coordinator
     experiment: Path
@@ -43,28 +48,38 @@ class Federation:
     def sites(self) -> tuple[Site, ...]:
         return self.east, self.north, self.south
 
-    def run(
-        self, out: Path, *overrides: str, sites: int = 3, options: Sequence[str] = (), once: bool = False
-    ) -> Program:
-        return self.coordinator.run(self.experiment, out, *overrides, sites=sites, options=options, once=once)
+    @property
+    def out(self) -> Path:
+        return self.folder / "run"
 
-    def run_struck(self, folder: Path, point: str, *overrides: str, victim: int = 0) -> Program:
-        """A run to whose leading process something happens in round 2; see :mod:`tests.network.dying`."""
-        command = ("run", self.coordinator.folder, self.experiment, "--out", folder / "run", "--sites", 3)
-        launcher = ("-m", "tests.network.dying", folder / "happened", point, victim, "supervised")
+    @property
+    def happened(self) -> Path:
+        """A file that is there once something has happened; see :mod:`tests.network.dying`."""
+        return self.folder / "happened"
+
+    def run(
+        self, *overrides: str, out: str = "run", sites: int = 3, options: Sequence[str] = (), once: bool = False
+    ) -> Program:
+        folder = self.folder / out
+        return self.coordinator.run(self.experiment, folder, *overrides, sites=sites, options=options, once=once)
+
+    def run_struck(self, point: str, *overrides: str, victim: int = 0) -> Program:
+        """A run to whose leading process something happens in round 2."""
+        command = ("run", self.coordinator.folder, self.experiment, "--out", self.out, "--sites", 3)
+        launcher = ("-m", "tests.network.dying", self.happened, point, victim, "supervised")
         return self.coordinator.lead(*launcher, *command, *settings(*overrides))
 
-    def strike(self, site: Site, folder: Path, point: str) -> None:
+    def strike(self, site: Site, point: str) -> None:
         """Start a site anew, to which something happens in round 2."""
         site.program.stop()
-        site.start_by("-m", "tests.network.dying", folder / "happened", point, 0, "client", "start", site.folder)
+        site.start_by("-m", "tests.network.dying", self.happened, point, 0, "client", "start", site.folder)
         self.coordinator.sees(*self.sites)
 
-    def ends_unharmed(self, run: Program, folder: Path, rounds: int, *overrides: str, model: str = "") -> None:
+    def ends_unharmed(self, run: Program, rounds: int, *overrides: str, model: str = "") -> None:
         """The run ends, all sites took part in each round, and the model is that of an undisturbed run."""
         run.succeeds()
-        assert sites_by_round(folder / "run") == [EVERYBODY] * rounds
-        assert hash_in(folder / "run") == (model or undisturbed(self.experiment, folder / "through", *overrides))
+        assert sites_by_round(self.out) == [EVERYBODY] * rounds
+        assert hash_in(self.out) == (model or undisturbed(self.experiment, self.folder / "through", *overrides))
 
     def stop(self, site: Site) -> None:
         """Stop a site, and wait until the coordinator knows."""
@@ -85,7 +100,7 @@ def admitted(folder: Path, experiment: str) -> Iterator[Federation]:
     with machine(folder / "machine") as here:
         coordinator = Coordinator(here)
         sites = [coordinator.admit(coordinator.site(path)) for path in exported(file, folder / "data")]
-        yield Federation(here, coordinator, file, *sites)
+        yield Federation(folder, here, coordinator, file, *sites)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ import atexit
 import contextlib
 import io
 import json
-import os
 import shutil
 import signal
 import socket
@@ -29,10 +28,9 @@ from server.coordinator.state import ControlSocket
 from tests.federations import DIGITS
 from tests.network.warm import LEADS, Forked, Warm
 from tests.network.warm import PROGRAMS as WARM_PROGRAMS
-from tests.processes import command_line, kill
+from tests.processes import ROOT, command_line, environment, kill, marked
 from tests.server.commands import Ended
 
-ROOT = Path(__file__).parents[2]
 WITHIN_S = 240.0
 """For anything that takes seconds on an idle machine; tests wait for what they want to see, never for a time."""
 ENDS_WITHIN_S = 30.0
@@ -176,14 +174,7 @@ class Machine:
         self._mark = uuid.uuid4().hex
         self._programs: list[Program] = []
         self.ports: list[int] = []
-        near = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-        self._environment = {
-            **near,
-            "POLYCLINIC_TEST": self._mark,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
-        }
+        self._environment = environment(self._mark)
 
     def start(self, name: str, *arguments: object) -> Program:
         """Run Python with these arguments; what :mod:`tests.network.warm` can fork is forked."""
@@ -202,13 +193,7 @@ class Machine:
     def left(self) -> list[psutil.Process]:
         """Every process that descends from ours, also one whose parent is gone."""
         forked = {program.process.pid for program in self._programs if program.runs}  # they do not show their mark
-        return [process for process in psutil.process_iter() if process.pid in forked or self._marked(process)]
-
-    def _marked(self, process: psutil.Process) -> bool:
-        try:
-            return process.environ().get("POLYCLINIC_TEST") == self._mark
-        except psutil.Error:
-            return False
+        return marked(self._mark, forked)
 
     def end(self) -> None:
         """SIGTERM to the programs; nothing may be left of them, nor of what they started and were writing."""

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -26,12 +25,12 @@ main(sys.argv[1:])
 NETWORK = ("model.architecture=fedsld_cnn", "model.norm=group")
 
 
-def test_every_hospital_refuses_a_crafted_first_model(federation: Federation, tmp_path: Path) -> None:
-    command = ("run", federation.coordinator.folder, federation.experiment, "--out", tmp_path / "run", "--once")
+def test_every_hospital_refuses_a_crafted_first_model(federation: Federation) -> None:
+    command = ("run", federation.coordinator.folder, federation.experiment, "--out", federation.out, "--once")
     run = federation.coordinator.lead("-c", CRAFTED, *command, *settings(*NETWORK))
     assert run.ends() == 1
     assert "round 1: 0 of 3 sites replied" in run.output
-    stopped = lines_of(tmp_path / "run" / "events.jsonl")[-1]
+    stopped = lines_of(federation.out / "events.jsonl")[-1]
     for site in federation.sites:
         assert f"{site.name}: declines: run.first_model: " in stopped["reason"]
         shown = flwr_client("audit", "show", site.folder, "--json", "--tail", 3)
@@ -46,15 +45,15 @@ def test_every_hospital_refuses_a_crafted_first_model(federation: Federation, tm
         assert denied["reason"] in site.program.output
 
 
-def test_a_first_model_of_a_weights_file_is_compared_by_who_has_it(federation: Federation, tmp_path: Path) -> None:
+def test_a_first_model_of_a_weights_file_is_compared_by_who_has_it(federation: Federation) -> None:
     """The first of the two runs is one of the published program without a file, of the same network."""
-    federation.run(tmp_path / "first", *NETWORK, "run.rounds=1", once=True).succeeds()
-    file = tmp_path / "first" / "model.safetensors"
+    federation.run(*NETWORK, "run.rounds=1", once=True, out="first").succeeds()
+    file = federation.folder / "first" / "model.safetensors"
     folder = federation.south.folder / "weights"
     folder.mkdir()
     shutil.copy(file, folder / "trunk.safetensors")
     before = [site.program.output.count("is taken as it came") for site in federation.sites]
-    federation.run(tmp_path / "run", *NETWORK, "run.rounds=2", f"model.weights={file}", once=True).succeeds()
+    federation.run(*NETWORK, "run.rounds=2", f"model.weights={file}", once=True).succeeds()
     shutil.rmtree(folder)
     after = [site.program.output.count("is taken as it came") for site in federation.sites]
     assert [count - earlier for count, earlier in zip(after, before, strict=True)] == [1, 1, 0]  # south has the file

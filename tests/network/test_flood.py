@@ -5,7 +5,6 @@ import socket
 import sqlite3
 import time
 from contextlib import closing
-from pathlib import Path
 
 import grpc
 import pytest
@@ -53,19 +52,19 @@ def bytes_in(federation: Federation, name: str) -> int:
 @pytest.mark.parametrize(
     ("connections", "seconds"), [SHORT, pytest.param(*FULL, marks=pytest.mark.torture)], ids=["short", "full"]
 )
-def test_a_run_under_a_flood_goes_on(connections: int, seconds: float, federation: Federation, tmp_path: Path) -> None:
+def test_a_run_under_a_flood_goes_on(connections: int, seconds: float, federation: Federation) -> None:
     superlink = federation.coordinator.superlink
-    federation.run(tmp_path / "warm", "run.rounds=2", once=True).succeeds()
+    federation.run("run.rounds=2", once=True, out="warm").succeeds()
     before, files, logged = superlink.memory_info().rss / 1e6, superlink.num_fds(), bytes_in(federation, "logs")
     attack, most = flood(federation, connections, seconds), 0.0
-    run = federation.run(tmp_path / "run", "run.rounds=6", once=True)
+    run = federation.run("run.rounds=6", once=True)
     while attack.runs:
         most = max(most, superlink.memory_info().rss / 1e6)
         time.sleep(0.05)
     attacked = json.loads(attack.output.splitlines()[-1])
     assert attacked["most_open"] >= connections / 3  # the flood was one
     assert sum(attacked["opened"].values()) > connections  # and was thrown out
-    federation.ends_unharmed(run, tmp_path, 6, "run.rounds=6")
+    federation.ends_unharmed(run, 6, "run.rounds=6")
     assert most - before < MOST_MB
     eventually(lambda: superlink.num_fds() <= files + 2, "the file descriptors are back")
     eventually(lambda: superlink.memory_info().rss / 1e6 < before + MOST_MB / 2, "the memory is given back")

@@ -27,15 +27,15 @@ def test_a_hospital_receives_it_once_and_keeps_its_features_encrypted(tmp_path: 
         federation.coordinator.start()
         federation.gather()
         longer = (*HEAD, "training.epochs=120")
-        run = federation.run(tmp_path / "run", *longer)
+        run = federation.run(*longer)
         federation.north.works_on("train", 2)
         federation.north.program.kill()
         federation.gather()
         run.succeeds()
-        federation.run(tmp_path / "again", *HEAD).succeeds()
+        federation.run(*HEAD, out="again").succeeds()
         eventually(lambda: federation.coordinator.now, "the coordinator answers")
     assert hash_in(tmp_path / "again") == simulated
-    assert hash_in(tmp_path / "run") == undisturbed(federation.experiment, tmp_path / "longer", *longer)
+    assert hash_in(federation.out) == undisturbed(federation.experiment, tmp_path / "longer", *longer)
     (size,) = {path.stat().st_size for site in federation.sites for path in site.folder.glob("state/frozen/*.f32")}
     first, second = (summary_of(tmp_path / name)["sites"] for name in ("run", "again"))
     assert first["east"]["bytes_down"] > size > first["south"]["bytes_down"]
@@ -59,7 +59,7 @@ def test_a_trunk_of_300_megabytes_crosses_the_wire_at_most_once(tmp_path: Path, 
         federation.coordinator.start()
         federation.gather()
         for name in ("first", "second"):
-            federation.run(tmp_path / name, *network).succeeds()
+            federation.run(*network, out=name).succeeds()
         (size,) = {path.stat().st_size for path in federation.east.folder.glob("state/frozen/*.f32")}
     first, second = (summary_of(tmp_path / name)["sites"] for name in ("first", "second"))
     record_property("bytes_down", {name: site["bytes_down"] for name, site in first.items()})

@@ -28,13 +28,13 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
             yield federation
 
 
-def test_a_full_disk_under_the_superlink_costs_time(federation: Federation, tmp_path: Path, survives: Survives) -> None:
+def test_a_full_disk_under_the_superlink_costs_time(federation: Federation, survives: Survives) -> None:
     survives("disk full under the SuperLink")
     overrides = (SLOW, "run.rounds=3", REMEMBERING)
-    run = federation.run(tmp_path / "run", *overrides)
+    run = federation.run(*overrides)
     federation.north.works_on("train", 2)
     filler = fill(federation.coordinator.folder / "state")
     time.sleep(FULL_S)
-    assert rounds_done(tmp_path / "run") == 1  # nothing went on meanwhile
+    assert rounds_done(federation.out) == 1  # nothing went on meanwhile
     filler.unlink()
-    federation.ends_unharmed(run, tmp_path, 3, *overrides)
+    federation.ends_unharmed(run, 3, *overrides)

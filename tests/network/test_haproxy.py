@@ -71,11 +71,11 @@ def test_the_configuration_is_valid_as_it_is_shipped() -> None:
     assert checked.returncode == 0, checked.stderr
 
 
-def test_a_run_through_the_proxy_goes_on_beside_a_crowd(behind: tuple[Federation, int], tmp_path: Path) -> None:
+def test_a_run_through_the_proxy_goes_on_beside_a_crowd(behind: tuple[Federation, int]) -> None:
     federation, port = behind
     superlink = federation.coordinator.superlink
     files = superlink.num_fds()
-    run = federation.run(tmp_path / "run", "run.rounds=4", once=True)
+    run = federation.run("run.rounds=4", once=True)
     with ExitStack() as stack:
         crowd = [stack.enter_context(socket.socket()) for _ in range(A_CROWD)]
         for connection in crowd:
@@ -84,5 +84,5 @@ def test_a_run_through_the_proxy_goes_on_beside_a_crowd(behind: tuple[Federation
                 connection.connect(("127.0.0.1", port))
         eventually(lambda: sum(map(closed, crowd)) >= A_CROWD - FROM_ONE_ADDRESS, "those beyond the limit are closed")
         assert superlink.num_fds() <= files + 10  # who says nothing is not let through
-        federation.ends_unharmed(run, tmp_path, 4, "run.rounds=4")
+        federation.ends_unharmed(run, 4, "run.rounds=4")
         eventually(lambda: all(map(closed, crowd)), "who says nothing is closed")

@@ -5,7 +5,6 @@ import shlex
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ from tests.network.federated import (
     events,
     sites_by_round,
 )
-from tests.network.real import Coordinator, Program, eventually, free_ports, lines_of, settings
+from tests.network.real import Program, eventually, free_ports, lines_of, settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.torture]
 CUT_S = 20.0
@@ -48,40 +47,38 @@ def lines(federation: Federation) -> Iterator[dict[str, Program]]:
 
 @pytest.mark.parametrize("how", [signal.SIGUSR1, signal.SIGUSR2], ids=["silent", "reset"])
 def test_lines_that_are_cut_for_20_s_cost_time_and_nothing_else(
-    how: signal.Signals, federation: Federation, lines: dict[str, Program], tmp_path: Path, survives: Survives
+    how: signal.Signals, federation: Federation, lines: dict[str, Program], survives: Survives
 ) -> None:
     survives("network cut of 20 s")
     overrides = (SLOW, "run.rounds=3", REMEMBERING)
-    run = federation.run(tmp_path / "run", *overrides)
+    run = federation.run(*overrides)
     federation.north.works_on("train", 2)
     for line in lines.values():
         line.process.send_signal(how)
     time.sleep(CUT_S)
     for line in lines.values():
         line.process.send_signal(signal.SIGHUP)
-    federation.ends_unharmed(run, tmp_path, 3, *overrides)
+    federation.ends_unharmed(run, 3, *overrides)
 
 
-def test_a_coordinator_whose_disk_is_full_stops_and_goes_on(
-    federation: Federation, tmp_path: Path, survives: Survives
-) -> None:
+def test_a_coordinator_whose_disk_is_full_stops_and_goes_on(federation: Federation, survives: Survives) -> None:
     survives("disk full at the coordinator")
     overrides = ("run.rounds=3", REMEMBERING)
-    run = federation.run_struck(tmp_path, "disk full", *overrides)
+    run = federation.run_struck("disk full", *overrides)
     assert run.ends() == RunExit.STOPPED
-    assert f"no room on the disk of {tmp_path / 'run'}" in run.output
-    again = federation.run(tmp_path / "run", *overrides, options=("--resume",))
-    federation.ends_unharmed(again, tmp_path, 3, *overrides)
+    assert f"no room on the disk of {federation.out}" in run.output
+    again = federation.run(*overrides, options=("--resume",))
+    federation.ends_unharmed(again, 3, *overrides)
 
 
-def test_a_site_whose_disk_is_full_costs_its_update(federation: Federation, tmp_path: Path, survives: Survives) -> None:
+def test_a_site_whose_disk_is_full_costs_its_update(federation: Federation, survives: Survives) -> None:
     survives("disk full at a site", same_model=False)
-    federation.strike(federation.north, tmp_path, "disk full")
-    run = federation.run(tmp_path / "run", SLOW, "run.rounds=3", REMEMBERING, "participation.min_sites=2")
+    federation.strike(federation.north, "disk full")
+    run = federation.run(SLOW, "run.rounds=3", REMEMBERING, "participation.min_sites=2")
     run.says("round 2 of 3")
-    (tmp_path / "happened").unlink()  # somebody freed some
+    federation.happened.unlink()  # somebody freed some
     run.succeeds()
-    rounds = lines_of(tmp_path / "run" / "rounds.jsonl")
+    rounds = lines_of(federation.out / "rounds.jsonl")
     assert "no room on the site's disk" in rounds[1]["absent"]["north"]
     assert "No space left on device" in federation.north.program.output
     assert rounds[0]["sites"] == EVERYBODY
@@ -90,129 +87,113 @@ def test_a_site_whose_disk_is_full_costs_its_update(federation: Federation, tmp_
 
 @pytest.mark.parametrize("point", ["clock +1", "clock -1"])
 def test_a_coordinators_clock_that_is_set_in_a_round_changes_nothing(
-    point: str, federation: Federation, tmp_path: Path, survives: Survives
+    point: str, federation: Federation, survives: Survives
 ) -> None:
     survives("clock set by an hour")
     overrides = ("run.rounds=3", REMEMBERING)
-    run = federation.run_struck(tmp_path, point, *overrides)
-    federation.ends_unharmed(run, tmp_path, 3, *overrides)
-    assert (tmp_path / "happened").exists()
+    run = federation.run_struck(point, *overrides)
+    federation.ends_unharmed(run, 3, *overrides)
+    assert federation.happened.exists()
 
 
-def test_a_site_whose_clock_is_wrong_costs_its_update(
-    federation: Federation, tmp_path: Path, survives: Survives
-) -> None:
+def test_a_site_whose_clock_is_wrong_costs_its_update(federation: Federation, survives: Survives) -> None:
     survives("clock set by an hour", same_model=False)
-    federation.strike(federation.north, tmp_path, "clock +1")
-    run = federation.run(tmp_path / "run", SLOW, "run.rounds=3", "participation.min_sites=2")
+    federation.strike(federation.north, "clock +1")
+    run = federation.run(SLOW, "run.rounds=3", "participation.min_sites=2")
     assert federation.north.program.ends() == ExitCode.CLOCK
     run.succeeds()
-    assert sites_by_round(tmp_path / "run")[:2] == [EVERYBODY, ["east", "south"]]
+    assert sites_by_round(federation.out)[:2] == [EVERYBODY, ["east", "south"]]
 
 
 @pytest.mark.parametrize("point", ["clock +1", "clock -1"])
 def test_a_superlink_whose_clock_is_wrong_for_a_while_keeps_the_run_waiting_and_no_longer(
-    point: str, federation: Federation, tmp_path: Path, survives: Survives
+    point: str, federation: Federation, survives: Survives
 ) -> None:
     survives("clock set by an hour")
-    wrong, overrides, coordinator = tmp_path / "wrong", (SLOW, "run.rounds=3", REMEMBERING), federation.coordinator
+    wrong, overrides, coordinator = federation.happened, (SLOW, "run.rounds=3", REMEMBERING), federation.coordinator
     coordinator.program.stop()
     coordinator.start_by("-m", "tests.network.dying", wrong, point, 0, "serving", "start", coordinator.folder)
     coordinator.sees(*federation.sites)
-    run = federation.run(tmp_path / "run", *overrides)
+    run = federation.run(*overrides)
     federation.north.works_on("train", 2)
     wrong.touch()
     assert [site.program.ends() for site in federation.sites] == [ExitCode.CLOCK] * 3, "told that the clocks differ"
     wrong.unlink()
     federation.gather()
-    federation.ends_unharmed(run, tmp_path, 3, *overrides)
+    federation.ends_unharmed(run, 3, *overrides)
     coordinator.program.stop()
     coordinator.start()
 
 
-def test_a_site_slower_than_the_deadline_costs_its_update(
-    federation: Federation, tmp_path: Path, survives: Survives
-) -> None:
+def test_a_site_slower_than_the_deadline_costs_its_update(federation: Federation, survives: Survives) -> None:
     survives("site slower than the deadline", same_model=False)
     deadlines = ("participation.min_sites=2", "participation.round_deadline_s=20")
-    run = federation.run(tmp_path / "run", "run.rounds=3", *deadlines)
+    run = federation.run("run.rounds=3", *deadlines)
     federation.south.works_on("train", 1)
     with federation.south.program.frozen():
         run.says("round 2 of 3")
     run.succeeds()
-    rounds = lines_of(tmp_path / "run" / "rounds.jsonl")
+    rounds = lines_of(federation.out / "rounds.jsonl")
     assert [line["sites"] for line in rounds[:2]] == [["east", "north"]] * 2
     assert rounds[0]["absent"] == {"south": "no reply within 20 s"}
 
 
-def test_nobody_works_twice_in_one_folder(federation: Federation, tmp_path: Path, survives: Survives) -> None:
+def test_nobody_works_twice_in_one_folder(federation: Federation, survives: Survives) -> None:
     survives("two programs in one folder", 4, same_model=False)
     here, experiment = federation.machine, federation.experiment
     sets = ("--backend", "inline", *settings(SLOW, "run.rounds=1"))
-    first = federation.run(tmp_path / "run", SLOW, "run.rounds=1")
+    first = federation.run(SLOW, "run.rounds=1")
     federation.north.works_on("train", 1)
     with federation.north.program.frozen():
         programs = [
-            federation.run(tmp_path / "other", "run.rounds=1"),
+            federation.run("run.rounds=1", out="other"),
             here.start("second", "-m", "server.cli", "start", federation.coordinator.folder),
             here.start("second", "-m", "client.cli", "start", federation.east.folder),
-            here.start("second", "-m", "studies.cli", "run", experiment, "--out", tmp_path / "run", "--resume", *sets),
+            here.start("second", "-m", "studies.cli", "run", experiment, "--out", federation.out, "--resume", *sets),
         ]
         assert [program.ends() for program in programs] == [2] * 4
     names = ("flwr-server run", "flwr-server start", "flwr-client", "run")
     for program, name in zip(programs, names, strict=True):
         assert re.search(f"another {name} (is at work in|runs on) this folder.", program.output)
-    assert not (tmp_path / "other").exists()
+    assert not (federation.folder / "other").exists()
     first.succeeds()
-    assert len(lines_of(tmp_path / "run" / "rounds.jsonl")) == 1
+    assert len(lines_of(federation.out / "rounds.jsonl")) == 1
 
 
-def test_a_killed_start_takes_its_superlink_along(federation: Federation, tmp_path: Path, survives: Survives) -> None:
+def test_a_killed_start_takes_its_superlink_along(federation: Federation, survives: Survives) -> None:
     survives("SIGKILL of flwr-server start")
     coordinator, overrides = federation.coordinator, (SLOW, "run.rounds=3", REMEMBERING)
-    run = federation.run(tmp_path / "run", *overrides)
+    run = federation.run(*overrides)
     federation.north.works_on("train", 2)
     superlink = coordinator.superlink
     coordinator.program.kill()
     eventually(lambda: not superlink.is_running() or superlink.status() == "zombie", "the SuperLink ends with it")
     coordinator.start()
-    federation.ends_unharmed(run, tmp_path, 3, *overrides)
+    federation.ends_unharmed(run, 3, *overrides)
 
 
-def test_a_run_that_is_stopped_on_request_goes_on(federation: Federation, tmp_path: Path, survives: Survives) -> None:
+def test_a_run_that_is_stopped_on_request_goes_on(federation: Federation, survives: Survives) -> None:
     survives("SIGTERM to a run")
     overrides = ("training.epochs=40", "run.rounds=2", REMEMBERING)
-    run = federation.run(tmp_path / "run", *overrides)
+    run = federation.run(*overrides)
     federation.north.works_on("train", 2)
     assert run.stop() == RunExit.ON_REQUEST
-    assert events(tmp_path / "run", "stopped")[-1]["reason"] == "on request"
+    assert events(federation.out, "stopped")[-1]["reason"] == "on request"
     federation.north.program.says("the work on it is dropped")
     (typed,) = re.findall(r"to go on: (flwr-server run .*)", run.output)
     program, *arguments = shlex.split(typed)
     assert program == "flwr-server"
     again = federation.coordinator.lead("-m", "server.cli", *arguments)
-    federation.ends_unharmed(again, tmp_path, 2, *overrides)
+    federation.ends_unharmed(again, 2, *overrides)
 
 
-def test_a_site_that_is_stopped_lets_go_of_its_training(
-    federation: Federation, tmp_path: Path, survives: Survives
-) -> None:
+def test_a_site_that_is_stopped_lets_go_of_its_training(federation: Federation, survives: Survives) -> None:
     survives("SIGTERM to a site", same_model=False)
-    run = federation.run(tmp_path / "run", "training.epochs=60", "run.rounds=1", "participation.min_sites=2")
+    run = federation.run("training.epochs=60", "run.rounds=1", "participation.min_sites=2")
     federation.north.works_on("train", 1)
     began = time.monotonic()
     assert federation.north.program.stop() == 0
     assert time.monotonic() - began < 10
     run.says("north signed off")
     run.succeeds()
-    assert sites_by_round(tmp_path / "run") == [["east", "south"]]
-
-
-def test_a_second_coordinator_on_the_ports_of_the_first_says_so(federation: Federation, survives: Survives) -> None:
-    survives("two programs in one folder", same_model=False)
-    other = Coordinator(federation.machine, "other")
-    file = other.folder / "coordinator.toml"
-    file.write_text(file.read_text(encoding="utf-8").replace(str(other.port), str(federation.coordinator.port)))
-    second = federation.machine.start("other", "-m", "server.cli", "start", other.folder)
-    assert second.ends() == 2
-    assert "address already in use" in second.output
+    assert sites_by_round(federation.out) == [["east", "south"]]

@@ -1,7 +1,6 @@
 """Over the network: excessive plans, a site of another layout, another site's classes, and a damaged database."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,28 +10,15 @@ from tests.network.real import eventually, flwr_server
 
 pytestmark = pytest.mark.slow
 
-EXCESSIVE = {
-    "training.epochs=1000000000": "policy.maximum_epochs",
-    "training.batch_size=1000000000": "policy.maximum_batch_size",
-    "training.threads=1024": "policy.maximum_threads",
-    "model.image_size=4096": "policy.maximum_image_size",
-    "method.warm_up_epochs=1000000": "policy.maximum_epochs",
-}
 
-SHORT = "model.image_size=4096"
-"""What ``make test`` tries over processes; all of them it tries in one process (``tests/client``)."""
-
-
-@pytest.mark.parametrize(
-    "key", [key if key == SHORT else pytest.param(key, marks=pytest.mark.network) for key in EXCESSIVE]
-)
-def test_every_site_declines_an_excessive_plan_and_works_on(key: str, federation: Federation, tmp_path: Path) -> None:
-    run = federation.run(tmp_path / "run", key, once=True)
+def test_every_site_declines_an_excessive_plan_and_works_on(federation: Federation) -> None:
+    """One plan of tests/client/test_excessive_plans.py, over processes."""
+    run, rule = federation.run("model.image_size=4096", once=True), "policy.maximum_image_size"
     assert run.ends() == 1
-    assert run.output.count(f"declines: {EXCESSIVE[key]}: ") >= 3
+    assert run.output.count(f"declines: {rule}: ") >= 3
     for site in federation.sites:
         denied = [line for line in Audit(site.folder / "state").entries() if line.get("decision") == "deny"]
-        assert (denied[-1]["record"], denied[-1]["rule"]) == ("RollCall", EXCESSIVE[key])
+        assert (denied[-1]["record"], denied[-1]["rule"]) == ("RollCall", rule)
         assert site.program.runs
 
 
@@ -67,30 +53,28 @@ def liar(federation: Federation) -> Iterator[None]:
 )
 @pytest.mark.network
 @pytest.mark.usefixtures("liar")
-def test_a_site_that_does_not_fit_is_left_out_and_named(
-    lie: str, reason: str, federation: Federation, tmp_path: Path
-) -> None:
+def test_a_site_that_does_not_fit_is_left_out_and_named(lie: str, reason: str, federation: Federation) -> None:
     request = federation.south.folder / "south.request"
     assert flwr_server("admit", federation.coordinator.folder, request, "--yes", "--classes", "0,1,5,6").code == 0
     federation.south.program.stop()
     program = f"LIE = {lie}{LIAR}"
     federation.south.start_by("-c", program, "start", federation.south.folder)
     federation.coordinator.sees(*federation.sites)
-    federation.run(tmp_path / "run", "participation.min_sites=2", "run.rounds=1").succeeds()
-    (left,) = events(tmp_path / "run", "left_out")
+    federation.run("participation.min_sites=2", "run.rounds=1").succeeds()
+    (left,) = events(federation.out, "left_out")
     assert left["site"] == "south"
     assert reason in left["reason"]
-    assert sites_by_round(tmp_path / "run") == [["east", "north"]]
+    assert sites_by_round(federation.out) == [["east", "north"]]
     assert reason in federation.south.program.output
 
 
 @pytest.mark.network
-def test_a_run_ends_in_the_same_model_after_a_database_is_damaged(federation: Federation, tmp_path: Path) -> None:
+def test_a_run_ends_in_the_same_model_after_a_database_is_damaged(federation: Federation) -> None:
     coordinator = federation.coordinator
-    run = federation.run(tmp_path / "run", SLOW, "run.rounds=4")
-    eventually(lambda: (tmp_path / "run" / "rounds.jsonl").exists(), "a round")
+    run = federation.run(SLOW, "run.rounds=4")
+    eventually(lambda: (federation.out / "rounds.jsonl").exists(), "a round")
     coordinator.program.stop()
     database = coordinator.folder / "state" / "superlink.db"
     database.write_bytes(database.read_bytes()[:5000])
     coordinator.start().says("state/superlink.db is damaged")
-    federation.ends_unharmed(run, tmp_path, 4, SLOW, "run.rounds=4")
+    federation.ends_unharmed(run, 4, SLOW, "run.rounds=4")

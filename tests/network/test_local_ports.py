@@ -47,20 +47,19 @@ def few_descriptors() -> Iterator[None]:
 
 @pytest.mark.torture
 def test_four_thousand_idle_or_half_sent_connections_slow_no_round_down(few_descriptors: None, tmp_path: Path) -> None:
-    (tmp_path / "federation").mkdir()
-    with admitted(tmp_path / "federation", PARTIAL) as federation:
+    with admitted(tmp_path, PARTIAL) as federation:
         federation.coordinator.start()
         federation.gather()
         superlink = federation.coordinator.superlink
         rounds = ("run.rounds=12", "training.epochs=6")
-        federation.run(tmp_path / "warm", "run.rounds=2", once=True).succeeds()
-        federation.run(tmp_path / "calm", *rounds, once=True).succeeds()
+        federation.run("run.rounds=2", once=True, out="warm").succeeds()
+        federation.run(*rounds, once=True, out="calm").succeeds()
         files = superlink.num_fds()
         words = (federation.coordinator.port, 4000, 90, "--kinds", "silent,hello", "--pause", 20)
         crowd = federation.machine.start("flood", "-m", "tests.network.flood", *words)
         crowd.says("begun")
         time.sleep(20)  # until all have been opened
-        federation.run(tmp_path / "crowded-run", *rounds, once=True).succeeds()
+        federation.run(*rounds, once=True, out="crowded-run").succeeds()
         assert crowd.runs
         assert sites_by_round(tmp_path / "crowded-run") == [["east", "north", "south"]] * 12
         assert hash_in(tmp_path / "crowded-run") == hash_in(tmp_path / "calm")

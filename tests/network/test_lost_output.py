@@ -3,7 +3,6 @@
 Each line is typed in a shell, as people do: ``flwr-sim run ... | head -1``.
 """
 
-import os
 import shlex
 import shutil
 import signal
@@ -15,6 +14,7 @@ import pytest
 
 from tests.network.ended import MODULES
 from tests.network.real import ROOT, eventually, flwr_server, free_ports
+from tests.processes import environment
 from tests.server.commands import Ended
 
 EXPERIMENT = "experiments/digits_surgical.toml"
@@ -26,8 +26,8 @@ def typed(line: str, *words: object) -> Ended:
     program, *arguments = map(str, words)
     ours = shlex.join([sys.executable, "-m", MODULES[program], *arguments])
     script = f"{line.format(ours)}; exit ${{PIPESTATUS[0]}}"
-    near = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT, env=near, timeout=300)
+    options = {"capture_output": True, "text": True, "cwd": ROOT, "env": environment(), "timeout": 300}
+    done = subprocess.run(["bash", "-c", script], **options)
     assert "Traceback" not in done.stderr, done.stderr
     assert "Exception ignored" not in done.stderr, done.stderr
     return Ended(done.returncode, done.stdout, " ".join(done.stderr.split()))
@@ -107,8 +107,8 @@ def test_a_service_whose_log_nobody_reads_any_more_stays_up(tmp_path: Path) -> N
     ports = ("--port", free_ports(1)[0], "--listen", "127.0.0.1")
     assert flwr_server("init", tmp_path / "trial", "--name", "trial", "--host", "127.0.0.1", *ports).code == 0
     ours = [sys.executable, "-m", MODULES["flwr-server"], "start", str(tmp_path / "trial")]
-    near = {**os.environ, "PYTHONPATH": str(ROOT)}
-    service = subprocess.Popen(ours, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, env=near)
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "cwd": ROOT, "env": environment()}
+    service = subprocess.Popen(ours, **options)
     try:
         assert service.stdout is not None
         service.stdout.readline()

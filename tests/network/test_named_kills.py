@@ -47,27 +47,27 @@ def every_reply_is_in_the_receipt(federation: Federation, out: Path) -> None:
 
 @pytest.mark.parametrize("point", [*LEADING, "our own mistake"])
 def test_the_process_that_leads_dies_and_is_begun_again_by_the_one_that_stays(
-    point: str, federation: Federation, model: str, tmp_path: Path, survives: Survives
+    point: str, federation: Federation, model: str, survives: Survives
 ) -> None:
     survives("our own exception" if point == "our own mistake" else "SIGKILL of the leading process")
-    run = federation.run_struck(tmp_path, point, *OVERRIDES)
-    federation.ends_unharmed(run, tmp_path, 3, model=model)
-    assert (tmp_path / "happened").exists()
-    (died,) = events(tmp_path / "run", "died")
+    run = federation.run_struck(point, *OVERRIDES)
+    federation.ends_unharmed(run, 3, model=model)
+    assert federation.happened.exists()
+    (died,) = events(federation.out, "died")
     assert died["times"] == 1
     assert died["how"] in run.output
-    assert len(events(tmp_path / "run", "resumed")) == 1
-    every_reply_is_in_the_receipt(federation, tmp_path / "run")
+    assert len(events(federation.out, "resumed")) == 1
+    every_reply_is_in_the_receipt(federation, federation.out)
 
 
 @pytest.mark.parametrize("point", ["before sending", "after sending", "in aggregation", "between two rounds"])
 def test_the_superlink_is_killed_and_no_round_is_lost(
-    point: str, federation: Federation, model: str, tmp_path: Path, survives: Survives
+    point: str, federation: Federation, model: str, survives: Survives
 ) -> None:
     survives("SIGKILL of the SuperLink")
-    run = federation.run_struck(tmp_path, point, *OVERRIDES, victim=federation.coordinator.superlink.pid)
-    federation.ends_unharmed(run, tmp_path, 3, model=model)
-    assert (tmp_path / "happened").exists()
+    run = federation.run_struck(point, *OVERRIDES, victim=federation.coordinator.superlink.pid)
+    federation.ends_unharmed(run, 3, model=model)
+    assert federation.happened.exists()
     federation.coordinator.program.says("the SuperLink ended with -9")
 
 
@@ -82,35 +82,32 @@ AT_THE_SITE = (
 
 
 @pytest.mark.parametrize("point", AT_THE_SITE)
-def test_a_site_dies_and_is_started_again(
-    point: str, federation: Federation, model: str, tmp_path: Path, survives: Survives
-) -> None:
+def test_a_site_dies_and_is_started_again(point: str, federation: Federation, model: str, survives: Survives) -> None:
     survives("SIGKILL of a site")
     north = federation.north
-    federation.strike(north, tmp_path, point)
-    run = federation.run(tmp_path / "run", *OVERRIDES)
+    federation.strike(north, point)
+    run = federation.run(*OVERRIDES)
     eventually(lambda: not north.program.runs, f"north dies {point}")
     north.start()
-    federation.ends_unharmed(run, tmp_path, 3, model=model)
-    assert (tmp_path / "happened").exists()
+    federation.ends_unharmed(run, 3, model=model)
+    assert federation.happened.exists()
 
 
 @pytest.mark.parametrize("seed", [20261121, 7])
 def test_whoever_is_killed_whenever_the_model_is_the_same(
     seed: int,
     federation: Federation,
-    tmp_path: Path,
     survives: Survives,
     record_property: Callable[[str, object], None],
 ) -> None:
     record_property("seed", seed)
     survives("SIGKILL at a random point", 5)
     draw, overrides = random.Random(seed), (SLOW, "run.rounds=6", REMEMBERING)
-    run = federation.run(tmp_path / "run", *overrides)
+    run = federation.run(*overrides)
     for server_round in range(1, 6):
         victim, after_s = draw.choice(["run", "superlink", "east", "north", "south"]), draw.uniform(0.0, 1.5)
         print(f"seed {seed}: round {server_round}, {after_s:.2f} s after a site trains in it: SIGKILL of {victim}")
-        done = tmp_path / "run" / "checkpoints" / f"round-{server_round - 1:06d}.json"
+        done = federation.out / "checkpoints" / f"round-{server_round - 1:06d}.json"
         eventually(lambda done=done, n=server_round: n == 1 or done.exists() or not run.runs, str(done))
         time.sleep(after_s)
         if victim == "run":
@@ -122,5 +119,5 @@ def test_whoever_is_killed_whenever_the_model_is_the_same(
             site = {site.name: site for site in federation.sites}[victim]
             site.program.kill()
             site.start()
-    federation.ends_unharmed(run, tmp_path, 6, *overrides)
-    every_reply_is_in_the_receipt(federation, tmp_path / "run")
+    federation.ends_unharmed(run, 6, *overrides)
+    every_reply_is_in_the_receipt(federation, federation.out)
