@@ -22,28 +22,9 @@ from common.data.base.image_set import ImageSet
 from common.models.network import Head
 from common.plugins import MODELS, PLUGIN, register_local, stamp_of
 from common.security.identity import public_key_line
+from common.wire import secure_aggregation as wire
 from common.wire.records import Groups, TrainReply, TrainRequest
-from common.wire.secure_aggregation import (
-    Integers,
-    KeysAnswer,
-    KeysRequest,
-    MaskedAnswer,
-    MaskedRequest,
-    RevealAnswer,
-    RevealRequest,
-    SharesAnswer,
-    SharesRequest,
-)
-from strategies.privacy.secure_aggregation.crypto import (
-    SecretsError,
-    SiteStatement,
-    add_mask,
-    agree_secret,
-    join_shares,
-    private_key_from_bytes,
-    read_statement,
-    sign_statement,
-)
+from strategies.privacy.secure_aggregation import crypto
 from strategies.privacy.secure_aggregation.vectors import (
     BODY,
     SegmentLayout,
@@ -130,11 +111,11 @@ class Attempt:
         fellows: Site -> the sites that it masked with.
     """
 
-    statements: dict[str, SiteStatement] = field(default_factory=dict)
+    statements: dict[str, crypto.SiteStatement] = field(default_factory=dict)
     updates: dict[str, NDArray[np.float32]] = field(default_factory=dict)
-    vectors: dict[str, Integers] = field(default_factory=dict)
+    vectors: dict[str, wire.Integers] = field(default_factory=dict)
     fellows: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    revealed: list[RevealAnswer] = field(default_factory=list)
+    revealed: list[wire.RevealAnswer] = field(default_factory=list)
 
 
 def _place(rows: tuple[str, ...], part: str) -> slice:
@@ -147,7 +128,7 @@ class AnyCoordinator:
     def __init__(self, hospitals: Hospitals, plan: Plan, rows: Mapping[str, tuple[str, ...]]) -> None:
         self._here, self._plan, self._rows = hospitals, plan, rows
         self._classes = tuple(sorted({name for names in rows.values() for name in names}))
-        self._stated: dict[str, KeysAnswer] = {}
+        self._stated: dict[str, wire.KeysAnswer] = {}
         self.attempts: list[Attempt] = []
 
     def lead(self, script: Script) -> Attempt:
@@ -166,17 +147,17 @@ class AnyCoordinator:
         about = script.run, script.round
         for name in every:
             members = script.members.get(name, every)
-            request = KeysRequest(*about, members, script.divisors.get(name, len(members)))
-            answer = self._here.send(name, "query.masking_keys", request, KeysAnswer)
+            request = wire.KeysRequest(*about, members, script.divisors.get(name, len(members)))
+            answer = self._here.send(name, "query.masking_keys", request, wire.KeysAnswer)
             if answer is not None:
                 self._stated[name] = answer
-        attempt.statements = {name: read_statement(keys.statement) for name, keys in self._stated.items()}
+        attempt.statements = {name: crypto.read_statement(keys.statement) for name, keys in self._stated.items()}
         letters = self._letters(script, earlier)
         for name in letters:
             self._mask(script, name, letters, attempt)
         for name in attempt.vectors:
-            request = RevealRequest(*about, script.survivors.get(name, tuple(attempt.vectors)))
-            answer = self._here.send(name, "query.unmasking", request, RevealAnswer)
+            request = wire.RevealRequest(*about, script.survivors.get(name, tuple(attempt.vectors)))
+            answer = self._here.send(name, "query.unmasking", request, wire.RevealAnswer)
             attempt.revealed += [answer] if answer is not None else []
         self.attempts.append(attempt)
         return attempt
@@ -216,7 +197,7 @@ class AnyCoordinator:
         }
         return replace(honest, **changes.get(script.changed.get(name, ""), {}))
 
-    def _letters(self, script: Script, earlier: Mapping[str, KeysAnswer]) -> dict[str, SharesAnswer]:
+    def _letters(self, script: Script, earlier: Mapping[str, wire.KeysAnswer]) -> dict[str, wire.SharesAnswer]:
         letters = {}
         for name in self._stated:
             senders = script.relayed.get(name, tuple(self._stated))
@@ -225,27 +206,29 @@ class AnyCoordinator:
             columns = [
                 tuple(getattr(keys, field) for keys in relayed) for field in ("statement", "signature", "identity")
             ]
-            request = SharesRequest(script.run, script.round, *columns)
-            answer = self._here.send(name, "query.masking_shares", request, SharesAnswer)
+            request = wire.SharesRequest(script.run, script.round, *columns)
+            answer = self._here.send(name, "query.masking_shares", request, wire.SharesAnswer)
             if answer is not None:
                 letters[name] = answer
         return letters
 
-    def _mask(self, script: Script, name: str, letters: Mapping[str, SharesAnswer], attempt: Attempt) -> None:
+    def _mask(self, script: Script, name: str, letters: Mapping[str, wire.SharesAnswer], attempt: Attempt) -> None:
         written = {site: dict(zip(item.recipients, item.letters, strict=True)) for site, item in letters.items()}
         chosen = script.letters.get(name, tuple(letters))
         senders = tuple(sorted(site for site in chosen if site != name and name in written.get(site, {})))
         sealed = tuple(written[site][name] for site in senders)
-        request = MaskedRequest(script.run, script.round, senders, sealed, LAYOUT.size(self._rows[name]))
-        answer = self._here.send(name, "query.masked_update", request, MaskedAnswer)
+        request = wire.MaskedRequest(script.run, script.round, senders, sealed, LAYOUT.size(self._rows[name]))
+        answer = self._here.send(name, "query.masked_update", request, wire.MaskedAnswer)
         if answer is not None and name in attempt.updates:
             attempt.vectors[name], attempt.fellows[name] = answer.vector, senders
 
 
-def _forged(how: str, to: str, chosen: list[KeysAnswer], earlier: Mapping[str, KeysAnswer]) -> Iterator[KeysAnswer]:
+def _forged(
+    how: str, to: str, chosen: list[wire.KeysAnswer], earlier: Mapping[str, wire.KeysAnswer]
+) -> Iterator[wire.KeysAnswer]:
     """Yield what is relayed to a site in the place of these statements."""
     for keys in chosen:
-        stated = read_statement(keys.statement)
+        stated = crypto.read_statement(keys.statement)
         changes: Mapping[str, Any] = {
             "divisor": {"divisor": 7},
             "plan": {"plan": "0" * 64, "model": "0" * 64},
@@ -257,7 +240,7 @@ def _forged(how: str, to: str, chosen: list[KeysAnswer], earlier: Mapping[str, K
             yield keys
         elif how in changes:
             text = stated.model_copy(update=changes[how]).written()
-            own = {"signature": sign_statement(text, STRANGER), "identity": public_key_line(STRANGER, "")}
+            own = {"signature": crypto.sign_statement(text, STRANGER), "identity": public_key_line(STRANGER, "")}
             yield replace(keys, statement=text, **(own if how == "stranger" else {}))
         else:
             yield earlier.get(keys.site, keys) if how == "earlier" else keys
@@ -295,19 +278,19 @@ def _without_known_masks(
     rows: Mapping[str, tuple[str, ...]],
     masks: Mapping[Any, bytes],
     keys: Mapping[str, Any],
-) -> Integers:
+) -> wire.Integers:
     """Return a site's masked vector without those of its masks that shares make known."""
     vector = attempt.vectors[name].copy()
     for segment in list_segments({site: rows[site] for site in attempt.statements}):
         if name in segment.owners and (name, segment.name) in masks:
             places = LAYOUT.places(rows[name], segment.classes, body=segment.body)
-            add_mask(vector, places, masks[(name, segment.name)], subtract=True)
+            crypto.add_mask(vector, places, masks[(name, segment.name)], subtract=True)
     for other in attempt.fellows[name]:
         for ours, theirs in ((name, other), (other, name)):
             if ours in keys:
-                shared = agree_secret(keys[ours], attempt.statements[theirs].masking_key)
+                shared = crypto.agree_secret(keys[ours], attempt.statements[theirs].masking_key)
                 common = tuple(row for row in rows[name] if row in rows[other])
-                add_mask(vector, LAYOUT.places(rows[name], common, body=True), shared, subtract=name < other)
+                crypto.add_mask(vector, LAYOUT.places(rows[name], common, body=True), shared, subtract=name < other)
                 break
     # A mask that two sites have in common and that nobody else knows cancels in their sum.
     return vector
@@ -324,9 +307,9 @@ def _secrets(attempt: Attempt) -> tuple[dict[tuple[str, str], bytes], dict[str, 
             shares_of_keys[gone].append(share)
     masks, keys = {}, {}
     for part, shares in shares_of_masks.items():
-        with suppress(SecretsError):  # too few of them
-            masks[part] = join_shares(shares)
+        with suppress(crypto.SecretsError):  # too few of them
+            masks[part] = crypto.join_shares(shares)
     for gone, shares in shares_of_keys.items():
-        with suppress(SecretsError):
-            keys[gone] = private_key_from_bytes(join_shares(shares), attempt.statements[gone].masking_key)
+        with suppress(crypto.SecretsError):
+            keys[gone] = crypto.private_key_from_bytes(crypto.join_shares(shares), attempt.statements[gone].masking_key)
     return masks, keys

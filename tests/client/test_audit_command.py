@@ -114,8 +114,7 @@ def test_an_audit_that_is_gone_is_a_fault_where_the_site_has_replied(folder: Pat
 
 
 @pytest.mark.parametrize(
-    "excuse",
-    [{"resumed": 1}, {"absences": [{"site": "north", "where": "round 1", "reason": "no reply within 60 s"}]}],
+    "excuse", [{"resumed": 1}, {"absences": [{"site": "north", "where": "round 1", "reason": "no reply within 60 s"}]}]
 )
 @pytest.mark.usefixtures("two_replies")
 def test_a_reply_that_is_explained_away_is_named(excuse: dict[str, object], folder: Path, receipt: Path) -> None:

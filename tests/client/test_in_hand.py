@@ -20,13 +20,8 @@ from flwr.app.message import make_message, remove_content_from_message
 from flwr.app.metadata import Metadata
 from flwr.clientapp import ClientApp
 from flwr.common.serde import message_to_proto
+from flwr.proto import fleet_pb2
 from flwr.proto.fab_pb2 import Fab, GetFabResponse
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeResponse,
-    DeactivateNodeResponse,
-    PullMessagesResponse,
-    PushMessagesResponse,
-)
 from flwr.proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
 from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse, PushObjectResponse
@@ -119,7 +114,7 @@ class Desk(FleetServicer):
         self._contents = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
         proto = message_to_proto(remove_content_from_message(message))
         proto.metadata.message_id = self.name
-        self._waiting = [PullMessagesResponse(messages_list=[proto], message_object_trees=[self._tree])]
+        self._waiting = [fleet_pb2.PullMessagesResponse(messages_list=[proto], message_object_trees=[self._tree])]
         self._announced: list[Any] = []
         self._objects: dict[str, bytes] = {}
         self.confirmed: list[str] = []
@@ -140,13 +135,13 @@ class Desk(FleetServicer):
         if self.trouble.get(call):
             context.abort(self.trouble[call].pop(0), "for a test")
 
-    def ActivateNode(self, request: Any, context: grpc.ServicerContext) -> ActivateNodeResponse:
-        return ActivateNodeResponse(node_id=5)
+    def ActivateNode(self, request: Any, context: grpc.ServicerContext) -> fleet_pb2.ActivateNodeResponse:
+        return fleet_pb2.ActivateNodeResponse(node_id=5)
 
-    def DeactivateNode(self, request: Any, context: grpc.ServicerContext) -> DeactivateNodeResponse:
+    def DeactivateNode(self, request: Any, context: grpc.ServicerContext) -> fleet_pb2.DeactivateNodeResponse:
         self.beats_at_leaving = self.beats
         self.leaving()
-        return DeactivateNodeResponse()
+        return fleet_pb2.DeactivateNodeResponse()
 
     def SendNodeHeartbeat(self, request: Any, context: grpc.ServicerContext) -> SendNodeHeartbeatResponse:
         self.beats += 1
@@ -154,7 +149,7 @@ class Desk(FleetServicer):
         self.beats -= 1
         return SendNodeHeartbeatResponse(success=True)
 
-    def PullMessages(self, request: Any, context: grpc.ServicerContext) -> PullMessagesResponse:
+    def PullMessages(self, request: Any, context: grpc.ServicerContext) -> fleet_pb2.PullMessagesResponse:
         self.waits += [str(value) for name, value in context.invocation_metadata() if name == WAIT]
         if not self._waiting:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "timestamp")
@@ -173,10 +168,12 @@ class Desk(FleetServicer):
     def GetFab(self, request: Any, context: grpc.ServicerContext) -> GetFabResponse:
         return GetFabResponse(fab=Fab(content=BUNDLE))
 
-    def PushMessages(self, request: Any, context: grpc.ServicerContext) -> PushMessagesResponse:
+    def PushMessages(self, request: Any, context: grpc.ServicerContext) -> fleet_pb2.PushMessagesResponse:
         self._perhaps_fail("PushMessages", context)
         self._announced += request.message_object_trees
-        return PushMessagesResponse(objects_to_push=object_ids(request.message_object_trees[0]), session_id="session")
+        return fleet_pb2.PushMessagesResponse(
+            objects_to_push=object_ids(request.message_object_trees[0]), session_id="session"
+        )
 
     def PushObject(self, request: Any, context: grpc.ServicerContext) -> PushObjectResponse:
         self._objects[request.object_id] = request.object_content

@@ -28,17 +28,7 @@ from common.models.zoo.spec import ModelSpec
 from common.plugins import MODELS, register_local, stamp_of
 from common.wire.records import RollCall, TrainReply
 from strategies.privacy.mechanism import NoisySteps, compute_epsilon
-from tests.client.rounds import (
-    Killed,
-    beginning,
-    changed_plan,
-    evaluation,
-    images,
-    plan,
-    private_plan,
-    request,
-    site,
-)
+from tests.client.rounds import Killed, beginning, changed_plan, evaluation, images, plan, private_plan, request, site
 
 FIVE_STEPS = NoisySteps(2.0, 0.2, 5)  # of 40 images, in batches of 8
 

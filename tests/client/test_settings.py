@@ -144,8 +144,7 @@ def test_auto_takes_a_gpu_if_any(available: bool, device: str, folder: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("lines", "visible"),
-    [("gpus = 2\n", 0), ("gpus = 2\n", 1), ("gpus = 4\n", 3), ('device = "cpu"\ngpus = 2\n', 4)],
+    ("lines", "visible"), [("gpus = 2\n", 0), ("gpus = 2\n", 1), ("gpus = 4\n", 3), ('device = "cpu"\ngpus = 2\n', 4)]
 )
 def test_several_gpus_must_be_there(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str, visible: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)

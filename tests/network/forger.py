@@ -21,15 +21,8 @@ import grpc
 from flwr.app import ConfigRecord, Error, Metadata, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.serde import message_to_proto
+from flwr.proto import fleet_pb2
 from flwr.proto.fab_pb2 import GetFabRequest
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PushMessagesRequest,
-    RegisterNodeFleetRequest,
-    UnregisterNodeFleetRequest,
-)
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
@@ -65,13 +58,13 @@ class Forger:
             yield (
                 "activate",
                 stub.ActivateNode,
-                ActivateNodeRequest(public_key=self.keys[victim], heartbeat_interval=1800),
+                fleet_pb2.ActivateNodeRequest(public_key=self.keys[victim], heartbeat_interval=1800),
             )
-            yield "deactivate", stub.DeactivateNode, DeactivateNodeRequest(node_id=number)
+            yield "deactivate", stub.DeactivateNode, fleet_pb2.DeactivateNodeRequest(node_id=number)
             yield "heartbeat", stub.SendNodeHeartbeat, SendNodeHeartbeatRequest(node=node, heartbeat_interval=1800)
-            yield "pull", stub.PullMessages, PullMessagesRequest(node=node)
-            yield "unregister", stub.UnregisterNode, UnregisterNodeFleetRequest(node_id=number)
-        yield "register", stub.RegisterNode, RegisterNodeFleetRequest(public_key=b"another")
+            yield "pull", stub.PullMessages, fleet_pb2.PullMessagesRequest(node=node)
+            yield "unregister", stub.UnregisterNode, fleet_pb2.UnregisterNodeFleetRequest(node_id=number)
+        yield "register", stub.RegisterNode, fleet_pb2.RegisterNodeFleetRequest(public_key=b"another")
         yield "order", stub.PushMessages, _reply(0, "", self.own, 1, next(iter(self.victims.values())))
 
     def about(self, victim: int, run: int, message: str) -> Iterator[Attempt]:
@@ -92,14 +85,16 @@ class Forger:
         yield "bundle", stub.GetFab, GetFabRequest(**at, hash_str="")
 
 
-def _reply(run: int, message: str, signing: int, source: int, to: int = 1, error: str = "") -> PushMessagesRequest:
+def _reply(
+    run: int, message: str, signing: int, source: int, to: int = 1, error: str = ""
+) -> fleet_pb2.PushMessagesRequest:
     """A push of a reply that is made up."""
     fields = {"reply_to_message_id": message, "message_id": "", "group_id": "1", "message_type": "train", "ttl": 100.0}
     metadata = Metadata(run_id=run, src_node_id=source, dst_node_id=to, created_at=time.time() - 1, **fields)
     content = {"error": Error(2, error)} if error else {"content": RecordDict({"fields": ConfigRecord({"poison": 1})})}
     reply = make_message(metadata=metadata, **content)
     reply.metadata.__dict__["_message_id"] = reply.object_id
-    return PushMessagesRequest(
+    return fleet_pb2.PushMessagesRequest(
         node=Node(node_id=signing),
         messages_list=[message_to_proto(reply if error else remove_content_from_message(reply))],
         message_object_trees=[get_object_tree(reply)],

@@ -11,14 +11,7 @@ import pytest
 from client.connection.exit_codes import ExitCode
 from server.deployment.supervisor import RunExit
 from tests.network.conftest import Survives
-from tests.network.federated import (
-    EVERYBODY,
-    REMEMBERING,
-    SLOW,
-    Federation,
-    events,
-    sites_by_round,
-)
+from tests.network.federated import EVERYBODY, REMEMBERING, SLOW, Federation, events, sites_by_round
 from tests.network.real import Program, eventually, free_ports, lines_of, settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.torture]

@@ -5,15 +5,7 @@ from pathlib import Path
 import pytest
 
 from client.connection.exit_codes import ExitCode
-from tests.network.federated import (
-    EVERYBODY,
-    REMEMBERING,
-    SLOW,
-    Federation,
-    admitted,
-    events,
-    sites_by_round,
-)
+from tests.network.federated import EVERYBODY, REMEMBERING, SLOW, Federation, admitted, events, sites_by_round
 from tests.network.real import PARTIAL, lines_of
 
 pytestmark = pytest.mark.slow

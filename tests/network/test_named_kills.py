@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.network.conftest import Survives
-from tests.network.federated import (
-    REMEMBERING,
-    SLOW,
-    Federation,
-    events,
-    undisturbed,
-)
+from tests.network.federated import REMEMBERING, SLOW, Federation, events, undisturbed
 from tests.network.real import eventually, flwr_client, flwr_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.torture]
@@ -95,10 +89,7 @@ def test_a_site_dies_and_is_started_again(point: str, federation: Federation, mo
 
 @pytest.mark.parametrize("seed", [20261121, 7])
 def test_whoever_is_killed_whenever_the_model_is_the_same(
-    seed: int,
-    federation: Federation,
-    survives: Survives,
-    record_property: Callable[[str, object], None],
+    seed: int, federation: Federation, survives: Survives, record_property: Callable[[str, object], None]
 ) -> None:
     record_property("seed", seed)
     survives("SIGKILL at a random point", 5)
