@@ -24,7 +24,6 @@ hypothesis.settings.register_profile("thorough", deadline=None, max_examples=600
 hypothesis.settings.load_profile("ours")
 
 TOGETHER = {
-    "test_check.py": "one coordinator",
     "test_leaving.py": "one coordinator",
     "test_refusals.py": "one coordinator",
     "test_local_ports.py": "one coordinator",

@@ -1,7 +1,8 @@
-"""The commands and links of README and docs lead somewhere, and the README stays one that is read."""
+"""Commands and links of README and docs lead somewhere, the README stays short, and texts have plain words."""
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,22 @@ def test_every_file_and_test_that_the_threat_model_names_is_there() -> None:
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     assert len(names) > 10
     assert [name for name in sorted(names) if f"def {name}(" not in tests] == []
+
+
+FOLDERS = ("client", "common", "docker", "docs", "experiments", "polyclinic", "server", "strategies", "studies")
+FOLDERS += ("supply", "benchmarks")
+SUFFIXES = {".py", ".md", ".j2", ".toml", ".sh", ".ipynb", ".svg", ".js", ".yaml"}
+
+
+def test_no_text_has_a_word_of_the_list() -> None:
+    instead = tomllib.loads((ROOT / "tests" / "style.toml").read_text(encoding="utf-8"))["instead"]
+    words = {re.compile(rf"(?<![\w-])({pattern})(?![\w-])", re.IGNORECASE): plain for pattern, plain in instead.items()}
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES]
+    matches = []
+    for path in (*ROOT.glob("*.md"), *paths):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            for pattern, plain in words.items():
+                if word := pattern.search(line):
+                    matches.append(f'{path.relative_to(ROOT)}:{number}: "{word[0]}"; write: {plain}')
+    assert len(paths) > 300
+    assert not matches, "\n".join(matches)

@@ -12,8 +12,7 @@ from client.site.policy import Policy
 from client.site.site import Site
 from common.contract import Declaration
 from common.wire.records import TrainReply, TrainRequest
-from tests.client.gates import record_of, send
-from tests.client.rounds import images
+from tests.client.rounds import images, record_of, send
 
 IMAGES, FEW = 40, 5
 Labels = NDArray[np.float32]

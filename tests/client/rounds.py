@@ -1,11 +1,13 @@
-"""A site with images of its own, and requests of a round to it."""
+"""A site with images of its own, requests of a round to it, its app's answers, and what its audit holds of them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr.app import Context, Message, RecordDict
 
+from client.app import client_app
 from client.site.policy import Policy
 from client.site.site import Site
 from common.config import Plan
@@ -13,7 +15,10 @@ from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.models.network import build
 from common.models.state import ModelState, read_state
-from common.wire.records import BenefitRequest, EvaluateRequest, Groups, TrainRequest
+from common.security.audit import Audit
+from common.wire.codec import R, decode, encode
+from common.wire.fleet_protocol import ROLL_CALL
+from common.wire.records import BenefitRequest, EvaluateRequest, Groups, Record, RollCall, TrainRequest
 
 OWN = ("b", "a")
 
@@ -91,3 +96,31 @@ def benefit_request(of: Plan, model: ModelState, initial: ModelState, server_rou
     facts = vars(evaluation(of, model, server_round, 0, -1))
     facts = {name: value for name, value in facts.items() if name != "test"}
     return BenefitRequest(**facts, initial=Groups.of_model(initial), epochs=epochs)
+
+
+def send(at: Site, kind: str, content: RecordDict | Record) -> Message:
+    """The app's own answer to a message."""
+    content = content if isinstance(content, RecordDict) else encode(content)
+    return client_app(lambda context: at)(Message(content, 2, kind), Context(1, 2, {}, RecordDict(), {}))
+
+
+def record_of(message: Message, kind: type[R]) -> R:
+    """The record that a site answered with."""
+    assert not message.has_error(), message.error.reason
+    return decode(message.content, kind)
+
+
+def called(at: Site, of: Plan) -> Message:
+    return send(at, ROLL_CALL, RollCall("run", of.model_dump_json()))
+
+
+def trained(at: Site, of: Plan) -> Message:
+    return send(at, "train", request(of))
+
+
+def judged(at: Site, of: Plan) -> Message:
+    return send(at, "evaluate", evaluation(of, beginning(of), 1, 0, -1))
+
+
+def log(at: Site) -> list[Any]:
+    return list(Audit(at.folder).entries())

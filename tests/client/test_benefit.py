@@ -17,8 +17,7 @@ from client.training.privacy import open_ledger
 from common.config import Plan
 from common.errors import WireError
 from common.wire.records import BenefitReply, Groups, TrainRequest
-from tests.client.gates import log, record_of, send, trained
-from tests.client.rounds import Killed, beginning, benefit_request, images, plan, site
+from tests.client.rounds import Killed, beginning, benefit_request, images, log, plan, record_of, send, site, trained
 
 
 def asking(**tables: Any) -> Plan:

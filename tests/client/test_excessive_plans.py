@@ -30,8 +30,7 @@ from common.wire.codec import WIRE_VERSION, encode
 from common.wire.fleet_protocol import ROLL_CALL
 from common.wire.records import RollCall, TrainReply
 from strategies.registry import build_site_method
-from tests.client.gates import called, judged, log, record_of, send, trained
-from tests.client.rounds import changed_plan, images, plan, request, site
+from tests.client.rounds import called, changed_plan, images, judged, log, plan, record_of, request, send, site, trained
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 OTHER_FILES = {"study.toml", "pyproject.toml", "benchmark.toml"}

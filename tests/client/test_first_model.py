@@ -20,8 +20,7 @@ from common.models.network import build
 from common.models.state import FrozenPart, ModelState, read_state
 from common.plugins import MODELS, PLUGIN, register_local, stamp_of
 from common.wire.records import Groups, TrainRequest
-from tests.client.gates import log, send
-from tests.client.rounds import OWN, beginning, changed_plan, plan, request, site
+from tests.client.rounds import OWN, beginning, changed_plan, log, plan, request, send, site
 
 SURGICAL, FEDSEQ, VANILLA = plan(), plan("fedseq"), plan("vanilla")
 

@@ -21,8 +21,7 @@ from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import encode
 from common.wire.records import EvaluateReply, TrainReply
 from strategies.registry import STRATEGIES
-from tests.client.gates import called, judged, log, record_of, send, trained
-from tests.client.rounds import plan, private_plan, request, site
+from tests.client.rounds import called, judged, log, plan, private_plan, record_of, request, send, site, trained
 
 
 def under(folder: Path, **policy: Any) -> Site:

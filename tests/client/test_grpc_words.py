@@ -19,8 +19,7 @@ from common.security.call_signatures import ANOTHER_PROCESS
 from common.system.plain_text import MOST_WORDS, is_plain
 from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE
 from server.coordinator.folder import Coordinator
-from tests.client.check.servers import grpc_server, tls_of
-from tests.client.handshakes import answers, coordinator_in, listening
+from tests.client.handshakes import answers, coordinator_in, grpc_server, listening, tls_of
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 TRACE = "\n\n=== Source Location Trace: ===\nsrc/core/util/status_helper.cc:68\n"

@@ -44,8 +44,7 @@ from common.wire.fleet_protocol import object_ids
 from common.wire.flower_objects import join_message
 from server.coordinator.authority import signing_key_and_certificate
 from server.deployment.superlink.request_signing import Recipient, RequestSigner
-from tests.client.check.servers import tls_of
-from tests.client.handshakes import coordinator_in
+from tests.client.handshakes import coordinator_in, tls_of
 from tests.network.real import ROOT
 
 

@@ -1,20 +1,20 @@
-"""Test figures under masks, through the hospitals' gates: the coordinator opens a sum over a cohort, and no other."""
+"""Test figures under masks, of which the coordinator opens the sum over a cohort and no other; and runs of rounds."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from common.config import Plan
 from common.metrics.score_histograms import BINS
-from common.wire.records import EvaluateReply
-from common.wire.secure_aggregation import TEST_ROUND
+from common.wire.records import EvaluateReply, TrainRequest
+from common.wire.secure_aggregation import TEST_ROUND, MaskedRequest
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, SumRequest, UnmaskedSum
 from strategies.privacy.secure_aggregation.vectors import ONE, SegmentLayout
-from tests.client.masked import Hospitals, masked_plan
-from tests.client.rounds import evaluate_request
-
-FOUR = ("aspen", "beech", "cedar", "dogwood")
+from tests.client.masked import FOUR, Hospitals, masked_plan, of_training, with_trunk
+from tests.client.rounds import OWN, beginning, evaluate_request, evaluation, private_plan
 
 
 def sum_of_test(here: Hospitals, members: Sequence[str], run: str = "run") -> UnmaskedSum:
@@ -31,7 +31,7 @@ def sum_of_test(here: Hospitals, members: Sequence[str], run: str = "run") -> Un
 
 
 def test_the_sum_counts_every_hospitals_test_images_and_a_class_of_two_hospitals_stays_masked(tmp_path: Path) -> None:
-    names = dict.fromkeys(FOUR, ("a", "b")) | {"aspen": ("a",), "beech": ("a",)}
+    names = dict.fromkeys(FOUR, ("a", "b")) | {"ash": ("a",), "birch": ("a",)}
     here = Hospitals(tmp_path, FOUR, class_names=names)
     opened = sum_of_test(here, FOUR)
     assert (dict(opened.rows), opened.closed) == ({"a": FOUR}, ("b",))
@@ -54,5 +54,40 @@ def test_the_test_of_one_model_is_summed_among_the_same_hospitals_or_not_at_all(
 
 def test_a_hospital_whose_policy_keeps_its_scores_is_in_no_sum(tmp_path: Path) -> None:
     here = Hospitals(tmp_path, FOUR)
-    here.change("aspen", policy=here.sites["aspen"].policy.model_copy(update={"score_histograms": False}))
+    here.change("ash", policy=here.sites["ash"].policy.model_copy(update={"score_histograms": False}))
     assert sum_of_test(here, FOUR).survivors == FOUR[1:]
+
+
+SIX = (*FOUR, "fir", "oak")
+COURSE: tuple[tuple[tuple[str, ...], dict[str, type]], ...] = (
+    (SIX[:-1], {}),  # oak comes late
+    (SIX, {}),
+    (SIX, {"ash": MaskedRequest, "birch": MaskedRequest}),
+    (SIX, {}),
+)
+
+
+@pytest.mark.parametrize(
+    ("level", "of"),
+    [
+        ("masked", masked_plan()),
+        # Private hospitals accept noise that hides patients; it goes on before the masks.
+        ("private", private_plan(masked_plan(), level="patient", noise_multiplier=2.0, secure_aggregation=True)),
+    ],
+    ids=["masked", "private"],
+)
+def test_a_masked_run_goes_to_its_end(level: str, of: Plan, tmp_path: Path) -> None:
+    here = Hospitals(tmp_path, SIX, policy={"level": level})
+    for number, (members, lost) in enumerate(COURSE, 1):
+
+        def moved(
+            request: TrainRequest, times: float = 0.95**number, counted: int = min(number - 1, 1)
+        ) -> TrainRequest:
+            return replace(with_trunk(request, times), counted=counted)
+
+        opened = here.opened(of, members, number, change=of_training(moved), lost=lost)
+        assert list(opened.survivors) == [name for name in members if name not in lost]
+        assert np.abs(opened.vector).max() > 0
+    assert here.refusals == []
+    requested = evaluation(of, beginning(of, OWN), 4, 4, 4)
+    assert None not in [here.send(name, "evaluate", requested, EvaluateReply) for name in SIX], here.refusals

@@ -17,8 +17,19 @@ from common.data.images.pixels import pixels_on_device
 from common.models.network import build
 from common.plugins import MODELS, PLUGIN, register_local, stamp_of
 from common.wire.records import BenefitReply, EvaluateReply, TrainReply
-from tests.client.gates import record_of, send, trained
-from tests.client.rounds import beginning, benefit_request, evaluate_request, images, plan, private_plan, request, site
+from tests.client.rounds import (
+    beginning,
+    benefit_request,
+    evaluate_request,
+    images,
+    plan,
+    private_plan,
+    record_of,
+    request,
+    send,
+    site,
+    trained,
+)
 
 SOUGHT = 255
 """First pixel of the picture that the coordinator looks for; others have 0."""

@@ -1,17 +1,21 @@
-"""The three levels of a policy: keys that they set, and figures that leave. Attacks are in test_attack.py."""
+"""The three levels of a policy and docs/what-leaves.md: keys, and figures that leave. Attacks are in test_attack.py."""
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from client.gate.gate import ANSWERS
+from client.preview.data_dictionary import MEANING, SENT, STATISTICS, fields_in_markdown
 from client.site.policy import LEVELS, TRUST, Level, Policy
 from client.site.site_file import make_site_folder
 from common.config import Plan
+from common.wire.codec import field_names
 from common.wire.records import EvaluateReply, TrainReply
-from tests.client.gates import judged, record_of, trained
-from tests.client.rounds import OWN, changed_plan, plan, private_plan, site
+from strategies.registry import describe_statistics
+from tests.client.rounds import OWN, changed_plan, judged, plan, private_plan, record_of, site, trained
 
 SURGICAL = plan()
 PLANS: dict[Level, Plan] = {
@@ -80,3 +84,28 @@ def test_init_writes_every_key_with_its_default_and_whom_the_hospital_trusts(tmp
 def test_pages_say_whom_each_level_trusts_in_the_same_words(page: str) -> None:
     text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
     assert [sentence for sentence in TRUST.values() if sentence not in text] == []
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "what-leaves.md"
+
+
+def test_every_field_that_can_leave_is_explained_and_no_other() -> None:
+    assert set(SENT) == set(ANSWERS.values())
+    assert {name: set(fields) for name, fields in MEANING.items()} == {
+        record.__name__: set(field_names(record)) for record in SENT
+    }
+    assert set(STATISTICS) == set(describe_statistics())
+
+
+def test_the_page_says_the_same() -> None:
+    assert fields_in_markdown() in PAGE.read_text(encoding="utf-8")
+
+
+def test_the_page_has_every_key_of_the_policy_and_a_new_site_toml_too(tmp_path: Path) -> None:
+    policy = PAGE.read_text(encoding="utf-8").partition("## The policy")[2].partition("\n## ")[0]
+    first_cells = "".join(re.findall(r"^\|([^|]+)\|", policy, re.MULTILINE))
+    assert set(re.findall(r"`(\w+)`", first_cells)) == set(Policy.model_fields)
+    make_site_folder(tmp_path, "north")
+    table = (tmp_path / "site.toml").read_text(encoding="utf-8").partition("\n[policy]\n")[2]
+    table = table.partition("\n# Where this")[0]
+    assert set(re.findall(r"^(?:# )?(\w+) = ", table, re.MULTILINE)) == set(Policy.model_fields)

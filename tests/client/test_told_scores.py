@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
 
+import polyclinic
 from client.site.policy import Policy
 from client.site.site import Site
 from client.training.figures import make_score_histograms, score_part
@@ -16,12 +18,12 @@ from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.metrics.score_histograms import BINS, EDGES, score_histogram
 from common.plugins import METRICS, register_local, stamp_of
+from common.simulation import undivided_data
 from common.wire.codec import decode
 from common.wire.records import EvaluateReply
-from tests.client.gates import record_of, send
 from tests.client.hidden_labels import hospital, several_classes_an_image
-from tests.client.rounds import OWN, beginning, changed_plan, evaluation, images, plan, request, site
-from tests.federations import federation, of_type, overheard
+from tests.client.rounds import OWN, beginning, changed_plan, evaluation, images, plan, record_of, request, send, site
+from tests.federations import experiment, federation, of_type, overheard
 
 NAMES = ("Mass", "Edema")
 SCORES = np.linspace(0, 1, 30)[:, None] * [1, 0.5]
@@ -148,3 +150,25 @@ def test_a_metric_that_fails_is_not_defined_and_its_error_stays_at_the_site(nume
     assert np.isnan(reply.metric_values).all()
     assert not np.isnan(reply.auroc).all()
     assert any(name in line for line in lines)
+
+
+def test_each_class_has_the_figures_of_scikit_learn_at_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each site tests on 361 images, 32 to 41 of which show a class."""
+    monkeypatch.setattr("client.simulation.POLICY", Policy())
+    summary = federation(tmp_path)
+    file = experiment(tmp_path)
+    test = undivided_data(file.experiment, file.base).test
+    scores = polyclinic.predict(tmp_path / "run", test.images)
+    tables = [summary["test"]["per_class"], *(site["per_class"] for site in summary["per_site"].values())]
+    assert [len(table) for table in tables] == [10, 5, 5, 4]
+    for table in tables:
+        for name, figures in table.items():
+            labels, values = test.labels[:, test.class_names.index(name)], scores[name].to_numpy()
+            expected = {
+                "auroc": roc_auc_score(labels, values),
+                "average_precision": average_precision_score(labels, values),
+                "balanced_accuracy": balanced_accuracy_score(labels, values >= 0.5),
+            }
+            assert {key: figures[key] for key in expected} == pytest.approx(expected, abs=1e-6)
+            assert (figures["auroc"], figures["average_precision"]) != (1.0, 0.0)
+    assert len({figures["auroc"] for figures in tables[0].values()}) == 10

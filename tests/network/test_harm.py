@@ -5,14 +5,16 @@ import shlex
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from client.connection.exit_codes import ExitCode
-from server.deployment.supervisor import RunExit
+from server.deployment.supervisor import RunExit, rounds_done
 from tests.network.conftest import Survives
-from tests.network.federated import EVERYBODY, REMEMBERING, SLOW, Federation, events, sites_by_round
-from tests.network.real import Program, eventually, free_ports, lines_of, settings
+from tests.network.ended import disk, fill
+from tests.network.federated import EVERYBODY, REMEMBERING, SLOW, Federation, admitted, events, sites_by_round
+from tests.network.real import PARTIAL, Program, eventually, free_ports, lines_of, settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.torture]
 CUT_S = 20.0
@@ -190,3 +192,30 @@ def test_a_site_that_is_stopped_lets_go_of_its_training(federation: Federation, 
     run.says("north signed off")
     run.succeeds()
     assert sites_by_round(federation.out) == [["east", "south"]]
+
+
+MEGABYTES = 32
+FULL_S = 8.0
+
+
+@pytest.fixture
+def cramped(tmp_path: Path) -> Iterator[Federation]:
+    """The coordinator's ``state`` is on a small disk."""
+    with admitted(tmp_path, PARTIAL) as federation:
+        (federation.coordinator.folder / "state").mkdir(exist_ok=True)
+        with disk(federation.coordinator.folder / "state", MEGABYTES * 1024):
+            federation.coordinator.start()
+            federation.gather()
+            yield federation
+
+
+def test_a_full_disk_under_the_superlink_costs_time(cramped: Federation, survives: Survives) -> None:
+    survives("disk full under the SuperLink")
+    overrides = (SLOW, "run.rounds=3", REMEMBERING)
+    run = cramped.run(*overrides)
+    cramped.north.works_on("train", 2)
+    filler = fill(cramped.coordinator.folder / "state")
+    time.sleep(FULL_S)
+    assert rounds_done(cramped.out) == 1  # nothing went on meanwhile
+    filler.unlink()
+    cramped.ends_unharmed(run, 3, *overrides)

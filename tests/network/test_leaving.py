@@ -1,10 +1,11 @@
-"""Over the network: a site that declines, what each side wrote down of a run, and a line that a kill tore."""
+"""Over the network: sites that decline, also for want of noise, both sides' audits, and a line that a kill tore."""
 
 import time
 from pathlib import Path
 
 import pytest
 
+from client.training.privacy import PrivacyBudgetLedger
 from tests.network.conftest import Hospital, Trial
 from tests.network.federated import SLOW, Federation
 from tests.network.real import eventually, flwr_client, flwr_server, summary_of
@@ -62,3 +63,32 @@ def test_a_stopped_site_is_not_waited_for_is_one_event_and_named_by_resume(feder
     again = federation.run(*sets, options=("--resume",))
     assert again.ends() == 1
     assert 'Not there of the sites that took part: "north".' in " ".join(again.output.split())
+
+
+COMMON = ("run.rounds=2", "participation.min_sites=1", "model.norm=group", "evaluation.checkpoint=last")
+PRIVATE = (*COMMON, "privacy.level=patient", "privacy.noise_multiplier=8.0")
+
+
+def test_a_private_hospital_takes_part_where_noise_hides_patients(
+    trial: Trial, hospital: Hospital, tmp_path: Path
+) -> None:
+    usual, private = hospital("usual"), hospital("private", 'level = "private"')
+    for site in (usual, private):
+        site.connect()
+    by_image = ("privacy.level=sample", "privacy.noise_multiplier=8.0")
+    for rule, privacy in (("epsilon", ()), ("privacy_unit", by_image)):
+        run = trial.coordinator.run(trial.experiment, tmp_path / rule, *COMMON, *privacy, sites=2)
+        run.succeeds()
+        assert f"the run goes on without private: declines: policy.{rule}" in run.output
+    models = set()
+    for name in ("first", "again"):
+        trial.coordinator.run(trial.experiment, tmp_path / name, *PRIVATE, sites=2).succeeds()
+        summary = summary_of(tmp_path / name)
+        assert set(summary["privacy"]["epsilon"]) == {"usual", "private"}
+        assert summary["privacy"]["level"] == "patient"
+        assert (tmp_path / name / "model.safetensors").stat().st_size
+        models.add(summary["model_sha256"])
+    assert len(models) == 2  # a hospital's noise cannot be drawn again
+    spent = PrivacyBudgetLedger(private.folder / "state")
+    assert len(spent.entries) == 4  # two runs of two rounds
+    assert 0 < spent.epsilon(1e-5) < 8.0

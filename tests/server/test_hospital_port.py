@@ -26,7 +26,7 @@ from server.deployment.superlink import fleet_server
 from server.deployment.superlink.authentication import CALLS_PER_SITE, CallLimit
 from server.deployment.superlink.fleet_server import CALLS_PER_CONNECTION, LARGEST_METADATA
 from server.deployment.superlink.object_store import LARGEST_CALL
-from tests.client.check.servers import grpc_server
+from tests.client.handshakes import grpc_server
 from tests.network.flood import DATA, END_HEADERS, FRAME, HEADERS, PREFACE, RST_STREAM, SETTINGS, announced, frame
 from tests.network.flood import headers as header_block
 from tests.network.real import eventually

@@ -27,9 +27,18 @@ from server.deployment.superlink.authentication import AdmittedKeys, Caller
 from server.deployment.superlink.fleet_server import hello_handler
 from server.deployment.superlink.refused_calls import StrangerCalls
 from tests.certificates import self_signed
-from tests.client.check.servers import grpc_server, says, tls_of
 from tests.client.check.sites import GB, GOOD_MACHINE, SMALL_GPU, Hospital, hospital_in, write_images
-from tests.client.handshakes import coordinator_in, leads_to, listening, shows, shows_certificate, speaks_http
+from tests.client.handshakes import (
+    coordinator_in,
+    grpc_server,
+    leads_to,
+    listening,
+    says,
+    shows,
+    shows_certificate,
+    speaks_http,
+    tls_of,
+)
 
 DATA_ONLY = {"offline": True}
 

@@ -1,1 +1,0 @@
-"""The hospital that tests of the check break."""
