@@ -12,11 +12,11 @@ MARK = "POLYCLINIC_TEST"
 """Variable of the environment by which the programs of one test are recognised."""
 
 
-def environment(mark: str = "") -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The environment of a program that tests start: this tree's packages, one thread, no proxy."""
     near = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return {**near, MARK: mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
+    return {**near, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
 
 
 def marked(mark: str, others: Collection[int] = ()) -> list[psutil.Process]:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.network.real import ROOT, WITHIN_S
-from tests.processes import command_line, environment, kill, living, marked
+from tests.processes import MARK, command_line, environment, kill, living, marked
 
 MODULES = {"flwr-sim": "studies.cli", "flwr-server": "server.cli", "flwr-client": "client.cli"}
 HALF = ("*.part", "*.unfinished", "*.tmp")
@@ -72,6 +72,14 @@ class Table:
             self.path.write_text("".join(f"| {' | '.join(row)} |\n" for row in rows), encoding="utf-8")
 
 
+def to_the_parent(parent: int, mark: str, number: signal.Signals) -> None:
+    os.kill(parent, number)
+
+
+def to_the_group(parent: int, mark: str, number: signal.Signals) -> None:
+    os.killpg(parent, number)
+
+
 def to_every_process(parent: int, mark: str, number: signal.Signals) -> None:
     """As Slurm and systemd do with a job's, wherever a group may begin; the parent last, which is hardest."""
     for process in marked(mark):
@@ -82,10 +90,10 @@ def to_every_process(parent: int, mark: str, number: signal.Signals) -> None:
 
 
 WAYS: Mapping[str, tuple[signal.Signals, Callable[[int, str, signal.Signals], None]]] = {
-    "Ctrl-C": (signal.SIGINT, lambda parent, mark, number: os.killpg(parent, number)),
-    "SIGTERM to the parent": (signal.SIGTERM, lambda parent, mark, number: os.kill(parent, number)),
-    "SIGHUP to the parent": (signal.SIGHUP, lambda parent, mark, number: os.kill(parent, number)),
-    "SIGTERM to the group": (signal.SIGTERM, lambda parent, mark, number: os.killpg(parent, number)),
+    "Ctrl-C": (signal.SIGINT, to_the_group),
+    "SIGTERM to the parent": (signal.SIGTERM, to_the_parent),
+    "SIGHUP to the parent": (signal.SIGHUP, to_the_parent),
+    "SIGTERM to the group": (signal.SIGTERM, to_the_group),
     "SIGTERM to every process": (signal.SIGTERM, to_every_process),
 }
 
@@ -151,7 +159,7 @@ class Command:
         with log.open("wb") as file, as_from_a_terminal(ignores_ctrl_c):
             streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
             self.process = subprocess.Popen(
-                command, start_new_session=True, env=environment(self._mark), cwd=ROOT, **streams
+                command, start_new_session=True, env=environment() | {MARK: self._mark}, cwd=ROOT, **streams
             )
 
     @property

@@ -28,7 +28,7 @@ from server.coordinator.state import ControlSocket
 from tests.federations import DIGITS
 from tests.network.warm import LEADS, Forked, Warm
 from tests.network.warm import PROGRAMS as WARM_PROGRAMS
-from tests.processes import ROOT, command_line, environment, kill, marked
+from tests.processes import MARK, ROOT, command_line, environment, kill, marked
 from tests.server.commands import Ended
 
 WITHIN_S = 240.0
@@ -174,7 +174,7 @@ class Machine:
         self._mark = uuid.uuid4().hex
         self._programs: list[Program] = []
         self.ports: list[int] = []
-        self._environment = environment(self._mark)
+        self._environment = environment() | {MARK: self._mark}
 
     def start(self, name: str, *arguments: object) -> Program:
         """Run Python with these arguments; what :mod:`tests.network.warm` can fork is forked."""
