@@ -26,7 +26,11 @@ def kept_rounds(folder: Path) -> list[int]:
 
 def test_what_was_kept_comes_back_whole(tmp_path: Path) -> None:
     MemoryFolder(tmp_path).keep(memory(3))
-    assert repr(MemoryFolder(tmp_path).recall(counted=3)) == repr(memory(3))
+    back = MemoryFolder(tmp_path).recall(counted=3)
+    assert repr(back.parts) == repr(memory(3).parts)
+    assert (back.round, back.evaluated_round, back.best_round, back.best_loss) == (3, 2, 1, 0.25)
+    assert set(back.optimizer) == set(memory(3).optimizer)
+    assert back.optimizer["head.weight/step"] == 7
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_a_site_without_a_memory_of_the_best_round_is_tested_with_its_last_head(
     trained: int, before: int, counted: int, best: int, rounds: int, tmp_path: Path
 ) -> None:
     at = site(tmp_path)
-    last = trained_head(at, trained, before, min(best, before))
+    last = trained_head(at, trained, before, min(best, before - 1))
     assert last != INITIAL
     assert tested_head(at, counted, best, rounds) == last
 
