@@ -51,7 +51,6 @@ def table_of(folder: Path, names: Sequence[str]) -> LabelTable:
     return open_folder(FolderSpec.model_validate(tomllib.loads(SPEC)), folder)
 
 
-
 @pytest.mark.parametrize(
     ("names", "patients"),
     [
