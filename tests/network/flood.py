@@ -46,8 +46,8 @@ def text(value: bytes) -> bytes:
 
 def headers(method: bytes, *more: tuple[bytes, bytes]) -> bytes:
     """The header block of a gRPC call."""
-    usual = ((b":method", b"POST"), (b":scheme", b"https"), (b":path", method), (b":authority", b"127.0.0.1"))
-    usual += ((b"content-type", b"application/grpc"), (b"te", b"trailers"))
+    usual = [(b":method", b"POST"), (b":scheme", b"https"), (b":path", method), (b":authority", b"127.0.0.1")]
+    usual += [(b"content-type", b"application/grpc"), (b"te", b"trailers")]
     return b"".join(b"\x00" + text(name) + text(value) for name, value in (*usual, *more))
 
 
@@ -196,7 +196,20 @@ OVER_HTTP: dict[str, Work] = {
     "resets": again(_calls_taken_back),
     "calls": _calls,
 }
-KINDS = ("half", "silent", "half", "hello", "half", "shaken", "drip", "preface", "half", "streams", "half", "headers")
+KINDS: tuple[str, ...] = (
+    "half",
+    "silent",
+    "half",
+    "hello",
+    "half",
+    "shaken",
+    "drip",
+    "preface",
+    "half",
+    "streams",
+    "half",
+    "headers",
+)
 KINDS += ("drip", "settings", "half", "pings", "drip", "resets", "half", "calls")
 """Every second one is a call that is half sent."""
 
