@@ -196,21 +196,8 @@ OVER_HTTP: dict[str, Work] = {
     "resets": again(_calls_taken_back),
     "calls": _calls,
 }
-KINDS: tuple[str, ...] = (
-    "half",
-    "silent",
-    "half",
-    "hello",
-    "half",
-    "shaken",
-    "drip",
-    "preface",
-    "half",
-    "streams",
-    "half",
-    "headers",
-)
-KINDS += ("drip", "settings", "half", "pings", "drip", "resets", "half", "calls")
+KINDS = ["half", "silent", "half", "hello", "half", "shaken", "drip", "preface", "half", "streams", "half", "headers"]
+KINDS += ["drip", "settings", "half", "pings", "drip", "resets", "half", "calls"]
 """Every second one is a call that is half sent."""
 
 
