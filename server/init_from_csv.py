@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +9,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from common.data.base.image_set import is_placeholder
 from common.data.base.names import normalized
 from common.data.base.spec import FolderSpec
-from common.data.images.reading import NOT_A_PICTURE, is_picture, open_png_or_jpeg, read_head, unreadable_reason
+from common.data.images.reading import (
+    NOT_A_PICTURE,
+    decode_picture,
+    is_deep_png,
+    is_grey,
+    is_picture,
+    open_png_or_jpeg,
+    png_samples,
+    read_head,
+    unreadable_reason,
+)
 from common.data.tables.cells import read_label
 from common.data.tables.csv import Column, Columns, column_faults, read_columns
 from common.data.tables.files import FolderListings
@@ -64,7 +74,7 @@ kind = "class_subsets"
 sites = {sites}
 shared = {shared}                      # classes that all of them annotate
 """
-_GREY = {"1", "L", "I", "I;16", "F", "LA"}
+DEPTHS = (8, 10, 12, 14, 16)
 YES_AND_NO = {"yes", "no", "y", "n", "true", "false"}
 
 
@@ -77,8 +87,11 @@ class Dataset:
         checked: The table as a run reads it, with all its checks made.
         rows: Number of rows of the whole table.
         present: Number of rows whose picture is present.
+        color: True if some pictures have colour in them, and are not grey stored as colour.
         sizes: Height and width of some pictures; empty where only their decoder tells them.
-        looked_at: Number of pictures whose heads were read.
+        depth: Bits that the 16-bit PNG files among those looked at use, by their brightest sample; None without such.
+        display_problems: Sentences on DICOM files that are shown in different ways.
+        looked_at: Number of pictures that were read.
         unreadable: Number of these that cannot be read, by the reason.
     """
 
@@ -91,6 +104,8 @@ class Dataset:
     present: int
     color: bool
     sizes: tuple[tuple[int, int], ...]
+    depth: int | None
+    display_problems: tuple[str, ...]
     looked_at: int
     unreadable: Mapping[str, int]
 
@@ -105,17 +120,14 @@ class Dataset:
         """The source of the patients' names, and the number of patients; None where there is no source."""
         if self.roles.patient is not None:
             return f"column {self.roles.patient}", len(set(self.columns[self.roles.patient]))
-        from common.data.images.headers import dicom_patients, read_dicom_heads
-
-        heads = read_dicom_heads(self.checked.files)
-        patients = dicom_patients(heads) if any(head.syntax for head in heads) else None
-        return None if patients is None else ("PatientID of the DICOM files", len(set(patients)))
+        named = self.checked.patients[~is_placeholder(self.checked.patients)]
+        return ("PatientID of the DICOM files", len(set(named))) if len(named) else None
 
 
 def inspect_table(
     table: Path, images: Path | None, image_column_name: str | None, patient_column_name: str | None
 ) -> Dataset:
-    """Read a table, find its pictures, and read the heads of some of them.
+    """Read a table, find its pictures, and read some of them.
 
     Args:
         images: The folder of the pictures; searched beside the table where None.
@@ -143,7 +155,7 @@ def inspect_table(
         where = f"in {images}" if images else f"in the folder of {table.name} or below"
         problem = f'none of the {len(names)} pictures of column "{column}" is {where}; the first is "{names[0]}".'
         raise BadInput([Fault("--images", problem, "Name the folder that the column's names start from.")])
-    from common.data.images.headers import read_dicom_heads  # once nothing is wrong with the call
+    from common.data.images.headers import display_problems, read_dicom_heads  # once nothing is wrong with the call
 
     columns = columns.rows(present)
     roles = guess_roles(columns, column, patient_column_name)
@@ -157,11 +169,8 @@ def inspect_table(
     checked = open_folder(spec, Path())
     spread = np.unique(np.linspace(0, len(checked.files) - 1, LOOKED_AT).round().astype(int))
     files = [checked.files[row] for row in spread]
-    modes, sizes = set[str](), list[tuple[int, int]]()
-    for file in files:
-        with suppress(ValueError, OSError), open_png_or_jpeg(file) as image:  # nothing is decoded
-            modes.add(image.mode)
-            sizes.append((image.height, image.width))
+    looks, heads = [look for file in files if (look := _look_at(file)) is not None], read_dicom_heads(files)
+    brightest = max((look.brightest for look in looks if look.brightest is not None), default=None)
     return Dataset(
         table,
         folder,
@@ -170,10 +179,12 @@ def inspect_table(
         checked,
         rows=len(names),
         present=int(present.sum()),
-        color=not modes <= _GREY,
-        sizes=tuple(sizes),
+        color=any(look.color for look in looks),
+        sizes=tuple(look.size for look in looks),
+        depth=None if brightest is None else next(bits for bits in DEPTHS if brightest < 1 << bits),
+        display_problems=tuple(display_problems(heads)),
         looked_at=len(files),
-        unreadable=Counter(filter(None, map(_unreadable_reason, files, read_dicom_heads(files)))),
+        unreadable=Counter(filter(None, map(_unreadable_reason, files, heads))),
     )
 
 
@@ -189,6 +200,38 @@ def _unreadable_reason(picture: Path, head: "DicomHead") -> str:
     from common.data.images.syntaxes import is_readable, syntax_name  # takes a second, and most tables have no DICOM
 
     return "" if is_readable(head.syntax) else f"packed as {syntax_name(head.syntax)}"
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a PNG or JPEG file shows.
+
+    Attributes:
+        size: Height and width.
+        color: True if there is colour in it, and not grey stored as colour.
+        brightest: The brightest sample of a file of 16 bits; None for other files.
+    """
+
+    size: tuple[int, int]
+    color: bool
+    brightest: int | None
+
+
+def _look_at(picture: Path) -> _Look | None:
+    """Decode a PNG or JPEG file; return None for a file of another kind, or a damaged one."""
+    try:
+        with open_png_or_jpeg(picture) as image:
+            size = image.height, image.width
+        data, brightest = picture.read_bytes(), None
+        if is_deep_png(data):
+            samples = png_samples(data)
+            brightest = int(samples.max())
+            shown = (samples / max(brightest, 1) * 255).astype(np.uint8)
+        else:
+            shown = np.asarray(decode_picture(data))
+        return _Look(size, not is_grey(shown), brightest)
+    except (ValueError, OSError):
+        return None
 
 
 def write_experiment(data: Dataset, out: Path) -> list[str]:
@@ -215,6 +258,12 @@ def _describe_data(data: Dataset) -> list[str]:
         lines.append(f"    {counted(data.checked.repeated, 'row')} said the same as an earlier one; each counts once.")
     for reason, count in data.unreadable.items():
         lines.append(f"    {count} of the {data.looked_at} that were looked at cannot be read: {reason}.")
+    if data.depth is not None:
+        lines.append(
+            f"    PNG files of 16 bits a sample: bit_depth = {data.depth} is a guess by the brightest of those"
+        )
+        lines.append("    that were looked at. Ask who exported them: a wrong one makes pictures dark, or unreadable.")
+    lines += [f"    {problem}" for problem in data.display_problems]
     if data.patients is None:
         lines += [
             "patients: UNKNOWN. Each image counts as a patient of its own: the same patient may stand in training",
@@ -223,6 +272,12 @@ def _describe_data(data: Dataset) -> list[str]:
     else:
         source, count = data.patients
         lines.append(f"patients: {source}, {count} of them; no patient is split over two parts.")
+        if nameless := int(is_placeholder(data.checked.patients).sum()):
+            lines[-1] = f"patients: {source}, {count} of them."
+            lines.append(
+                f"    {counted(nameless, 'image')} without a PatientID: each study of these counts as a patient of its"
+            )
+            lines.append("    own, and may be of one who stands in another part.")
     lines.append("classes: " + ", ".join(f"{name} {count}" for name, count in roles.classes.items()))
     blank = {name: _count_unlabelled(data.columns.column(name)) for name in roles.label_columns}
     if unlabelled := [f"{name} {count}" for name, count in blank.items() if count]:
@@ -267,6 +322,14 @@ def _experiment_text(data: Dataset, out: Path) -> str:
         columns.append(f"classes = {json_text(list(roles.classes))}   # remove what is no finding")
     if roles.split:
         columns.append(f"split_column = {json_text(roles.split)}")
+    if data.depth is not None:
+        columns.append(
+            f"bit_depth = {data.depth}                  # of 16-bit PNG files; a guess, ask who exported them"
+        )
+    if data.display_problems:
+        columns.append(
+            "# window = [40, 400]            # centre and width of grey values, the same for all files; here CT"
+        )
     if data.present < data.rows:
         columns.append('missing_files = "ignore"        # rows without a picture are left out')
     pixels = "sizes of their own"

@@ -28,7 +28,7 @@ import typer
 
 from common.errors import CannotGoOn, stop_on
 from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
-from common.system.plain_text import json_text
+from common.system.plain_text import json_text, list_first_and_count_rest
 from common.system.resources import uncollected_imports
 from common.system.stopping import set_resume_hint, stop_on_signals
 from common.system.terminal import PlainConsole, ProgressForm, program, progress_form, run_program
@@ -324,24 +324,32 @@ def predict(
     window: Annotated[
         str | None, typer.Option("--window", help="CENTRE,WIDTH of grey values in DICOM and NIfTI files: 40,400.")
     ] = None,
+    bit_depth: Annotated[
+        str | None, typer.Option("--bit-depth", help="Of PNG files of 16 bits: how many are used, 8 to 16.")
+    ] = None,
 ) -> None:
     """Write the probabilities that a saved model gives to images.
 
-    Without --frame, --axis and --window files are read as the run's own data was.
+    Without these options files are read as the run's own data was.
 
     Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
     """
+    from common.data.base.image_set import MOST_SKIPPED_NAMED, SkippedImage, describe_skipped
     from server.export.pictures import refuse_without_pictures
     from server.export.preflight import refuse_wrong_paths, rendering_from_options
 
-    rendering = rendering_from_options(frame, axis, window)
+    rendering = rendering_from_options(frame, axis, window, bit_depth)
     refuse_wrong_paths(folder, data, out)  # before torch is imported
     refuse_without_pictures(data)
     from server.export.prediction import predict_to_csv
 
-    read, unreadable = predict_to_csv(folder, data, out, rendering)
-    unread = f"; {unreadable} could not be read, see its last column" if unreadable else ""
-    console.print(f"{read} images -> {out}{unread}", soft_wrap=True)
+    pictures = predict_to_csv(folder, data, out, rendering)
+    console.print(f"{len(pictures.names)} images -> {out}", soft_wrap=True)
+    if sentence := describe_skipped([SkippedImage(*each) for each in pictures.unreadable.items()]):
+        console.print(f"{sentence} They have rows without figures.", soft_wrap=True, markup=False)
+    if pictures.others:
+        others = list_first_and_count_rest(pictures.others, MOST_SKIPPED_NAMED)
+        console.print(f"no pictures: {others}", soft_wrap=True, markup=False)
     from server.reporting.tables import limits_of_model
 
     console.print(limits_of_model(folder), end="")

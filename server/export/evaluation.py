@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from common.data.base.image_set import ImageSet, SkippedImage, concatenate, patients_known
+from common.data.base.image_set import ImageSet, SkippedImage, concatenate, describe_skipped, patients_known
 from common.data.base.spec import FolderSpec, NpzSpec
 from common.data.images.store import user_store
 from common.data.load import load, refuse_other_classes
@@ -255,6 +255,5 @@ def evaluation_limits(evaluation: Evaluation) -> Iterator[str]:
         yield f"At a threshold of 0.5 the model finds none of the positive images of {listed(blind)} (sensitivity 0)."
     if evaluation.patients is None:
         yield UNKNOWN_PATIENTS
-    if evaluation.skipped:
-        images, first = counted(len(evaluation.skipped), "image"), evaluation.skipped[0]
-        yield f"{images} could not be read; the first is {first.name}: {first.reason}."
+    if sentence := describe_skipped(evaluation.skipped):
+        yield sentence

@@ -1,7 +1,6 @@
 """Images without labels for ``predict`` and ``export --check``: npz files, pictures, folders of pictures."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,17 +17,27 @@ from common.system.files import is_file
 
 NPZ_PARTS = ("test", "val", "train")
 _KINDS = "PNG, JPEG, DICOM, NIfTI"
+_NOT_READ = (".bmp", ".tif", ".tiff", ".gif", ".webp", ".jp2", ".heic", ".nrrd", ".mha", ".mhd", ".hdr", ".svs")
+"""Endings of the names of pictures that are not read here."""
 MOST_EXAMINED = 100
 """No file of a folder with more files is examined before the model is read."""
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images without labels: names, uint8 ``(n, height, width[, 3])``, and those that could not be read."""
+    """Images without labels.
+
+    Attributes:
+        names: Names of the images that could be read.
+        images: uint8 ``(n, height, width[, 3])``.
+        unreadable: Name of each image that could not be read -> the reason.
+        others: Names of files of the folder that are no pictures.
+    """
 
     names: tuple[str, ...]
     images: NDArray[np.uint8]
     unreadable: Mapping[str, str]
+    others: tuple[str, ...] = ()
 
 
 def refuse_without_pictures(data: Path) -> None:
@@ -40,16 +49,18 @@ def refuse_without_pictures(data: Path) -> None:
     if _is_npz(data):
         _images_key(data)
         return
-    files = _list_picture_files(data)
-    if len(files) > MOST_EXAMINED:
-        return
-    for file in files:
-        with suppress(OSError):
-            if is_picture(read_head(file)):
-                return
-    name = str(files[0].relative_to(data)) if data.is_dir() else data.name
-    empty = not files[0].stat().st_size
-    stop_on([unreadable_images_fault(data, name, "empty" if empty else NOT_A_PICTURE)])
+    files, _ = _list_picture_files(data)
+    if len(files) <= MOST_EXAMINED and not any(map(_may_be_picture, files)):
+        name = str(files[0].relative_to(data)) if data.is_dir() else data.name
+        empty = not files[0].stat().st_size
+        stop_on([unreadable_images_fault(data, name, "empty" if empty else NOT_A_PICTURE)])
+
+
+def _may_be_picture(file: Path) -> bool:
+    try:
+        return is_picture(read_head(file))
+    except OSError:
+        return False
 
 
 def unreadable_images_fault(data: Path, name: str, reason: str) -> Fault:
@@ -70,28 +81,37 @@ def read_pictures(data: Path, form: ImageForm) -> Pictures:
         with open_arrays(data, str(data)) as arrays:
             images = arrays[key]
         return Pictures(tuple(f"{key}[{row}]" for row in range(len(images))), images, {})
-    files = _list_picture_files(data)
+    files, others = _list_picture_files(data)
     names = [str(file.relative_to(data)) if data.is_dir() else file.name for file in files]
     decoded = decode_pictures(names, lambda row: files[row], form)
     unreadable = {skip.name: skip.reason for skip in decoded.skipped}
-    return Pictures(tuple(names[row] for row in decoded.rows), decoded.images, unreadable)
+    return Pictures(tuple(names[row] for row in decoded.rows), decoded.images, unreadable, tuple(others))
 
 
 def _is_npz(data: Path) -> bool:
     return data.suffix == ".npz" and is_file(data)
 
 
-def _list_picture_files(data: Path) -> list[Path]:
-    """Return the picture, or the pictures of the folder sorted by name."""
-    files, listings = [data], FolderListings()
+def _list_picture_files(data: Path) -> tuple[list[Path], list[str]]:
+    """Return the picture, or the pictures of the folder sorted by name; and the names of the folder's other files.
+
+    Pictures of kinds that are not read here are among the pictures, so that they are counted.
+
+    Raises:
+        BadInput: If there is no picture, or a folder cannot be listed.
+    """
+    pictures, others, listings = [data] if is_file(data) else list[Path](), list[str](), FolderListings()
     if data.is_dir():
-        paths = (data / below / name for below, name in listings.walk(data))
-        kinds = (path for path in paths if not path.suffix or path.name.lower().endswith(PICTURE_SUFFIXES))
-        files = sorted(path for path in kinds if path.is_file())
+        paths = (data / below / name for below, name in listings.walk(data) if not name.startswith("."))
+        for file in (path for path in paths if path.is_file()):
+            if not file.suffix or file.name.lower().endswith(PICTURE_SUFFIXES + _NOT_READ) or _may_be_picture(file):
+                pictures.append(file)
+            else:
+                others.append(str(file.relative_to(data)))
         stop_on(listings.faults(str(data)))
-    if not files or not is_file(files[0]):
+    if not pictures:
         raise BadInput([Fault(str(data), f"is no npz file, no picture and no folder of pictures ({_KINDS}).")])
-    return files
+    return sorted(pictures), sorted(others)
 
 
 def _images_key(data: Path) -> str:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from common.data.base.decoded_size import LARGEST_MB
 from common.data.base.image_set import ImageSet
-from common.data.base.spec import Axis, Frame, LargestMb, Rendering, Resize, Window
+from common.data.base.spec import AS_IN_FILE, Axis, BitDepth, Frame, LargestMb, Rendering, Resize, Window
 from common.data.images.pixels import Pixels, channels_first, pixels_on_device
 from common.data.images.reading import ImageForm
 from common.errors import BadInput, stop_on
@@ -36,6 +36,8 @@ class _RenderingOfRun(BaseModel):
     axis: Axis = "axial"
     window: Window | None = None
     largest_mb: LargestMb = LARGEST_MB
+    bit_depth: BitDepth | None = None
+    jpeg_draft: bool = False
 
 
 def image_form_of(folder: Path, network: SplitNetwork, rendering: Rendering | None = None) -> ImageForm:
@@ -48,12 +50,18 @@ def image_form_of(folder: Path, network: SplitNetwork, rendering: Rendering | No
     if is_file(folder / "summary.json"):
         with suppress(BadInput, ValidationError):  # of another version, or edited: the model alone is enough
             shown = _RenderingOfRun.model_validate(read_run(folder).summary.experiment.get("data") or {})
-    shown_as = replace(rendering or Rendering(shown.frame, shown.axis, shown.window), largest_mb=shown.largest_mb)
+    options = None if rendering is None or replace(rendering, bit_depth=None) == AS_IN_FILE else rendering
+    shown_as = replace(
+        options or Rendering(shown.frame, shown.axis, shown.window),
+        largest_mb=shown.largest_mb,
+        bit_depth=(rendering.bit_depth if rendering else None) or shown.bit_depth,
+        jpeg_draft=shown.jpeg_draft,
+    )
     return ImageForm(network.spec.image_size, network.spec.channels == 3, shown.resize, shown_as)
 
 
-def predict_to_csv(folder: Path, data: Path, destination: Path, rendering: Rendering | None = None) -> tuple[int, int]:
-    """Write a csv of probabilities, one row an image; return the number of images read, and of those unreadable.
+def predict_to_csv(folder: Path, data: Path, destination: Path, rendering: Rendering | None = None) -> Pictures:
+    """Write a csv of probabilities, one row an image; return the images.
 
     An image that cannot be read has a row with empty cells and the reason in the last column.
 
@@ -70,7 +78,7 @@ def predict_to_csv(folder: Path, data: Path, destination: Path, rendering: Rende
     read = [[name, *row.tolist(), None] for name, row in zip(pictures.names, probabilities, strict=True)]
     unread = [[name, *[None] * len(network.class_names), why] for name, why in pictures.unreadable.items()]
     write_atomically(destination, rows_to_csv([header, *read, *unread]))
-    return len(pictures.names), len(pictures.unreadable)
+    return pictures
 
 
 def score_files(network: SplitNetwork, data: Path, form: ImageForm) -> tuple[Pictures, NDArray[np.float32]]:

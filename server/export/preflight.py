@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.data.base.spec import Axis, DataSpec, Frame, NpzSpec, Rendering, Window
+from common.data.base.spec import Axis, BitDepth, DataSpec, Frame, NpzSpec, Rendering, Window
 from common.data.sources.npz import key_faults
 from common.data.sources.npz_file import read_headers
 from common.data.tables.csv import Columns, column_faults, read_columns
@@ -62,22 +62,26 @@ class _RenderingOptions(BaseModel):
     frame: Frame | None = None
     axis: Axis = "axial"
     window: Window | None = None
+    bit_depth: BitDepth | None = None
 
 
 _EXPECTED = {
     "frame": 'a number from 1, or "middle"',
     "axis": "axial, coronal or sagittal",
+    "bit_depth": "a number from 8 to 16",
     "window": "CENTRE,WIDTH: two numbers, the second at least 1, such as 40,400",
 }
 
 
-def rendering_from_options(frame: str | None, axis: str | None, window: str | None) -> Rendering | None:
+def rendering_from_options(
+    frame: str | None, axis: str | None, window: str | None, bit_depth: str | None
+) -> Rendering | None:
     """Return the rendering that the options name; None where no option is used.
 
     Raises:
         BadInput: With every option that cannot be understood.
     """
-    texts = {"frame": frame, "axis": axis, "window": window}
+    texts = {"frame": frame, "axis": axis, "window": window, "bit_depth": bit_depth}
     options = {key: text.split(",") if key == "window" else text for key, text in texts.items() if text is not None}
     if not any(options.values()):
         return None
@@ -85,9 +89,13 @@ def rendering_from_options(frame: str | None, axis: str | None, window: str | No
         rendering = _RenderingOptions.model_validate(options)
     except ValidationError as error:
         wrong = {str(each["loc"][0]) for each in error.errors()}
-        faults = [Fault(f"--{key} {texts[key]}", f"expected {_EXPECTED[key]}.") for key in _EXPECTED if key in wrong]
+        faults = [
+            Fault(f"--{key.replace('_', '-')} {texts[key]}", f"expected {_EXPECTED[key]}.")
+            for key in _EXPECTED
+            if key in wrong
+        ]
         raise BadInput(faults) from None
-    return Rendering(rendering.frame, rendering.axis, rendering.window)
+    return Rendering(rendering.frame, rendering.axis, rendering.window, bit_depth=rendering.bit_depth)
 
 
 @dataclass(frozen=True)

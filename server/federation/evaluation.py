@@ -10,7 +10,7 @@ import numpy as np
 
 from common.config import Plan
 from common.contract import LabelContract
-from common.data.base.image_set import ImageSet, Splits, patients_known
+from common.data.base.image_set import ImageSet, SkippedImage, Splits, patients_known
 from common.data.images.pixels import pixels_on_device
 from common.metrics.auroc import (
     FIGURES,
@@ -79,6 +79,7 @@ class RunContext:
         positives: Site -> class -> training images that show it; empty where only the sites know.
         table_sha256: Hash of the table of labels; None where the data has none, or only the sites have it.
         patients_known: Whether the data said whose images they are; None where only the sites know.
+        skipped: Images of simulated sites that could not be read.
         resumed: Checkpoint from which the run goes on; None for a new run.
     """
 
@@ -103,6 +104,7 @@ class RunContext:
     positives: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     table_sha256: str | None = None
     patients_known: bool | None = None
+    skipped: Sequence[SkippedImage] = ()
     resumed: Checkpoint | None = None
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from common.data.base.image_set import describe_skipped
 from common.metrics.auroc import FEWEST_POSITIVES, GLOBAL_MODEL, SUMS, ClassMetrics, Summary, mean_and_sd
 from common.metrics.benefit import Benefit, benefit_sentence
 from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, figure
@@ -214,6 +215,8 @@ def prominent_limits(run: Run) -> list[str]:
         limits.append(f"{_quote(names)} {_verb_form(names, 'was', 'were')} not learned: {rows}, because {few}.")
     if summary.patients_known is False:
         limits.append(UNKNOWN_PATIENTS)
+    if sentence := describe_skipped(summary.skipped_images):
+        limits.append(sentence)
     limits += [*_detected_by_chance(test), *_unfit_threshold(test)]
     by_validation = (summary.experiment.get("evaluation") or {}).get("checkpoint", "best") == "best"
     if by_validation and 1 < summary.rounds == summary.best_round:

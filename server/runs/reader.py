@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from common.data.base.image_set import SkippedImage
 from common.errors import BadInput, Fault, stop_on
 from common.metrics.auroc import ClassMetrics, Summary
 from common.metrics.benefit import Benefit
@@ -127,6 +128,7 @@ class RunSummary(_Record):
         criterion: Validation figure by which the best round was chosen; None where no round was chosen.
         table_sha256: Hash of the table of labels, by which ``evaluate`` recognises the table.
         patients_known: False if the data did not name the patient of every image; None where only the sites know.
+        skipped_images: Images of simulated sites that could not be read, and why.
         external: Test on images of another place; None without them.
         drawn_to_test: The sample of sites that tested the model; None where all sites did.
         benefit: Site -> comparison of the run's model with one that the site trained alone; empty without comparison.
@@ -142,6 +144,7 @@ class RunSummary(_Record):
     sites: dict[str, SiteRecord]
     table_sha256: str | None = None
     patients_known: bool | None = None
+    skipped_images: tuple[SkippedImage, ...] = ()
     best_round: int | None = None
     criterion: Literal["auroc", "loss"] | None = None
     test: Summary

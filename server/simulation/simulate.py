@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from common.config import Experiment, ExperimentFile, make_plan
-from common.data.base.image_set import ImageSet
+from common.data.base.image_set import ImageSet, SkippedImage, describe_skipped
 from common.data.load import external_faults, external_images, refuse_other_classes
 from common.data.load import faults as data_faults
 from common.data.partition.checks import partition_faults
@@ -135,6 +135,8 @@ class Simulation:
             folder.event("no_training_images", sites=list(data.empty_sites))
             names = list_first_and_count_rest(data.empty_sites, 5)
             self.tell(f"Without training images, and not in the run: {names}. The partition gave them none.")
+        if sentence := describe_skipped(self._skipped_images()):
+            self.tell(sentence)
         if not data.patients_known:
             folder.event("patients_unknown")
             if (key := NAMES_PATIENTS.get(self.experiment.data.kind if self.experiment.data else "")) is not None:
@@ -165,7 +167,13 @@ class Simulation:
             positives=data.positives,
             table_sha256=self._table_sha256(),
             patients_known=data.patients_known,
+            skipped=self._skipped_images(),
         )
+
+    def _skipped_images(self) -> list[SkippedImage]:
+        """Return the images that could not be read, those of the external test set among them."""
+        sets = [*self.data.splits.parts, *([self.external] if self.external else [])]
+        return [skip for images in sets for skip in images.skipped]
 
     def _table_sha256(self) -> str | None:
         table = getattr(self.experiment.data, "labels", None)

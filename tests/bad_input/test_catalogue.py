@@ -1,5 +1,6 @@
 """Every malformed thing of the catalogue: the whole message that the user gets, and how the program ends."""
 
+import html
 import importlib
 import json
 import re
@@ -97,6 +98,10 @@ def test_a_few_corrupt_images_are_skipped_counted_and_listed(tmp_path: Path) -> 
     skipped = [event for event in map(json.loads, lines) if event["event"] == "image_skipped"]
     assert ended.code == 0, ended.err
     assert sorted((event["image"], event["reason"]) for event in skipped) == [
-        ("00.png", "image file is truncated"),
+        ("00.png", "damaged or cut off"),
         ("01.png", "empty"),
     ]
+    sentence = "2 images could not be read, and are left out: 00.png (damaged or cut off) and 01.png (empty)."
+    assert sentence in " ".join(ended.out.split())
+    assert sentence in html.unescape((tmp_path / "run" / "report.html").read_text(encoding="utf-8"))
+    assert sentence in (tmp_path / "run" / "MODEL_CARD.md").read_text(encoding="utf-8").replace("\\", "")

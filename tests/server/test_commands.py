@@ -55,15 +55,19 @@ def test_predict_names_every_image_and_says_which_cannot_be_read(finished: Path,
     for row, pixels in enumerate(TEST.images[:3]):
         Image.fromarray(pixels).save(tmp_path / "pictures" / f"{row}.png")
     (tmp_path / "pictures" / "broken.png").write_bytes(b"\x89PNG and no more")
+    Image.fromarray(TEST.images[0]).save(tmp_path / "pictures" / "d.TIFF", "TIFF")
+    (tmp_path / "pictures" / "notes.txt").write_text("no picture", encoding="utf-8")
     ended = flwr_sim("predict", finished / "run", tmp_path / "pictures", "--out", tmp_path / "p.csv")
     rows = predicted(tmp_path)
     assert ended.code == 0
     assert "3 images -> " in ended.out
-    assert "1 could not be read" in ended.out
-    assert [row["image"] for row in rows] == ["0.png", "1.png", "2.png", "broken.png"]
+    assert "2 images could not be read, and are left out: broken.png (damaged or cut off) and d.TIFF (" in ended.out
+    assert "no pictures: notes.txt" in ended.out
+    assert [row["image"] for row in rows] == ["0.png", "1.png", "2.png", "broken.png", "d.TIFF"]
     assert all(0 < float(row["7"]) < 1 for row in rows[:3])
     assert rows[3]["7"] == ""
     assert rows[3]["unreadable"]
+    assert rows[4]["unreadable"]
 
 
 def test_predict_says_what_limits_a_runs_model_and_nothing_of_a_model_alone(finished: Path, tmp_path: Path) -> None:

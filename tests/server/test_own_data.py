@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import imagecodecs
 import numpy as np
 import pytest
 from PIL import Image
@@ -10,6 +11,7 @@ from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
 from common.config import read_experiment
+from common.data.base.image_set import concatenate
 from common.data.load import load
 from strategies.registry import find_method_faults
 from tests.common.data.bombs import GOOD, png
@@ -102,12 +104,48 @@ def test_pictures_that_cannot_be_read_are_counted_before_anything_runs(labels: P
     assert "1 of the 40 that were looked at cannot be read: packed as 1.2.840.10008.1.2.9" in text
 
 
+@pytest.mark.parametrize(("tint", "color"), [(0, False), (6, False), (60, True)])
+def test_grey_that_is_stored_as_colour_is_noticed(tmp_path: Path, tint: int, color: bool) -> None:
+    path = table(tmp_path, "file,patient,Fluid,Mass", *rows(40, "{a},{b}"))
+    for file in (tmp_path / "scans").iterdir():
+        Image.new("RGB", (20, 20), (100 + tint, 100, 100)).save(file)
+    made(path)
+    assert data_of(path).color is color
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_the_depth_of_16_bit_pictures_is_proposed_for_all_and_no_picture_is_read_by_its_own(
+    tmp_path: Path, samples: int
+) -> None:
+    path = table(tmp_path, "file,patient,Fluid,Mass", *rows(40, "{a},{b}"))
+    for number, file in enumerate(sorted((tmp_path / "scans").iterdir())):
+        pixels = np.full((20, 20), 4000 if number == 7 else 1008 + number, np.uint16)
+        file.write_bytes(imagecodecs.png_encode(pixels if samples == 1 else np.stack([pixels] * samples, -1)))
+    assert "bit_depth = 12 is a guess" in made(path)
+    assert (data_of(path).bit_depth, data_of(path).color) == (12, False)
+    images = concatenate(load(data_of(path), tmp_path).parts)
+    shown = {int(image.max()) for image in images.images}
+    assert shown == {round((4000 if n == 7 else 1008 + n) * 255 / 4095) for n in range(40)}
+
+
+def test_mixed_modalities_and_missing_windows_are_told(tmp_path: Path) -> None:
+    path = table(tmp_path, "file,Fluid,Mass", *(f"{n:03}.dcm,{n % 2},{n // 2 % 2}" for n in range(40)))
+    for n, file in enumerate(sorted(tmp_path / "scans" / f"{n:03}.dcm" for n in range(40))):
+        window = {"WindowCenter": 100, "WindowWidth": 200} if n % 4 else {}
+        names = {"PatientID": f"P{n // 2}" if n else "", "Modality": "CT" if n < 30 else "CR"}
+        file.write_bytes(dicom(np.full((8, 8), n, np.uint16), **names, **window))
+    text = made(path)
+    assert "30 CT, 10 CR" in text
+    assert "10 of 40 DICOM files name no window" in text
+    assert "20 of them. 1 image without a PatientID" in text
+
+
 def test_names_of_findings_in_one_column_are_taken(tmp_path: Path) -> None:
     lines = [f"{n:03}.png,p{n},{'Mass|Fluid' if n % 3 else 'Fluid'}" for n in range(30)]
     path = table(tmp_path, "Image,Subject ID,Findings", *lines, mode="RGB")
     assert "classes: Fluid 30, Mass 20" in made(path)
     data = data_of(path)
-    assert (data.finding_column, data.classes, data.color) == ("Findings", ("Fluid", "Mass"), True)
+    assert (data.finding_column, data.classes, data.color) == ("Findings", ("Fluid", "Mass"), False)
 
 
 def test_one_hot_columns_are_noticed_and_so_are_rare_classes(tmp_path: Path) -> None:

@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.system.plain_text import counted, list_first_and_count_rest
+
 PARTS = ("train", "validation", "test")
+MOST_SKIPPED_NAMED = 5
 UNKNOWN_PATIENT = "unknown#"
 """Prefix of an image's running number, which stands for its patient where nobody names one."""
 
@@ -66,6 +69,15 @@ class PixelRows(ABC):
 
     def __getitem__(self, rows: NDArray[np.intp] | slice) -> NDArray[np.uint8]:
         return self.read(np.arange(len(self))[rows])
+
+
+def describe_skipped(skipped: Sequence[SkippedImage]) -> str:
+    """Return one sentence that names the first images that could not be read; empty without any."""
+    if not skipped:
+        return ""
+    names = list_first_and_count_rest([f"{skip.name} ({skip.reason})" for skip in skipped], MOST_SKIPPED_NAMED)
+    verb = "is" if len(skipped) == 1 else "are"
+    return f"{counted(len(skipped), 'image')} could not be read, and {verb} left out: {names}."
 
 
 @dataclass(frozen=True)

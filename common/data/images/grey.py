@@ -110,8 +110,8 @@ def entry_depth(top: int, stated: int, stored: int, name: str) -> int:
     """Return the bits of a table's entries, of which the largest is ``top``.
 
     Devices write 16 into the descriptor of a table of 12 bits, and less than its entries have. The descriptor counts
-    where the table uses at least a quarter of its range, then the bits of the pixels, then a usual depth that the
-    largest entry nearly fills.
+    where the table uses at least a quarter of its range, then the bits of the pixels, then a usual depth of which the
+    largest entry is white. No table becomes brighter than others of its device because it is dim.
 
     Args:
         stated: Bits that the descriptor says.
@@ -125,7 +125,7 @@ def entry_depth(top: int, stated: int, stored: int, name: str) -> int:
         if 0 < bits <= 16 and top < 1 << bits and (top >= 1 << bits - 2 or bits <= 8):
             return bits
     usual = next((bits for bits in _USUAL_DEPTHS if top < 1 << bits), 0)
-    if usual and (usual == 16 or top >> usual - 3 == 7):
+    if usual and (usual == 16 or top in ((1 << usual) - 1, 255 << usual - 8)):
         return usual
     raise ValueError(f"{name} says {stated} bits, and its largest entry is {top}: its depth cannot be decided")
 

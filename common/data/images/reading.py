@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from common.data.base.decoded_size import check_size, picture_limit
+from common.data.base.decoded_size import LARGEST_MB, check_size, picture_limit
 from common.data.base.image_set import SkippedImage
 from common.data.base.spec import AS_IN_FILE, Rendering, Resize
 from common.data.images.bands import scale_to_8_bits
@@ -132,29 +132,40 @@ def _decode_jpeg(data: bytes, rendering: Rendering, side: int) -> Image.Image:
 
 
 def _decode_png(data: bytes, rendering: Rendering, side: int) -> Image.Image:
-    """Decode a PNG file by libpng: Pillow takes the upper 8 of 16 bits, and a cut picture for a whole one."""
+    if is_deep_png(data) and rendering.bit_depth is None:
+        raise ValueError(DEPTH_UNKNOWN)
+    samples = png_samples(data, rendering.largest_mb)
+    if samples.dtype == np.uint16:
+        samples = scale_to_8_bits(samples, rendering.bit_depth or 16, "data.bit_depth")
+    image = Image.fromarray(samples)
+    if any(mark in data for mark in _MAY_TURN):
+        with open_png_or_jpeg(data) as head:
+            image.getexif().update(head.getexif())
+    return image
+
+
+def png_samples(data: bytes, largest_mb: int = LARGEST_MB) -> NDArray[np.uint8] | NDArray[np.uint16]:
+    """Decode a PNG file to ``(height, width[, 3])``, without opacity.
+
+    libpng does it, because Pillow takes the upper 8 of 16 bits, and a cut picture for a whole one.
+
+    Raises:
+        ValueError: If it is damaged, cut off or too large.
+    """
     from imagecodecs import png_decode
 
     with open_png_or_jpeg(data) as head:
-        depth, samples = data[24], _SAMPLES.get(data[25], 4)
-        of_a_pixel = samples * (2 if depth == 16 else 1)
-        of_a_pixel = of_a_pixel if samples == 1 else max(of_a_pixel, _IN_PILLOW)
-        check_size(head.width * head.height * of_a_pixel, picture_limit(rendering.largest_mb))
-        if depth == 16 and rendering.bit_depth is None:
-            raise ValueError(DEPTH_UNKNOWN)
-        try:
-            pixels = png_decode(data)
-        except RuntimeError:
-            raise ValueError("damaged or cut off") from None
-        if pixels.ndim == 3:  # without the opacity
-            pixels = pixels[..., 0] if pixels.shape[2] <= 2 else pixels[..., :3]
-        pixels = np.ascontiguousarray(pixels)
-        if pixels.dtype == np.uint16:
-            pixels = scale_to_8_bits(pixels, rendering.bit_depth or 16, "data.bit_depth")
-        image = Image.fromarray(pixels)
-        if any(mark in data for mark in _MAY_TURN):
-            image.getexif().update(head.getexif())
-        return image
+        pixels, samples = head.width * head.height, _SAMPLES.get(data[25], 4)
+    of_a_pixel = samples * (2 if is_deep_png(data) else 1)
+    of_a_pixel = of_a_pixel if samples == 1 else max(of_a_pixel, _IN_PILLOW)
+    check_size(pixels * of_a_pixel, picture_limit(largest_mb))
+    try:
+        decoded = png_decode(data)
+    except RuntimeError:
+        raise ValueError("damaged or cut off") from None
+    if decoded.ndim == 3:
+        decoded = decoded[..., 0] if decoded.shape[2] <= 2 else decoded[..., :3]
+    return np.ascontiguousarray(decoded)
 
 
 def is_deep_png(head: bytes) -> bool:

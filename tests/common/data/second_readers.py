@@ -41,7 +41,8 @@ COLORS = ("RGB", "YBR_FULL", "YBR_FULL_422")
 def table(hand: Random, low: int, high: int, depths: tuple[int, ...]) -> Dataset:
     """A lookup table somewhere over the numbers from ``low`` to ``high``; 8 bits may be packed two a word."""
     item, bits, count = Dataset(), hand.choice(depths), hand.choice((2, 200, 256, 4096, 65536))
-    first = max(hand.randint(low, high) - hand.choice((0, count // 2)), -(2**15) if low < 0 else 0)
+    first = hand.randint(low, high) - hand.choice((0, count // 2))
+    first = min(max(first, -(2**15)), 2**15 - 1) if low < 0 else max(first, 0)
     entries = np.sort(np.random.default_rng(hand.randrange(2**32)).integers(0, 1 << bits, count))
     entries[-1] = (1 << bits) - 1
     entries = entries[:: hand.choice((1, -1))]
