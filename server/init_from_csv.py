@@ -248,10 +248,8 @@ def write_experiment(data: Dataset, out: Path) -> list[str]:
     return [f"{out}: an experiment on {counted(data.present, 'image')}.", *_describe_data(data)]
 
 
-def _describe_data(data: Dataset) -> list[str]:
-    """Return the lines for the user, which name the columns, the patients and the classes with their limits."""
-    roles = data.roles
-    lines = [f"images: column {roles.image}, in {data.images}"]
+def _describe_pictures(data: Dataset) -> list[str]:
+    lines = [f"images: column {data.roles.image}, in {data.images}"]
     if data.present < data.rows:
         lines.append(f"    {data.rows - data.present} of {data.rows} rows have no picture there; they are left out.")
     if data.checked.repeated:
@@ -264,20 +262,28 @@ def _describe_data(data: Dataset) -> list[str]:
         )
         lines.append("    that were looked at. Ask who exported them: a wrong one makes pictures dark, or unreadable.")
     lines += [f"    {problem}" for problem in data.display_problems]
+    return lines
+
+
+def _describe_patients(data: Dataset) -> list[str]:
     if data.patients is None:
-        lines += [
+        return [
             "patients: UNKNOWN. Each image counts as a patient of its own: the same patient may stand in training",
             "    and test, scores come out too high, and intervals too narrow. Name the column: --patient-column",
         ]
-    else:
-        source, count = data.patients
-        lines.append(f"patients: {source}, {count} of them; no patient is split over two parts.")
-        if nameless := int(is_placeholder(data.checked.patients).sum()):
-            lines[-1] = f"patients: {source}, {count} of them."
-            lines.append(
-                f"    {counted(nameless, 'image')} without a PatientID: each study of these counts as a patient of its"
-            )
-            lines.append("    own, and may be of one who stands in another part.")
+    source, count = data.patients
+    if nameless := int(is_placeholder(data.checked.patients).sum()):
+        return [
+            f"patients: {source}, {count} of them. {counted(nameless, 'image')} without a PatientID: each study of these",
+            "    counts as a patient of its own, and may be of one who stands in another part.",
+        ]
+    return [f"patients: {source}, {count} of them; no patient is split over two parts."]
+
+
+def _describe_data(data: Dataset) -> list[str]:
+    """Return the lines for the user, which name the columns, the patients and the classes with their limits."""
+    roles = data.roles
+    lines = [*_describe_pictures(data), *_describe_patients(data)]
     lines.append("classes: " + ", ".join(f"{name} {count}" for name, count in roles.classes.items()))
     blank = {name: _count_unlabelled(data.columns.column(name)) for name in roles.label_columns}
     if unlabelled := [f"{name} {count}" for name, count in blank.items() if count]:
