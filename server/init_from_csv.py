@@ -274,8 +274,8 @@ def _describe_patients(data: Dataset) -> list[str]:
     source, count = data.patients
     if nameless := int(is_placeholder(data.checked.patients).sum()):
         return [
-            f"patients: {source}, {count} of them. {counted(nameless, 'image')} without a PatientID: each study of these",
-            "    counts as a patient of its own, and may be of one who stands in another part.",
+            f"patients: {source}, {count} of them. {counted(nameless, 'image')} without a PatientID: each study of",
+            "    these counts as a patient of its own, and may be of one who stands in another part.",
         ]
     return [f"patients: {source}, {count} of them; no patient is split over two parts."]
 
