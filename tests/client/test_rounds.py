@@ -32,7 +32,7 @@ SURGICAL, PFL = plan(), plan("pfl")
 INITIAL = beginning(PFL).head.weight.tobytes()
 
 
-def tested_head(at: Site, counted: int, best: int, rounds: int) -> bytes:
+def evaluated_head(at: Site, counted: int, best: int, rounds: int) -> bytes:
     """The head rows of the model that the site tests, as it lies on its disk."""
     evaluate_round(at, evaluation(PFL, beginning(PFL), rounds, counted=counted, best=best))
     return read_state(load_model(at.folder / "model")).head.weight.tobytes()
@@ -97,7 +97,7 @@ def test_a_site_of_every_round_is_tested_with_its_head_of_the_best(best: int, tm
         known_best = min(best, number - 2)  # the loss of a round's model is known one round later
         heads.append(trained_head(at, number, number - 1, known_best))
     assert len(set(heads)) == 4
-    assert tested_head(at, counted=3, best=best, rounds=3) == heads[best]
+    assert evaluated_head(at, counted=3, best=best, rounds=3) == heads[best]
 
 
 @pytest.mark.parametrize(("best", "from_round"), [(0, 0), (1, 1), (2, 1), (3, 1), (4, 1), (5, 5)])
@@ -107,7 +107,7 @@ def test_a_site_that_missed_rounds_is_tested_with_its_head_of_the_best(
     # It counts in rounds 1 and 5 only: its head after rounds 2, 3 and 4 is that after round 1.
     at = site(tmp_path)
     heads = {0: INITIAL, 1: trained_head(at, 1, 0), 5: trained_head(at, 5, 1, min(best, 3))}
-    assert tested_head(at, counted=5, best=best, rounds=5) == heads[from_round]
+    assert evaluated_head(at, counted=5, best=best, rounds=5) == heads[from_round]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_site_without_a_memory_of_the_best_round_is_tested_with_its_last_head(
     at = site(tmp_path)
     last = trained_head(at, trained, before, min(best, before - 1))
     assert last != INITIAL
-    assert tested_head(at, counted, best, rounds) == last
+    assert evaluated_head(at, counted, best, rounds) == last
 
 
 @pytest.mark.parametrize("trunk", ["fedavg", "fedbn_plus"])
