@@ -37,8 +37,9 @@ _OF_A_COLUMN, _OF_A_CELL = 1024, 150
 """Bytes of a column beside its cells, and of a distinct cell beside its letters."""
 _HEAD = 132
 """Bytes that show a file of another kind."""
-_LOOKED_AT = 1 << 16
-"""Letters by which the separator is recognised."""
+_PIECE = 1 << 16
+"""Letters that are read at a time; by the first the separator is recognised."""
+_LINE_END = re.compile("\r\n|\r|\n")
 _FALLBACK = "windows-1252-where-not-utf-8"
 
 
@@ -157,7 +158,7 @@ def _open_table(path: Path) -> IO[bytes]:
 
 
 class _Lines:
-    """The lines of a text, which are counted in letters.
+    """The lines of a text, read in pieces and counted in letters.
 
     Raises:
         csv.Error, UnicodeDecodeError: For a line that no table has.
@@ -167,14 +168,18 @@ class _Lines:
         self.letters, self._text = 0, text
 
     def __iter__(self) -> Iterator[str]:
-        read_line = self._text.readline
-        while line := read_line(_LONGEST_LINE):
-            self.letters += len(line)
-            if len(line) == _LONGEST_LINE:
-                raise csv.Error(f"a line has more than {_LONGEST_LINE:,} letters")
-            if "\0" in line:
+        rest = ""
+        while piece := self._text.read(_PIECE):
+            self.letters += len(piece)
+            if "\0" in piece:
                 raise UnicodeDecodeError("utf-8", b"\0", 0, 1, "no text has this byte")
-            yield line
+            lines = io.StringIO(rest + piece, newline="").readlines()
+            rest = lines.pop()  # it may go on in the next piece
+            if len(rest) > _LONGEST_LINE:
+                raise csv.Error(f"a line has more than {_LONGEST_LINE:,} letters")
+            yield from lines
+        if rest:
+            yield rest
 
 
 def _read_blocks(path: Path, where: str, limit: int) -> Columns:
@@ -194,38 +199,41 @@ def _read_blocks(path: Path, where: str, limit: int) -> Columns:
         content.seek(0)
         form = ("utf-16", "strict") if is_utf_16 else ("utf-8-sig", _FALLBACK)
         lines = _Lines(io.TextIOWrapper(content, *form, newline=""))
-        every, head, end = iter(lines), list[str](), 0
+        every, head, table, line = iter(lines), list[str](), None, 1
         try:
-            for line in every:
-                head.append(line)
-                if lines.letters > _LOOKED_AT:
+            for text in every:
+                head.append(text)
+                if lines.letters > len(head[0]) + _PIECE:
                     break
             mark = _EXCELS_SEPARATOR.fullmatch(head[0]) if head else None
-            skipped = 1 if mark else 0
             separator = mark[1] if mark else _guess_separator(head)
-            rows = csv.reader(chain(head[skipped:], every), delimiter=separator, skipinitialspace=True, strict=True)
+            after = head[1:] if mark else head
+            rows = csv.reader(chain(after, every), delimiter=separator, skipinitialspace=True, strict=True)
             header = next(filter(any, rows), None)
             if header is None:
                 raise BadInput([Fault(where, f"{path.name} is empty.", "Its first line names the columns.")])
-            table, next_block, end = _TableBuilder(header, check_size), 0, skipped + rows.line_num
+            line = rows.line_num + len(head) - len(after) + 1
+            table, next_block = _TableBuilder(header, separator, line, check_size), 0
             for row in rows:
-                if any(row):
-                    table.rows.append(row)
-                    table.begins.append(end + 1)
-                    if skipped + rows.line_num > end + 1 and table.last_holds_rows(separator):
-                        raise csv.Error("a pair of quotes holds whole rows")
-                end = skipped + rows.line_num
+                table.rows.append(row)
                 if lines.letters > next_block:
                     check_size(lines.letters)
                     table.store()
                     next_block = lines.letters + _BLOCK
+            table.store()
         except csv.Error as error:
-            problem = f"the row of {path.name} that begins in line {end + 1} cannot be read: {error}."
+            line = line if table is None else table.next_line
+            problem = f"the row of {path.name} that begins in line {line} cannot be read: {error}."
             remedy = "A cell that begins with a quote ends with one, and quotes within it are written twice."
             raise BadInput([Fault(where, problem, remedy)]) from None
-        table.store()
     stop_on(_form_faults(path.name, where, separator, table))
     return table.columns()
+
+
+def _count_lines(row: Sequence[str]) -> int:
+    """Return the number of lines that a row takes in the file."""
+    text = ",".join(row)  # a sign between them, for two cells may meet in one line end
+    return 1 + (len(_LINE_END.findall(text)) if "\n" in text or "\r" in text else 0)
 
 
 def _guess_separator(head: Sequence[str]) -> str:
@@ -266,58 +274,72 @@ class _TableBuilder:
 
     Attributes:
         rows: Rows that are in no column yet.
-        begins: The line in which each of these begins.
         count: Number of rows that are in columns.
         ragged: The number of rows with another number of cells than the header, and the line of the first.
     """
 
-    def __init__(self, header: Sequence[str], check_size: Callable[[int], None]) -> None:
+    def __init__(
+        self, header: Sequence[str], separator: str, first_line: int, check_size: Callable[[int], None]
+    ) -> None:
         check_size(_OF_A_COLUMN * len(header))
         self.header = [normalized(name) for name in header]
-        self.rows, self.begins, self.count, self.ragged = list[list[str]](), list[int](), 0, (0, 0)
-        self._check_size, self._cells = check_size, [_Cells() for _ in header]
+        self.rows, self.count, self.ragged = list[list[str]](), 0, (0, 0)
+        self._separator, self._line, self._check_size = separator, first_line, check_size
+        self._cells = [_Cells() for _ in header]
         self._places: list[list[NDArray[np.int32]]] = [[] for _ in header]
         self._lines = list[NDArray[np.int32]]()
 
+    @property
+    def next_line(self) -> int:
+        """The line in which the row after those in ``rows`` begins."""
+        return self._line + sum(map(_count_lines, self.rows))
+
     def store(self) -> None:
-        """Move the collected rows into columns, which take less memory.
+        """Move the collected rows into columns, which take less memory; rows without any cell are left out.
 
         Raises:
             BadInput: If they take more memory than the table may.
+            csv.Error: If a cell holds rows; ``next_line`` is then the line of that cell's row.
         """
-        rows, self.rows, begins, self.begins = self.rows, [], self.begins, []
+        rows, self.rows = self.rows, []
+        counts = np.fromiter(map(_count_lines, rows), np.int32, len(rows))
+        begins = self._line + np.cumsum(counts, dtype=np.int32) - counts
+        self._line += int(counts.sum())
+        of_several_lines = np.flatnonzero(counts > 1).tolist()
+        suspicious = [(int(begins[row]), held) for row in of_several_lines if (held := self._held_cells(rows[row]))]
+        if not all(map(any, rows)):
+            filled = [row for row, cells in enumerate(rows) if any(cells)]
+            rows, begins = [rows[row] for row in filled], begins[filled]
         self.count += len(rows)
         if set(map(len, rows)) - {len(self.header)}:
-            wrong = [line for line, row in zip(begins, rows, strict=True) if len(row) != len(self.header)]
+            wrong = [int(line) for line, row in zip(begins, rows, strict=True) if len(row) != len(self.header)]
             self.ragged = (self.ragged[0] + len(wrong), self.ragged[1] or wrong[0])
         if self.ragged[0] or not rows:  # a ragged table is refused in the end, and its cells are not needed
             return
-        self._lines.append(np.array(begins, dtype=np.int32))
+        self._lines.append(begins)
         for cells, places, column in zip(self._cells, self._places, zip(*rows, strict=True), strict=True):
             places.append(np.fromiter(map(cells.__getitem__, column), np.int32, len(rows)))
         self._check_size(sum(cells.size for cells in self._cells) + 4 * self.count * (len(self.header) + 1))
         # As an array of texts a column takes for each cell the room of its longest, four bytes a letter.
         self._check_size(4 * self.count * max(cells.longest for cells in self._cells))
+        for line, held in suspicious:
+            if any(cell and cell in self._cells[column] for column, cell in held):
+                self._line = line
+                raise csv.Error("a pair of quotes holds whole rows")
 
-    def last_holds_rows(self, separator: str) -> bool:
-        """Return True if a cell of the last row is the end of a row, whole rows and the beginning of another.
+    def _held_cells(self, row: Sequence[str]) -> list[tuple[int, str]]:
+        """Return the cells, with their columns, of the rows that a pair of quotes holds; empty where it holds none.
 
         That comes of a quote at the beginning of two cells that do not end with one. A text of several lines is of this
         form only by chance, and then none of its words is a cell of the column in which it would be.
         """
-        row = self.rows[-1]
         for place, cell in enumerate(row):
-            first, *others = re.split("\r\n|\r|\n", cell)
-            if others:
-                held = [line.split(separator) for line in others]
-                held[-1] += row[place + 1 :]
-                if {len(row[:place] + first.split(separator)), *map(len, held)} == {len(self.header)}:
-                    last, begin = self.rows.pop(), self.begins.pop()
-                    self.store()
-                    self.rows, self.begins = [last], [begin]
-                    columns = zip(self._cells, zip(*held, strict=True), strict=True)
-                    return any(cell and cell in cells for cells, column in columns for cell in column)
-        return False
+            first, *others = [text.split(self._separator) for text in _LINE_END.split(cell)]
+            widths = [place + len(first), *map(len, others)]
+            widths[-1] += len(row) - place - 1
+            if others and set(widths) == {len(self.header)}:
+                return [*enumerate(first, place), *(pair for cells in others for pair in enumerate(cells))]
+        return []
 
     def columns(self) -> Columns:
         """Return the columns that have a name."""

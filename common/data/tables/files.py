@@ -7,7 +7,7 @@ in any case, then with an ending of pictures behind it. A folder that cannot be 
 import errno
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
@@ -73,6 +73,20 @@ class FolderListings:
     def find_folder(self, base: Path, name: str) -> Path:
         """Return the folder that a config file names, as it is called on the disk; the name itself where it is not."""
         return Path(self._find_folder(str(base), name))
+
+    def find_all(self, folder: str, names: Iterable[str]) -> list[str | None]:
+        """Return the result of :meth:`find` for each name."""
+        listed = dict[str, frozenset[str]]()  # the files of a folder by its name in the table
+        on_disk: list[str | None] = []
+        for name in names:
+            parent, slash, last = name.rpartition("/")
+            if last in listed.get(parent, ()):
+                on_disk.append(name)
+            else:
+                on_disk.append(self.find(folder, name))
+                place = os.path.join(folder, parent or slash)
+                listed[parent] = self._files.get(place if slash else folder, frozenset())
+        return on_disk
 
     def find(self, folder: str, name: str) -> str | None:
         """Return the name of a file relative to ``folder``, as it stands on the disk; None where there is none."""

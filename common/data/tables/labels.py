@@ -137,7 +137,7 @@ def find_files(files: PictureFiles, spec: PictureSpec) -> tuple[PictureFiles, ND
         if none is there at all, or if a folder cannot be listed.
     """
     listings, folder = FolderListings(), str(files.folder)
-    names = [listings.find(folder, name) for name in files.names]
+    names = listings.find_all(folder, files.names.tolist())
     is_present = np.array([name is not None for name in names], dtype=np.bool_)
     absent, faults = np.flatnonzero(~is_present & (files.names != "")), listings.faults()
     if len(absent) and not faults and (spec.missing_files == "fault" or not is_present.any()):
@@ -243,22 +243,24 @@ def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
     )
     distinct, repeated = _drop_repeated_rows(table, columns.lines)
     stop_on(faults + repeated + missing)
-    rows = distinct if len(distinct) < len(files) else np.arange(len(files))
-    table = assign_parts(replace(table.rows(rows), repeated=len(files) - len(rows)), spec)
+    table = assign_parts(replace(table.rows(distinct), repeated=len(files) - len(distinct)), spec)
     stop_on(part_faults("data.split_column", table))
-    present = np.flatnonzero(is_present[rows])
-    return replace(table.rows(present), missing=len(rows) - len(present))
+    present = np.flatnonzero(is_present[distinct])
+    return replace(table.rows(present), missing=len(distinct) - len(present))
 
 
 def _drop_repeated_rows(table: LabelTable, lines: NDArray[np.int32]) -> tuple[NDArray[np.intp], list[Fault]]:
     """Return the first row of each picture, and a fault if a later row says something else of the same picture."""
+    names = table.files.names.tolist()
+    paths = [os.path.normpath(name) if "./" in name or "//" in name else name for name in names]
+    if len(set(paths)) == len(paths):
+        return np.arange(len(paths)), []
     first, others = dict[str, int](), dict[int, int]()
-    for row, name in enumerate(table.files.names):
-        path = os.path.normpath(name) if "./" in name or "//" in name else name
+    for row, path in enumerate(paths):
         if path and (earlier := first.setdefault(path, row)) != row:
             others[row] = earlier
     contradictions = [
-        f'"{table.files.names[row]}" (lines {lines[earlier]} and {lines[row]})'
+        f'"{names[row]}" (lines {lines[earlier]} and {lines[row]})'
         for row, earlier in others.items()
         if not np.array_equal(table.labels[row], table.labels[earlier], equal_nan=True)
         or any(of[row] != of[earlier] for of in (table.sources, table.parts))
@@ -269,7 +271,7 @@ def _drop_repeated_rows(table: LabelTable, lines: NDArray[np.int32]) -> tuple[ND
         problem = f"{counted(len(contradictions), 'line')} about a picture of an earlier line: "
         problem += f"{list_first_and_count_rest(contradictions, 5)}."
         faults.append(Fault("data.image_column", problem, "Give each image one line, or lines that say the same."))
-    return np.setdiff1d(np.arange(len(table.files)), list(others)), faults
+    return np.setdiff1d(np.arange(len(paths)), list(others)), faults
 
 
 def _read_dicom_patients(files: Sequence[Path], spec: LabelColumnsSpec, faults: list[Fault]) -> Names:
