@@ -100,7 +100,7 @@ def image_store(settings: Settings, tell: Callable[[str], None]) -> ImageStore:
         return store
     try:
         key = read_key(settings.key_path)
-    except BadInput:  # a command that needs no key tells of none
+    except BadInput:  # the command needs no key, and has none to report
         return replace(store, folder=None)
     return replace(store, secret=derive_storage_key(key, "images"))
 

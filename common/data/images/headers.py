@@ -302,10 +302,10 @@ def read_dicom_head(content: Path | bytes) -> DicomHead:
             head = read_dataset(opened, _HEAD_TAGS)
         refuse_large_elements(head, _HEAD_TAGS, LARGEST_MB)
         keywords = ("PatientID", "StudyInstanceUID", "Modality")
-        texts = [str(head.get(keyword) or "").strip() for keyword in keywords]
+        patient, study, modality = (str(head.get(keyword) or "").strip() for keyword in keywords)
         grey = str(head.get("PhotometricInterpretation") or "").startswith("MONOCHROME")
         by_range = grey and not any(_names_window(head, tag) for tag in _WINDOWS)
-        return DicomHead(str(head.file_meta.get("TransferSyntaxUID", "")), *texts, by_range)
+        return DicomHead(str(head.file_meta.get("TransferSyntaxUID", "")), patient, study, modality, by_range)
     except Exception:
         return NO_DICOM
 

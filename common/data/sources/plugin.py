@@ -152,7 +152,7 @@ def _open_images(
     Raises:
         BadInput: With all faults.
     """
-    stored: Any = pictures.images  # whatever somebody else's code returned
+    stored: Any = pictures.images  # somebody else returned it: it may be anything
     if not isinstance(stored, np.ndarray | list):
         stored, pictures = _open_torch_dataset(spec, pictures, where, tell)
     stop_on([Fault(where, problem) for problem in _find_problems(pictures, stored)])

@@ -81,7 +81,7 @@ def steady_norm(backbone: nn.Module) -> Iterator[None]:
 
 
 MOST_GROUPS = 32
-_PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_PLAIN: tuple[type[nn.Module], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _PLAIN += tuple(map(_add_steady, _PLAIN))
 
 
