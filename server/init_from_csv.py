@@ -28,7 +28,7 @@ from common.data.tables.csv import Column, Columns, column_faults, read_columns
 from common.data.tables.files import FolderListings
 from common.data.tables.labels import LabelTable, open_folder
 from common.data.tables.roles import ColumnRoles, guess_roles, image_column, picture_folder
-from common.errors import BadInput, Fault, stop_on
+from common.errors import BadInput, Fault, did_you_mean, stop_on
 from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
 from common.system.plain_text import counted, json_text
 
@@ -291,6 +291,10 @@ def _describe_data(data: Dataset) -> list[str]:
     if rare := [name for name, count in roles.classes.items() if count < FEWEST_POSITIVES]:
         few = ", ".join(rare)
         lines.append(f"    fewer than {FEWEST_POSITIVES} images show {few}: no score of these means anything.")
+    names = list(roles.classes)
+    for place, name in enumerate(names):
+        if near := did_you_mean(name, names[:place], 0.8):
+            lines.append(f"    {name}: is it a class of its own? {near} Correct the table, or leave it.")
     if roles.label_columns:
         lines.append("    Remove what is no finding (sex, for instance) from label_columns.")
     used = {roles.image, roles.patient, roles.split, roles.finding, *roles.label_columns}

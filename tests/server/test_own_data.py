@@ -213,6 +213,15 @@ def test_a_table_of_another_program_is_read_and_repeated_rows_count_once(tmp_pat
     assert sum(map(len, load(data_of(path), tmp_path).parts)) == 40
 
 
+def test_spellings_of_a_finding_are_one_class_and_near_names_are_questioned(tmp_path: Path) -> None:
+    cells = ["Effusion", "effusion|Mass", "No Finding", "['Efusion']", ""]
+    path = table(tmp_path, "file,patient,finding", *(f"{n:03}.png,p{n},{cells[n % 5]}" for n in range(40)))
+    text = made(path)
+    assert "classes: Effusion 16, Mass 8, Efusion 8" in text
+    assert 'Efusion: is it a class of its own? Did you mean "Effusion"?' in text
+    assert "exactly one" not in text
+
+
 def test_nothing_is_written_over(labels: Path) -> None:
     (labels.parent / "mine.toml").write_text("mine")
     assert "is there already" in made(labels, code=2)

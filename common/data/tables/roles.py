@@ -99,15 +99,13 @@ def guess_roles(columns: Columns, image: str, patient: str | None = None) -> Col
     if counts:
         exclusive = len(counts) > 1 and bool((labelled == 1).all())
         return ColumnRoles(image, patient, split, tuple(counts), None, "|", counts, exclusive)
-    finding, separator, counts = _finding_column(columns, rest)
-    one_each = not any(separator in cell for cell in cells[finding])
-    return ColumnRoles(image, patient, split, (), finding, separator, counts, one_each)
+    return ColumnRoles(image, patient, split, (), *_finding_column(columns, rest))
 
 
-def _finding_column(columns: Columns, rest: Iterable[str]) -> tuple[str, str, dict[str, int]]:
-    """Return the column whose cells name classes, its separator, and the rows of each class.
+def _finding_column(columns: Columns, rest: Iterable[str]) -> tuple[str, str, dict[str, int], bool]:
+    """Return the column whose cells name classes, its separator, the rows of each class, and True for one a row.
 
-    A column with a name such as "Findings" comes first.
+    A column with a name such as "Findings" comes first. Spellings that differ only in case are one class.
 
     Raises:
         BadInput: If there is none.
@@ -115,15 +113,15 @@ def _finding_column(columns: Columns, rest: Iterable[str]) -> tuple[str, str, di
     for name in sorted(rest, key=lambda column: not _FINDINGS.search(column)):
         column = columns.column(name)
         separator = next((mark for mark in _SEPARATORS if any(mark in cell for cell in column.cells)), "|")
-        counts, no_finding = Counter[str](), False
+        counts, spellings, exclusive = Counter[str](), dict[str, str](), True
         for cell, rows in zip(column.cells, column.counts().tolist(), strict=True):
-            for finding in dict.fromkeys([] if is_blank(cell) else split_findings(cell, separator)):
-                if finding.casefold() in _NO_FINDING:
-                    no_finding = True
-                else:
-                    counts[finding] += rows
-        if _FEW_CLASSES <= len(counts) + no_finding <= _MOST_CLASSES and 0 < len(counts) < len(column.places):
-            return name, separator, dict(counts.most_common())
+            findings = {} if is_blank(cell) else {part.casefold(): part for part in split_findings(cell, separator)}
+            counts.update(dict.fromkeys(findings, rows))
+            spellings = findings | spellings
+            exclusive = exclusive and len(findings.keys() - _NO_FINDING) == 1
+        classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in _NO_FINDING}
+        if _FEW_CLASSES <= len(counts) <= _MOST_CLASSES and 0 < len(classes) < len(column.places):
+            return name, separator, classes, exclusive
     problem = f"no column holds labels, as 1, 0, -1 or nothing for each class, or as names; it has {quoted(columns)}."
     raise BadInput([Fault("labels", problem, "Give each class a column of 1 (present) and 0 (absent).")])
 
