@@ -46,11 +46,11 @@ CLASSES = ("a", "b", "c")
 def make_files(folder: Path, images: int, side: int, quality: int) -> None:
     """Write the pictures and their table."""
     (folder / "images").mkdir(parents=True)
-    phantoms, random = draw_phantoms(TEMPLATES, side, np.random.default_rng(0)).images, np.random.default_rng(1)
+    phantoms, random = draw_phantoms(TEMPLATES, 112, np.random.default_rng(0)).images, np.random.default_rng(1)
     templates = []
     for phantom in phantoms:
         content = io.BytesIO()
-        Image.fromarray(phantom).save(content, "JPEG", quality=quality)
+        Image.fromarray(phantom).resize((side, side)).save(content, "JPEG", quality=quality)
         templates.append(content.getvalue())
     lines = ["image,patient," + ",".join(CLASSES)]
     for number in range(images):
