@@ -137,7 +137,8 @@ class DecodedPictures:
     @property
     def images(self) -> NDArray[np.uint8]:
         """The pictures that could be read, in memory; ``images[i]`` is the one with number ``rows[i]``."""
-        return self.stored[self.places]
+        whole = isinstance(self.stored, np.ndarray) and np.array_equal(self.places, np.arange(len(self.stored)))
+        return self.stored[:] if whole else self.stored[self.places]  # the first is a view
 
 
 Read = Callable[[int], bytes | Path]
