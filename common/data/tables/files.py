@@ -80,12 +80,12 @@ class FolderListings:
         on_disk: list[str | None] = []
         for name in names:
             parent, slash, last = name.rpartition("/")
-            if last in listed.get(parent, ()):
+            if last in listed.get(parent + slash, ()):
                 on_disk.append(name)
             else:
                 on_disk.append(self.find(folder, name))
                 place = os.path.join(folder, parent or slash)
-                listed[parent] = self._files.get(place if slash else folder, frozenset())
+                listed[parent + slash] = self._files.get(place if slash else folder, frozenset())
         return on_disk
 
     def find(self, folder: str, name: str) -> str | None:

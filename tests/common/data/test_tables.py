@@ -490,7 +490,13 @@ def test_folder_and_table_are_found_in_either_form_of_unicode(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("on_disk", "in_table"),
-    [(("A.png", "a.PNG"), "a.png"), (("a.dcm", "a.png"), "a"), (("1.2.840.113",), "1.2.840"), (("a.txt",), "a")],
+    [
+        (("A.png", "a.PNG"), "a.png"),
+        (("a.dcm", "a.png"), "a"),
+        (("1.2.840.113",), "1.2.840"),
+        (("a.txt",), "a"),
+        (("a.png",), "/a.png"),
+    ],
 )
 def test_a_picture_is_not_guessed(on_disk: tuple[str, ...], in_table: str, tmp_path: Path) -> None:
     touch(tmp_path, *on_disk)
