@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-BAND = 1 << 20
+BAND = 1 << 16
 """Numbers in a band, if a row has no more."""
 
 

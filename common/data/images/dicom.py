@@ -11,7 +11,7 @@ from pydicom.uid import RLELossless
 from common.data.base.decoded_size import check_size, picture_limit
 from common.data.base.spec import AS_IN_FILE, Frame, Rendering
 from common.data.images.bands import convert_in_bands, scale_to_8_bits
-from common.data.images.grey import GreyDisplay, StoredNumbers, entry_depth, grey_of, table_entries
+from common.data.images.grey import GreyDisplay, StoredNumbers, element, entry_depth, grey_of, table_entries
 from common.data.images.headers import (
     encoded_shape,
     jpeg_2000_tables,
@@ -30,7 +30,7 @@ _FRAME_KEYWORDS = {
 
 def frame_count(dataset: Any) -> int:
     """Return the number of frames of a DICOM file, 1 where it states none."""
-    return int(dataset.get("NumberOfFrames") or 1)
+    return int(element(dataset, "NumberOfFrames") or 1)
 
 
 def frame_index(frame: Frame | None, count: int, subject: str) -> int:
@@ -58,7 +58,7 @@ def apply_functional_groups(dataset: Any, index: int) -> None:
 
     Source: DICOM PS3.3 C.7.6.16.2.9 and C.7.6.16.2.10; what a frame says of itself replaces what all frames share.
     """
-    shared, of_frames = dataset.get("SharedFunctionalGroupsSequence"), dataset.get("PerFrameFunctionalGroupsSequence")
+    shared, of_frames = (element(dataset, f"{kind}FunctionalGroupsSequence") for kind in ("Shared", "PerFrame"))
     groups = [*(shared or [])[:1], *(of_frames or [])[index : index + 1]]
     for group in groups:
         for sequence, keywords in _FRAME_KEYWORDS.items():
@@ -128,7 +128,7 @@ def _refuse_other_than_pictures(dataset: Any) -> None:
         raise ValueError("the DICOM file holds no pixels")
     if not dataset.file_meta.get("TransferSyntaxUID"):
         raise ValueError("the DICOM file does not give TransferSyntaxUID")
-    if missing := [name for name in _NEEDED if dataset.get(name) is None]:
+    if missing := [name for name in _NEEDED if element(dataset, name) is None]:
         raise ValueError(f"the DICOM file does not give {', '.join(missing)}")
     kind, samples = str(dataset.PhotometricInterpretation)[:20], int(dataset.SamplesPerPixel)
     if kind not in (*_GREY, *_COLOR, _PALETTE):
@@ -141,7 +141,9 @@ def _refuse_other_than_pictures(dataset: Any) -> None:
         if not dataset.file_meta.TransferSyntaxUID.is_encapsulated:
             raise ValueError("the DICOM file does not give PlanarConfiguration")
         dataset.PlanarConfiguration = 0  # a packed frame has its own order
-    if "SegmentedRedPaletteColorLookupTableData" in dataset:  # a few bytes of it may grow to any number of entries
+    if (
+        kind == _PALETTE and "SegmentedRedPaletteColorLookupTableData" in dataset
+    ):  # a few bytes of it may grow to any number of entries
         raise ValueError("its palette is segmented, which is not read here")
     if kind == _PALETTE and "RedPaletteColorLookupTableDescriptor" not in dataset:
         raise ValueError("its pixels are numbers in a palette, and the file holds no palette")
@@ -155,7 +157,7 @@ def _meaning(dataset: Any) -> StoredNumbers:
     """
     syntax, stored, allocated = dataset.file_meta.TransferSyntaxUID, int(dataset.BitsStored), int(dataset.BitsAllocated)
     exact = not syntax.is_encapsulated or syntax == RLELossless
-    high = dataset.get("HighBit")
+    high = element(dataset, "HighBit")
     high = stored - 1 if high is None or not exact else int(high)
     if not 0 < stored <= high + 1 <= allocated:
         raise ValueError(f"the file says {stored} bits up to bit {high} of {allocated} for a pixel, which cannot be")
@@ -209,8 +211,11 @@ def _refuse_another_size(dataset: Any, index: int, limit: int) -> None:
     """
     syntax, rows, columns = dataset.file_meta.TransferSyntaxUID, int(dataset.Rows), int(dataset.Columns)
     if not syntax.is_encapsulated:
-        expected, actual = get_expected_length(dataset), len(dataset.PixelData)
-        row = expected // (rows * frame_count(dataset))
+        bits, frames = int(dataset.BitsAllocated), frame_count(dataset)
+        subsampled = bits % 8 or dataset.PhotometricInterpretation == "YBR_FULL_422"
+        expected = get_expected_length(dataset) if subsampled else frames * _decoded_size(dataset)
+        actual = len(dataset.PixelData)
+        row = expected // (rows * frames)
         if actual - expected >= max(row, 1) or actual < expected:  # a few bytes more are padding
             size = f"{rows} rows and {columns} columns"
             raise ValueError(f"the file says {size}, which are {expected} bytes of pixels, and holds {actual}")

@@ -6,10 +6,12 @@ pixels are looked up in it.
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydicom.tag import BaseTag, Tag
 
 from common.data.base.spec import Window
 from common.data.images.bands import convert_in_bands, iterate_bands
@@ -44,6 +46,17 @@ def stretch(values: Numbers, low: float, high: float) -> NDArray[np.float64]:
     return np.clip((values - low) / max(high - low, 1e-9), 0, 1)
 
 
+@cache
+def _tag(keyword: str) -> BaseTag:
+    return Tag(keyword)
+
+
+def element(dataset: Any, keyword: str) -> Any:
+    """Return the value of an element, None where it is missing; pydicom's search for names is slow."""
+    tag = _tag(keyword)
+    return dataset[tag].value if tag in dataset else None
+
+
 def number_of(dataset: Any, keyword: str) -> float | None:
     """Return the first number of an element; None where the element is missing or blank.
 
@@ -51,7 +64,7 @@ def number_of(dataset: Any, keyword: str) -> float | None:
         ValueError: Naming the element, if it holds something else.
     """
     try:
-        value = dataset.get(keyword)
+        value = element(dataset, keyword)
         if isinstance(value, bytes):
             raise ValueError
         first = value if isinstance(value, str | int | float) or value is None else next(iter(value), None)
@@ -139,7 +152,7 @@ def lookup_table(dataset: Any, keyword: str, *, signed: bool) -> LookupTable | N
     Raises:
         ValueError: If a table is incomplete.
     """
-    for item in dataset.get(keyword) or ():
+    for item in element(dataset, keyword) or ():
         if item.get("LUTDescriptor") is None or item.get("LUTData") in (None, b""):
             continue
         values = item.LUTDescriptor
@@ -203,7 +216,7 @@ class GreyDisplay:
     def __init__(self, dataset: Any, numbers: StoredNumbers, allocated: int, window: Window | None) -> None:
         self.numbers = numbers
         self.inverted = dataset.PhotometricInterpretation == "MONOCHROME1"
-        if not self.inverted and str(dataset.get("PresentationLUTShape") or "").strip() == "INVERSE":
+        if not self.inverted and str(element(dataset, "PresentationLUTShape") or "").strip() == "INVERSE":
             raise ValueError("PresentationLUTShape INVERSE contradicts MONOCHROME2: black and white may be exchanged")
         ends = [number_of(dataset, f"PixelPadding{name}") for name in ("Value", "RangeLimit")]
         wrapped = [numbers.wrap(int(end), allocated) for end in ends if end is not None and ends[0] is not None]
@@ -219,7 +232,7 @@ class GreyDisplay:
                 1 << entry_depth(int(self.voi_table.entries.max()), self.voi_table.bits, numbers.stored, "VOI LUT")
             ) - 1
         elif window is None:
-            self.window, self.function = _own_window(dataset), str(dataset.get("VOILUTFunction") or "LINEAR")
+            self.window, self.function = _own_window(dataset), str(element(dataset, "VOILUTFunction") or "LINEAR")
 
     def _rescale(self, dataset: Any) -> tuple[float, float]:
         """Return RescaleSlope and RescaleIntercept; 1 and 0 where the file has neither.
@@ -227,7 +240,7 @@ class GreyDisplay:
         Raises:
             ValueError: If it has one without the other, or a slope of 0.
         """
-        if self.modality_table or not any(keyword in dataset for keyword in ("RescaleSlope", "RescaleIntercept")):
+        if self.modality_table or not any(_tag(keyword) in dataset for keyword in ("RescaleSlope", "RescaleIntercept")):
             return 1.0, 0.0
         slope, intercept = (number_of(dataset, keyword) for keyword in ("RescaleSlope", "RescaleIntercept"))
         if slope is None and intercept is None:
@@ -304,20 +317,40 @@ def grey_of(numbers: Numbers, display: GreyDisplay) -> NDArray[np.uint8]:
         return convert_in_bands(lambda band: display.shown(band, limits), numbers)
     table_numbers = np.arange(low, high + 1)
     unsigned = numbers.view(f"u{numbers.itemsize}")
-    start = np.array(low).astype(numbers.dtype).view(unsigned.dtype)
-    limits = (0.0, 0.0)
-    if display.is_stretched:
-        steps = np.diff(display.values(table_numbers).astype(np.float64))
-        rising = (steps >= 0).all() or (steps <= 0).all()
-        there = table_numbers[[0, -1]]
-        if not rising or display.padding is not None:  # then the ends may not be the limits
-            present = np.zeros(len(table_numbers), np.bool_)
-            for band in iterate_bands(unsigned):
-                present[band - start] = True
-            there = table_numbers[present]
-        limits = _limits([there], display)
-    table = display.shown(table_numbers, limits)
-    return convert_in_bands(lambda band: table.take(band - start), unsigned)
+    cells = table_numbers.astype(numbers.dtype).view(unsigned.dtype)
+    limits = _limits([_numbers_at_the_limits(unsigned, table_numbers, cells, display)], display)
+    table = np.zeros(1 << 8 * numbers.itemsize, np.uint8)
+    table[cells] = display.shown(table_numbers, limits)
+    return convert_in_bands(table.take, unsigned)
+
+
+def _numbers_at_the_limits(
+    unsigned: Numbers, table_numbers: Numbers, cells: Numbers, display: GreyDisplay
+) -> NDArray[np.int64]:
+    """Return numbers of a picture among which are those of its smallest and its largest value.
+
+    Args:
+        unsigned: The picture, its numbers without their sign.
+        table_numbers: All whole numbers from the picture's smallest to its largest.
+        cells: The same without their sign.
+    """
+    ends = table_numbers[[0, -1]]
+    if not display.is_stretched:
+        return ends
+    inside = np.flatnonzero(~display.is_padding(table_numbers))
+    steps = np.diff(display.values(table_numbers).astype(np.float64))
+    if len(inside) and ((steps >= 0).all() or (steps <= 0).all()):
+        first, last = inside[0], inside[-1]
+        if first > 0:  # of numbers below the first, the difference is large, because it has no sign
+            first += int((unsigned - cells[first]).min())
+        if last < len(cells) - 1:
+            last -= int((cells[last] - unsigned).min())
+        if max(first, last) < len(cells) and min(first, last) >= 0 and np.isin([first, last], inside).all():
+            return table_numbers[[first, last]]
+    present = np.zeros(1 << 8 * unsigned.itemsize, np.bool_)
+    for band in iterate_bands(unsigned):
+        present[band] = True
+    return table_numbers[present[cells]]
 
 
 def _limits(bands: Any, display: GreyDisplay) -> tuple[float, float]:

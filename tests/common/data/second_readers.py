@@ -175,7 +175,9 @@ def reference(dataset: Any, pixels: NDArray[Any]) -> NDArray[np.uint8]:
         if float(values.min()) < 0 and item.LUTDescriptor[1] >= 2**15:  # read as unsigned from an implicit VR
             item.LUTDescriptor[1] -= 2**16
         bits, item.LUTDescriptor[2] = item.LUTDescriptor[2], 16  # with 8, pydicom's own numbers would overflow
-        shown = apply_voi(values.astype(np.int64), dataset) / ((1 << bits) - 1)
+        count, first, _ = item.LUTDescriptor
+        inside = np.minimum(values.astype(np.int64), first + (count or 65536) - 1)  # else they overflow in pydicom too
+        shown = apply_voi(inside, dataset) / ((1 << bits) - 1)
     elif dataset.get("WindowCenter") is not None:
         if dataset.get("ModalityLUTSequence"):
             low, high = 0, (1 << dataset.ModalityLUTSequence[0].LUTDescriptor[2]) - 1
