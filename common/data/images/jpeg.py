@@ -139,7 +139,7 @@ def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _nothing) -
     head = parse_jpeg(data)
     if not head.whole:
         raise ValueError(CUT_OFF)
-    scanned = data[: head.end].rstrip(b"\xff")
+    scanned = _scanned(data, head)
     if head.process in (_BASELINE, _EXTENDED) and head.scans == 1:
         # Without an end marker libjpeg waits for the rest of a cut picture, and Pillow has none to give.
         return _load(scanned + _ONES, prepare)
@@ -147,6 +147,12 @@ def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _nothing) -
     if image.tobytes() != _load(scanned + _NOISE + END_OF_IMAGE, prepare).tobytes():
         raise ValueError(CUT_OFF)
     return image
+
+
+def _scanned(data: bytes, head: JpegHead) -> bytes:
+    """Return a file up to its last packed byte, without the zeros that a broken copy leaves behind it."""
+    scanned = data[: head.end].rstrip(b"\xff")
+    return scanned.rstrip(b"\0").rstrip(b"\xff") if scanned.endswith(bytes(4)) else scanned
 
 
 def _load(data: bytes, prepare: Callable[[Image.Image], Any]) -> Image.Image:
@@ -172,6 +178,6 @@ def refuse_filled_in(data: bytes, pixels: Any, decode: Callable[[bytes], Any]) -
     last = pixels[-1, -(pixels.shape[1] % 8 or 8) :]
     if head.whole and (last != last[:1]).any() and head.predictor <= 1:
         return
-    scanned = data[: head.end].rstrip(b"\xff")
+    scanned = _scanned(data, head)
     if not head.whole or (decode(scanned + _NOISE + END_OF_IMAGE) != pixels).any():
         raise ValueError(CUT_OFF)
