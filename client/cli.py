@@ -32,7 +32,6 @@ from common.system.stopping import graceful_shutdown, stop_on_signals
 from common.system.terminal import LogForm, LogFormat, PlainConsole, Restarted, event_printer, program, run_program
 
 if TYPE_CHECKING:
-    from client.site.site import Site
     from common.config import Experiment
 
 app = program(
@@ -102,8 +101,21 @@ def preview(
 
     site = replace(open_site(read_settings(folder), event_printer(PlainConsole(stderr=True))), tell=lambda line: None)
     planned = choose_experiment(planned, site)
-    if attack:
-        _attack(site, planned, out or folder / "attack.html", as_json=as_json)
+    if attack:  # a copy of the site
+        from client.preview.attack.suite import as_json as figures
+        from client.preview.attack.suite import run_attacks, write_page
+        from common.config import make_plan
+
+        plan, results = make_plan(planned), []
+        for attempt in run_attacks(site, plan):
+            results.append(attempt)
+            if not as_json:
+                _plain(f"{attempt.title}: {attempt.sentence}")
+        page = write_page(site, plan, results, out or folder / "attack.html")
+        if as_json:
+            print(json_text(figures(site, plan, results), indent=1))
+        else:
+            _plain(f"{page}: {_PRIVATE_PAGE}")
         return
     records, reasons = make_round_records(site, planned)
     for content in records:
@@ -119,24 +131,6 @@ def _read_experiment(path: Path | None) -> "Experiment | None":
     from strategies.method_list import read_planned_experiment
 
     return read_planned_experiment(path).experiment if path else None
-
-
-def _attack(site: "Site", planned: "Experiment", out: Path, *, as_json: bool) -> None:
-    """Attack a copy of the site, print the result of each attack, and write the page."""
-    from client.preview.attack.suite import as_json as figures
-    from client.preview.attack.suite import run_attacks, write_page
-    from common.config import make_plan
-
-    plan, results = make_plan(planned), []
-    for attempt in run_attacks(site, plan):
-        results.append(attempt)
-        if not as_json:
-            _plain(f"{attempt.title}: {attempt.sentence}")
-    page = write_page(site, plan, results, out)
-    if as_json:
-        print(json_text(figures(site, plan, results), indent=1))
-    else:
-        _plain(f"{page}: {_PRIVATE_PAGE}")
 
 
 @app.command()

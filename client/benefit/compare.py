@@ -25,7 +25,7 @@ from common.metrics.auroc import per_class
 from common.metrics.benefit import MODELS, OVER_ALONE, WORDS, Benefit, SiteModel, benefit_sentence
 from common.metrics.bootstrap import Estimate, paired_means
 from common.models.network import label_matrix
-from common.models.state import ModelState, read_state
+from common.models.state import read_state
 from common.system.files import write_atomically
 from common.system.hashing import derive_seed
 from common.system.plain_text import counted, format_interval, number, signed
@@ -104,7 +104,10 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
     if not 0 < request.epochs <= (most := plan.run.rounds * largest_epoch_count(method, plan)):
         raise WireError(f"a run of at most {most:,} local epochs is compared with {request.epochs:,} alone.")
     check_rows(request.initial.head, site.declaration.canonical)
-    figures_leave = _may_figures_leave(task)
+    policy, privacy = site.policy, plan.privacy
+    outside = privacy.level != "none" and not policy.metrics_outside_privacy  # models are trained here without noise
+    masked = privacy.secure_aggregation and not site.simulated  # the figures would disclose what masks cover
+    figures_leave = policy.test_metrics and not (outside or masked or covers_local_parts(task))
     if not len(site.test):
         write_page(site, request.run, request.epochs, None)
         return reply_without_figures(site, request)
@@ -148,18 +151,14 @@ def _interval_columns(name: str, estimates: list[Estimate]) -> dict[str, tuple[f
     }
 
 
-def _may_figures_leave(task: LocalTask) -> bool:
-    """Return True if figures of models that are trained here without noise may leave in such a run."""
-    policy, privacy = task.site.policy, task.plan.privacy
-    outside = privacy.level != "none" and not policy.metrics_outside_privacy
-    masked = privacy.secure_aggregation and not task.site.simulated  # the figures would disclose what masks cover
-    return policy.test_metrics and not (outside or masked or covers_local_parts(task))
-
-
 def _score_four_models(task: LocalTask, request: BenefitRequest, *, figures_leave: bool) -> ModelScores:
     """Score the test part with all four models; two of them are trained here."""
     site, plan, method = task.site, task.plan, task.method
-    federated, model, held = _score_federated_model(task, request)
+    with reproducible_training(derive_seed(plan.run.seed, site.name, "home"), plan.training.threads):
+        if method.keeps_local_parts:
+            load_best_parts(task, request, task.validate())
+        federated, _, held = score_part(task, "test")
+    model = read_state(task.network)  # a copy: the networks that are trained next share its tensors
     tuned_from = Groups(model.trunk, model.norm, model.head.rows(site.declaration.canonical))
     home = site.for_itself(site.folder / FOLDER, plan, figures_leave=figures_leave)
     rounds = math.ceil(request.epochs / plan.training.epochs)
@@ -172,20 +171,6 @@ def _score_four_models(task: LocalTask, request: BenefitRequest, *, figures_leav
     both = (alone.astype(np.float64) + federated) / 2
     scores: Scores = {"alone": alone, "federated": federated, "fine_tuned": tuned, "ensemble": both}
     return ModelScores(scores, label_matrix(site.test, names).numpy(), names, site.test.patients)
-
-
-def _score_federated_model(
-    task: LocalTask, request: BenefitRequest
-) -> tuple[NDArray[np.floating], ModelState, tuple[str, ...]]:
-    """Score the test part with the run's model, local parts included; return scores, model and classes.
-
-    They are copies: the networks that are trained next share its tensors.
-    """
-    with reproducible_training(derive_seed(task.plan.run.seed, task.site.name, "home"), task.plan.training.threads):
-        if task.method.keeps_local_parts:
-            load_best_parts(task, request, task.validate())
-        scores, _, names = score_part(task, "test")
-    return scores, read_state(task.network), names
 
 
 # ---------------------------------------------------------------------- the site's own page
@@ -204,23 +189,21 @@ def write_page(site: Site, run: str, epochs: int, benefit: Benefit | None) -> No
         sentence = f"Whether {site.name} is better off alone or with the federation cannot be told: {none}."
     else:
         sentence = benefit_sentence(site.name, benefit, annotated)
+    table = list[str]()
+    if benefit is not None:  # a line for each model and a column for each class
+        heads = ("model", "mean AUROC", "95 % interval", "minus alone", "95 % interval", *benefit.classes)
+        rows = [heads]
+        for model in MODELS:
+            mean, gain = benefit.mean[model], benefit.gain.get(model)
+            over = ("", "") if gain is None else (signed(gain.value), " to ".join(map(signed, gain.interval)))
+            aurocs = [number(benefit.auroc[model][name]) for name in benefit.classes]
+            rows.append((WORDS[model], number(mean.value), format_interval(mean.interval), *over, *aurocs))
+        widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
+        table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     folder = site.folder / FOLDER
     about = f"Run {run}. Trained alone for {counted(epochs, 'local epoch')}, as many as in the run."
-    text = "\n".join([sentence, "", about, "", *([] if benefit is None else _format_table(benefit)), *ABOUT_THE_MODELS])
+    text = "\n".join([sentence, "", about, "", *table, *ABOUT_THE_MODELS])
     figures = {"run": run, "site": site.name, "epochs": epochs, "benefit": benefit and asdict(benefit)}
     write_atomically(folder / PAGE, f"{text}\n".encode(), durable=site.durable, private=True)
     write_atomically(folder / FIGURES, json.dumps(figures, indent=2).encode(), durable=site.durable, private=True)
     site.tell(f"{sentence} More in {folder / PAGE}")
-
-
-def _format_table(benefit: Benefit) -> list[str]:
-    """Format a table with a line for each model and a column for each class."""
-    heads = ("model", "mean AUROC", "95 % interval", "minus alone", "95 % interval", *benefit.classes)
-    rows = [heads]
-    for model in MODELS:
-        mean, gain = benefit.mean[model], benefit.gain.get(model)
-        over = ("", "") if gain is None else (signed(gain.value), " to ".join(map(signed, gain.interval)))
-        aurocs = [number(benefit.auroc[model][name]) for name in benefit.classes]
-        rows.append((WORDS[model], number(mean.value), format_interval(mean.interval), *over, *aurocs))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

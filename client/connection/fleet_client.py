@@ -96,6 +96,22 @@ _LINE_ERRORS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.ABORTED,
 }
+DESCRIPTIONS = {
+    "connection refused": "Connection refused",
+    "connection reset": "Connection reset by peer",
+    "broken pipe": "the connection was closed",
+    "socket closed": "the connection was closed",
+    "goaway": "the connection was closed",
+    "no route to host": "No route to host",
+    "network is unreachable": "Network is unreachable",
+    "dns resolution failed": "its name cannot be resolved",
+    "timed out": "no answer in time",
+    "timeout": "no answer in time",
+    "deadline exceeded": "no answer in time",
+}
+"""Words in gRPC's errors -> description for a person, the same as that of a failed plain connection."""
+
+_WRAPPING = re.compile(r"^failed to connect to all addresses; last error: (\w+: )?(ipv[46]:\S+: )?")
 
 
 class RunOver(Exception):
@@ -269,14 +285,25 @@ class FleetClient:
         run_id, message_id = metadata.run_id, metadata.message_id
         with _translate_grpc_errors():
             try:
-                contents = self._fetch_objects(run_id, object_ids(tree))
+                names = object_ids(tree)
+                contents = {name: memoryview(self._small[name]) for name in names if name in self._small}
+                missing = [name for name in dict.fromkeys(names) if name not in contents]
+                fetch = partial(self._fetch_object, run_id, time.monotonic() + CALL_TIMEOUT_S)
+                pulled = _transfer_in_parallel(fetch, [(name,) for name in missing])
+                contents |= dict(zip(missing, pulled, strict=True))
                 most = MOST_TIMES * sum(len(content) for content in contents.values()) + MORE_BYTES
                 message = join_message(message_id, contents, most)
             except ValueError as error:
                 raise ContentGone(str(error)) from None
         set_identity(self.node_id, run_id)
-        if fault := self._find_bundle_fault(run_id):
-            raise RequestRefused(fault, message)
+        if run_id not in self._bundles:
+            with _translate_grpc_errors():
+                run = self._call(self._fleet["GetRun"], GetRunRequest(node=self._node, run_id=run_id)).run
+                request = GetFabRequest(node=self._node, hash_str=run.fab_hash, run_id=run_id)
+                content = self._call(self._fleet["GetFab"], request).fab.content
+            self._bundles[run_id] = bundle_fault(content, run.fab_hash)
+        if self._bundles[run_id]:
+            raise RequestRefused(self._bundles[run_id], message)
         try:
             if self._statements is not None:
                 self._statements.accept_request(message.content, message_id)
@@ -335,17 +362,8 @@ class FleetClient:
                 self._statements.count_accepted(reply.content, answered.message_id)
             self.confirm_receipt(received)
 
-    def _fetch_objects(self, run_id: int, names: Sequence[str]) -> Mapping[str, memoryview]:
-        """Return the contents of these objects; raise :class:`ContentGone` if one is gone or not written in time."""
-        contents = {name: memoryview(self._small[name]) for name in names if name in self._small}
-        missing = [name for name in dict.fromkeys(names) if name not in contents]
-        until = time.monotonic() + CALL_TIMEOUT_S
-        pulled = _transfer_in_parallel(
-            lambda name: self._fetch_object(run_id, name, until), [(name,) for name in missing]
-        )
-        return contents | dict(zip(missing, pulled, strict=True))
-
-    def _fetch_object(self, run_id: int, name: str, until: float) -> memoryview:
+    def _fetch_object(self, run_id: int, until: float, name: str) -> memoryview:
+        """Return the content of an object; raise :class:`ContentGone` if it is gone, or not written in time."""
         request = PullObjectRequest(node=self._node, run_id=run_id, object_id=name)
         pause_s = FIRST_LOOK_S
         while True:
@@ -372,16 +390,6 @@ class FleetClient:
         )
         with suppress(RunOver), _translate_grpc_errors():  # with its run it is gone by itself
             self._call(self._fleet["ConfirmMessageReceived"], request)
-
-    def _find_bundle_fault(self, run_id: int) -> str:
-        """Explain why this run's app bundle is refused; empty where the bundle carries no code."""
-        if run_id not in self._bundles:
-            with _translate_grpc_errors():
-                run = self._call(self._fleet["GetRun"], GetRunRequest(node=self._node, run_id=run_id)).run
-                request = GetFabRequest(node=self._node, hash_str=run.fab_hash, run_id=run_id)
-                content = self._call(self._fleet["GetFab"], request).fab.content
-            self._bundles[run_id] = bundle_fault(content, run.fab_hash)
-        return self._bundles[run_id]
 
     @property
     def _node(self) -> Node:
@@ -456,7 +464,10 @@ def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
     except grpc.RpcError as error:
         code, details = error.code(), shorten_grpc_details(error.details())
         if code in _LINE_ERRORS:
-            raise Unreachable(_describe_grpc_error(code, details)) from None
+            # Without the words and the address that gRPC puts around the cause.
+            causes = [description for words, description in DESCRIPTIONS.items() if words in details.lower()]
+            cause = causes[0] if causes else _WRAPPING.sub("", details)
+            raise Unreachable(cause or code.name.lower().replace("_", " ")) from None
         if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details:
             raise Refused.clock() from None
         if code == grpc.StatusCode.UNAUTHENTICATED and ANOTHER_PROCESS in details:
@@ -467,30 +478,6 @@ def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
         if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
             raise RunOver(details) from None
         raise Unreachable(f"{code.name.lower()}: {details}") from None
-
-
-DESCRIPTIONS = {
-    "connection refused": "Connection refused",
-    "connection reset": "Connection reset by peer",
-    "broken pipe": "the connection was closed",
-    "socket closed": "the connection was closed",
-    "goaway": "the connection was closed",
-    "no route to host": "No route to host",
-    "network is unreachable": "Network is unreachable",
-    "dns resolution failed": "its name cannot be resolved",
-    "timed out": "no answer in time",
-    "timeout": "no answer in time",
-    "deadline exceeded": "no answer in time",
-}
-"""Words in gRPC's errors -> description for a person, the same as that of a failed plain connection."""
-
-_WRAPPING = re.compile(r"^failed to connect to all addresses; last error: (\w+: )?(ipv[46]:\S+: )?")
-
-
-def _describe_grpc_error(code: grpc.StatusCode, details: str) -> str:
-    """Describe a gRPC error without the words and the address that gRPC puts around the cause."""
-    known_words = [description for words, description in DESCRIPTIONS.items() if words in details.lower()]
-    return known_words[0] if known_words else _WRAPPING.sub("", details) or code.name.lower().replace("_", " ")
 
 
 def read_node_id(path: Path) -> int:

@@ -180,8 +180,14 @@ class HospitalService:
         self.status.certificate_days = days = check_certificate(self.kit.address, self.kit.ca_certificate)
         authority = self.kit.ca_certificate.encode()
         with FleetClient(self.kit.address, authority, self._key, self._statements, self._process) as link:
-            node_id = link.activate(read_node_id(self._node_id_file))
-            self._note_node_id(node_id)
+            last_node_id = read_node_id(self._node_id_file)
+            node_id = link.activate(last_node_id)
+            if node_id != last_node_id:  # stored, so that a process started after a kill is the same node
+                try:
+                    write_atomically(self._node_id_file, str(node_id).encode())
+                except OSError as error:
+                    if not is_disk_full(error):
+                        raise
             self.tell(f"connected to {self.kit.coordinator} at {self.kit.address}")
             self._note_release(link)
             if days < CERTIFICATE_WARNING_DAYS:
@@ -221,15 +227,6 @@ class HospitalService:
                     f"{theirs}, this site's {__version__} wire version {WIRE_VERSION}: no run will take it"
                 )
 
-    def _note_node_id(self, node_id: int) -> None:
-        """Store the node number, so that a process started after a kill is the same node."""
-        if node_id != read_node_id(self._node_id_file):
-            try:
-                write_atomically(self._node_id_file, str(node_id).encode())
-            except OSError as error:
-                if not is_disk_full(error):
-                    raise
-
     def _send_heartbeats(self, link: FleetClient, stop: threading.Event) -> None:
         """Send heartbeats while the main thread trains, and interrupt that thread when its run has ended."""
         while not stop.wait(HEARTBEAT_PAUSE_S):
@@ -237,20 +234,16 @@ class HospitalService:
                 link.heartbeat()
                 self.status.last_contact = time.time()
                 if run_id := self._current_run:
-                    self._check_run(link, run_id)
+                    try:
+                        link.check_run_active(run_id)
+                    except RunOver:
+                        self._ended_run = run_id
+                        _thread.interrupt_main(DROP_SIGNAL)
             except Unreachable:
                 continue  # the main thread will notice
             except Refused as refusal:
                 self._refusal = refusal
                 return
-
-    def _check_run(self, link: FleetClient, run_id: int) -> None:
-        """Interrupt the main thread if no process leads its run any more."""
-        try:
-            link.check_run_active(run_id)
-        except RunOver:
-            self._ended_run = run_id
-            _thread.interrupt_main(DROP_SIGNAL)
 
     def drop_work(self, number: int, frame: object) -> None:
         """Drop the work on a run that has ended: the main thread's handler of :data:`DROP_SIGNAL`.
@@ -267,8 +260,20 @@ class HospitalService:
         """Answer messages, first the one that an earlier process or connection did not finish; never returns."""
         if self._unsent:
             self._send_reply(link, *self._unsent)
-        elif left := self._pending.read():
-            self._resume_work(link, *left)
+        elif left := self._pending.read():  # an earlier process was killed during this work
+            attempts, unfinished = left
+            try:
+                expired = is_expired(unfinished, time.time())
+            except ContentGone:
+                expired = True
+            if expired:
+                self._pending.remove()
+            elif attempts >= MAX_ATTEMPTS:
+                reason = f"the site's process died {attempts} times while working on this"
+                self._answer_message(link, unfinished, attempts, reason)
+            else:
+                self.tell("taking up again the work that was interrupted")
+                self._answer_message(link, unfinished, attempts)
         wait_s = POLL_S
         while True:
             if self._refusal:
@@ -286,22 +291,6 @@ class HospitalService:
                 self._report_error(f"no room on the disk of {self.settings.state}: free some")
             self._answer_message(link, received)
             wait_s = POLL_S
-
-    def _resume_work(self, link: FleetClient, attempts: int, received: bytes) -> None:
-        """Repeat the work on a message during which an earlier process was killed."""
-        try:
-            late = is_expired(received, time.time())
-        except ContentGone:
-            late = True
-        if late:
-            self._pending.remove()
-        elif attempts >= MAX_ATTEMPTS:
-            self._answer_message(
-                link, received, attempts, f"the site's process died {attempts} times while working on this"
-            )
-        else:
-            self.tell("taking up again the work that was interrupted")
-            self._answer_message(link, received, attempts)
 
     def _answer_message(self, link: FleetClient, received: bytes, attempts: int = 0, give_up: str = "") -> None:
         """Fetch a message, send the answer, and tell the coordinator that the message is no longer needed.
@@ -386,7 +375,8 @@ class HospitalService:
         self.tell(reason)
 
     def _note_phase(self, message: Message) -> None:
-        fields = _read_scalar_fields(message)
+        """Record run, phase and round; estimate the time left from the pace since this process's first round of it."""
+        fields, status = _read_scalar_fields(message), self.status
         self.status.phase = message.metadata.message_type.rsplit(".", 1)[-1].replace("_", " ")
         self.status.run = printable(str(fields.get("run", ""))[:8])
         self.status.finished = ""
@@ -399,17 +389,13 @@ class HospitalService:
         if message.metadata.message_type == MessageType.TRAIN:
             with contextlib.suppress(PlanRefused, TypeError, ValueError):  # the gate answers that with its reason
                 plan = read_plan(fields.get("plan"), self.site.policy.maximum_plan_kb)
-                self._note_pace(int(fields.get("round", 0)), plan.run.rounds)
-
-    def _note_pace(self, server_round: int, rounds: int) -> None:
-        """Record the round, and estimate the time left from the pace since this process's first round of the run."""
-        status, now = self.status, time.monotonic()
-        if self._first is None or self._first[0] != status.run:
-            self._first = (status.run, server_round, now)
-        _, first_round, began = self._first
-        status.round, status.rounds = server_round, rounds
-        done = server_round - first_round
-        status.seconds_left = (status.rounds - server_round + 1) * (now - began) / done if done > 0 else None
+                server_round, now = int(fields.get("round", 0)), time.monotonic()
+                if self._first is None or self._first[0] != status.run:
+                    self._first = (status.run, server_round, now)
+                _, first_round, began = self._first
+                status.round, status.rounds = server_round, plan.run.rounds
+                done = server_round - first_round
+                status.seconds_left = (status.rounds - server_round + 1) * (now - began) / done if done > 0 else None
 
     def _print_result(self, message: Message, reply: Message, seconds: float) -> None:
         status, fields = self.status, _read_scalar_fields(reply)

@@ -43,22 +43,16 @@ def check_certificate(
     try:
         shown = _fetch_certificate(address, context, environment, timeout_s)
     except Refused as refusal:
-        if refusal.exit_code is ExitCode.EXPIRED:
-            dates = _describe_certificate_dates(address, environment)
-            raise Refused(refusal.exit_code, f"{refusal.problem} {dates}".strip(), refusal.remedy) from None
-        raise
+        if refusal.exit_code is not ExitCode.EXPIRED:
+            raise
+        dates = ""  # they show which clock is wrong
+        with contextlib.suppress(Refused, Unreachable, ValueError):
+            certificate = fetch_untrusted_certificate(address, environment)
+            ends = (certificate.not_valid_before_utc, certificate.not_valid_after_utc)
+            first, last, now = (f"{moment:%Y-%m-%d %H:%M}" for moment in (*ends, dt.datetime.now(dt.UTC)))
+            dates = f" It is valid from {first} to {last} UTC; this machine's clock says {now} UTC."
+        raise Refused(refusal.exit_code, f"{refusal.problem}{dates}", refusal.remedy) from None
     return (x509.load_der_x509_certificate(shown).not_valid_after_utc.timestamp() - time.time()) / 86400
-
-
-def _describe_certificate_dates(address: str, environment: Mapping[str, str]) -> str:
-    """Describe from when to when the server's certificate is valid, to find out which clock is wrong."""
-    try:
-        shown = fetch_untrusted_certificate(address, environment)
-    except (Refused, Unreachable, ValueError):
-        return ""
-    first, last = (f"{moment:%Y-%m-%d %H:%M}" for moment in (shown.not_valid_before_utc, shown.not_valid_after_utc))
-    now = f"{dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M}"
-    return f"It is valid from {first} to {last} UTC; this machine's clock says {now} UTC."
 
 
 def fetch_untrusted_certificate(address: str, environment: Mapping[str, str] = os.environ) -> x509.Certificate:
@@ -88,14 +82,22 @@ def _fetch_certificate(
     proxy = _proxy_address(url)
     connection = http.client.HTTPSConnection(*(proxy or (host, port)), timeout=within_s, context=context)
     if url:
-        connection.set_tunnel(host, port, _proxy_authorization_header(url))
+        headers = dict[str, str]()
+        if url.username is not None:  # as gRPC sends them
+            pair = f"{unquote(url.username)}:{unquote(url.password or '')}"
+            headers = {"Proxy-Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
+        connection.set_tunnel(host, port, headers)
     try:
         connection.connect()
         return connection.sock.getpeercert(binary_form=True) or b""
     except ssl.SSLCertVerificationError as error:
         raise _explain_certificate_error(error, host) from None
     except ssl.SSLError as error:
-        raise _explain_tls_error(error, address) from None
+        if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
+            problem = f"{address} does not speak TLS; this site talks to nobody without."
+            remedy = "Check host and port of the kit, and proxies on the way."
+            raise Refused(ExitCode.NO_TLS, problem, remedy) from None
+        raise Unreachable(f"{address}: TLS failed ({error.reason or error})") from None
     except (socket.gaierror, UnicodeError):
         raise Unreachable(f"the name {proxy[0] if proxy else host} cannot be resolved") from None
     except TimeoutError:
@@ -122,33 +124,20 @@ def _proxy_address(proxy: SplitResult | None) -> tuple[str, int] | None:
 
 
 def _find_proxy(host: str, environment: Mapping[str, str]) -> SplitResult | None:
-    exempt = next((environment[name] for name in EXEMPTIONS if name in environment), "")
-    if any(_is_exempt_from_proxy(entry.strip().lower(), host.lower()) for entry in exempt.split(",") if entry.strip()):
-        return None
+    exempt, host = next((environment[name] for name in EXEMPTIONS if name in environment), ""), host.lower()
+    for entry in filter(None, (part.strip().lower() for part in exempt.split(","))):
+        if "/" in entry:  # a network, perhaps with the host's address
+            with contextlib.suppress(ValueError):
+                if ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False):
+                    return None
+        elif host == entry.lstrip(".") or host.endswith(f".{entry.lstrip('.')}"):
+            return None
     name = next((name for name in PROXY_VARIABLES if name in environment), "")
     try:
         parts = urlsplit(environment.get(name, ""))
         return parts if parts.scheme == "http" and parts.hostname and parts.port != 0 else None
     except ValueError as error:
         raise Unreachable(f"{name} names no proxy: {error}") from None
-
-
-def _is_exempt_from_proxy(entry: str, host: str) -> bool:
-    """Return whether an entry of ``no_proxy`` is this host, its domain, or a network with its address."""
-    if "/" in entry:
-        with contextlib.suppress(ValueError):
-            return ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)
-        return False
-    name = entry.lstrip(".")
-    return host == name or host.endswith(f".{name}")
-
-
-def _proxy_authorization_header(proxy: SplitResult) -> dict[str, str]:
-    """Return the header with name and password of the proxy's URL, as gRPC sends it; empty without a name."""
-    if proxy.username is None:
-        return {}
-    pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-    return {"Proxy-Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
 
 
 def _describe_route(address: str, proxy: tuple[str, int] | None) -> str:
@@ -175,10 +164,3 @@ def _explain_certificate_error(error: ssl.SSLCertVerificationError, host: str) -
     remedy = "Another machine answers, a firewall opens TLS on the way, or the kit is an old one: ask for a new kit."
     remedy += " flwr-client check names who issued what is shown."
     return Refused(ExitCode.OTHER_AUTHORITY, problem, remedy)
-
-
-def _explain_tls_error(error: ssl.SSLError, address: str) -> Exception:
-    if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
-        problem = f"{address} does not speak TLS; this site talks to nobody without."
-        return Refused(ExitCode.NO_TLS, problem, "Check host and port of the kit, and proxies on the way.")
-    return Unreachable(f"{address}: TLS failed ({error.reason or error})")

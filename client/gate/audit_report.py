@@ -45,11 +45,24 @@ def audit_report(
         notes += requests.notes
         faults += map(str, requests.faults)
     if receipt is not None:
-        content = _read_receipt(receipt)
-        missing = _list_missing_replies(state, site, content, receipt.name)
-        faults += missing
-        if not missing:
-            records = counted(len(_list_received_replies(content, site)), "record")
+        try:
+            content = dict(json.loads(receipt.read_text(encoding="utf-8")))
+            _list_received_replies(content, "")
+            if content["format_version"] != RECEIPT_FORMAT:
+                raise ValueError(f"it has format {content['format_version']}, this release reads {RECEIPT_FORMAT}")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise BadInput([Fault(str(receipt), f"is no receipt that can be read: {error!r}.")]) from None
+        received = _list_received_replies(content, site)
+        left = {entry.get("sha256") for entry in Audit(state).entries() if entry.get("direction") == "out"}
+        missing = [
+            f"{receipt.name}: it names a reply of {site} of {when} ({sha256[:12]}...) that this audit does not have: "
+            "somebody else sent it, or the audit was changed."
+            for sha256, when in received.items()
+            if sha256 not in left
+        ]
+        faults += missing if received else [f"{receipt.name}: knows nothing of {site}."]
+        if received and not missing:
+            records = counted(len(received), "record")
             notes.append(f"{receipt.name}: the {records} that it names of {site} left by entries of this audit.")
         authorship = _check_authorship(content, site, keys, state)
         notes += [f"{receipt.name}: {line}" for line in (*authorship.right, *authorship.notes)]
@@ -94,17 +107,6 @@ def _check_signed_requests(state: Path, authority: x509.Certificate) -> AuditFin
     return findings
 
 
-def _read_receipt(receipt: Path) -> Mapping[str, Any]:
-    try:
-        content = dict(json.loads(receipt.read_text(encoding="utf-8")))
-        _list_received_replies(content, "")
-        if content["format_version"] != RECEIPT_FORMAT:
-            raise ValueError(f"it has format {content['format_version']}, this release reads {RECEIPT_FORMAT}")
-        return content
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadInput([Fault(str(receipt), f"is no receipt that can be read: {error!r}.")]) from None
-
-
 def _list_received_replies(content: Mapping[str, Any], site: str) -> dict[str, str]:
     """Return the SHA-256 of each reply that the coordinator received from a site, with its round."""
     updates = {row["sites"][site]: f"round {row['round']}" for row in content["rounds"] if site in row["sites"]}
@@ -132,20 +134,6 @@ def _check_authorship(content: Mapping[str, Any], site: str, keys: Mapping[str, 
         return authorship
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput([Fault("receipt.json", f"is no receipt that can be read: {error!r}.")]) from None
-
-
-def _list_missing_replies(state: Path, site: str, content: Mapping[str, Any], where: str) -> list[str]:
-    """List the replies that the receipt names and this audit does not have."""
-    received = _list_received_replies(content, site)
-    if not received:
-        return [f"{where}: knows nothing of {site}."]
-    left = {entry.get("sha256") for entry in Audit(state).entries() if entry.get("direction") == "out"}
-    return [
-        f"{where}: it names a reply of {site} of {when} ({sha256[:12]}...) that this audit does not have: "
-        "somebody else sent it, or the audit was changed."
-        for sha256, when in received.items()
-        if sha256 not in left
-    ]
 
 
 def describe_entry(entry: AuditEntry) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 
 from client.gate.incoming_request import IncomingRequest, OutOfTime
-from client.gate.policy_rules import RequestedWork, Verdict, reply_verdict
+from client.gate.policy_rules import Verdict, reply_verdict
 from client.site.site import Site
 from common import __version__
 from common.errors import WireError
@@ -123,23 +123,22 @@ class GatePassage:
         except Exception as error:
             self._note_error(type(error).__name__)
             raise
-        verdict = self._decide_on_reply(work, reply.content)
+        # The policy decides on the records as they would leave; a record that the wire does not know is refused.
+        try:
+            record = decode(reply.content, ANSWERS[str(self._fields.get("wire.record"))])
+        except (WireError, KeyError) as error:
+            verdict = Verdict("wire", str(error).removesuffix("."))
+        else:
+            if isinstance(record, MaskingAnswer):
+                verdict = Verdict("secure aggregation")  # of an update that the policy allowed when it was held back
+            elif work is None:
+                verdict = Verdict("no plan", "" if isinstance(record, RefusalNoted) else "nothing may answer this")
+            else:
+                verdict = reply_verdict(self._site.policy, work, record)
         self._note_record("out", reply.content, verdict)
         if not verdict.allowed:
             return self._decline(f"does not send this: {verdict}")
         return reply
-
-    def _decide_on_reply(self, work: RequestedWork | None, content: RecordDict) -> Verdict:
-        """Decide on the records as they would leave; a record that the wire does not know is refused."""
-        try:
-            record = decode(content, ANSWERS[str(self._fields.get("wire.record"))])
-        except (WireError, KeyError) as error:
-            return Verdict("wire", str(error).removesuffix("."))
-        if isinstance(record, MaskingAnswer):
-            return Verdict("secure aggregation")  # of an update that the policy allowed when it was held back
-        if work is None:
-            return Verdict("no plan", "" if isinstance(record, RefusalNoted) else "nothing may answer this")
-        return reply_verdict(self._site.policy, work, record)
 
     def _decline(self, reason: str) -> Message:
         self._note_error("declined", reason)

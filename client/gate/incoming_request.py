@@ -71,11 +71,18 @@ class IncomingRequest:
         if work is None:
             return None, Verdict("no plan")
         verdict = request_verdict(self._policy, work)
-        if verdict.allowed:
-            verdict = self._check_announced()
-        if verdict.allowed:
-            verdict = self._check_first_model(work)
-        return work, verdict
+        if verdict.allowed and is_run_name(self._run):  # a record with another name cannot be read: its handler says so
+            plan = str(self._fields["plan"])
+            if self._record is None:
+                forget_run(self._site.folder / "memory", self._run)
+                forget_other_runs(self._site.folder / "memory", self._run)
+                self._record = self._runs.settle_plan(self._run, plan)
+            if self._record.plan != hash_plan(plan):
+                reason = "this run was announced with another plan; another plan needs a new run"
+                verdict = Verdict("run.plan", reason)
+            elif self._seconds_left() == 0:
+                verdict = self.time_verdict()
+        return work, self._check_first_model(work) if verdict.allowed else verdict
 
     def _check_first_model(self, work: RequestedWork) -> Verdict:
         """Check that a run begins with the first model of its plan, in round 1 or where sites are ranked before it.
@@ -92,19 +99,6 @@ class IncomingRequest:
             return ALLOWED  # its handler says what is wrong
         reason = first_model_fault(self._site, work.plan, request)
         return Verdict("run.first_model", reason) if reason else ALLOWED
-
-    def _check_announced(self) -> Verdict:
-        """Check that the run's plan is the one that the site first received for it, and that the run has time left."""
-        if not is_run_name(self._run):
-            return ALLOWED  # the record cannot be read: its handler says what is wrong
-        plan = str(self._fields["plan"])
-        if self._record is None:
-            forget_run(self._site.folder / "memory", self._run)
-            forget_other_runs(self._site.folder / "memory", self._run)
-            self._record = self._runs.settle_plan(self._run, plan)
-        if self._record.plan != hash_plan(plan):
-            return Verdict("run.plan", "this run was announced with another plan; another plan needs a new run")
-        return self.time_verdict() if self._seconds_left() == 0 else ALLOWED
 
     @contextmanager
     def limit_time(self) -> Iterator[None]:
@@ -296,7 +290,10 @@ class PlanRefused(ValueError):
 
     def __init__(self, rule: str, reason: str) -> None:
         self.rule = rule
-        super().__init__(to_ascii_line(reason))
+        # A coordinator's text, made fit for a log: a short line of printable ASCII.
+        ascii_only = reason.encode("ascii", "backslashreplace").decode()
+        shown = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in ascii_only)
+        super().__init__(shown if len(shown) <= LONGEST_REASON else f"{shown[:LONGEST_REASON]}...")
 
 
 def read_plan(text: object, maximum_kb: float | None) -> Plan:
@@ -320,8 +317,12 @@ def read_plan(text: object, maximum_kb: float | None) -> Plan:
 @lru_cache(maxsize=4)
 def _parse_plan(text: str) -> Plan:
     """Parse a plan; the last few results are cached, because every request of a run holds the same plan."""
-    if (deep := _nesting_depth(text)) > DEEPEST:
-        raise PlanRefused("plan.form", f"it is nested {deep} deep; {DEEPEST} is the most")
+    depth = deepest = 0
+    for letter in re.findall(r"[\[\]{}]", _STRING.sub("", text)):  # brackets inside texts do not count
+        depth += 1 if letter in "[{" else -1
+        deepest = max(deepest, depth)
+    if deepest > DEEPEST:
+        raise PlanRefused("plan.form", f"it is nested {deepest} deep; {DEEPEST} is the most")
     try:
         json.loads(
             text,
@@ -341,22 +342,6 @@ def first_fault(faults: Sequence[Fault]) -> str:
     """Return the first of a plan's faults in one line."""
     more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
     return f"{faults[0]}".removesuffix(".") + more
-
-
-def to_ascii_line(text: str) -> str:
-    """Make a coordinator's text fit for a log: a short line of printable ASCII."""
-    escaped = text.encode("ascii", "backslashreplace").decode()
-    shown = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in escaped)
-    return shown if len(shown) <= LONGEST_REASON else f"{shown[:LONGEST_REASON]}..."
-
-
-def _nesting_depth(text: str) -> int:
-    """Return how deep tables and lists are nested in JSON; brackets inside texts do not count."""
-    depth = deepest = 0
-    for letter in re.findall(r"[\[\]{}]", _STRING.sub("", text)):
-        depth += 1 if letter in "[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
 
 
 def _check_table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

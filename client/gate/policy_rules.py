@@ -149,7 +149,12 @@ def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, st
         yield f"policy.maximum_{key}", _excess_fault(value, most, noun)
     tests = plan.evaluation.test_each_round and not policy.test_each_round
     yield "policy.test_each_round", "it is false, and the plan tests every round" if tests else ""
-    yield "plan.privacy", _privacy_range_fault(plan)
+    outside = (
+        f"{name} is {value:g}; it must be from {least:g} to {most:g}"
+        for name, (least, most) in PRIVACY_RANGES.items()
+        if (value := getattr(plan.privacy, name)) and not least <= value <= most
+    )
+    yield "plan.privacy", next(outside, "") if plan.privacy.level != "none" else ""
     yield from _size_rules(policy, work)
     yield "policy.parts", _not_listed_fault(work.parts, policy.parts, f"{method.name} needs the change of")
     yield "policy.statistics", _not_listed_fault(method.traffic.names, policy.statistics, f"{method.name} needs")
@@ -195,14 +200,6 @@ def _plugin_fault(group: str, name: str, allowed: tuple[str, ...], plan: Plan) -
     if own == theirs:
         return ""
     return f"the coordinator has {quoted(map(str, theirs)) or 'none'}, this site {quoted(map(str, own)) or 'none'}"
-
-
-def _privacy_range_fault(plan: Plan) -> str:
-    for name, (least, most) in PRIVACY_RANGES.items() if plan.privacy.level != "none" else ():
-        value = getattr(plan.privacy, name)
-        if value and not least <= value <= most:
-            return f"{name} is {value:g}; it must be from {least:g} to {most:g}"
-    return ""
 
 
 def _size_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, str]]:
@@ -295,7 +292,21 @@ def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[t
                 yield "policy.label_counts", "" if policy.label_counts else "it is false"
             yield "policy.smallest_count", _small_count_fault(policy, reply)
         case TrainReply():
-            yield from _training_rules(policy, work, reply)
+            name = work.method.name
+            groups = tuple(group for group in GROUPS if getattr(reply.update, group) is not None)
+            needed = work.parts if work.round else ()  # round 0 ranks the sites by their statistics
+            unneeded = _not_listed_fault(groups, needed, f"round {work.round} of {name} does not need the change of")
+            yield "method.groups", unneeded
+            yield "policy.parts", _not_listed_fault(groups, policy.parts, "it does not have")
+            sent, declared = tuple(reply.statistics), work.method.traffic.names
+            yield "method.statistics", _not_listed_fault(sent, declared, f"{name} does not declare")
+            yield "policy.statistics", _not_listed_fault(sent, policy.statistics, "it does not have")
+            bound = policy.maximum_update_norm
+            if bound is not None and work.plan.privacy.level != "update":  # noise comes on top of what was clipped
+                length = measure_length(reply.update)
+                reason = f"it is {bound:g}, and the update has length {length:g}"
+                yield "policy.maximum_update_norm", reason if length > bound * (1 + ROUNDING) else ""
+            yield "policy.test_metrics", _test_fault(policy, work, reply)
             figures: tuple[float | None, ...] = (reply.train_loss, reply.validation_loss, reply.validation_auroc)
             yield from _figure_rules(policy, private, figures, tested=reply.test_images is not None)
         case EvaluateReply():
@@ -317,26 +328,6 @@ def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[t
                 yield "policy.test_metrics", "nobody asked for a comparison with training alone"
             yield "policy.test_metrics", "" if policy.test_metrics else "it is false"
             yield from _figure_rules(policy, private, (), tested=True)
-
-
-def _training_rules(policy: Policy, work: RequestedWork, reply: TrainReply) -> Iterator[tuple[str, str]]:
-    name = work.method.name
-    groups = tuple(group for group in GROUPS if getattr(reply.update, group) is not None)
-    needed = work.parts if work.round else ()  # round 0 ranks the sites by their statistics
-    yield (
-        "method.groups",
-        _not_listed_fault(groups, needed, f"round {work.round} of {name} does not need the change of"),
-    )
-    yield "policy.parts", _not_listed_fault(groups, policy.parts, "it does not have")
-    statistics = tuple(reply.statistics)
-    yield "method.statistics", _not_listed_fault(statistics, work.method.traffic.names, f"{name} does not declare")
-    yield "policy.statistics", _not_listed_fault(statistics, policy.statistics, "it does not have")
-    bound = policy.maximum_update_norm
-    if bound is not None and work.plan.privacy.level != "update":  # noise comes on top of what was clipped
-        length = measure_length(reply.update)
-        reason = f"it is {bound:g}, and the update has length {length:g}"
-        yield "policy.maximum_update_norm", reason if length > bound * (1 + ROUNDING) else ""
-    yield "policy.test_metrics", _test_fault(policy, work, reply)
 
 
 def _small_count_fault(policy: Policy, reply: RollCallAnswer | EvaluateReply) -> str:

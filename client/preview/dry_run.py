@@ -23,10 +23,10 @@ from rich.text import Text
 from client.app import client_app
 from client.preview.data_dictionary import MEANING, meaning_of_field
 from client.site.site import Site
-from common.config import Experiment, ParticipationSection, Plan, make_plan
+from common.config import Experiment, ParticipationSection, make_plan
 from common.errors import stop_on
 from common.models.network import build
-from common.models.state import FrozenPart, initial_frozen_part, layout_of, read_state, with_frozen_hash
+from common.models.state import initial_frozen_part, layout_of, read_state, with_frozen_hash
 from common.system.files import atomic_outputs, output_folder_faults, write_atomically
 from common.system.plain_text import json_text
 from common.wire.canonical_bytes import WIDTH, canonical_pieces, list_fields, record_sha256
@@ -126,56 +126,40 @@ def make_round_records(site: Site, experiment: Experiment) -> tuple[list[RecordD
     plan = plan.model_copy(update={"model": with_frozen_hash(plan.model, frozen), "weights_sha256": None})
     with tempfile.TemporaryDirectory() as folder:
         grid = OneSite(replace(site, folder=Path(folder), durable=False))
+        participation = ParticipationSection(round_deadline_s=DEADLINE_S)
+        coordinator = Coordinator(build_experiment_strategy(plan), plan, participation, "preview", frozen=frozen)
         with suppress(TooFewSites):  # the site declined, with a reason
-            _lead_round(grid, plan, frozen)
+            contract = coordinator.sites.roll_call(grid, 1)
+            network = build(plan.model, contract.class_names, plan.run.seed)
+            coordinator.settle_model(layout_of(network))
+            coordinator.state = FederationState(0, read_state(network))
+            grid.send_and_receive(coordinator.configure_train(1, grid))
+            coordinator.test(grid)
         return grid.records, grid.errors
-
-
-def _lead_round(grid: OneSite, plan: Plan, frozen: FrozenPart | None) -> None:
-    """Send the site the requests of a roll call, one round and the test."""
-    participation = ParticipationSection(round_deadline_s=DEADLINE_S)
-    coordinator = Coordinator(build_experiment_strategy(plan), plan, participation, "preview", frozen=frozen)
-    contract = coordinator.sites.roll_call(grid, 1)
-    network = build(plan.model, contract.class_names, plan.run.seed)
-    coordinator.settle_model(layout_of(network))
-    coordinator.state = FederationState(0, read_state(network))
-    grid.send_and_receive(coordinator.configure_train(1, grid))
-    coordinator.test(grid)
 
 
 def list_field_rows(content: RecordDict) -> list[FieldRow]:
     """List the fields of one record."""
     fields: dict[str, Any] = dict(content.config_records["fields"])
     record = str(fields["wire.record"])
-    return [
-        FieldRow(
-            record,
-            part.name,
-            "x".join(map(str, part.shape)) if part.shape is not None else "",
-            part.size,
-            _describe_values(content, fields, part.name),
-            meaning_of_field(record, part.name),
-        )
-        for part in list_fields(content)
-    ]
-
-
-def _describe_values(content: RecordDict, fields: dict[str, Any], name: str) -> str:
-    if name not in fields:
-        record, _, key = name.partition("/")
-        array = content.array_records[record][key]
-        return (
-            _describe_range(np.frombuffer(array.data, "<f4"))
-            if array.dtype == "float32"
-            else f"packed as {array.dtype}"
-        )
-    value = fields[name]
-    if isinstance(value, bytes):
-        width = fields.get(f"{name}/{WIDTH}")
-        numbers = np.frombuffer(value, "<f4") if width is None else unpack_counts(value, width)
-        return _describe_range(numbers) if value else ""
-    text = json_text(value, allow_nan=True) if isinstance(value, list) else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    rows = list[FieldRow]()
+    for part in list_fields(content):
+        if part.name not in fields:
+            name, _, key = part.name.partition("/")
+            array = content.array_records[name][key]
+            values = f"packed as {array.dtype}"
+            if array.dtype == "float32":
+                values = _describe_range(np.frombuffer(array.data, "<f4"))
+        elif isinstance(value := fields[part.name], bytes):
+            width = fields.get(f"{part.name}/{WIDTH}")
+            numbers = np.frombuffer(value, "<f4") if width is None else unpack_counts(value, width)
+            values = _describe_range(numbers) if value else ""
+        else:
+            text = json_text(value, allow_nan=True) if isinstance(value, list) else str(value)
+            values = text if len(text) <= 60 else f"{text[:57]}..."
+        shape = "x".join(map(str, part.shape)) if part.shape is not None else ""
+        rows.append(FieldRow(record, part.name, shape, part.size, values, meaning_of_field(record, part.name)))
+    return rows
 
 
 def _describe_range(numbers: NDArray[np.float32] | NDArray[np.int64]) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from client.check.pictures import read_pictures
 from client.check.source import ImageSource, choose_rows, open_source
@@ -125,17 +124,15 @@ def _choose_images_by_class(
                 pixels = channels_first(facts.pixels[None]).float()
                 count = VIEWS if plan.augmentation != AugmentationSpec() else 0
                 views = [augment(pixels, plan.augmentation, generator) for _ in range(count)]
-                network, *augmented = (_encode_view(backbone_pixels(view, plan.model)) for view in (pixels, *views))
-                tiles.append(
-                    ImageTile(source.names[facts.row], _encode_pixels(facts.pixels), network, tuple(augmented))
-                )
+                shown = [_encode_pixels(facts.pixels)]
+                for view in (pixels, *views):
+                    # (1, channels, height, width); its augmented contrast may leave 0..255
+                    colours = backbone_pixels(view, plan.model)[0].clamp(0, 255).round().to(torch.uint8)
+                    image = colours.permute(1, 2, 0).numpy()
+                    shown.append(_encode_pixels(image[..., 0] if image.shape[2] == 1 else image))
+                decoded, network, *augmented = shown
+                tiles.append(ImageTile(source.names[facts.row], decoded, network, tuple(augmented)))
         yield ClassGroup(name, len(rows), tuple(tiles))
-
-
-def _encode_view(view: Tensor) -> str:
-    """Encode a view ``(1, channels, height, width)``, whose augmented contrast may leave 0..255."""
-    shown = view[0].clamp(0, 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    return _encode_pixels(shown[..., 0] if shown.shape[2] == 1 else shown)
 
 
 def _encode_pixels(pixels: NDArray[np.uint8]) -> str:

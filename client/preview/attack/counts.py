@@ -74,40 +74,35 @@ def make_constant_model(at: Adversary, plan: Plan, row: int | None = None) -> Mo
 
 
 def counts_from_losses(at: Adversary) -> AttackResult:
-    """Ask for the loss of a model that is sure of one class, for each class and part."""
+    """Ask for the loss of a model that is sure of one class, for each class and part.
+
+    The attacker knows the classes that no validation figure is over: it could try how many they are.
+    """
     plan, counts = at.plan("tiny_cnn", 16, STILL), list_undisclosed_counts(at, "train", "validation")
+    recovered = 0
+    for count in counts:
+        model, rows, loss, images = make_constant_model(at, plan, count.row), len(at.rows), None, 0
+        if count.part == "train":
+            if trained := at.request_training(plan, model):
+                loss, images = trained.train_loss, trained.train_samples
+        else:
+            rows -= len(at.site.hides("validation"))
+            if judged := at.request_evaluation(plan, model):
+                loss, images = judged.validation_loss, len(at.site.validation)
+        if loss is not None:
+            rows = 1 if plan.model.task == "multi_class" else rows
+            recovered += count.truth == round(images - (loss * rows - math.log(2) * (rows - 1)) * images / SURE)
     return AttackResult(
         "counts from losses",
         "How many images show a class, out of losses",
         "A model that says of every image that it shows one class has a loss that counts the images without it. One "
         "request a class and part, each in a run of its own.",
-        sum(_count_from_loss(at, plan, count) == count.truth for count in counts),
+        recovered,
         len(counts),
         THINGS,
         "`training_figures = false`",
         response=at.response,
     )
-
-
-def _count_from_loss(at: Adversary, plan: Plan, count: UndisclosedCount) -> int | None:
-    """Work out a count from the loss of a model that is sure of one class.
-
-    The attacker knows the classes that no validation figure is over: it could try how many they are.
-    """
-    model, rows = make_constant_model(at, plan, count.row), len(at.rows)
-    loss, images = None, 0
-    if count.part == "train":
-        if trained := at.request_training(plan, model):
-            loss, images = trained.train_loss, trained.train_samples
-    else:
-        rows -= len(at.site.hides("validation"))
-        if judged := at.request_evaluation(plan, model):
-            loss, images = judged.validation_loss, len(at.site.validation)
-    if loss is None:
-        return None
-    if plan.model.task == "multi_class":
-        rows = 1
-    return round(images - (loss * rows - math.log(2) * (rows - 1)) * images / SURE)
 
 
 def counts_from_digits(at: Adversary) -> AttackResult:
@@ -152,11 +147,9 @@ def _possible_count_pairs(at: Adversary, seed: int, step: int) -> Iterator[tuple
         rounded = [
             (p, n) for p in range(positives, positives + step) for n in range(negatives, negatives + step) if p * n
         ]
-        yield name, {(p, n) for p, n in rounded if all(_is_whole(2 * p * n * score) for score in scores)}
-
-
-def _is_whole(value: Fraction) -> bool:
-    return abs(value - round(value)) < Fraction(1, 10**6)
+        whole = Fraction(1, 10**6)  # a number that is less than this away from a whole one counts as whole
+        products = {(p, n): [2 * p * n * score for score in scores] for p, n in rounded}
+        yield name, {pair for pair, values in products.items() if all(abs(v - round(v)) < whole for v in values)}
 
 
 # ---------------------------------------------------------------------- out of updates

@@ -33,7 +33,6 @@ from common.config import Plan
 from common.data.base.image_set import ImageSet, concatenate
 from common.models.network import SplitNetwork
 from common.models.state import layout_of, read_state
-from common.wire.records import EvaluateReply
 
 SIZE, SIDE = 60, 12
 ANSWERS_FROM = 0.9
@@ -99,22 +98,17 @@ def place_pictures(at: Adversary, pictures: SoughtPictures) -> AttackResult:
 
 @torch.no_grad()
 def _make_units_answer_to(network: SplitNetwork, pictures: Floats, alike: Floats, strength: float = 1.0) -> None:
-    """Set the dense layer's weights so that one unit answers to each picture ``(n, numbers)`` and to no other."""
-    filters, offsets = compute_filters_for(pictures, alike)
-    dense = fedsld_cnn_layers(network).dense
-    dense.weight[: len(filters), : SIDE * SIDE] = torch.from_numpy(filters * strength)
-    dense.bias[: len(filters)] = torch.from_numpy(offsets * strength)
-
-
-def compute_filters_for(pictures: Floats, alike: Floats) -> tuple[Floats, Floats]:
-    """Compute weights ``(pictures, numbers)`` and offsets of units that are above 0 for their own picture only."""
+    """Set the dense layer's weights so that one unit is above 0 for each picture ``(n, numbers)`` and for no other."""
     centre, covariance = alike.mean(axis=0), np.cov(alike, rowvar=False)
     numbers = len(centre)
     covariance = covariance + SHRINKAGE * np.trace(covariance) / numbers * np.eye(numbers)
     away = pictures - centre
     whitened = np.linalg.solve(covariance, away.T).T
-    weights = whitened / (away * whitened).sum(axis=1, keepdims=True)
-    return weights, -weights @ centre - ANSWERS_FROM
+    filters = whitened / (away * whitened).sum(axis=1, keepdims=True)  # (n, numbers)
+    offsets = -filters @ centre - ANSWERS_FROM  # (n,)
+    dense = fedsld_cnn_layers(network).dense
+    dense.weight[: len(filters), : SIDE * SIDE] = torch.from_numpy(filters * strength)
+    dense.bias[: len(filters)] = torch.from_numpy(offsets * strength)
 
 
 def _find_moved_units(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
@@ -212,11 +206,9 @@ def _ask_about_picture(
     scores = (
         () if tested is None else (*map(math.isnan, tested.auroc), len(tested.class_names), tested.test_images is None)
     )
-    return _signs_of_failure(judged), scores, compared is None, images
-
-
-def _signs_of_failure(judged: EvaluateReply | None) -> tuple[bool, ...]:
-    if judged is None:
-        return (False,)
-    loss = judged.validation_loss
-    return True, loss is None, loss is not None and not abs(loss) < OUT_OF_ALL_BOUNDS, judged.validation_auroc is None
+    signs: tuple[bool, ...] = (False,)
+    if judged is not None:
+        loss = judged.validation_loss
+        beyond = loss is not None and not abs(loss) < OUT_OF_ALL_BOUNDS
+        signs = True, loss is None, beyond, judged.validation_auroc is None
+    return signs, scores, compared is None, images
