@@ -236,7 +236,30 @@ def per_class(
     if not scores.shape == labels.shape == (len(scores), len(class_names)):
         expected = f"two arrays of (n, {len(class_names)})"
         raise ValueError(f"Expected {expected} for {len(class_names)} classes, got {scores.shape} and {labels.shape}.")
-    return {name: _compute_class_metrics(name, scores[:, c], labels[:, c], more) for c, name in enumerate(class_names)}
+    results = dict[str, ClassMetrics]()
+    for name, all_scores, all_labels in zip(class_names, scores.T, labels.T, strict=True):
+        is_known = ~np.isnan(all_labels)
+        column, truth = all_scores[is_known], all_labels[is_known]
+        if not (valid := np.isin(truth, (0, 1))).all():
+            raise ValueError(f'Labels of class "{name}" hold {truth[~valid][0]}; expected 0, 1 or NaN for unknown.')
+        if not (finite := np.isfinite(column)).all():
+            raise Diverged(f'{int(np.sum(~finite))} of {len(column)} scores of class "{name}" are NaN or infinite')
+        positives = int(np.sum(truth == 1))
+        negatives = len(truth) - positives
+        if not positives or not negatives:
+            results[name] = ClassMetrics(None, None, None, positives, negatives, dict.fromkeys(more))
+            continue
+        sensitivity = float(np.mean(column[truth == 1] > THRESHOLD))
+        specificity = float(np.mean(column[truth == 0] <= THRESHOLD))
+        results[name] = ClassMetrics(
+            auroc=_auroc(column, truth),
+            average_precision=_average_precision(column, truth),
+            balanced_accuracy=(sensitivity + specificity) / 2,
+            positives=positives,
+            negatives=negatives,
+            more={key: metric_value(key, metric, column, truth) for key, metric in more.items()},
+        )
+    return results
 
 
 def mean_auroc(scores: Floats, labels: Floats) -> float | None:
@@ -314,29 +337,6 @@ def mean_more(results: Iterable[ClassMetrics]) -> dict[str, float | None]:
     every = list(results)
     names = {name: None for result in every for name in result.more}
     return {name: mean_and_sd(result.more.get(name) for result in every)[0] for name in names}
-
-
-def _compute_class_metrics(name: str, scores: Floats, labels: Floats, more: Mapping[str, Metric]) -> ClassMetrics:
-    is_known = ~np.isnan(labels)
-    scores, labels = scores[is_known], labels[is_known]
-    if not (valid := np.isin(labels, (0, 1))).all():
-        raise ValueError(f'Labels of class "{name}" hold {labels[~valid][0]}; expected 0, 1 or NaN for unknown.')
-    if not (finite := np.isfinite(scores)).all():
-        raise Diverged(f'{int(np.sum(~finite))} of {len(scores)} scores of class "{name}" are NaN or infinite')
-    positives = int(np.sum(labels == 1))
-    negatives = len(labels) - positives
-    if not positives or not negatives:
-        return ClassMetrics(None, None, None, positives, negatives, dict.fromkeys(more))
-    sensitivity = float(np.mean(scores[labels == 1] > THRESHOLD))
-    specificity = float(np.mean(scores[labels == 0] <= THRESHOLD))
-    return ClassMetrics(
-        auroc=_auroc(scores, labels),
-        average_precision=_average_precision(scores, labels),
-        balanced_accuracy=(sensitivity + specificity) / 2,
-        positives=positives,
-        negatives=negatives,
-        more={name: metric_value(name, metric, scores, labels) for name, metric in more.items()},
-    )
 
 
 def _auroc(scores: Floats, labels: Floats) -> float | None:

@@ -148,8 +148,19 @@ class ResampledAurocs:
 
     @property
     def interval_of_mean(self) -> Interval:
-        """The interval of the mean over the classes."""
-        return _widened_interval_of_mean(self.drawn.mean(axis=0), self.observed.mean(), self.narrow, self.wide)
+        """The resamples' interval of the mean over the classes, widened by as much as the classes' intervals are."""
+        mean, narrow, wide = self.observed.mean(), self.narrow, self.wide
+        widths = [sum((high - low) ** 2 for low, high in each) for each in (narrow, wide)]
+        if all(high - low < SAME for low, high in narrow):  # perfect ranking, for instance: no spread to widen
+            below, above = (
+                math.hypot(*(inner[end] - outer[end] for inner, outer in zip(narrow, wide, strict=True)))
+                for end in (0, 1)
+            )
+            return max(float(mean - below / len(wide)), 0.0), min(float(mean + above / len(wide)), 1.0)
+        factor = (widths[1] / widths[0]) ** 0.5
+        low, high = _percentile_interval(self.drawn.mean(axis=0))
+        lowest, highest = float(mean - factor * max(mean - low, 0.0)), float(mean + factor * max(high - mean, 0.0))
+        return max(lowest, 0.0), min(highest, 1.0)
 
     def part(self, classes: slice) -> "ResampledAurocs":
         """Return the part for some of the classes, with the same resamples."""
@@ -228,21 +239,6 @@ def _bisect_sign_change(beyond: Callable[[float], float], outside: float, inside
 
 def _extend_to_include(interval: Interval, other: Interval) -> Interval:
     return min(interval[0], other[0]), max(interval[1], other[1])
-
-
-def _widened_interval_of_mean(
-    resampled: Floats, mean: float, narrow: Sequence[Interval], wide: Sequence[Interval]
-) -> Interval:
-    """Widen the resamples' interval of the mean over classes by as much as the classes' intervals are widened."""
-    widths = [sum((high - low) ** 2 for low, high in each) for each in (narrow, wide)]
-    if all(high - low < SAME for low, high in narrow):  # perfect ranking, for instance: no spread to widen
-        below, above = (
-            math.hypot(*(inner[end] - outer[end] for inner, outer in zip(narrow, wide, strict=True))) for end in (0, 1)
-        )
-        return max(float(mean - below / len(wide)), 0.0), min(float(mean + above / len(wide)), 1.0)
-    factor = (widths[1] / widths[0]) ** 0.5
-    low, high = _percentile_interval(resampled)
-    return max(float(mean - factor * max(mean - low, 0.0)), 0.0), min(float(mean + factor * max(high - mean, 0.0)), 1.0)
 
 
 def pooled_interval(histogram: ScoreHistogram, generator: np.random.Generator) -> Interval | None:

@@ -180,45 +180,35 @@ def operating_points(
         test: Class -> histogram of the same model's scores on test images.
         sensitivity: The target of the second rule, above 0 and at most 1.
     """
-    both = {name: (chosen, test[name]) for name, chosen in validation.items() if name in test}
-    return {
-        name: _choose_points_of_class(chosen, tested, sensitivity)
-        for name, (chosen, tested) in both.items()
-        if chosen.positives.any() and chosen.negatives.any() and (tested.positives.any() or tested.negatives.any())
-    }
-
-
-def _choose_points_of_class(
-    validation: ScoreHistogram, test: ScoreHistogram, sensitivity: float
-) -> tuple[OperatingPoint, ...]:
-    detected, alarms = _count_above_borders(validation.positives), _count_above_borders(validation.negatives)
-    chosen_on = (int(detected[0]), int(alarms[0]))
-    # Whole numbers: sums of two shares that are equal must compare equal.
-    above_chance = detected * chosen_on[1] - alarms * chosen_on[0]
-    youden = _middle_of_widest(above_chance)
-    # Divided, not multiplied: 55 of 100 is 0.55, but 0.55 * 100 is a little more than 55.
-    target = int(np.flatnonzero(detected / chosen_on[0] >= sensitivity)[-1])
-    by_sensitivity = OperatingPoint(
-        "sensitivity", sensitivity, float(EDGES[target]), chosen_on, pooled_decisions(test, target)
-    )
-    if above_chance[youden] <= 0:  # the best "threshold" calls all images alike
-        return (by_sensitivity,)
-    return OperatingPoint(
-        "youden", None, float(EDGES[youden]), chosen_on, pooled_decisions(test, youden)
-    ), by_sensitivity
+    points = dict[str, tuple[OperatingPoint, ...]]()
+    for name, chosen in validation.items():
+        tested = test.get(name)
+        if tested is None or not (tested.positives.any() or tested.negatives.any()):
+            continue
+        if not (chosen.positives.any() and chosen.negatives.any()):
+            continue
+        detected, alarms = _count_above_borders(chosen.positives), _count_above_borders(chosen.negatives)
+        chosen_on = (int(detected[0]), int(alarms[0]))
+        # Divided, not multiplied: 55 of 100 is 0.55, but 0.55 * 100 is a little more than 55.
+        border = int(np.flatnonzero(detected / chosen_on[0] >= sensitivity)[-1])
+        decided = pooled_decisions(tested, border)
+        points[name] = (OperatingPoint("sensitivity", sensitivity, float(EDGES[border]), chosen_on, decided),)
+        # Whole numbers: sums of two shares that are equal must compare equal.
+        above_chance = detected * chosen_on[1] - alarms * chosen_on[0]
+        # Of the borders with the largest value, the middle of the longest row: far from small changes of scores.
+        best = np.flatnonzero(above_chance == above_chance.max())
+        widest = max(np.split(best, np.flatnonzero(np.diff(best) > 1) + 1), key=len)
+        border = int(widest[len(widest) // 2])
+        if above_chance[border] > 0:  # else the best "threshold" calls all images alike
+            decided = pooled_decisions(tested, border)
+            youden = OperatingPoint("youden", None, float(EDGES[border]), chosen_on, decided)
+            points[name] = (youden, *points[name])
+    return points
 
 
 def _count_above_borders(counts: Counts) -> Counts:
     """Return the number of images above each border of the bins, ``(BINS + 1,)``."""
     return np.append(np.cumsum(counts[::-1])[::-1], 0)
-
-
-def _middle_of_widest(values: Counts) -> int:
-    """Return the middle of the longest row of borders with the largest value, far from small changes of scores."""
-    best = np.flatnonzero(values == values.max())
-    rows = np.split(best, np.flatnonzero(np.diff(best) > 1) + 1)
-    widest = max(rows, key=len)
-    return int(widest[len(widest) // 2])
 
 
 POINTS = 60

@@ -150,11 +150,12 @@ def site_sample(
     """
     tested = {name: of_sites for name, of_sites in values.items() if of_sites}
     unknown = [name for name, of_sites in tested.items() if len(of_sites) == 1 and shares[name] < 1]
-    moved = {
-        name: _contributions_to_deviation(of_sites, shares[name])
-        for name, of_sites in tested.items()
-        if name not in unknown
-    }
+    moved = dict[str, dict[str, float]]()  # each site's contribution to a mean's deviation; squares add up to variance
+    for name, of_sites in tested.items():
+        n = len(of_sites)
+        if name not in unknown:
+            mean, scale = float(np.mean(list(of_sites.values()))), ((1 - shares[name]) * n / max(n - 1, 1)) ** 0.5 / n
+            moved[name] = {site: scale * (value - mean) for site, value in of_sites.items()}
     means = {name: float(np.mean(list(of_sites.values()))) for name, of_sites in tested.items()}
     per_class = {name: _student_interval(means[name], of_sites) for name, of_sites in moved.items()}
     if unknown or not tested:
@@ -164,15 +165,6 @@ def site_sample(
         for site, by in of_sites.items():
             together[site] = together.get(site, 0.0) + by / len(moved)
     return SiteSample(drawn, of, _student_interval(float(np.mean(list(means.values()))), together), per_class)
-
-
-def _contributions_to_deviation(of_sites: Mapping[str, float], share: float) -> dict[str, float]:
-    """Return each site's contribution to the deviation of the mean; their squares add up to its variance."""
-    n = len(of_sites)
-    if n == 1:
-        return dict.fromkeys(of_sites, 0.0)
-    mean, scale = float(np.mean(list(of_sites.values()))), ((1 - share) * n / (n - 1)) ** 0.5 / n
-    return {site: scale * (value - mean) for site, value in of_sites.items()}
 
 
 def _student_interval(mean: float, moved: Mapping[str, float]) -> Interval:

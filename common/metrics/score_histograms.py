@@ -19,23 +19,15 @@ THRESHOLD = 0.5
 BINS = 1024
 TENTHS = np.arange(1, 10) / 10
 SPREAD = 3.0
+_EVEN = np.arange(1, BINS - len(TENTHS)) / (BINS - len(TENTHS))
+_INNER = _EVEN**SPREAD / (_EVEN**SPREAD + (1 - _EVEN) ** SPREAD)
+EDGES = np.concatenate([[0.0], np.sort(np.concatenate([_INNER, TENTHS])), [1.0]])
+"""Borders of the bins, ``(BINS + 1,)``: even in ``sigmoid(logit(p) / SPREAD)``, and at every tenth besides.
 
-
-def _bin_borders() -> NDArray[np.float64]:
-    """Return borders of the bins, ``(BINS + 1,)``: even in ``sigmoid(logit(p) / SPREAD)``, and at every tenth besides.
-
-    A rare finding's scores lie near 0, those of a sure model near 0 and 1. Bins even in probability would put them into
-    a handful; bins even in the logit would be wide in the middle and need an end. This transform has about 85 bins a
-    unit of the logit at 0.5, 49 at 0.01 and 14 at 0.0001. The tenths make decisions at 0.5 and calibration by tenths
-    exact.
-    """
-    parts = BINS - len(TENTHS)
-    even = np.arange(1, parts) / parts
-    inner = even**SPREAD / (even**SPREAD + (1 - even) ** SPREAD)
-    return np.concatenate([[0.0], np.sort(np.concatenate([inner, TENTHS])), [1.0]])
-
-
-EDGES = _bin_borders()
+A rare finding's scores lie near 0, those of a sure model near 0 and 1. Bins even in probability would put them into a
+handful; bins even in the logit would be wide in the middle and need an end. This transform has about 85 bins a unit of
+the logit at 0.5, 49 at 0.01 and 14 at 0.0001. The tenths make decisions at 0.5 and calibration by tenths exact.
+"""
 MIDDLES, HALF_WIDTHS = (EDGES[1:] + EDGES[:-1]) / 2, (EDGES[1:] - EDGES[:-1]) / 2
 DECIDED = int(np.searchsorted(EDGES, THRESHOLD))
 """First bin of the scores above :data:`THRESHOLD`."""
