@@ -422,8 +422,19 @@ def validate_experiment(
     Raises:
         BadInput: With every fault.
     """
-    tree, overrides, faults = _merge_small_table(tree, overrides, name)
-    faults += [fault for text in overrides for fault in _apply_override(tree, text)]
+    small, scale, rest, faults = tree.pop("small", None), "full", list[str](), list[Fault]()
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if key.strip() == "scale":
+            scale = value.strip().strip("\"'")
+        else:
+            rest.append(text)
+    if scale == "small" and isinstance(small, dict):  # the file's own shorter form of the experiment
+        tree = _merge_tables(tree, small)
+    elif scale != "full":
+        unknown = f'there is no scale "{scale}"; there are full and small.'
+        faults.append(Fault(f"{name}: scale", "has no [small] table." if scale == "small" else unknown))
+    faults += [fault for text in rest for fault in _apply_override(tree, text)]
     try:
         experiment = Experiment.model_validate(tree)
     except ValidationError as error:
@@ -432,23 +443,6 @@ def validate_experiment(
         raise BadInput(faults) from None
     stop_on(faults)
     return ExperimentFile(experiment, base_of_paths)
-
-
-def _merge_small_table(
-    tree: dict[str, Any], overrides: Iterable[str], name: str
-) -> tuple[dict[str, Any], list[str], list[Fault]]:
-    """Merge the file's ``[small]`` table, a shorter form of the experiment, where ``--set scale=small`` asks for it."""
-    small, scale, rest = tree.pop("small", None), "full", list[str]()
-    for text in overrides:
-        key, _, value = text.partition("=")
-        if key.strip() == "scale":
-            scale = value.strip().strip("\"'")
-        else:
-            rest.append(text)
-    if scale == "full" or (scale == "small" and isinstance(small, dict)):
-        return (_merge_tables(tree, small) if scale == "small" else tree), rest, []
-    problem = "has no [small] table." if scale == "small" else f'there is no scale "{scale}"; there are full and small.'
-    return tree, rest, [Fault(f"{name}: scale", problem)]
 
 
 def read_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Path]:

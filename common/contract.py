@@ -100,7 +100,13 @@ def merge_declarations(declarations: Iterable[Declaration], class_names: Sequenc
     repeated = sorted(name for name, count in counts.items() if count > 1)
     faults += [Fault(f"site {name}", "answered the roll call twice.", "Each site has one name.") for name in repeated]
     if class_names:
-        faults += _unknown_class_faults(ordered, class_names)
+        for declaration in ordered:
+            where = f"site.toml of {declaration.site}: data.annotates"
+            for name in declaration.canonical:
+                if name not in class_names:
+                    problem = f"{quoted([name])} is not a class of this run. Classes: {quoted(class_names)}."
+                    mapped = "Leave it out, or map it in data.synonyms to the class it means."
+                    faults.append(Fault(where, problem, did_you_mean(name, class_names) or mapped, declaration.site))
         if missing := [name for name in class_names if name not in union]:
             remedy = "Take it out of the run's classes, or admit a site that annotates it."
             faults.append(Fault("run classes", f"no site annotates {quoted(missing)}.", remedy))
@@ -134,21 +140,6 @@ def declaration_faults(declaration: Declaration) -> list[Fault]:
             problem = f"{quoted(locals_)} both mean {quoted([name])}, so it is not clear which column counts."
             faults.append(Fault(where, problem, "Keep one of them, or map each to a name of its own."))
     return faults
-
-
-def _unknown_class_faults(ordered: Sequence[Declaration], class_names: Sequence[str]) -> list[Fault]:
-    """Return a fault for each canonical name that is no class of the run."""
-    return [
-        Fault(
-            f"site.toml of {declaration.site}: data.annotates",
-            f"{quoted([name])} is not a class of this run. Classes: {quoted(class_names)}.",
-            did_you_mean(name, class_names) or "Leave it out, or map it in data.synonyms to the class it means.",
-            declaration.site,
-        )
-        for declaration in ordered
-        for name in declaration.canonical
-        if name not in class_names
-    ]
 
 
 def _similar_name_faults(ordered: Sequence[Declaration]) -> list[Fault]:

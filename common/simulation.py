@@ -149,33 +149,26 @@ def _whole_data(data: str, base: Path, store: ImageStore) -> Splits:
 
 
 def simulated_site(data: SimulatedData, index: int, pooling: Pooling) -> SiteImages:
-    """Return labels and images of site ``index``, or of the single site that pools all."""
-    if pooling != "no":
-        return _pool_sites(data, pooling)
-    part = data.parts[index]
-    own = site_images(data.splits, part)
-    return SiteImages(Declaration(part.site, part.class_names), own.train, own.validation, own.test)
+    """Return labels and images of site ``index``, or of the single site that pools all.
+
+    In the pool a class that an image's site does not annotate is absent under ``negative``, unknown under ``masked``,
+    and has its true label under ``known``.
+    """
+    if pooling == "no":
+        part = data.parts[index]
+        own = site_images(data.splits, part)
+        return SiteImages(Declaration(part.site, part.class_names), own.train, own.validation, own.test)
+    names, splits = data.contract.class_names, data.splits
+    train = [_relabel_for_pooling(splits.train, part, part.train, names, pooling) for part in data.parts]
+    validation = [_relabel_for_pooling(splits.validation, part, part.validation, names, pooling) for part in data.parts]
+    own_rows = [part.test for part in data.parts if part.test is not None]
+    test = splits.test.rows(np.concatenate(own_rows)) if own_rows else splits.test
+    return SiteImages(Declaration(POOLED, names), concatenate(train), concatenate(validation), test.only_classes(names))
 
 
 def site_test_images(data: SimulatedData) -> dict[str, ImageSet]:
     """Return the test images of each site that has its own; other sites are tested on the whole test part."""
     return {part.site: data.splits.test.rows(part.test) for part in data.parts if part.test is not None}
-
-
-def _pool_sites(data: SimulatedData, pooling: Pooling) -> SiteImages:
-    """Join all sites' images.
-
-    A class that an image's site does not annotate is absent under ``negative``, unknown under ``masked``, and has its
-    true label under ``known``.
-    """
-    names = data.contract.class_names
-    train = [_relabel_for_pooling(data.splits.train, part, part.train, names, pooling) for part in data.parts]
-    validation = [
-        _relabel_for_pooling(data.splits.validation, part, part.validation, names, pooling) for part in data.parts
-    ]
-    own_rows = [part.test for part in data.parts if part.test is not None]
-    test = data.splits.test.rows(np.concatenate(own_rows)) if own_rows else data.splits.test
-    return SiteImages(Declaration(POOLED, names), concatenate(train), concatenate(validation), test.only_classes(names))
 
 
 def _relabel_for_pooling(

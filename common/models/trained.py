@@ -35,7 +35,10 @@ class LowRank(nn.Module):
     def __init__(self, name: str, weight: Tensor, rank: int) -> None:
         super().__init__()
         rows, columns = weight.shape[0], weight[0].numel()
-        self.register_buffer("down", _draw_uniform(name, (rank, columns)).to(weight.device))
+        # Uniform, with the variance of torch's dense layers: 1 / (3 columns).
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
+        drawn = torch.rand((rank, columns), generator=torch.Generator().manual_seed(seed), device="cpu")
+        self.register_buffer("down", ((2 * drawn - 1) / math.sqrt(columns)).to(weight.device))
         self.up = nn.Linear(rank, rows, bias=False, device="meta")  # draws no random numbers there
         self.up.weight = nn.Parameter(torch.zeros(rows, rank, device=weight.device))
 
@@ -56,7 +59,12 @@ def add_low_rank(backbone: nn.Module, train: str) -> None:
     if not train.startswith(PREFIX):
         return
     rank = int(train.removeprefix(PREFIX))
-    layers = [(name, layer) for name, layer in backbone.named_modules() if _can_adapt(layer, rank)]
+    layers = list[tuple[str, nn.Linear | nn.Conv2d]]()
+    for name, layer in backbone.named_modules():
+        if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.groups > 1):
+            continue
+        if rank < min(layer.weight.shape[0], layer.weight[0].numel()):
+            layers.append((name, layer))
     if not layers:
         problem = f"asks for rank {rank}, and the backbone has no dense layer or convolution that is larger."
         raise BadInput([Fault("model.train", problem, "Use a smaller rank.")])
@@ -91,19 +99,6 @@ def merged_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 return dict(tensors)
             plain[name.removesuffix(_ORIGINAL) + ".weight"] = original + product.view(original.shape)
     return plain
-
-
-def _can_adapt(layer: nn.Module, rank: int) -> bool:
-    if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.groups > 1):
-        return False
-    return rank < min(layer.weight.shape[0], layer.weight[0].numel())
-
-
-def _draw_uniform(name: str, shape: tuple[int, int]) -> Tensor:
-    """Draw uniform values with the variance of torch's dense layers, ``1 / (3 columns)``."""
-    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
-    values = torch.rand(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
-    return (2 * values - 1) / math.sqrt(shape[1])
 
 
 def trained_layers(backbone: nn.Module, train: str) -> frozenset[str]:

@@ -165,7 +165,11 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return dict(safetensors.torch.load(content))
-        _refuse_packed(content)
+        file = io.BytesIO(content)
+        if zipfile.is_zipfile(file):  # torch takes the memory that the archive's directory states
+            with zipfile.ZipFile(file) as archive:
+                stated = sum(info.file_size for info in archive.infolist())
+            check_size(stated, max(len(content), content_limit(len(content))))
         loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except SafetensorError as error:
         raise BadInput([Fault(str(path), f"this is no file of tensors ({error}).")]) from error
@@ -176,19 +180,6 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise BadInput([Fault(str(path), "expected a state dict: tensors by name and nothing else.")])
     return dict(loaded)
-
-
-def _refuse_packed(content: bytes) -> None:
-    """Refuse a zip archive of too large content, because torch takes the memory that its directory states.
-
-    Raises:
-        ValueError: Naming both sizes, or what zipfile raises on a damaged archive.
-    """
-    file = io.BytesIO(content)
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            claimed = sum(info.file_size for info in archive.infolist())
-        check_size(claimed, max(len(content), content_limit(len(content))))
 
 
 def _tensor_faults(backbone: nn.Module, tensors: Mapping[str, Tensor], where: str) -> list[Fault]:

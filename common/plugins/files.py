@@ -63,7 +63,11 @@ def read_plugin_files(point: EntryPoint) -> PluginFiles:
         OSError: If a file cannot be read.
     """
     assert point.dist is not None, "installed packages have one"
-    owners = [point.dist, *_other_owners(point)]
+    owners = [point.dist]
+    if point.module not in map(_module_name, _parse_record(point.dist)):  # another distribution brings the module
+        mine = _identify_distribution(point.dist)
+        strangers = [other for other in distributions() if _identify_distribution(other) != mine]
+        owners += [other for other in strangers if point.module in map(_module_name, _parse_record(other))]
     recorded = {(name, os.path.realpath(path)): path for owner in owners for name, path in _list_recorded_files(owner)}
     modules = {module for name, _ in recorded if (module := _module_name(name))}
     tops = {name.partition("/")[0] for name, _ in recorded if "/" in name} - {OUTSIDE.rstrip("/")}
@@ -80,21 +84,25 @@ def read_plugin_files(point: EntryPoint) -> PluginFiles:
         if spec is not None and root in elsewhere:
             modules.add(root if spec.origin else point.module)
     more = {(name, os.path.realpath(path)): path for name, path in beside if not _is_left_out(name, owners)}
-    unsure = {key for key in more.keys() - recorded.keys() if not _is_within(_module_parts(key[0]), modules)}
-    others = _listed_by_others({name.partition("/")[0] for name, _ in unsure}, owners) if unsure else set()
-    files = recorded | {key: path for key, path in more.items() if key not in unsure or key[1] not in others}
-    contents = ((name, _counted_content(name, path.read_bytes())) for (name, _), path in files.items())
-    hashes = ((name, hashlib.sha256(content).hexdigest()) for name, content in contents if content is not None)
+    parts_of = {key: _module_parts(key[0]) for key in more.keys() - recorded.keys()}
+    unsure = {
+        key
+        for key, parts in parts_of.items()
+        if not any(".".join(parts[:count]) in modules for count in range(1, len(parts) + 1))
+    }
+    theirs = _listed_by_others({name.partition("/")[0] for name, _ in unsure}, owners) if unsure else set()
+    files = recorded | {key: path for key, path in more.items() if key not in unsure or key[1] not in theirs}
+    hashes = []
+    for (name, _), path in files.items():
+        content = path.read_bytes()  # of it counts what does not depend on the folder of an installation
+        if name.startswith(SCRIPTS) and content.startswith(b"#!"):
+            content = content.partition(b"\n")[2]
+        elif _is_path_file(name):
+            content = b"\n".join(_path_lines(content)[0])
+            if not content:
+                continue
+        hashes.append((name, hashlib.sha256(content).hexdigest()))
     return PluginFiles(tuple(sorted(hashes)))
-
-
-def _counted_content(name: str, content: bytes) -> bytes | None:
-    """Return the part of a file that does not depend on the folder of an installation; None where there is none."""
-    if name.startswith(SCRIPTS) and content.startswith(b"#!"):
-        return content.partition(b"\n")[2]
-    if _is_path_file(name):
-        return b"\n".join(_path_lines(content)[0]) or None
-    return content
 
 
 # ----------------------------------------------------------------------------------------------- what is installed
@@ -124,19 +132,6 @@ def _is_left_out(name: str, owners: Iterable[Distribution]) -> bool:
         points = (point for owner in owners for point in owner.entry_points)
         return any(point.name == last and point.group in ("console_scripts", "gui_scripts") for point in points)
     return _CACHE.fullmatch(name) is not None
-
-
-def _other_owners(point: EntryPoint) -> list[Distribution]:
-    """Return the distributions that list an entry point's module if its own distribution does not."""
-    assert point.dist is not None
-    if point.module in map(_module_name, _parse_record(point.dist)):
-        return []
-    mine = _identify_distribution(point.dist)
-    return [
-        other
-        for other in distributions()
-        if _identify_distribution(other) != mine and point.module in map(_module_name, _parse_record(other))
-    ]
 
 
 def _listed_by_others(tops: Collection[str], owners: Iterable[Distribution]) -> set[str]:
@@ -216,7 +211,3 @@ def _module_name(name: str) -> str:
     """Return the module that a file is, by its dotted name; empty for a file that is none."""
     parts = _module_parts(name) if inspect.getmodulename(name) else []
     return ".".join(parts) if all(part.isidentifier() for part in parts) else ""
-
-
-def _is_within(parts: list[str], modules: Collection[str]) -> bool:
-    return any(".".join(parts[:count]) in modules for count in range(1, len(parts) + 1))

@@ -123,7 +123,17 @@ def _check_site(findings: Authorship, receipt: Mapping[str, Any], site: str, kno
             findings.faults.append(Fault(where, f"{problem}: replayed."))
         first[statement.message] = statement
     _check_gaps(findings, receipt, site, statements, own)
-    _check_rounds(findings, receipt, site, replies)
+    counting = {
+        (reply["round"], reply["sha256"]) for reply in replies if reply["counts"] and reply["record"] in CHAINED
+    }
+    for entry in receipt["rounds"]:  # none counts a reply of the site that is not in the receipt
+        sha256 = entry["sites"].get(site)
+        if sha256 is not None and site in entry.get("left_out", {}):
+            problem = f"round {entry['round']} counts {site} and leaves it out: changed."
+            findings.faults.append(Fault(f"{FILE}: rounds", problem))
+        if sha256 is not None and (entry["round"], sha256) not in counting:
+            problem = f"round {entry['round']} counts {sha256[:12]}... of {site}, no reply of that round: swapped."
+            findings.faults.append(Fault(f"{FILE}: rounds", problem))
 
 
 def _signed_statement(run: str, reply: Reply, key: str) -> ReplyStatement:
@@ -162,7 +172,12 @@ def _check_gaps(
             )
             where = _describe_gap(receipt, site, numbered, before, after, sent)
             problem = f"{which}: taken from the site, and not in the receipt: withheld. {where}"
-            findings.faults.append(Fault(f"{FILE}: {site}", problem, _absence_reasons(receipt, site), site=site))
+            absences = [absence for absence in receipt["absences"] if absence["site"] == site]
+            reasons = [printable(f"{absence['where']}: {absence['reason']}", 100) for absence in absences[:3]]
+            reasons += [f"the run was resumed {counted(receipt['resumed'], 'time')}"] if receipt["resumed"] else []
+            stated = "; ".join(reasons) or "no reason"  # by the coordinator, without a signature
+            stated = f"The coordinator states{':' if reasons else ''} {stated}."
+            findings.faults.append(Fault(f"{FILE}: {site}", problem, stated, site=site))
 
 
 def _describe_gap(
@@ -180,7 +195,10 @@ def _describe_gap(
     ends = [entry["round"] for entry in receipt["rounds"]] + [reply.round for reply in sent]
     last = max(first, later[0]) if later else max([first, *ends])
     when = f"round {first}" if first == last else f"a round from {first} to {last}"
-    neighbours = [_name_of_statement(numbered[number]) for number in (before, after) if number in numbered]
+    neighbours = []
+    for statement in (numbered[number] for number in (before, after) if number in numbered):
+        at = "" if statement.record == CHAINED[0] else f" of round {statement.round}"
+        neighbours.append(f"{statement.record}{at}")
     if len(neighbours) == 2:
         place = f", sent between its {neighbours[0]} and its {neighbours[1]}"
     else:
@@ -196,29 +214,3 @@ def _describe_gap(
         names = [f"{reply.record} of round {reply.round}" for reply in unnamed[-MOST_NUMBERS:]]
         text += f" The site's audit has, and the receipt has not: {listed(names)}."
     return text
-
-
-def _name_of_statement(statement: ReplyStatement) -> str:
-    is_answer = statement.record == CHAINED[0]
-    return statement.record if is_answer else f"{statement.record} of round {statement.round}"
-
-
-def _absence_reasons(receipt: Mapping[str, Any], site: str) -> str:
-    """Return the reasons that the coordinator's receipt gives for the site's absence; nobody has signed them."""
-    reasons = [f"{absence['where']}: {absence['reason']}" for absence in receipt["absences"] if absence["site"] == site]
-    reasons = [printable(reason, 100) for reason in reasons[:3]]
-    reasons += [f"the run was resumed {counted(receipt['resumed'], 'time')}"] if receipt["resumed"] else []
-    return f"The coordinator states: {'; '.join(reasons)}." if reasons else "The coordinator states no reason."
-
-
-def _check_rounds(findings: Authorship, receipt: Mapping[str, Any], site: str, replies: Sequence[Reply]) -> None:
-    """Report each round that counts a reply of the site which is not in the receipt."""
-    there = {(reply["round"], reply["sha256"]) for reply in replies if reply["counts"] and reply["record"] in CHAINED}
-    for entry in receipt["rounds"]:
-        sha256 = entry["sites"].get(site)
-        if sha256 is not None and site in entry.get("left_out", {}):
-            problem = f"round {entry['round']} counts {site} and leaves it out: changed."
-            findings.faults.append(Fault(f"{FILE}: rounds", problem))
-        if sha256 is not None and (entry["round"], sha256) not in there:
-            problem = f"round {entry['round']} counts {sha256[:12]}... of {site}, no reply of that round: swapped."
-            findings.faults.append(Fault(f"{FILE}: rounds", problem))

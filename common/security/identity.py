@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic import field_validator
 
-from common.errors import BadInput, Fault, stop_on
+from common.errors import BadInput, Fault
 from common.system.files import add_file_name_to_errors, is_file, write_atomically
 from common.system.plain_text import PLAIN_NAME
 from common.system.toml import M, Section, read_toml, toml_text, validated
@@ -163,32 +163,27 @@ HEADING = 200
 
 def _read_received(kind: type[M], path: Path, ending: str, remedy: str) -> M:
     """Read a file that nobody edits; any fault means that it was damaged on its way or is another file."""
-    stop_on(_wrong_file_fault(path, ending))
+    if path.is_dir():
+        raise BadInput([Fault(str(path), "is a folder.", f"Name the file NAME.{ending}.")])
+    there = is_file(path)
+    content = path.read_bytes() if there else b""
+    if b"PRIVATE KEY" in content[:HEADING]:
+        problem = "is a PRIVATE key. It must never leave the machine that made it: anyone who has seen it can use it."
+        new_key = (
+            "Delete every copy; its owner makes a new key (flwr-client init in a new folder) and sends NAME.request."
+        )
+        raise BadInput([Fault(path.name, problem, new_key)])
+    for begins, name in _PUBLIC.items():
+        if content.startswith(begins):
+            problem = f"is {name}; a {ending} is wanted here."
+            raise BadInput([Fault(path.name, problem, f"Its name is NAME.{ending}.")])
+    for other in ENDINGS:
+        if there and other != ending and path.suffix == f".{other}":
+            raise BadInput([Fault(path.name, f"is a {other}; a {ending} is wanted here.")])
     try:
         return validated(kind, read_toml(path), path.name)
     except BadInput as bad:
-        there = is_file(path)
         raise BadInput(replace(fault, remedy=remedy if there else fault.remedy) for fault in bad.faults) from None
-
-
-def _wrong_file_fault(path: Path, ending: str) -> list[Fault]:
-    """Return a fault for a folder, a key, a certificate, or a kit in the place of a request and vice versa."""
-    if path.is_dir():
-        return [Fault(str(path), "is a folder.", f"Name the file NAME.{ending}.")]
-    if not is_file(path):
-        return []
-    content = path.read_bytes()
-    if b"PRIVATE KEY" in content[:HEADING]:
-        problem = "is a PRIVATE key. It must never leave the machine that made it: anyone who has seen it can use it."
-        remedy = (
-            "Delete every copy; its owner makes a new key (flwr-client init in a new folder) and sends NAME.request."
-        )
-        return [Fault(path.name, problem, remedy)]
-    for begins, name in _PUBLIC.items():
-        if content.startswith(begins):
-            return [Fault(path.name, f"is {name}; a {ending} is wanted here.", f"Its name is NAME.{ending}.")]
-    others = [other for other in ENDINGS if other != ending and path.suffix == f".{other}"]
-    return [Fault(path.name, f"is a {other}; a {ending} is wanted here.") for other in others]
 
 
 def write_toml(path: Path, section: Section, heading: str) -> None:

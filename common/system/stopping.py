@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 
 STOPPED_ON_REQUEST = 3
@@ -158,15 +159,10 @@ def _is_handling_signals() -> bool:
     return signal.getsignal(signal.SIGTERM) is _handle_signal
 
 
-def _before_fork() -> None:
-    """Block signals, so that a signal to the new child does not end its parent."""
+def _mask_signals(how: signal.Sigmasks) -> None:
+    """Block signals before a fork, so that one to the new child does not end its parent; unblock them after it."""
     if _is_handling_signals():
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-
-
-def _after_fork_in_parent() -> None:
-    if _is_handling_signals():
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        signal.pthread_sigmask(how, SIGNALS)
 
 
 def _after_fork_in_child() -> None:
@@ -179,7 +175,11 @@ def _after_fork_in_child() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=partial(_mask_signals, signal.SIG_BLOCK),
+    after_in_parent=partial(_mask_signals, signal.SIG_UNBLOCK),
+    after_in_child=_after_fork_in_child,
+)
 
 
 def _handle_signal(number: int, frame: FrameType | None) -> None:

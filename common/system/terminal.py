@@ -172,25 +172,21 @@ def _drop_unwritable_output(*, prints_result: bool) -> Iterator[None]:
     try:
         yield
     except SystemExit as end:
-        if prints_result and not end.code and (reason := _loss_reason(out)):
-            problem, remedy = f"cannot be written: {reason}.", "Free some room there, or send it elsewhere."
-            _print_error("error", str(Fault("standard output", problem, remedy)))
-            raise SystemExit(1) from None
-        raise
+        raw = getattr(getattr(out, "buffer", None), "raw", None)
+        if not prints_result or end.code or not isinstance(raw, _LossyStream):
+            raise
+        out.flush()
+        if raw.lost is None:
+            raise
+        problem = f"cannot be written: {(raw.lost.strerror or 'the system refuses it').lower()}."
+        remedy = "Free some room there, or send it elsewhere."
+        _print_error("error", str(Fault("standard output", problem, remedy)))
+        raise SystemExit(1) from None
     finally:
         for stream in (out, error):
             if stream is not None:
                 stream.flush()
         sys.stdout, sys.stderr = before
-
-
-def _loss_reason(stream: Any) -> str:
-    """Return the reason why output of a stream could not be written; empty where all was written."""
-    raw = getattr(getattr(stream, "buffer", None), "raw", None)
-    if not isinstance(raw, _LossyStream):
-        return ""
-    stream.flush()
-    return (raw.lost.strerror or "the system refuses it").lower() if raw.lost else ""
 
 
 def run_program(

@@ -83,17 +83,13 @@ def read_toml(path: Path) -> dict[str, Any]:
         remedy = "Name a TOML file." if problem == PICTURE else SAVE_AS_UTF8
         raise BadInput([Fault(path.name, problem, remedy)]) from None
     except ValueError as error:
-        remedy = _toml_remedy(str(error), content.decode("utf-8-sig").splitlines())
+        # A remedy by the line where the parser stopped, else by the parser's message.
+        place, lines = re.search(r"at line (\d+)", str(error)), content.decode("utf-8-sig").splitlines()
+        line = lines[int(place[1]) - 1] if place and int(place[1]) <= len(lines) else ""
+        by_line = [remedy for pattern, remedy in _LINE_REMEDIES.items() if re.search(pattern, line)]
+        by_error = [remedy for begin, remedy in _TOML_REMEDIES.items() if str(error).startswith(begin)]
+        remedy = next(iter(by_line + by_error), "")
         raise BadInput([Fault(path.name, f"is not valid TOML: {error}.", remedy)]) from None
-
-
-def _toml_remedy(error: str, lines: Sequence[str]) -> str:
-    """Return the remedy for a syntax error: by the line where the parser stopped, else by the parser's message."""
-    place = re.search(r"at line (\d+)", error)
-    line = lines[int(place[1]) - 1] if place and int(place[1]) <= len(lines) else ""
-    by_line = (remedy for pattern, remedy in _LINE_REMEDIES.items() if re.search(pattern, line))
-    by_error = (remedy for begin, remedy in _TOML_REMEDIES.items() if error.startswith(begin))
-    return next(by_line, next(by_error, ""))
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -133,7 +129,23 @@ def validation_faults(
         root: The model of the whole file.
         extra: Keys that the file may have beside those of ``root``.
     """
-    return [_fault_of_error(dict(fault), root, file_name, extra) for fault in error.errors(include_url=False)]
+    faults = []
+    for details in error.errors(include_url=False):
+        steps = [str(step) for step in details["loc"]]
+        table, keys, kinds = _locate_fault(root, steps)
+        where = f"{file_name}: {'.'.join(keys)}" if keys else file_name
+        problem, remedy = error_text(details), near_literal(details)
+        if details["type"] == "extra_forbidden":
+            allowed = (*table, *(extra if len(steps) == 1 else ()))
+            remedy = did_you_mean(steps[-1], allowed) or f"Known: {quoted(allowed)}."
+        elif details["type"].startswith("union_tag"):
+            value = details.get("input")
+            near = did_you_mean(str(value.get("kind", "")), kinds) if isinstance(value, dict) else ""
+            kind = json.dumps(value["kind"]) if isinstance(value, dict) and "kind" in value else "missing"
+            where, problem = f"{where}.kind", f"is {kind}."
+            remedy = f"{near} Expected one of {quoted(sorted(kinds))}.".strip()
+        faults.append(Fault(where, problem, remedy))
+    return faults
 
 
 def toml_text(value: str | int | float | bool | Sequence[str]) -> str:
@@ -160,23 +172,6 @@ def error_text(error: Mapping[str, Any]) -> str:
             return f"{problem}."  # about a whole table, or with what came in it
     value = json.dumps(error.get("input"), default=str, ensure_ascii=False)  # as the file has it
     return f"{problem}; got {value if len(value) <= _LONGEST_VALUE else f'{value[:_LONGEST_VALUE]}...'}."
-
-
-def _fault_of_error(error: dict[str, Any], root: type[BaseModel], file_name: str, extra: Sequence[str]) -> Fault:
-    steps = [str(step) for step in error["loc"]]
-    table, keys, kinds = _locate_fault(root, steps)
-    where = f"{file_name}: {'.'.join(keys)}" if keys else file_name
-    if error["type"] == "extra_forbidden":
-        allowed = (*table, *(extra if len(steps) == 1 else ()))
-        remedy = did_you_mean(steps[-1], allowed) or f"Known: {quoted(allowed)}."
-        return Fault(where, error_text(error), remedy)
-    if error["type"].startswith("union_tag"):
-        expected = f"Expected one of {quoted(sorted(kinds))}."
-        value = error.get("input")
-        near = did_you_mean(str(value.get("kind", "")), kinds) if isinstance(value, dict) else ""
-        kind = json.dumps(value["kind"]) if isinstance(value, dict) and "kind" in value else "missing"
-        return Fault(f"{where}.kind", f"is {kind}.", f"{near} {expected}".strip())
-    return Fault(where, error_text(error), near_literal(error))
 
 
 def near_literal(error: Mapping[str, Any]) -> str:

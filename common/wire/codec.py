@@ -210,26 +210,25 @@ def _read_arrays(fields: dict[str, Any], name: str) -> Arrays:
     refuse_unprintable(keys, f"names of {name}", MOST_SITES)
     arrays = dict[str, NDArray[np.float32]]()
     for key in keys:
-        arrays[key] = _read_array(fields, f"{name}/{key}")
+        where = f"{name}/{key}"
+        values, shape = _read_numbers(fields.pop(where, None), where), fields.pop(f"{where}/shape", None)
+        if values is None or not isinstance(shape, list) or any(type(side) is not int or side < 0 for side in shape):
+            raise WireError(f"{where} must be float32 numbers with a shape.")
+        if len(shape) > MOST_DIMENSIONS:  # before they are multiplied: a million of them would take minutes
+            raise WireError(f"{where} announces {len(shape)} dimensions; no array has more than {MOST_DIMENSIONS}.")
+        if math.prod(shape) != len(values):
+            raise WireError(f"{where} announces shape {tuple(shape)} and has {len(values)} numbers.")
+        if np.isinf(values).any():
+            raise WireError(f"{where} holds infinite values.")
+        if (np.abs(values) > MOST_STATISTIC).any():  # NaN is "nothing to say"
+            raise WireError(
+                f"{where} holds values beyond {MOST_STATISTIC:g}, which nothing that a method tells can reach."
+            )
+        try:
+            arrays[key] = values.reshape(shape)
+        except ValueError as error:
+            raise WireError(f"{where} announces a shape that no array has: {tuple(shape)}.") from error
     return arrays
-
-
-def _read_array(fields: dict[str, Any], where: str) -> NDArray[np.float32]:
-    values, shape = _read_numbers(fields.pop(where, None), where), fields.pop(f"{where}/shape", None)
-    if values is None or not isinstance(shape, list) or any(type(side) is not int or side < 0 for side in shape):
-        raise WireError(f"{where} must be float32 numbers with a shape.")
-    if len(shape) > MOST_DIMENSIONS:  # before they are multiplied: a million of them would take minutes
-        raise WireError(f"{where} announces {len(shape)} dimensions; no array has more than {MOST_DIMENSIONS}.")
-    if math.prod(shape) != len(values):
-        raise WireError(f"{where} announces shape {tuple(shape)} and has {len(values)} numbers.")
-    if np.isinf(values).any():
-        raise WireError(f"{where} holds infinite values.")
-    if (np.abs(values) > MOST_STATISTIC).any():  # NaN is "nothing to say"
-        raise WireError(f"{where} holds values beyond {MOST_STATISTIC:g}, which nothing that a method tells can reach.")
-    try:
-        return values.reshape(shape)
-    except ValueError as error:
-        raise WireError(f"{where} announces a shape that no array has: {tuple(shape)}.") from error
 
 
 def _read_groups(content: RecordDict, fields: dict[str, Any], name: str) -> Groups:
@@ -250,13 +249,8 @@ def _read_groups(content: RecordDict, fields: dict[str, Any], name: str) -> Grou
             head = Head(tuple(class_names), weight.reshape(len(class_names), -1), bias)
         except (ValueError, AssertionError) as error:
             raise WireError(f"head of {name}: {error}.") from error
-    trunk, form = _read_trunk(content, name)
-    return Groups(trunk, norm, head, form)
-
-
-def _read_trunk(content: RecordDict, name: str) -> tuple[NDArray[np.float32] | None, Form]:
     if name not in content:
-        return None, "float32"
+        return Groups(None, norm, head, "float32")
     record = content[name]
     if not isinstance(record, ArrayRecord) or list(record) != [_TRUNK]:
         raise WireError(f"the record {name} must hold one array, {_TRUNK}.")
@@ -268,7 +262,7 @@ def _read_trunk(content: RecordDict, name: str) -> tuple[NDArray[np.float32] | N
     if not one_length or len(array.data) != packed_size(array.shape[0], form):
         raise WireError(f"{where} announces shape {tuple(array.shape)} and has {len(array.data)} bytes.")
     try:
-        return unpack(array.data, array.shape[0], form), form
+        return Groups(unpack(array.data, array.shape[0], form), norm, head, form)
     except ValueError as error:
         raise WireError(f"{where}: {error}.") from error
 

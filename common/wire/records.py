@@ -442,7 +442,16 @@ class EvaluateReply:
         names = self.metric_names
         if len(set(names)) < len(names) or len(self.metric_values) != len(names) * len(self.class_names):
             raise WireError("each plug-in's metric must be named once, and have one value a class.")
-        self._check_scores()
+        try:
+            tested, _ = self.histograms, self.validation_histograms
+        except ValueError as error:
+            raise WireError(str(error)) from error
+        if not set(tested) <= set(self.class_names):
+            raise WireError("scores must be of tested classes, once each.")
+        for kind in ("positives", "negatives"):
+            counts = dict(zip(self.class_names, getattr(self, kind), strict=True))
+            if any(int(getattr(histogram, kind).sum()) != counts[name] for name, histogram in tested.items()):
+                raise WireError(f"scores of {kind} must be as many as there are {kind}.")
 
     @property
     def histograms(self) -> dict[str, ScoreHistogram]:
@@ -455,18 +464,6 @@ class EvaluateReply:
         return parse_histograms(
             self.validation_classes, self.validation_positive_scores, self.validation_negative_scores
         )
-
-    def _check_scores(self) -> None:
-        try:
-            tested, _ = self.histograms, self.validation_histograms
-        except ValueError as error:
-            raise WireError(str(error)) from error
-        if not set(tested) <= set(self.class_names):
-            raise WireError("scores must be of tested classes, once each.")
-        for kind in ("positives", "negatives"):
-            counts = dict(zip(self.class_names, getattr(self, kind), strict=True))
-            if any(int(getattr(histogram, kind).sum()) != counts[name] for name, histogram in tested.items()):
-                raise WireError(f"scores of {kind} must be as many as there are {kind}.")
 
 
 # ---------------------------------------------------------------------- comparison with training alone

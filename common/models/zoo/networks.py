@@ -290,12 +290,6 @@ class _InvertedResidualBlock(nn.Module):
         return inner + maps if self.has_shortcut else inner
 
 
-def _build_stage(stage: _Stage) -> list[_InvertedResidualBlock]:
-    """Return a stage's blocks; only the first of them strides and changes the width."""
-    first = _InvertedResidualBlock(stage.narrow, stage.wide, stage.stride, stage)
-    return [first, *(_InvertedResidualBlock(stage.wide, stage.wide, 1, stage) for _ in range(stage.repeats - 1))]
-
-
 class EfficientNetLite0(nn.Module):
     """Images ``(batch, channels, height, width)`` to globally pooled features ``(batch, 1280)``."""
 
@@ -303,7 +297,11 @@ class EfficientNetLite0(nn.Module):
         super().__init__()
         self.conv_stem = _SameConv2d(channels, 32, 3, stride=2)
         self.bn0 = _batch_norm(32)
-        self.blocks = nn.Sequential(*(block for stage in _STAGES for block in _build_stage(stage)))
+        blocks = list[_InvertedResidualBlock]()
+        for stage in _STAGES:  # only the first block of a stage strides and changes the width
+            blocks.append(_InvertedResidualBlock(stage.narrow, stage.wide, stage.stride, stage))
+            blocks += [_InvertedResidualBlock(stage.wide, stage.wide, 1, stage) for _ in range(stage.repeats - 1)]
+        self.blocks = nn.Sequential(*blocks)
         self.conv_head = _SameConv2d(320, WIDTH, 1)
         self.bn1 = _batch_norm(WIDTH)
 
