@@ -7,7 +7,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.images.reading import NOT_A_PICTURE, PICTURE_SUFFIXES, ImageForm, is_picture, read_head
+from common.data.images.reading import (
+    PICTURE_SUFFIXES,
+    UNREAD_SUFFIXES,
+    ImageForm,
+    is_picture,
+    other_kind,
+    read_head,
+    unreadable_reason,
+)
 from common.data.images.store import decode_pictures
 from common.data.sources.npz import size_faults
 from common.data.sources.npz_file import open_arrays, read_headers
@@ -17,8 +25,6 @@ from common.system.files import is_file
 
 NPZ_PARTS = ("test", "val", "train")
 _KINDS = "PNG, JPEG, DICOM, NIfTI"
-_NOT_READ = (".bmp", ".tif", ".tiff", ".gif", ".webp", ".jp2", ".heic", ".nrrd", ".mha", ".mhd", ".hdr", ".svs")
-"""Endings of the names of pictures that are not read here."""
 MOST_EXAMINED = 100
 """No file of a folder with more files is examined before the model is read."""
 
@@ -52,8 +58,11 @@ def refuse_without_pictures(data: Path) -> None:
     files, _ = _list_picture_files(data)
     if len(files) <= MOST_EXAMINED and not any(map(_may_be_picture, files)):
         name = str(files[0].relative_to(data)) if data.is_dir() else data.name
-        empty = not files[0].stat().st_size
-        stop_on([unreadable_images_fault(data, name, "empty" if empty else NOT_A_PICTURE)])
+        try:
+            reason = other_kind(read_head(files[0])) if files[0].stat().st_size else "empty"
+        except OSError as error:
+            reason = unreadable_reason(error)
+        stop_on([unreadable_images_fault(data, name, reason)])
 
 
 def _may_be_picture(file: Path) -> bool:
@@ -104,7 +113,11 @@ def _list_picture_files(data: Path) -> tuple[list[Path], list[str]]:
     if data.is_dir():
         paths = (data / below / name for below, name in listings.walk(data) if not name.startswith("."))
         for file in (path for path in paths if path.is_file()):
-            if not file.suffix or file.name.lower().endswith(PICTURE_SUFFIXES + _NOT_READ) or _may_be_picture(file):
+            if (
+                not file.suffix
+                or file.name.lower().endswith(PICTURE_SUFFIXES + UNREAD_SUFFIXES)
+                or _may_be_picture(file)
+            ):
                 pictures.append(file)
             else:
                 others.append(str(file.relative_to(data)))

@@ -20,6 +20,18 @@ from common.errors import BadInput, Fault
 
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
 """Endings of the names of picture files; the kind of a file is told from its content alone."""
+UNREAD_SUFFIXES = (".bmp", ".tif", ".tiff", ".gif", ".webp", ".jp2", ".heic", ".nrrd", ".mha", ".mhd", ".hdr", ".svs")
+"""Endings of the names of pictures that are not read here."""
+_UNREAD_KINDS = {
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"II+\0": "TIFF",
+    b"MM\0+": "TIFF",
+    b"GIF8": "GIF",
+    b"\0\0\0\x0cjP": "JPEG 2000",
+    b"%PDF": "PDF",
+}
+"""First bytes of files of other kinds."""
 _LONGEST_REASON = 150
 _NOISE_OF_COLOR, _SHARE_IN_COLOR = 8, 0.001
 NOT_A_PICTURE = "neither PNG, JPEG, DICOM nor NIfTI"
@@ -53,6 +65,14 @@ def is_nifti(head: bytes) -> bool:
 def is_picture(head: bytes) -> bool:
     """Return whether a file is of a kind that :func:`decode_picture` reads, given its :func:`read_head`."""
     return head.startswith(_PNG_OR_JPEG) or is_dicom(head) or is_nifti(head)
+
+
+def other_kind(head: bytes) -> str:
+    """Return why a file is not read that begins so, with the remedy where its kind is recognised."""
+    kind = next((kind for begin, kind in _UNREAD_KINDS.items() if head.startswith(begin)), "")
+    kind = "BMP" if head.startswith(b"BM") and head[6:10] == bytes(4) else kind
+    kind = "WebP" if head.startswith(b"RIFF") and head[8:12] == b"WEBP" else kind
+    return f"a {kind} file; convert it to PNG, for instance with: magick FILE FILE.png" if kind else NOT_A_PICTURE
 
 
 def read_head(file: Path) -> bytes:
@@ -113,7 +133,7 @@ def decode_picture(content: bytes | Path, rendering: Rendering = AS_IN_FILE, sid
 
         return Image.fromarray(dicom_pixels(data, rendering))
     if not data.startswith(_PNG_OR_JPEG):
-        raise ValueError(NOT_A_PICTURE)
+        raise ValueError(other_kind(data[:_HEAD]))
     image = (_decode_png if data.startswith(_PNG) else _decode_jpeg)(data, rendering, side)
     ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
     return _convert_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")

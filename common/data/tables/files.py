@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.names import normalized
-from common.data.images.reading import PICTURE_SUFFIXES
+from common.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
 from common.errors import Fault
 from common.system.plain_text import counted, list_first_and_count_rest
 
@@ -119,14 +119,14 @@ class FolderListings:
         entries = (self._folders if folders else self._files)[place]
         if name in entries:
             return name
-        for fold in (normalized, _fold_case) if folders else (normalized, _fold_case, _fold_ending):
+        for fold in (normalized, fold_case) if folders else (normalized, fold_case, fold_ending):
             key = (place, fold)
             if key not in self._alike:
                 alike = dict[str, str | None]()
                 for entry in entries:
                     alike[fold(entry)] = None if fold(entry) in alike else entry  # None where it is not the only one
                 self._alike[key] = alike
-            if match := self._alike[key].get(normalized(name) if fold is normalized else _fold_case(name)):
+            if match := self._alike[key].get(normalized(name) if fold is normalized else fold_case(name)):
                 return match
         return None
 
@@ -171,12 +171,15 @@ class FolderListings:
         return [Fault(where, problem, remedy)]
 
 
-def _fold_case(name: str) -> str:
+def fold_case(name: str) -> str:
+    """Return a name that is the same in any case."""
     return normalized(name).casefold()
 
 
-def _fold_ending(name: str) -> str:
+def fold_ending(name: str) -> str:
     """Return the name of a file without an ending of pictures; another file's as a text that no name is."""
-    folded = _fold_case(name)
-    suffix = max((suffix for suffix in PICTURE_SUFFIXES if folded.endswith(suffix)), key=len, default="")
+    folded = fold_case(name)
+    suffix = max(
+        (suffix for suffix in PICTURE_SUFFIXES + UNREAD_SUFFIXES if folded.endswith(suffix)), key=len, default=""
+    )
     return folded.removesuffix(suffix) if suffix else "/"
