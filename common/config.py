@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from common import plugins
 from common.data.base.spec import AugmentationSpec, DataSpec
-from common.data.partition.spec import PartitionSpec
+from common.data.partition.spec import ClassListsSpec, PartitionSpec
 from common.errors import BadInput, Fault, stop_on
 from common.models.zoo.spec import ModelSpec, Sha256
 from common.plugins import MOST_METRICS, PLUGIN, OrPlugin, PluginName, PluginStamp, stamp_of
@@ -277,6 +277,16 @@ class Experiment(Section):
     partition: PartitionSpec | None = None
     server_data: DataSpec | None = None
     external_test: DataSpec | None = None
+
+    @model_validator(mode="after")
+    def _rename_classes_of_lists(self) -> Self:
+        """Let ``[partition.lists]`` use the names of the table, as ``annotates`` does in a hospital's ``site.toml``."""
+        synonyms = getattr(self.data, "synonyms", {})
+        if synonyms and isinstance(self.partition, ClassListsSpec):
+            lists = self.partition.lists.items()
+            renamed = {site: tuple(dict.fromkeys(synonyms.get(name, name) for name in names)) for site, names in lists}
+            self.__dict__["partition"] = self.partition.model_copy(update={"lists": renamed})
+        return self
 
     @model_validator(mode="after")
     def _check_no_choice_by_private_figures(self) -> Self:

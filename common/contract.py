@@ -153,7 +153,8 @@ def _similar_name_faults(ordered: Sequence[Declaration]) -> list[Fault]:
         if fold_spelling(first) == fold_spelling(second):
             (site, _), (other, local) = owners[first], owners[second]
             problem = f'"{first}" (site {site}) and "{second}" (site {other}) look like one class.'
-            remedy = f'Two lines in site.toml of {other} settle it:\n    [data.synonyms]\n    "{local}" = "{first}"'
+            remedy = f"Two lines in a simulation's experiment, or in site.toml of {other} settle it:\n"
+            remedy += f'    [data.synonyms]\n    "{local}" = "{first}"'
             faults.append(Fault("label contract", problem, remedy, other))
     return faults
 

@@ -162,12 +162,13 @@ def _make_csv_spec(
         "image_size": network.spec.image_size,
         "color": network.spec.channels == 3,
     }
-    if own := tuple(name for name in columns if name in network.class_names):
-        spec |= {"label_columns": own}
+    synonyms = of_run.synonyms if of_run else {}
+    if own := tuple(name for name in columns if synonyms.get(name, name) in network.class_names):
+        spec |= {"label_columns": own, "synonyms": {name: synonyms[name] for name in own if name in synonyms}}
     elif of_run is not None and of_run.finding_column in columns:
-        classes = tuple(name for name in of_run.classes if name in network.class_names)
-        spec |= {key: getattr(of_run, key) for key in ("finding_column", "separator", "other_findings", "no_finding")}
-        spec["classes"] = classes
+        spec["classes"] = tuple(name for name in of_run.own_names if synonyms.get(name, name) in network.class_names)
+        for key in ("finding_column", "separator", "other_findings", "no_finding", "synonyms"):
+            spec[key] = getattr(of_run, key)
     else:
         finding_column = of_run.finding_column if of_run else None
         raise BadInput(class_faults(labelled.data, columns, network.class_names, finding_column))

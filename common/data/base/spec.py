@@ -124,6 +124,8 @@ class LabelColumnsSpec(PictureTableSpec):
     Attributes:
         other_findings: Findings in that column that are no class here; ``"*"`` stands for all that are unlike a class.
         no_finding: Names that say that no class is present.
+        synonyms: A label column, or a name in ``finding_column`` -> the class that it means, where hospitals name one
+            class in several ways.
         uncertain: The meaning of -1 in ``label_columns``.
         blank: The meaning of an empty cell: of one class in ``label_columns``, of all classes in ``finding_column``.
         similar_patients: Patients whose names differ only in case, punctuation, spaces or zeros are refused with their
@@ -138,6 +140,7 @@ class LabelColumnsSpec(PictureTableSpec):
     classes: tuple[Name, ...] = ()
     other_findings: tuple[Name, ...] = ()
     no_finding: tuple[Name, ...] = NO_FINDING
+    synonyms: Mapping[Name, Name] = Field(default_factory=dict)
     uncertain: LabelPolicy = "unknown"
     blank: Literal["unknown", "negative"] = "unknown"
     patient_column: Name | None = None
@@ -145,6 +148,24 @@ class LabelColumnsSpec(PictureTableSpec):
     source_column: Name | None = None
     split_column: Name | None = None
     validation_fraction: Fraction = 0.1
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """The names by which the table itself calls the classes."""
+        return self.label_columns or tuple(dict.fromkeys((*self.classes, *self.synonyms)))
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes that the names of the table mean, each once."""
+        return tuple(dict.fromkeys(self.synonyms.get(name, name) for name in self.own_names))
+
+    @model_validator(mode="after")
+    def _check_synonyms(self) -> Self:
+        if chained := sorted(set(self.synonyms) & set(self.synonyms.values())):
+            raise ValueError(f"synonyms: a class cannot be a synonym itself: {', '.join(chained)}")
+        if self.label_columns and (foreign := sorted(set(self.synonyms) - set(self.label_columns))):
+            raise ValueError(f"synonyms: on the left of each = stands one of label_columns, not {', '.join(foreign)}")
+        return self
 
     @model_validator(mode="after")
     def _check_label_columns(self) -> Self:

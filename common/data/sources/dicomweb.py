@@ -83,7 +83,7 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
             archive.cache.folder, [f"{image.instance if image else 'missing'}.dcm" for image in images]
         ),
         labels=cells.labels[rows],
-        class_names=spec.label_columns or spec.classes,
+        class_names=spec.class_names,
         patients=patients,
         sources=cells.sources[rows],
         parts=np.full(len(rows), "train") if cells.parts is None else cells.parts[rows],

@@ -235,7 +235,7 @@ def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
     table = LabelTable(
         files=files,
         labels=cells.labels,
-        class_names=spec.label_columns or spec.classes,
+        class_names=spec.class_names,
         patients=patients,
         sources=cells.sources,
         parts=np.full(len(files), "train") if cells.parts is None else cells.parts,
@@ -336,7 +336,7 @@ def parse_cells(spec: LabelColumnsSpec, columns: Columns, faults: list[Fault]) -
         faults: Faults of cells are added to these; the values of such cells mean nothing.
     """
     count = len(columns.lines)
-    labels = np.full((count, len(spec.label_columns or spec.classes)), np.nan, dtype=np.float32)
+    labels = np.full((count, len(spec.own_names)), np.nan, dtype=np.float32)
     other_findings: Mapping[str, int] = {}
     try:
         if spec.finding_column is None:
@@ -346,7 +346,7 @@ def parse_cells(spec: LabelColumnsSpec, columns: Columns, faults: list[Fault]) -
         else:
             keys = {"column": "data.finding_column", "others": "data.other_findings"}
             keys |= {key: f"data.{key}" for key in ("classes", "separator", "no_finding")}
-            rules = FindingRules(spec.classes, spec.separator, spec.no_finding, spec.other_findings, spec.blank, keys)
+            rules = FindingRules(spec.own_names, spec.separator, spec.no_finding, spec.other_findings, spec.blank, keys)
             column = columns.column(spec.finding_column)
             labels, other_findings = finding_matrix(column, spec.finding_column, rules)
     except BadInput as bad:
@@ -359,8 +359,14 @@ def parse_cells(spec: LabelColumnsSpec, columns: Columns, faults: list[Fault]) -
         patients = join_similar_patients(column.values(), spec, "data.patient_column", faults, column)
     if spec.source_column is not None:
         column = columns.column(spec.source_column)
-        sources = np.where(np.array([is_blank(cell) for cell in column.cells])[column.places], "", column.values())
-        if pairs := _name_pairs(find_similar(column.cells), column):
+        site_names = ["" if is_blank(cell) else plain_site_name(cell) for cell in column.cells]
+        sources = np.array(site_names, dtype=np.str_)[column.places]
+        similar = find_similar(column.cells)
+        first = dict(zip(reversed(site_names), reversed(column.cells), strict=True))
+        for name, cell in zip(site_names, column.cells, strict=True):
+            if name and cell != first[name]:  # the names of two hospitals have become one
+                similar[cell] = first[name]
+        if pairs := _name_pairs(similar, column):
             remedy = "Write each of them in one way: every source is a site of its own."
             faults.append(Fault("data.source_column", f"names that may be one hospital's: {pairs}.", remedy))
     if spec.split_column is not None:
@@ -368,7 +374,31 @@ def parse_cells(spec: LabelColumnsSpec, columns: Columns, faults: list[Fault]) -
             parts = parse_parts(columns.column(spec.split_column), spec.split_column, "data.split_column")
         except BadInput as bad:
             faults += bad.faults
-    return TableCells(labels, other_findings, patients, sources, parts)
+    return TableCells(_join_synonyms(labels, spec, columns, faults), other_findings, patients, sources, parts)
+
+
+def _join_synonyms(
+    labels: NDArray[np.float32], spec: LabelColumnsSpec, columns: Columns, faults: list[Fault]
+) -> NDArray[np.float32]:
+    """Turn labels by the table's own names into labels by class, and find rows whose names of one class disagree."""
+    if not spec.synonyms:
+        return labels
+    joined = np.empty((len(labels), len(spec.class_names)), dtype=np.float32)
+    for place, name in enumerate(spec.class_names):
+        own_names = [own for own in spec.own_names if spec.synonyms.get(own, own) == name]
+        of_class = labels[:, [spec.own_names.index(own) for own in own_names]]  # (n, own names)
+        joined[:, place] = np.fmax.reduce(of_class, axis=1)
+        differ = joined[:, place] != np.fmin.reduce(of_class, axis=1)
+        if spec.label_columns and (rows := np.flatnonzero(differ & ~np.isnan(joined[:, place]))).size:
+            lines = f"{counted(len(rows), 'line')}, line {columns.lines[rows[0]]} first"
+            problem = f'{quoted(own_names)} both mean "{name}" and say different things in {lines}.'
+            faults.append(Fault("data.synonyms", problem, "Correct these lines, or take the synonym out."))
+    return joined
+
+
+def plain_site_name(name: str) -> str:
+    """Return a hospital's name as a name of a site, in which a sign that names no folder is ``_``."""
+    return re.sub(r"[^\w .()-]|^\W", "_", name)[:100]
 
 
 _SHORTENED_NUMBER = re.compile(r"\d[.,]\d+[Ee]\+?\d+")

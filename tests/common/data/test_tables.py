@@ -23,6 +23,7 @@ from common.data.base.names import find_similar, names_of_array, normalized
 from common.data.base.spec import FolderSpec
 from common.data.load import open_table
 from common.data.tables.labels import LabelTable
+from common.data.tables.roles import find_synonyms
 from common.errors import BadInput
 
 ROWS = 24
@@ -572,3 +573,46 @@ def test_a_million_rows_take_twenty_seconds_and_a_gigabyte_at_most(tmp_path: Pat
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.stdout.startswith("[] "), ended.stderr[-2000:]
     assert float(ended.stdout.split()[1]) < 20
+
+
+@given(st.lists(st.tuples(*[st.sampled_from(["1", "0", "-1", ""])] * 3), min_size=1, max_size=ROWS))
+def test_names_of_one_class_give_its_label_and_disagreement_is_named_by_line(
+    folder: Path, cells: list[tuple[str, str, str]]
+) -> None:
+    rows = rows_of(
+        *(f"p{row}," + ",".join(of_row) for row, of_row in enumerate(cells)), header="file,id,Mass,mass_2,Edema"
+    )
+    settings: Any = {"label_columns": ("Mass", "mass_2", "Edema"), "synonyms": {"mass_2": "Tumour", "Mass": "Tumour"}}
+    sides = [{float(cell) for cell in of_row[:2] if cell in ("0", "1")} for of_row in cells]
+    if differ := [row for row, side in enumerate(sides) if len(side) == 2]:
+        assert f"line {differ[0] + 2} first" in refusals(folder, rows, **settings)["data.synonyms"]
+    else:
+        table = read(folder, rows, **settings)
+        assert table.class_names == ("Tumour", "Edema")
+        assert [label for label in table.labels[:, 0].tolist() if label == label] == [*map(min, filter(None, sides))]
+
+
+def test_findings_of_several_names_are_one_class(folder: Path) -> None:
+    rows = rows_of("p0,Effusion", "p1,Pleural Effusion|Mass", "p2,No Finding", "p3,", header="file,id,what")
+    synonyms = {"Pleural Effusion": "Effusion"}
+    for classes in (("Effusion", "Mass"), ("Effusion", "Pleural Effusion", "Mass")):
+        table = read(folder, rows, finding_column="what", classes=classes, synonyms=synonyms)
+        assert table.class_names == ("Effusion", "Mass")
+        assert np.array_equal(table.labels, [[1, 0], [1, 1], [0, 0], [np.nan] * 2], equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("counts", "proposed"),
+    [
+        ({"Effusion": 9, "Pleural Effusion": 5, "effusion_pleural": 2}, ["Pleural Effusion", "effusion_pleural"]),
+        ({"Edema": 9, "Oedema": 5, "Emphysema": 4}, ["Oedema"]),
+        ({"Grade A": 9, "Grade B": 5, "stage 1": 4, "stage 2": 3}, []),
+        ({"kidney left": 9, "kidney right": 5}, []),
+    ],
+)
+def test_names_that_may_be_one_class_are_proposed(counts: dict[str, int], proposed: list[str]) -> None:
+    apart = np.eye(len(counts), dtype=bool)
+    synonyms = find_synonyms(counts, apart, apart)
+    assert list(synonyms) == proposed
+    assert set(synonyms.values()) <= {next(iter(counts))}
+    assert find_synonyms(counts, ~apart, apart) == {}
