@@ -1,44 +1,37 @@
-"""``flwr-sim init``: a commented experiment file for a user's own table and pictures, which runs as it is written."""
+"""``flwr-sim init``: a commented experiment file for a user's own table and pictures, which runs as it is written.
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+The file is written once it has passed the checks that a run makes before its first round, decoding of all pictures
+included: what it says is what the run will see.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from shlex import quote
 
 import numpy as np
 
-from common.data.base.image_set import is_placeholder
+from common.config import validate_experiment
+from common.data.base.image_set import SkippedImage, is_placeholder
 from common.data.base.names import normalized
 from common.data.base.spec import FolderSpec
-from common.data.images.reading import (
-    NOT_A_PICTURE,
-    decode_picture,
-    is_deep_png,
-    is_grey,
-    is_picture,
-    open_png_or_jpeg,
-    png_samples,
-    read_head,
-    unreadable_reason,
-)
-from common.data.tables.cells import read_label
-from common.data.tables.csv import Column, Columns, column_faults, read_columns
+from common.data.images.reading import decode_picture, is_deep_png, is_grey, open_png_or_jpeg, png_samples
+from common.data.tables.csv import Columns, column_faults, read_columns
 from common.data.tables.files import FolderListings
-from common.data.tables.labels import LabelTable, open_folder
+from common.data.tables.labels import LabelTable, blank_faults, open_folder
 from common.data.tables.roles import ColumnRoles, guess_roles, image_column, picture_folder
-from common.errors import BadInput, Fault, did_you_mean, stop_on
+from common.errors import BadInput, Fault, stop_on
 from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
 from common.system.plain_text import counted, json_text
-
-if TYPE_CHECKING:
-    from common.data.images.headers import DicomHead
+from common.system.resources import uncollected_imports
+from common.system.toml import parse_toml
+from server.init_hospitals import Hospitals, find_hospitals, must_be_decided, propose_synonyms
 
 MOST_SITES, FEWEST_POSITIVES = 3, 10
 USUAL_SIZE, SMALLEST_SIZE = 64, 16
-LOOKED_AT = 50
-"""Number of pictures, spread over the table, whose heads are read."""
+LOOKED_AT, MOST_NAMED = 50, 10
+"""Number of pictures, spread over the table, that are read to guess the settings; of unreadable ones that are named."""
 TEMPLATE = """# Made by flwr-sim init from {table}. Every key: docs/experiments.md.
 [run]
 method = "surgical"             # each class's row of the head is averaged over the sites that annotate it
@@ -67,12 +60,22 @@ image_column = {image_column}
 {columns}
 image_size = {image_size}
 color = {color}
-
-# Simulated hospitals: patients are dealt over them, and the classes that each of them annotates.
+{synonyms}
+{partition}"""
+_SIMULATED = """# Simulated hospitals: patients are dealt over them, and the classes that each of them annotates.
 [partition]
 kind = "class_subsets"
 sites = {sites}
 shared = {shared}                      # classes that all of them annotate
+"""
+_HOSPITALS = """# Each hospital of column {source} is a site.
+[partition]
+kind = "class_lists"
+images = "source"
+
+# The classes that each of them annotates, by its own names: {evidence}.
+[partition.lists]
+{lists}
 """
 DEPTHS = (8, 10, 12, 14, 16)
 YES_AND_NO = {"yes", "no", "y", "n", "true", "false"}
@@ -84,30 +87,32 @@ class Dataset:
 
     Attributes:
         columns: The columns of the table, with only the rows whose picture is present.
+        spec: The data set as a run reads it.
         checked: The table as a run reads it, with all its checks made.
+        hospitals: The hospitals of the table; None where no column names them.
+        synonyms: Names of the table that may mean one class, each with the more frequent name.
         rows: Number of rows of the whole table.
         present: Number of rows whose picture is present.
         color: True if some pictures have colour in them, and are not grey stored as colour.
         sizes: Height and width of some pictures; empty where only their decoder tells them.
         depth: Bits that the 16-bit PNG files among those looked at use, by their brightest sample; None without such.
         display_problems: Sentences on DICOM files that are shown in different ways.
-        looked_at: Number of pictures that were read.
-        unreadable: Number of these that cannot be read, by the reason.
     """
 
     table: Path
     images: Path
     columns: Columns
     roles: ColumnRoles
+    spec: FolderSpec
     checked: LabelTable
+    hospitals: Hospitals | None
+    synonyms: Mapping[str, str]
     rows: int
     present: int
     color: bool
     sizes: tuple[tuple[int, int], ...]
     depth: int | None
     display_problems: tuple[str, ...]
-    looked_at: int
-    unreadable: Mapping[str, int]
 
     @property
     def image_size(self) -> int:
@@ -119,19 +124,31 @@ class Dataset:
     def patients(self) -> tuple[str, int] | None:
         """The source of the patients' names, and the number of patients; None where there is no source."""
         if self.roles.patient is not None:
-            return f"column {self.roles.patient}", len(set(self.columns[self.roles.patient]))
+            return f"column {self.roles.patient}", len(set(self.checked.patients.tolist()))
         named = self.checked.patients[~is_placeholder(self.checked.patients)]
         return ("PatientID of the DICOM files", len(set(named))) if len(named) else None
 
 
-def inspect_table(
-    table: Path, images: Path | None, image_column_name: str | None, patient_column_name: str | None
-) -> Dataset:
+@dataclass(frozen=True)
+class ColumnHints:
+    """What the user says about the columns; None where it is guessed.
+
+    Attributes:
+        source: The column of hospitals; an empty text for none.
+        join_patients: True counts patients with similar names as one.
+    """
+
+    image: str | None = None
+    patient: str | None = None
+    source: str | None = None
+    join_patients: bool = False
+
+
+def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Dataset:
     """Read a table, find its pictures, and read some of them.
 
     Args:
-        images: The folder of the pictures; searched beside the table where None.
-        image_column_name: The column of the pictures' names; searched where None.
+        images: The folder of the pictures, or one above it; searched beside the table where None.
 
     Raises:
         BadInput: If the table cannot be read, names no pictures or no labels, none of its pictures is found, or a run
@@ -140,15 +157,17 @@ def inspect_table(
     if not is_file(table):
         raise BadInput([missing_input_fault(table)])
     columns = read_columns(table, "labels")
-    image_column_name, patient_column_name = (
-        None if name is None else normalized(name) for name in (image_column_name, patient_column_name)
-    )
-    required = {"--image-column": image_column_name, "--patient-column": patient_column_name}
+    required = {
+        "--image-column": hints.image,
+        "--patient-column": hints.patient,
+        "--source-column": hints.source or None,
+    }
     stop_on(column_faults(table.name, columns, required))
-    column = image_column_name or image_column(columns)
+    given = [None if name is None else normalized(name) for name in (hints.image, hints.patient, hints.source)]
+    listings, root = FolderListings(), images or table.parent
+    column = given[0] or image_column(columns, (name for _, name in listings.walk(root)))
     names = columns[column]
-    listings = FolderListings()
-    folder = images or picture_folder(table, names.tolist(), listings)
+    folder = picture_folder(root, columns.column(column).cells, listings)
     present = np.array([folder is not None and listings.find(str(folder), name) is not None for name in names])
     if folder is None or not present.any():
         stop_on(listings.faults("--images"))
@@ -158,15 +177,25 @@ def inspect_table(
     from common.data.images.headers import display_problems, read_dicom_heads  # once nothing is wrong with the call
 
     columns = columns.rows(present)
-    roles = guess_roles(columns, column, patient_column_name)
-    labels: dict[str, object] = {"label_columns": roles.label_columns}
+    roles = guess_roles(columns, column, given[1], given[2])
+    settings: dict[str, object] = {
+        "kind": "folder",
+        "images": str(folder.resolve()),
+        "labels": str(table.resolve()),
+        "image_column": column,
+        "patient_column": roles.patient,
+        "source_column": roles.source,
+        "split_column": roles.split,
+        "missing_files": "ignore",
+        "similar_patients": "join" if hints.join_patients else "fault",
+        "label_columns": roles.label_columns,
+    }
     if roles.finding is not None:
-        labels = {"finding_column": roles.finding, "separator": roles.separator, "classes": tuple(roles.classes)}
-    spec = FolderSpec.model_validate(
-        {"kind": "folder", "images": str(folder.resolve()), "labels": str(table.resolve()), "image_column": column}
-        | {"patient_column": roles.patient, "split_column": roles.split, "missing_files": "ignore", **labels}
-    )
-    checked = open_folder(spec, Path())
+        settings |= {"finding_column": roles.finding, "separator": roles.separator, "classes": tuple(roles.classes)}
+    spec = FolderSpec.model_validate(settings)
+    checked = _open_checked(spec, columns)
+    hospitals = find_hospitals(roles, checked)
+    stop_on(hospitals.faults() if hospitals else [])
     spread = np.unique(np.linspace(0, len(checked.files) - 1, LOOKED_AT).round().astype(int))
     files = [checked.files[row] for row in spread]
     looks, heads = [look for file in files if (look := _look_at(file)) is not None], read_dicom_heads(files)
@@ -176,30 +205,41 @@ def inspect_table(
         folder,
         columns,
         roles,
+        spec,
         checked,
+        hospitals,
+        propose_synonyms(roles, checked, hospitals),
         rows=len(names),
         present=int(present.sum()),
         color=any(look.color for look in looks),
         sizes=tuple(look.size for look in looks),
         depth=None if brightest is None else next(bits for bits in DEPTHS if brightest < 1 << bits),
         display_problems=tuple(display_problems(heads)),
-        looked_at=len(files),
-        unreadable=Counter(filter(None, map(_unreadable_reason, files, heads))),
     )
 
 
-def _unreadable_reason(picture: Path, head: "DicomHead") -> str:
-    """Return the reason, from its first bytes, why a picture cannot be read; empty where they show none."""
-    try:
-        if not is_picture(read_head(picture)):
-            return NOT_A_PICTURE if picture.stat().st_size else "empty"
-    except OSError as error:
-        return unreadable_reason(error)
-    if not head.syntax:
-        return ""
-    from common.data.images.syntaxes import is_readable, syntax_name  # takes a second, and most tables have no DICOM
+def _open_checked(spec: FolderSpec, columns: Columns) -> LabelTable:
+    """Read the table as a run does; the remedies of its faults are options of the command.
 
-    return "" if is_readable(head.syntax) else f"packed as {syntax_name(head.syntax)}"
+    Raises:
+        BadInput: With all faults.
+    """
+    faults = []
+    if spec.source_column is not None:
+        for fault in blank_faults(columns.column(spec.source_column), "--source-column", "hospital"):
+            remedy = 'Fill them, name another column, or add --source-column "" to deal patients over invented sites.'
+            faults.append(replace(fault, remedy=remedy))
+    try:
+        table = open_folder(spec, Path())
+    except BadInput as bad:
+        join = (
+            "Write each patient in one way. Or add --join-patients: each pair counts as one patient and stays on one "
+        )
+        join += "side of the split, which is right for the split also if they are two."
+        for fault in bad.faults:
+            faults.append(replace(fault, remedy=join) if "similar_patients" in fault.remedy else fault)
+    stop_on(faults)
+    return table
 
 
 @dataclass(frozen=True)
@@ -234,28 +274,49 @@ def _look_at(picture: Path) -> _Look | None:
         return None
 
 
-def write_experiment(data: Dataset, out: Path) -> list[str]:
-    """Write the experiment file.
+def write_experiment(data: Dataset, out: Path, tell: Callable[[str], object] = lambda line: None) -> list[str]:
+    """Check an experiment as a run does, and write its file.
+
+    Args:
+        tell: Prints a line while images are decoded.
 
     Returns:
         Lines for the user: the contents of the data, and their limits.
 
     Raises:
-        BadInput: If the file is there already.
+        BadInput: If the file is there already, or a run would refuse the experiment.
     """
     stop_on(existing_output_faults(out))
+    with uncollected_imports():  # torch takes seconds, and most faults are found before
+        from common.simulation import forget_data
+        from server.simulation.simulate import check_experiment
+
+    undecided = must_be_decided(data.synonyms)
+    tree = parse_toml(_experiment_text(data, out.resolve(), confirmed=undecided))
+    forget_data()
+    _, checked = check_experiment(validate_experiment(tree, out.resolve(), name=out.name), tell)
     write_atomically(out, _experiment_text(data, out.resolve()).encode())
-    return [f"{out}: an experiment on {counted(data.present, 'image')}.", *_describe_data(data)]
+    skipped = [skip for part in checked.splits.parts for skip in part.skipped]
+    lines = [f"{out}: an experiment on {counted(len(data.checked.files) - len(skipped), 'image')}."]
+    return [*lines, *_describe_pictures(data, skipped), *_describe_data(data), *_describe_synonyms(data, out)]
 
 
-def _describe_pictures(data: Dataset) -> list[str]:
+def next_command(data: Dataset, out: Path) -> str:
+    """Return the line that names the next command, and what has to be decided before it."""
+    first = f"first decide on [data.synonyms] in {out}, then: " if must_be_decided(data.synonyms) else ""
+    return f"Next: {first}flwr-sim run {quote(str(out))} --out {quote(f'runs/{out.stem}')} --backend inline"
+
+
+def _describe_pictures(data: Dataset, skipped: Sequence[SkippedImage]) -> list[str]:
     lines = [f"images: column {data.roles.image}, in {data.images}"]
     if data.present < data.rows:
         lines.append(f"    {data.rows - data.present} of {data.rows} rows have no picture there; they are left out.")
     if data.checked.repeated:
         lines.append(f"    {counted(data.checked.repeated, 'row')} said the same as an earlier one; each counts once.")
-    for reason, count in data.unreadable.items():
-        lines.append(f"    {count} of the {data.looked_at} that were looked at cannot be read: {reason}.")
+    for skip in skipped[:MOST_NAMED]:
+        lines.append(f"    {skip.name} cannot be read, and is left out: {skip.reason}.")
+    if len(skipped) > MOST_NAMED:
+        lines.append(f"    and {len(skipped) - MOST_NAMED} more.")
     if data.depth is not None:
         lines.append(
             f"    PNG files of 16 bits a sample: bit_depth = {data.depth} is a guess by the brightest of those"
@@ -281,23 +342,20 @@ def _describe_patients(data: Dataset) -> list[str]:
 
 
 def _describe_data(data: Dataset) -> list[str]:
-    """Return the lines for the user, which name the columns, the patients and the classes with their limits."""
-    roles = data.roles
-    lines = [*_describe_pictures(data), *_describe_patients(data)]
-    lines.append("classes: " + ", ".join(f"{name} {count}" for name, count in roles.classes.items()))
-    blank = {name: _count_unlabelled(data.columns.column(name)) for name in roles.label_columns}
+    """Return the lines for the user, which name the patients, the hospitals and the classes with their limits."""
+    roles, labels = data.roles, data.checked.labels
+    lines = _describe_patients(data)
+    counts = dict(zip(data.checked.class_names, (labels == 1).sum(axis=0).tolist(), strict=True))
+    lines.append("classes: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
+    blank = dict(zip(counts, np.isnan(labels).sum(axis=0).tolist(), strict=True))
     if unlabelled := [f"{name} {count}" for name, count in blank.items() if count]:
-        lines.append(f"    without a label (blank or -1), of {data.present}: {', '.join(unlabelled)}.")
-    if rare := [name for name, count in roles.classes.items() if count < FEWEST_POSITIVES]:
+        lines.append(f"    without a label (blank or -1), of {len(labels)}: {', '.join(unlabelled)}.")
+    if rare := [name for name, count in counts.items() if count < FEWEST_POSITIVES]:
         few = ", ".join(rare)
         lines.append(f"    fewer than {FEWEST_POSITIVES} images show {few}: no score of these means anything.")
-    names = list(roles.classes)
-    for place, name in enumerate(names):
-        if near := did_you_mean(name, names[:place], 0.8):
-            lines.append(f"    {name}: is it a class of its own? {near} Correct the table, or leave it.")
     if roles.label_columns:
         lines.append("    Remove what is no finding (sex, for instance) from label_columns.")
-    used = {roles.image, roles.patient, roles.split, roles.finding, *roles.label_columns}
+    used = {roles.image, roles.patient, roles.source, roles.split, roles.finding, *roles.label_columns}
     unused = [name for name in data.columns if name not in used]
     if unused:
         lines.append(f"    not used: {', '.join(unused)}.")
@@ -306,16 +364,31 @@ def _describe_data(data: Dataset) -> list[str]:
         lines.append(f"    If these are findings, write 1 for yes and 0 for no, and try again: {', '.join(words)}.")
     if roles.exclusive:
         lines.append("    Each image shows exactly one of them; each is asked by itself, yes or no.")
-    return lines
+    if data.hospitals is None:
+        return [
+            *lines,
+            "hospitals: no column names them; patients are dealt over invented sites. Name it: --source-column",
+        ]
+    return [*lines, *data.hospitals.describe()]
 
 
-def _count_unlabelled(column: Column) -> int:
-    unlabelled = [read_label(cell) not in ("present", "absent") for cell in column.cells]
-    return int(column.counts()[unlabelled].sum())
+def _describe_synonyms(data: Dataset, out: Path) -> list[str]:
+    if not data.synonyms:
+        return []
+    pairs = ", ".join(f'"{own}" = "{name}"' for own, name in data.synonyms.items())
+    return [
+        f"one class or two? {pairs}",
+        f"    Two, until you remove the # before them in {out}, section [data.synonyms]. If they are one and",
+        "    you do not, an image with the one name counts as an image without the other.",
+    ]
 
 
-def _experiment_text(data: Dataset, out: Path) -> str:
-    """Return the experiment file, with paths relative to its folder where they lie below it."""
+def _experiment_text(data: Dataset, out: Path, *, confirmed: bool = False) -> str:
+    """Return the experiment file, with paths relative to its folder where they lie below it.
+
+    Args:
+        confirmed: The proposed synonyms are part of the file, and no comments.
+    """
     roles, folder = data.roles, out.parent
     if roles.patient:
         columns = [f"patient_column = {json_text(roles.patient)}"]
@@ -330,6 +403,10 @@ def _experiment_text(data: Dataset, out: Path) -> str:
         columns.append(f"finding_column = {json_text(roles.finding)}")
         columns.append(f"separator = {json_text(roles.separator)}")
         columns.append(f"classes = {json_text(list(roles.classes))}   # remove what is no finding")
+    if data.spec.similar_patients == "join":
+        columns.append('similar_patients = "join"       # patients whose names are alike count as one')
+    if roles.source:
+        columns.append(f"source_column = {json_text(roles.source)}")
     if roles.split:
         columns.append(f"split_column = {json_text(roles.split)}")
     if data.depth is not None:
@@ -346,7 +423,15 @@ def _experiment_text(data: Dataset, out: Path) -> str:
     if data.sizes:
         low, high = (f"{height} x {width}" for height, width in (min(data.sizes), max(data.sizes)))
         pixels = low if low == high else f"{low} to {high}"
-    sites = min(MOST_SITES, len(roles.classes))
+    sites, hospitals = min(MOST_SITES, len(roles.classes)), data.hospitals
+    if hospitals is None:
+        partition = _SIMULATED.format(sites=sites, shared=int(len(roles.classes) > sites))
+    else:
+        evidence = "those of which not all of its cells are blank"
+        evidence = evidence if hospitals.by_label else "those that its findings name; all where they name none"
+        partition = _HOSPITALS.format(
+            source=json_text(roles.source), evidence=evidence, lists=hospitals.partition_lists()
+        )
     return TEMPLATE.format(
         table=data.table.name,
         name=json_text(out.stem),
@@ -358,9 +443,17 @@ def _experiment_text(data: Dataset, out: Path) -> str:
         image_column=json_text(roles.image),
         columns="\n".join(columns),
         color=str(data.color).lower(),
-        sites=sites,
-        shared=int(len(roles.classes) > sites),
+        synonyms=_synonym_lines(data.synonyms, "" if confirmed else "# "),
+        partition=partition,
     )
+
+
+def _synonym_lines(synonyms: Mapping[str, str], mark: str) -> str:
+    if not synonyms:
+        return ""
+    lines = [f"{mark}{json_text(own)} = {json_text(name)}" for own, name in synonyms.items()]
+    comment = "# Names that may mean one class. Remove the # of this section to make them one: left name = right name."
+    return "\n".join(("", comment, f"{mark}[data.synonyms]", *lines, ""))
 
 
 def _relative_path(path: Path, folder: Path) -> str:

@@ -116,20 +116,26 @@ def init(
     ] = None,
     image_column: Annotated[str | None, typer.Option("--image-column", help="Column that names the pictures.")] = None,
     patient_column: Annotated[str | None, typer.Option("--patient-column", help="Column of patients.")] = None,
+    source_column: Annotated[
+        str | None,
+        typer.Option("--source-column", help='Column of hospitals, each of which becomes a site; "" for none.'),
+    ] = None,
+    join_patients: Annotated[
+        bool, typer.Option("--join-patients", help="Patients whose names are alike (P-007, p7) count as one.")
+    ] = False,
 ) -> None:
-    """Write a commented experiment for your own table and pictures.
+    """Write a commented experiment for your own table and pictures, once it has passed the checks of a run.
 
     Example: flwr-sim init labels.csv --images scans --out mine.toml
     """
     # Before NumPy and Pillow are imported.
     stop_on([] if is_file(labels) else [missing_input_fault(labels)])
     stop_on(existing_output_faults(out))
-    from server.init_from_csv import inspect_table, write_experiment
+    from server.init_from_csv import ColumnHints, inspect_table, next_command, write_experiment
 
-    for line in write_experiment(inspect_table(labels, images, image_column, patient_column), out):
+    data = inspect_table(labels, images, ColumnHints(image_column, patient_column, source_column, join_patients))
+    for line in (*write_experiment(data, out, console.print), next_command(data, out)):
         console.print(line, markup=False, soft_wrap=True, highlight=False)
-    line = f"Next: flwr-sim run {out} --out runs/{out.stem} --backend inline"
-    console.print(line, markup=False, soft_wrap=True, highlight=False)
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """``flwr-sim init``: an experiment for somebody's own table and pictures, made by the command and run."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,11 @@ import imagecodecs
 import numpy as np
 import pytest
 from PIL import Image
-from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
 from common.config import read_experiment
 from common.data.base.image_set import concatenate
 from common.data.load import load
+from common.data.partition.spec import ClassListsSpec
 from strategies.registry import find_method_faults
 from tests.common.data.bombs import GOOD, png
 from tests.common.data.dicom_files import dicom
@@ -91,17 +91,22 @@ def test_rows_without_a_picture_are_counted_and_left_out(tmp_path: Path) -> None
     assert data_of(path).missing_files == "ignore"
 
 
-def test_pictures_that_cannot_be_read_are_counted_before_anything_runs(labels: Path) -> None:
+def test_pictures_that_cannot_be_read_are_named_and_too_many_are_refused_as_a_run_does(labels: Path) -> None:
     scans = labels.parent / "scans"
-    for number in range(3):
-        (scans / f"{number:03}.png").write_text("no picture", encoding="utf-8")
     (scans / "003.png").write_bytes(b"")
-    packed = dicom(np.zeros((8, 8), np.uint16)).replace(b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.1.2.9\0")
-    (scans / "004.png").write_bytes(packed)
+    Image.new("L", (20, 20)).save(scans / "004.png", "TIFF")
     text = made(labels)
-    assert "3 of the 40 that were looked at cannot be read: neither PNG" in text
-    assert "1 of the 40 that were looked at cannot be read: empty" in text
-    assert "1 of the 40 that were looked at cannot be read: packed as 1.2.840.10008.1.2.9" in text
+    assert "an experiment on 38 images" in text
+    assert "003.png cannot be read, and is left out: empty." in text
+    assert "004.png cannot be read, and is left out: a TIFF file; convert it to PNG" in text
+    (labels.parent / "mine.toml").unlink()
+    Image.new("L", (20, 20)).save(scans / "005.png", "BMP")
+    packed = dicom(np.zeros((8, 8), np.uint16)).replace(b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.1.2.9\0")
+    (scans / "006.png").write_bytes(packed)
+    text = made(labels, code=2)
+    assert "4 of 40 images cannot be read" in text
+    assert '"005.png" (a BMP file; convert it to PNG' in text
+    assert not (labels.parent / "mine.toml").exists()
 
 
 @pytest.mark.parametrize(("tint", "color"), [(0, False), (6, False), (60, True)])
@@ -158,18 +163,13 @@ def test_one_hot_columns_are_noticed_and_so_are_rare_classes(tmp_path: Path) -> 
 
 
 def test_patients_of_dicom_files_are_taken_where_the_table_names_none(tmp_path: Path) -> None:
-    names = [f"{number:03}.dcm" for number in range(12)]
+    names = [f"{number:03}.dcm" for number in range(40)]
     path = table(tmp_path, "file,Fluid,Mass", *[f"{name},{n % 2},{n // 2 % 2}" for n, name in enumerate(names)])
     for number, name in enumerate(names):
-        image = Dataset()
-        image.file_meta = FileMetaDataset()
-        image.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-        image.file_meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.1"
-        image.file_meta.MediaStorageSOPInstanceUID = generate_uid()
-        image.PatientID = f"patient {number // 3}"
-        image.save_as(tmp_path / "scans" / name, enforce_file_format=True)
+        content = dicom(np.full((8, 8), number, np.uint16), PatientID=f"patient {number // 3}")
+        (tmp_path / "scans" / name).write_bytes(content)
     text = made(path)
-    assert "patients: PatientID of the DICOM files, 4 of them" in text
+    assert "patients: PatientID of the DICOM files, 14 of them" in text
     assert "UNKNOWN" not in text + (tmp_path / "mine.toml").read_text(encoding="utf-8")
 
 
@@ -196,6 +196,7 @@ def test_a_table_that_cannot_be_understood_is_refused_with_a_remedy(
         ("007.png,p3,0,0", '"007.png" (lines 9 and 42)'),
         ("lost.png,P-03,1,0", '"p3" (line 8) and "P-03" (line 42)'),
         ("lost.png,,1,0", "1 line without a patient, line 42 first"),
+        ("lost.png,P-03,1,0", "Or add --join-patients"),
     ],
 )
 def test_a_table_that_a_run_would_refuse_is_refused(extra: str, reason: str, tmp_path: Path) -> None:
@@ -218,11 +219,81 @@ def test_spellings_of_a_finding_are_one_class_and_near_names_are_questioned(tmp_
     path = table(tmp_path, "file,patient,finding", *(f"{n:03}.png,p{n},{cells[n % 5]}" for n in range(40)))
     text = made(path)
     assert "classes: Effusion 16, Mass 8, Efusion 8" in text
-    assert 'Efusion: is it a class of its own? Did you mean "Effusion"?' in text
+    assert 'one class or two? "Efusion" = "Effusion"' in text
     assert "exactly one" not in text
+    path.write_text(path.read_text() + "003.png,p3,Mass;Effusion\n")
+    (tmp_path / "mine.toml").unlink()
+    assert '"Mass;Effusion" in line 42' in made(path, code=2)
 
 
 def test_nothing_is_written_over(labels: Path) -> None:
     (labels.parent / "mine.toml").write_text("mine")
     assert "is there already" in made(labels, code=2)
     assert (labels.parent / "mine.toml").read_text() == "mine"
+
+
+def in_hospitals(folder: Path, column: str, *hospitals: str, header: str = "Fluid,Mass") -> Path:
+    """A table of forty images: the first of two hospitals labels one class, the second both."""
+    lines = [f"{line},{hospitals[n // 20]}" for n, line in enumerate([*rows(20, ",{b}"), *rows(40, "{a},{b}")[20:]])]
+    return table(folder, f"file,patient,{header},{column}", *lines)
+
+
+@pytest.mark.parametrize(
+    ("column", "hospitals"),
+    [
+        ("Hospital_ID", ("1", "0")),
+        ("centreNo", ("7", "8")),
+        ("Uniklinik", ("Ulm", "Jena")),
+        ("where", ("Hospital A", "Hospital B")),
+        ("group", ("A", "B")),
+    ],
+)
+def test_hospitals_are_recognised_by_name_by_cells_and_by_who_labels_what(
+    column: str, hospitals: tuple[str, str], tmp_path: Path
+) -> None:
+    text = made(in_hospitals(tmp_path, column, *hospitals))
+    assert f"hospitals: column {column}, 2 of them" in text
+    partition = read_experiment(tmp_path / "mine.toml", [], find_method_faults).experiment.partition
+    assert isinstance(partition, ClassListsSpec)
+    assert partition.images == "source"
+    assert partition.lists == {hospitals[0]: ("Mass",), hospitals[1]: ("Fluid", "Mass")}
+
+
+@pytest.mark.parametrize("column", ["sex", "View Position", "anatom_site", "clinical_history"])
+def test_other_columns_are_no_hospitals(column: str, tmp_path: Path) -> None:
+    assert "hospitals: no column names them" in made(in_hospitals(tmp_path, column, "A", "B"))
+    assert data_of(tmp_path / "labels.csv").source_column is None
+
+
+def test_what_a_hospital_must_correct_is_named_and_may_be_left_aside(tmp_path: Path) -> None:
+    path = in_hospitals(tmp_path, "Hospital", "North", "NORTH")
+    path.write_text(path.read_text() + "039.png,p19,0,0,\n")
+    text = made(path, code=2)
+    assert '"North" (line 2) and "NORTH" (line 22)' in text
+    assert "1 line without a hospital, line 42 first" in text
+    made(path, "--source-column", "", code=2)  # the last line contradicts line 41
+    path.write_text(path.read_text().rsplit("039", 1)[0])
+    assert "--source-column" in made(path, "--source-column", "")
+    assert data_of(path).source_column is None
+
+
+def test_patients_of_several_hospitals_are_counted(tmp_path: Path) -> None:
+    path = in_hospitals(tmp_path, "Hospital", "North", "South")
+    path.write_text(path.read_text().replace(",p19,", ",p0,"))
+    assert "1 patient has images of several hospitals" in made(path)
+
+
+def test_two_spellings_of_a_class_wait_for_a_decision(tmp_path: Path) -> None:
+    lines = [f"{line},{'NS'[n // 20]}" for n, line in enumerate([*rows(20, "{a},,{b}"), *rows(40, ",{a},{b}")[20:]])]
+    path = table(tmp_path, "file,patient,Pleural Effusion,pleural_effusion,Mass,Hospital", *lines)
+    assert "Next: first decide on [data.synonyms]" in made(path)
+    assert data_of(path).class_names == ("Pleural Effusion", "pleural_effusion", "Mass")
+    run = ("run", tmp_path / "mine.toml", "--out", tmp_path / "run", "--backend", "inline", "--set", "run.rounds=1")
+    ended = flwr_sim(*run)
+    assert (ended.code, "look like one class" in ended.err) == (2, True)
+    text = (tmp_path / "mine.toml").read_text()
+    (tmp_path / "mine.toml").write_text(text.replace("# [data.syn", "[data.syn").replace('# "', '"'))
+    assert data_of(path).class_names == ("Pleural Effusion", "Mass")
+    assert flwr_sim(*run).code == 0
+    model = json.loads((tmp_path / "run" / "model.json").read_text())
+    assert "pleural_effusion" not in str(model)

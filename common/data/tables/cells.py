@@ -25,7 +25,7 @@ _LABEL = re.compile(r"([+\-\u2212]?)([01])(?:[.,]0*)?")
 _POLICY = {"unknown": np.nan, "negative": 0.0, "positive": 1.0}
 _LIST = re.compile(r"""\[\s*(?:(?:'[^']*'|"[^"]*")[\s,]*)*\]""")
 _LIST_ITEM = re.compile(r"""'([^']*)'|"([^"]*)\"""")
-_OTHER_SEPARATORS = ("|", ";", ",", "/", "+", "&", "\\")
+OTHER_SEPARATORS = ("|", ";", ",", "/", "+", "&", "\\")
 _MOST_FAULTS = 20
 PART_NAMES = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 
@@ -161,7 +161,7 @@ def _unlisted_faults(
     faults, unlike = list[Fault](), dict[str, Collection[int]]()
     for part, places in unlisted.items():
         near = near_names.get(fold_likeness(part)) or did_you_mean(part, rules.classes, 0.8 if all_others else 0.6)
-        divided = ((mark, split_findings(part, mark)) for mark in _OTHER_SEPARATORS)
+        divided = ((mark, split_findings(part, mark)) for mark in OTHER_SEPARATORS)
         marks = [mark for mark, pieces in divided if len(pieces) > 1 and any(map(names.has, pieces))]
         problem = f'column "{name}" holds {column.where_parts({part: places})}, which is no class.'
         if len(faults) == _MOST_FAULTS or not (near or marks):

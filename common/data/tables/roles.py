@@ -3,6 +3,7 @@
 The result is a proposal that a person reads: the caller writes it down with what it rests on.
 """
 
+import difflib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -10,22 +11,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from common.data.base.names import is_blank
+from common.data.base.names import fold_likeness, is_blank
 from common.data.base.spec import NO_FINDING
 from common.data.images.reading import PICTURE_SUFFIXES
-from common.data.tables.cells import PART_NAMES, read_label, split_findings
-from common.data.tables.csv import Columns
-from common.data.tables.files import FolderListings
+from common.data.tables.cells import OTHER_SEPARATORS, PART_NAMES, read_label, split_findings
+from common.data.tables.csv import Column, Columns
+from common.data.tables.files import FolderListings, fold_case, fold_ending
 from common.errors import BadInput, Fault, quoted
 
 _PATIENT = re.compile(r"(^|[^a-z])(patient|subject|person|lesion|mrn|pid)", re.IGNORECASE)
 _SPLIT = re.compile(r"^(split|part|partition|set|subset)$", re.IGNORECASE)
-_FINDINGS = re.compile(r"finding|label|diagnos|class|dx|disease", re.IGNORECASE)
-_SEPARATORS = ("|", ";")
+_FINDINGS = re.compile(r"finding|label|diagnos|class|dx|disease|befund", re.IGNORECASE)
+_HOSPITAL = re.compile(
+    r"hospi|h[oô]pital|klini|kranken|ospedal|cliniq|clinic(?!al)|institut|facility|standort", re.IGNORECASE
+)
+_SOURCE_WORDS = frozenset(
+    "site centre center zentrum centro sede source quelle origin herkunft provider cohort dataset haus".split()  # noqa: SIM905 - words to read
+)
+_NO_SOURCE_WORDS = frozenset(
+    "anatom anatomic anatomical body lesion tumor tumour localization window sex gender geschlecht view position "  # noqa: SIM905
+    "projection modality side laterality age alter date datum time year url path file history device".split()
+)
+_WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![^\W\d_A-Z])")
+_MOST_SOURCES, _FEWEST_ROWS = 200, 3
+"""Of a column of hospitals: the most values, and the fewest rows of each on average."""
 _MOST_CLASSES = 60
 _FEW_CLASSES = 2
 _LOOKED_AT = 200
+_ALIKE = 0.85
+"""The share of letters that two spellings of one word have in common."""
 _NO_FINDING = frozenset(name.casefold() for name in NO_FINDING)
 
 
@@ -36,6 +52,7 @@ class ColumnRoles:
     Attributes:
         image: The column of the names of picture files.
         patient: The column of patients; None where no column looks like it.
+        source: The column of hospitals; None where no column looks like it.
         split: The column of the parts train, validation and test; None where there is none.
         label_columns: One column a class; empty where ``finding`` names the classes.
         finding: One column with names of classes, with ``separator`` between them.
@@ -45,6 +62,7 @@ class ColumnRoles:
 
     image: str
     patient: str | None
+    source: str | None
     split: str | None
     label_columns: tuple[str, ...]
     finding: str | None
@@ -53,17 +71,30 @@ class ColumnRoles:
     exclusive: bool
 
 
-def image_column(columns: Columns) -> str:
-    """Return the column that names picture files.
+def image_column(columns: Columns, files: Iterable[str] = ()) -> str:
+    """Return the column that names pictures: the most of ``files``, else most of its cells with their endings.
 
     Raises:
         BadInput: If there is none.
     """
+    files = list(files)
+    cells, scores = {name: columns.column(name).cells for name in columns}, dict[str, tuple[int, ...]]()
+    whole, without_ending = ({fold(file) for file in files} for fold in (fold_case, fold_ending))
     for name in columns:
-        looked_at = [cell.lower() for cell in columns.column(name).cells[:_LOOKED_AT]]
+        last_parts = [fold_case(re.split(r"[/\\]", cell)[-1]) for cell in cells[name][:_LOOKED_AT]]
+        exact = sum(part in whole for part in last_parts)
+        near = sum(part in whole or part in without_ending for part in last_parts)
+        scores[name] = near, exact, not _PATIENT.search(name), len(cells[name])
+    best = max(columns, key=lambda name: scores[name])
+    if scores[best][0] > min(1, len(cells[best]) - 1):
+        return best
+    for name in columns:
+        looked_at = [cell.lower() for cell in cells[name][:_LOOKED_AT]]
         if sum(cell.endswith(PICTURE_SUFFIXES) for cell in looked_at) > len(looked_at) / 2:
             return name
-    problem = f"no column of the table names pictures, files that end in {quoted(PICTURE_SUFFIXES)}"
+    problem = (
+        f"no column of the table names pictures, files of the folder or names that end in {quoted(PICTURE_SUFFIXES)}"
+    )
     problem += f"; it has {quoted(columns)}."
     raise BadInput([Fault("--image-column", problem, "Name the column of picture files.")])
 
@@ -73,21 +104,25 @@ def patient_column(columns: Iterable[str], others: Collection[str] = ()) -> str 
     return next((name for name in columns if name not in others and _PATIENT.search(name)), None)
 
 
-def guess_roles(columns: Columns, image: str, patient: str | None = None) -> ColumnRoles:
+def guess_roles(columns: Columns, image: str, patient: str | None = None, source: str | None = None) -> ColumnRoles:
     """Guess the purpose of each column.
 
     Args:
         image: The column of picture files.
         patient: The column of patients, where the caller knows it.
+        source: The column of hospitals, where the caller knows it; an empty text for none.
 
     Raises:
         BadInput: If no column holds labels.
     """
-    patient = patient or patient_column(columns, (image,))
+    patient = patient or patient_column(columns, (image, *([source] if source else [])))
     cells = {name: columns.column(name).cells for name in columns}
     part_values = {name: {cell.casefold() for cell in cells[name]} for name in columns if _SPLIT.match(name)}
     split = next((name for name, parts in part_values.items() if parts <= PART_NAMES.keys()), None)
     rest = [name for name in columns if name not in (image, patient, split)]
+    if source is None:
+        source = _source_by_name(columns, rest)
+    rest = [name for name in rest if name != source]
     counts = dict[str, int]()
     labelled = np.zeros(len(columns.lines), dtype=np.intp)  # classes that each row shows
     for name in rest:
@@ -96,10 +131,71 @@ def guess_roles(columns: Columns, image: str, patient: str | None = None) -> Col
         if None not in meanings and positive.any() and len(meanings) > 1:
             counts[name] = int(positive.sum())
             labelled += positive
+    if source is None:
+        others = [name for name in rest if name not in counts]
+        source = _source_by_content(columns, others, list(counts), patient)
+        rest = [name for name in rest if name != source]
     if counts:
         exclusive = len(counts) > 1 and bool((labelled == 1).all())
-        return ColumnRoles(image, patient, split, tuple(counts), None, "|", counts, exclusive)
-    return ColumnRoles(image, patient, split, (), *_finding_column(columns, rest))
+        return ColumnRoles(image, patient, source or None, split, tuple(counts), None, "|", counts, exclusive)
+    return ColumnRoles(image, patient, source or None, split, (), *_finding_column(columns, rest))
+
+
+def _has_few_values(column: Column) -> bool:
+    count = sum(not is_blank(cell) for cell in column.cells)
+    return 1 < count <= min(_MOST_SOURCES, len(column.places) / _FEWEST_ROWS)
+
+
+def _words(name: str) -> set[str]:
+    return {word.casefold() for word in _WORD.findall(name)}
+
+
+def _source_by_name(columns: Columns, names: Iterable[str]) -> str | None:
+    """Return the column whose name says that it names hospitals, and whose cells are few with many rows each."""
+    fit = [name for name in names if _has_few_values(columns.column(name)) and not _words(name) & _NO_SOURCE_WORDS]
+    by_name = [name for name in fit if _HOSPITAL.search(name)]
+    return next(iter([*by_name, *(name for name in fit if _words(name) & _SOURCE_WORDS)]), None)
+
+
+def _source_by_content(
+    columns: Columns, names: Iterable[str], label_columns: Sequence[str], patient: str | None
+) -> str | None:
+    """Return the column whose cells are names of hospitals, or decide which classes have a label in a row.
+
+    No patient has two of its values: who is a patient of a hospital is not told by a view, for instance.
+    """
+    blank = []
+    for name in label_columns:
+        label_column = columns.column(name)
+        blank.append(np.array([read_label(cell) == "blank" for cell in label_column.cells])[label_column.places])
+    for name in names:
+        column = columns.column(name)
+        if not _has_few_values(column) or _words(name) & _NO_SOURCE_WORDS or any(map(is_blank, column.cells)):
+            continue
+        if sum(bool(_HOSPITAL.search(cell)) for cell in column.cells) > len(column.cells) / 2:
+            return name
+        if patient is not None:
+            pairs = columns.column(patient).places.astype(np.int64) * len(column.cells) + column.places
+            if len(np.unique(pairs)) > len(columns.column(patient).cells):
+                continue
+        shares = [np.bincount(column.places, rows) / column.counts() for rows in blank]  # of each hospital, by class
+        if any(share.max() == 1 and share.min() < 1 for share in shares) and all(
+            ((share == 1) | (share < 0.5)).all() for share in shares
+        ):
+            return name
+    return None
+
+
+def _guess_separator(column: Column) -> str:
+    """Return the mark between the names in most cells: its pieces are again and again the same."""
+    rows, counts = dict[str, int](), column.counts()
+    for mark in OTHER_SEPARATORS:
+        pieces = [set(split_findings(cell.casefold(), mark)) for cell in column.cells]
+        total = Counter(piece for of_cell in pieces for piece in of_cell)
+        divided = [place for place, of_cell in enumerate(pieces) if len(of_cell) > 1]
+        if divided and all(any(total[piece] > 1 for piece in pieces[place]) for place in divided):
+            rows[mark] = int(counts[divided].sum())
+    return max(rows, key=lambda mark: rows[mark], default="|")
 
 
 def _finding_column(columns: Columns, rest: Iterable[str]) -> tuple[str, str, dict[str, int], bool]:
@@ -108,11 +204,11 @@ def _finding_column(columns: Columns, rest: Iterable[str]) -> tuple[str, str, di
     A column with a name such as "Findings" comes first. Spellings that differ only in case are one class.
 
     Raises:
-        BadInput: If there is none.
+        BadInput: If there is none, or a cell has another separator than the others.
     """
     for name in sorted(rest, key=lambda column: not _FINDINGS.search(column)):
         column = columns.column(name)
-        separator = next((mark for mark in _SEPARATORS if any(mark in cell for cell in column.cells)), "|")
+        separator = _guess_separator(column)
         counts, spellings, exclusive = Counter[str](), dict[str, str](), True
         for cell, rows in zip(column.cells, column.counts().tolist(), strict=True):
             findings = {} if is_blank(cell) else {part.casefold(): part for part in split_findings(cell, separator)}
@@ -121,15 +217,76 @@ def _finding_column(columns: Columns, rest: Iterable[str]) -> tuple[str, str, di
             exclusive = exclusive and len(findings.keys() - _NO_FINDING) == 1
         classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in _NO_FINDING}
         if _FEW_CLASSES <= len(counts) <= _MOST_CLASSES and 0 < len(classes) < len(column.places):
+            _refuse_other_separators(column, name, separator, counts)
             return name, separator, classes, exclusive
     problem = f"no column holds labels, as 1, 0, -1 or nothing for each class, or as names; it has {quoted(columns)}."
     raise BadInput([Fault("labels", problem, "Give each class a column of 1 (present) and 0 (absent).")])
 
 
-def picture_folder(table: Path, names: Sequence[str], listings: FolderListings) -> Path | None:
-    """Return the folder beside a table in which most of its pictures lie; None where there is none."""
-    beside = {table.parent: 0} | {table.parent / below: 0 for below, _ in sorted(listings.walk(table.parent))}
-    for folder in beside:
-        beside[folder] = sum(listings.find(str(folder), name) is not None for name in names[:_LOOKED_AT])
-    best = max(beside, key=lambda folder: beside[folder])
-    return best if beside[best] else None
+def _refuse_other_separators(column: Column, name: str, separator: str, classes: Collection[str]) -> None:
+    """Refuse cells whose names stand between another mark than in the other cells: they would become classes.
+
+    Raises:
+        BadInput: Naming the cells with their lines.
+    """
+    places = [
+        place
+        for place, cell in enumerate(column.cells)
+        for part in split_findings(cell, separator)
+        for pieces in (split_findings(part.casefold(), mark) for mark in OTHER_SEPARATORS)
+        if len(pieces) > 1 and all(piece in classes for piece in pieces)
+    ]
+    if places:
+        problem = f'column "{name}" has names between "{separator}" and, in other cells, between another mark: '
+        raise BadInput([Fault("labels", problem + f"{column.where(places)}.", f'Write "{separator}" in all cells.')])
+
+
+def find_synonyms(
+    counts: Mapping[str, int], together: NDArray[np.bool_], one_place: NDArray[np.bool_]
+) -> dict[str, str]:
+    """Find names of classes that may mean one class at different hospitals.
+
+    Names are alike if they have the same words, or nearly the same letters, or if one has all words of the other.
+
+    Args:
+        counts: The number of rows that show each class, in the order of the arrays.
+        together: ``(classes, classes)``, True for two names by which one row is labelled: these are two classes.
+        one_place: ``(classes, classes)``, True for two names that one hospital uses: of these, one that has all words
+            of the other is taken for another class.
+
+    Returns:
+        Each such name, with the more frequent name.
+    """
+    places = {name: place for place, name in enumerate(counts)}
+    ordered, synonyms = sorted(counts, key=lambda name: (-counts[name], name)), dict[str, str]()
+    for number, name in enumerate(ordered):
+        ranks = {}
+        for other in ordered[:number]:
+            pair, rank = (places[name], places[other]), _likeness(name, other)
+            if other not in synonyms and rank is not None and not together[pair] and not (rank and one_place[pair]):
+                ranks[other] = rank
+        if ranks:
+            synonyms[name] = min(ranks, key=lambda other: ranks[other])
+    return synonyms
+
+
+def _likeness(name: str, other: str) -> int | None:
+    """Return 0 for names with the same words or nearly the same letters, 1 if one has all words of the other."""
+    first, second = (fold_likeness(text).split() for text in (name, other))
+    if re.findall(r"\d+", name) != re.findall(r"\d+", other):
+        return None
+    if sorted(first) == sorted(second):
+        return 0
+    pairs = list(zip(sorted(first), sorted(second), strict=False))
+    if len(first) == len(second) and all(difflib.SequenceMatcher(None, *pair).ratio() >= _ALIKE for pair in pairs):
+        return 0
+    return 1 if set(first) <= set(second) or set(second) <= set(first) else None
+
+
+def picture_folder(root: Path, names: Sequence[str], listings: FolderListings) -> Path | None:
+    """Return the folder, ``root`` or below, in which most pictures lie; None where there is none."""
+    folders = {root: 0} | {root / below: 0 for below, _ in sorted(listings.walk(root))}
+    for folder in folders:
+        folders[folder] = sum(listings.find(str(folder), name) is not None for name in names[:_LOOKED_AT])
+    best = max(folders, key=lambda folder: folders[folder])
+    return best if folders[best] else None

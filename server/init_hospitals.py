@@ -1,0 +1,157 @@
+"""The hospitals of a table for ``flwr-sim init``: which classes each of them annotates, and the names that they use."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.contract import fold_spelling
+from common.data.base.image_set import is_placeholder
+from common.data.tables.labels import LabelTable
+from common.data.tables.roles import ColumnRoles, find_synonyms
+from common.errors import Fault, quoted
+from common.system.plain_text import counted, json_text
+
+MOST_HOSPITALS, MOST_COLUMNS = 30, 10
+"""Lines and columns of the table for the terminal."""
+
+
+@dataclass(frozen=True)
+class Hospitals:
+    """The hospitals of a table, in the order of their names.
+
+    Attributes:
+        column: The column that names them.
+        by_label: True where a class that a hospital does not annotate has only blank cells there; False where the
+            hospital never names it.
+        annotated: ``(hospitals, classes)``, True where the hospital annotates the class.
+        positives: ``(hospitals, classes)`` images that show the class.
+        labelled: ``(hospitals, classes)`` images with a label of the class.
+        images, patients: ``(hospitals,)`` counts.
+        trains: ``(hospitals,)``, True where the hospital has training images.
+        shared_patients: Number of patients with images of several hospitals.
+    """
+
+    column: str
+    by_label: bool
+    names: Sequence[str]
+    class_names: Sequence[str]
+    annotated: NDArray[np.bool_]
+    positives: NDArray[np.intp]
+    labelled: NDArray[np.intp]
+    images: NDArray[np.intp]
+    patients: NDArray[np.intp]
+    trains: NDArray[np.bool_]
+    shared_patients: int
+
+    def faults(self) -> list[Fault]:
+        """Find hospitals that annotate nothing."""
+        idle = [
+            name
+            for name, row, trains in zip(self.names, self.annotated, self.trains, strict=True)
+            if trains and not row.any()
+        ]
+        if not idle:
+            return []
+        problem = f"{quoted(idle)} of column {self.column} {'has' if len(idle) == 1 else 'have'} no label of any class."
+        return [
+            Fault("--source-column", problem, 'Remove these lines, or add --source-column "" to deal out patients.')
+        ]
+
+    def partition_lists(self) -> str:
+        """Return the lines of ``[partition.lists]``."""
+        return "\n".join(
+            f"{json_text(name)} = {json_text([label for label, has in zip(self.class_names, row, strict=True) if has])}"
+            for name, row, trains in zip(self.names, self.annotated, self.trains, strict=True)
+            if trains
+        )
+
+    def describe(self) -> list[str]:
+        """Return lines for the user: the classes by hospital, and what is special about them."""
+        label = "images that show it / images with a label" if self.by_label else "images that show it"
+        lines = [f"hospitals: column {self.column}, {len(self.names)} of them. Of each class: {label}; - where"]
+        lines[0] += " all cells are blank:" if self.by_label else " a hospital never names it:"
+        rows = [["", *self.class_names, "images", "patients"]]
+        for place in range(min(len(self.names), MOST_HOSPITALS)):
+            cells = [
+                "-" if not has else f"{positive}/{labelled}" if self.by_label else f"{positive}"
+                for has, positive, labelled in zip(
+                    self.annotated[place], self.positives[place], self.labelled[place], strict=True
+                )
+            ]
+            rows.append([self.names[place], *cells, str(self.images[place]), str(self.patients[place])])
+        if len(rows[0]) > MOST_COLUMNS and len(rows) <= MOST_COLUMNS:
+            rows = [list(column) for column in zip(*rows, strict=True)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for name, *cells in rows:
+            right = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+            lines.append(f"    {name.ljust(widths[0])}  {right}")
+        if len(self.names) > MOST_HOSPITALS:
+            lines.append(f"    and {len(self.names) - MOST_HOSPITALS} more.")
+        if not self.by_label and not self.annotated.all():
+            lines.append(
+                "    A class that a hospital never names is taken for one that it does not look for. If it does, add"
+            )
+            lines.append("    it in [partition.lists]. In test images such a class counts as absent.")
+        if idle := [name for name, trains in zip(self.names, self.trains, strict=True) if not trains]:
+            lines.append(f"    Without training images, and therefore no site: {', '.join(idle)}.")
+        if self.shared_patients:
+            shared = counted(self.shared_patients, "patient has images", "patients have images")
+            lines.append(
+                f"    {shared} of several hospitals. Each counts as one person, and stands on one side of the split."
+            )
+            lines.append("    If every hospital gives numbers of its own, write the hospital in front of them.")
+        return lines
+
+
+def find_hospitals(roles: ColumnRoles, table: LabelTable) -> Hospitals | None:
+    """Return the hospitals of a table that was read with its column of hospitals; None without such a column."""
+    if roles.source is None:
+        return None
+    names, places = np.unique(table.sources, return_inverse=True)
+    places, count = places.reshape(-1), len(names)
+    shows, has_label = table.labels == 1, ~np.isnan(table.labels)
+    positives, labelled = (_count_by(places, count, of_class) for of_class in (shows, has_label))
+    if roles.finding is None:
+        annotated = labelled > 0
+    else:  # a hospital whose images are all normal has looked for every class
+        annotated = (positives > 0) | ((positives.sum(axis=1) == 0)[:, None] & (labelled > 0))
+    people, persons = np.unique(table.patients, return_inverse=True)
+    pairs = np.unique(persons.reshape(-1) * count + places)  # each patient at each hospital
+    is_named = not is_placeholder(people).any()
+    return Hospitals(
+        column=roles.source,
+        by_label=roles.finding is None,
+        names=names.tolist(),
+        class_names=table.class_names,
+        annotated=annotated,
+        positives=positives,
+        labelled=labelled,
+        images=np.bincount(places),
+        patients=np.bincount(pairs % count),
+        trains=np.bincount(places[table.parts == "train"], minlength=count) > 0,
+        shared_patients=int((np.bincount(pairs // count) > 1).sum()) if is_named else 0,
+    )
+
+
+def _count_by(places: NDArray[np.intp], count: int, of_class: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Count the images of each of ``count`` hospitals for which ``of_class`` ``(images, classes)`` is True."""
+    return np.stack([np.bincount(places[column], minlength=count) for column in of_class.T], axis=1)
+
+
+def propose_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: Hospitals | None) -> dict[str, str]:
+    """Find names of the table that may be one class, each with the more frequent name."""
+    shows = (table.labels == 1).astype(np.float32)
+    by_row = (~np.isnan(table.labels)).astype(np.float32) if roles.finding is None else shows
+    counts = dict(zip(table.class_names, shows.sum(axis=0).astype(int).tolist(), strict=True))
+    together = by_row.T @ by_row > 0
+    if hospitals is not None:
+        used = hospitals.annotated.astype(np.float32)
+        return find_synonyms(counts, together, used.T @ used > 0)
+    return find_synonyms(counts, together, together if roles.finding is None else np.ones_like(together))
+
+
+def must_be_decided(synonyms: Mapping[str, str]) -> bool:
+    """Return True if a run refuses two of the names, because they differ in nothing but spelling."""
+    return any(fold_spelling(own) == fold_spelling(name) for own, name in synonyms.items())
