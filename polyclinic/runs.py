@@ -89,8 +89,8 @@ def simulate(
         settings: Keys to override, such as ``{"run.rounds": 3}``.
         model: A network of your own in the place of ``[model] architecture``: a module, whose weights are those of
             the first round, or a function of channels and image size that returns one.
-        head: Name of the model's last dense layer, such as ``"fc"``, whose place the run's head takes; None for a model
-            that returns features.
+        head: Name of the model's last dense layer, such as ``"fc"``, whose place the run's head takes; None, or
+            ``"new"`` where the features end in a dense layer, for a model that returns features.
         dataset: Images of your own in the place of ``[data]``: a map-style torch data set, or arrays or such a data set
             in :class:`LabelledImages`, or these by part (``{"train": ..., "test": ...}``); or a function that returns
             them.

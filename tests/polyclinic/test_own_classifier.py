@@ -40,6 +40,48 @@ class Sigmoid(Classifier):
         return super().forward(images).sigmoid()
 
 
+class Wide(Classifier):
+    """As many scores as ImageNet has classes, of which the run has two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(12, 1000)
+
+
+class Softmax(Wide):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).softmax(1)
+
+
+class TwoNames(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = self.out
+
+
+class DropsLogits(Classifier):
+    def forward(self, images: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(images), training=self.training)
+
+
+class Clamped(Classifier):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).clamp(-50, 50)
+
+
+class Auxiliary(Classifier):
+    """As Inception: another form of output in training."""
+
+    def forward(self, images: Tensor) -> Any:
+        scores = super().forward(images)
+        return (scores, scores) if self.training else scores
+
+
+class Reshapes(Classifier):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).reshape(-1, 2)
+
+
 def run(out: Path, **more: Any) -> pc.FinishedRun:
     return pc.simulate({**SMALL, "run": {"method": "surgical", "rounds": 1}}, dataset=pictures(), out=out, **more)
 
@@ -64,7 +106,7 @@ def test_the_named_layer_is_where_class_rows_are(tmp_path: Path) -> None:
     assert network.head.weight.shape == (2, 12)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("model", [Classifier, LazyClassifier, Sigmoid])
+@pytest.mark.parametrize("model", [Classifier, LazyClassifier, Sigmoid, Wide, Softmax])
 @pytest.mark.parametrize("made", [lambda kind: kind, lambda kind: kind(), lambda kind: lambda channels, size: kind()])
 def test_a_classifier_whose_head_is_not_named_is_refused_with_the_line_to_write(
     model: type[nn.Module], made: Callable[[type[nn.Module]], Any], tmp_path: Path
@@ -81,6 +123,9 @@ def test_a_classifier_whose_head_is_not_named_is_refused_with_the_line_to_write(
         (Classifier, "trunk.3", '"trunk.3"'),  # dense, and not the last
         (Classifier, "trunk", '"trunk"'),  # not dense
         (Sigmoid, "out", '"out"'),  # the loss applies the sigmoid
+        (DropsLogits, "out", '"out"'),
+        (Clamped, "out", '"out"'),
+        (Reshapes, "out", '"out"'),
     ],
 )
 def test_a_head_that_is_not_the_last_dense_layer_is_refused(
@@ -89,6 +134,30 @@ def test_a_head_that_is_not_the_last_dense_layer_is_refused(
     [(where, problem, _)] = faults_of(tmp_path / "run", model=model, head=head)
     assert where.endswith("model.head")
     assert word in problem
+
+
+def test_a_head_with_two_names_is_replaced_under_both(tmp_path: Path) -> None:
+    backbone = run(tmp_path / "run", model=TwoNames(), head="fc").network().backbone
+    assert not any(isinstance(layer, nn.Linear) and layer.out_features == 2 for layer in backbone.modules())  # type: ignore[union-attr]
+
+
+def test_features_that_end_in_a_dense_layer_are_taken_where_the_user_says_so(tmp_path: Path) -> None:
+    network = run(tmp_path / "run", model=Wide(), head="new").network()
+    assert network.head.weight.shape == (2, 1000)  # type: ignore[union-attr]
+
+
+def test_a_compiled_classifier_is_split_as_it_was_before(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    plain = Classifier()
+    models = {"plain": plain, "compiled": torch.compile(plain)}
+    hashes = {run(tmp_path / name, model=model, head="out").model_sha256 for name, model in models.items()}
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("model", [Auxiliary, "resnet18", 3])
+def test_what_cannot_train_is_named_before_round_1(model: Any, tmp_path: Path) -> None:
+    [(where, _, _)] = faults_of(tmp_path / "run", model=model, head="out")
+    assert where.startswith("model=")
 
 
 def test_only_a_network_of_ones_own_has_a_head_to_name(tmp_path: Path) -> None:

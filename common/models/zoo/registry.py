@@ -26,7 +26,7 @@ from common.models.zoo.networks import (
     unifed_vgg11,
     vgg11,
 )
-from common.models.zoo.spec import Architecture, ModelSpec, is_external
+from common.models.zoo.spec import NEW_HEAD, Architecture, ModelSpec, is_external
 from common.plugins import MODELS, PLUGIN, describe_plugin, is_local_name, load_entry_point
 
 USUAL_SIZES = (32, 64, 96, 128, 160, 224, 256, 299, 384)
@@ -46,9 +46,13 @@ def external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
     source, _, inner = spec.architecture.partition(":")
     module = _SOURCES[source](inner, spec.channels, spec.image_size)
     features = _apply_to_one_image(module, spec)  # a lazy layer becomes a dense one
-    if spec.head is not None:
-        _detach_head(module, spec)
-        features = _apply_to_one_image(module, spec)
+    if spec.own_head is not None:
+        _detach_head(module, spec, spec.own_head)
+        try:
+            features = _apply_to_one_image(module, spec)
+        except BadInput as bad:  # its forward looks at the layer, or reshapes the logits
+            problem = f'{describe_network(spec)} fails without "{spec.head}": {bad.faults[0].problem}'
+            raise BadInput([Fault("model.head", problem, "Return the output of that layer as it is.")]) from None
     return module, int(features.shape[1])
 
 
@@ -124,12 +128,15 @@ def _build_plugin(name: str, channels: int, image_size: int) -> nn.Module:
     """Build the network of a plug-in: of a factory, or a copy of a module that was given to ``polyclinic.simulate``."""
     made = load_entry_point(MODELS, name)
     if not isinstance(made, nn.Module):
+        remedy = "A network is a torch.nn.Module, or a function of (channels, image_size) that returns one."
+        if not callable(made):
+            raise BadInput([Fault(describe_plugin("model", name), f"is a {type(made).__name__}: {made!r}.", remedy)])
         try:
             made = made(channels, image_size) if _accepts_two_arguments(made) else made()
         except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
             problem = f"cannot be made for {channels} channels and {image_size} pixels: {type(error).__name__}: {error}"
-            remedy = "A network is a torch.nn.Module, or a function of (channels, image_size) that returns one."
             raise BadInput([Fault(describe_plugin("model", name), problem, remedy)]) from error
+    made = getattr(made, "_orig_mod", made)  # of torch.compile, whose graph would keep the head
     if not isinstance(made, nn.Module):
         problem = f"made a {type(made).__name__}, not a torch.nn.Module."
         raise BadInput([Fault(describe_plugin("model", name), problem)])
@@ -140,18 +147,17 @@ def _build_plugin(name: str, channels: int, image_size: int) -> nn.Module:
 
 def _accepts_two_arguments(factory: Callable[..., Any]) -> bool:
     """Return False for a factory without parameters for channels and size, such as a module's class or ``resnet18``."""
-    try:
-        signature = inspect.signature(factory)
-        signature.bind(0, 0)
-    except TypeError:
+
+    def accepts(*arguments: int) -> bool:
         try:
-            signature.bind()
+            inspect.signature(factory).bind(*arguments)
         except TypeError:
-            return True  # the call fails, and its error names what is missing
-        return False
-    except ValueError:  # a function of C has no signature
+            return False
+        except ValueError:  # a function of C has no signature
+            return True
         return True
-    return True
+
+    return accepts(0, 0) or not accepts()  # the call of one that takes neither names what is missing
 
 
 _SOURCES: Mapping[str, Callable[[str, int, int], nn.Module]] = {
@@ -197,32 +203,59 @@ def _apply_to_one_image(module: nn.Module, spec: ModelSpec) -> Tensor:
 # ---------------------------------------------------------------------- networks with a head of their own
 
 
-def _detach_head(module: nn.Module, spec: ModelSpec) -> None:
-    """Replace the layer ``model.head`` by the identity, in place, so that the network returns that layer's input.
+def _detach_head(module: nn.Module, spec: ModelSpec, head: str) -> None:
+    """Replace a dense layer by the identity under all its names, in place; the network then returns the layer's input.
 
     Raises:
         BadInput: If there is no such dense layer, or the network's output is not the layer's.
     """
-    assert spec.head is not None
-    name, layers = describe_network(spec), {name: m for name, m in module.named_modules() if isinstance(m, nn.Linear)}
-    if (head := layers.get(spec.head)) is None:
+    name, layers = describe_network(spec), _dense_layers(module)
+    if (layer := layers.get(head)) is None:
         present = f"Its dense layers are {quoted(list(layers), limit=8)}." if layers else "It has no dense layer."
-        problem = f'{name} has no torch.nn.Linear "{spec.head}". {present}'
-        raise BadInput([Fault("model.head", problem, did_you_mean(spec.head, layers))])
-    logits = list[Tensor]()
-    hook = head.register_forward_hook(lambda layer, inputs, output: logits.append(output))
+        problem = f'{name} has no torch.nn.Linear "{head}". {present}'
+        raise BadInput([Fault("model.head", problem, did_you_mean(head, layers))])
+    outputs, output = _record_outputs(module, {head: layer}, spec)
+    if not _is_same(outputs.get(head), output):
+        raise BadInput([_no_last_layer(name, head)])
+    for path, part in list(module.named_modules(remove_duplicate=False)):
+        if part is layer:
+            parent, _, last = path.rpartition(".")
+            setattr(module.get_submodule(parent), last, nn.Identity())
+
+
+def _dense_layers(module: nn.Module) -> dict[str, nn.Linear]:
+    """Return a network's dense layers by name; one that has several names by each of them."""
+    return {name: m for name, m in module.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)}
+
+
+def _record_outputs(
+    module: nn.Module, layers: Mapping[str, nn.Module], spec: ModelSpec
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the last output of each layer that is used for one image, and the network's output."""
+    outputs = dict[str, Tensor]()
+    hooks = [
+        layer.register_forward_hook(lambda _, __, output, name=name: outputs.update({name: output}))
+        for name, layer in layers.items()
+    ]
     output = _apply_to_one_image(module, spec)
-    hook.remove()
-    if not logits or logits[-1].shape != output.shape or not (output.is_meta or torch.equal(logits[-1], output)):
-        problem = f'{name} does not end with "{spec.head}": its output is not that layer\'s.'
-        remedy = "Name the last layer, and return its logits without sigmoid or softmax: the loss applies them."
-        raise BadInput([Fault("model.head", problem, remedy)])
-    parent, _, last = spec.head.rpartition(".")
-    setattr(module.get_submodule(parent), last, nn.Identity())
+    for hook in hooks:
+        hook.remove()
+    return outputs, output
+
+
+def _is_same(logits: Tensor | None, output: Tensor) -> bool:
+    """Return True if a layer's output is the network's; on the meta device shapes are all there is to compare."""
+    return logits is not None and logits.shape == output.shape and (output.is_meta or torch.equal(logits, output))
+
+
+def _no_last_layer(network: str, head: str) -> Fault:
+    problem = f'{network} does not end with "{head}": its output is not always that layer\'s.'
+    remedy = "Name the last layer, and return its logits without sigmoid, softmax or dropout: the loss takes logits."
+    return Fault("model.head", problem, remedy)
 
 
 def head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
-    """Return the faults of ``model.head``, and one for a network that returns class scores and does not name its head.
+    """Return the faults of a plug-in's network in training, of ``model.head``, and of class scores without that key.
 
     Behind class scores a second head would be trained, and the user's class rows averaged as a part of the backbone.
     """
@@ -230,21 +263,58 @@ def head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
         return []
     with torch.random.fork_rng(devices=[]):
         try:
-            module, width = external_backbone(spec)
+            if spec.own_head is not None:
+                external_backbone(spec)
+            module = _build_plugin(spec.architecture.removeprefix(PLUGIN), spec.channels, spec.image_size)
+            output = _apply_to_one_image(module, spec)
         except BadInput as bad:
             return list(bad.faults)
-    if spec.head is not None or width != classes:
+        return _training_faults(module, spec) or _unnamed_head_faults(module, spec, output, classes)
+
+
+def _training_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
+    """Call a network that is thrown away once in training mode; its head must be the last layer there, too."""
+    name, head = describe_network(spec), None if spec.own_head is None else module.get_submodule(spec.own_head)
+    probe = torch.linspace(-1e4, 1e4, 2 * head.out_features).reshape(2, -1) if isinstance(head, nn.Linear) else None
+    hook = None if head is None else head.register_forward_hook(lambda layer, inputs, output: probe)
+    device = next((value.device for value in module.parameters()), torch.device("cpu"))
+    images = torch.rand(2, spec.channels, spec.image_size, spec.image_size, device=device)
+    try:
+        with torch.no_grad():
+            output = module.train()(images)
+    except Exception as error:  # somebody else's code: it may raise anything
+        problem = f"{name} fails in training: {type(error).__name__}: {error}".rstrip(".") + "."
+        return [Fault(describe_plugin("model", spec.architecture), problem)]
+    finally:
+        if hook is not None:
+            hook.remove()
+    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != 2:
+        kind = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        problem = f"{name} returns {kind} for two images in training; one vector an image is needed, (2, width)."
+        return [Fault(describe_plugin("model", spec.architecture), problem, "Switch auxiliary outputs off.")]
+    if probe is not None and not torch.equal(output.cpu(), probe):
+        return [_no_last_layer(name, spec.own_head or "")]
+    return []
+
+
+def _unnamed_head_faults(module: nn.Module, spec: ModelSpec, output: Tensor, classes: int) -> list[Fault]:
+    """Refuse a network that returns class scores: the bare output of a dense layer, probabilities, or one a class."""
+    if spec.head is not None:
         return []
-    problem = (
-        f"{describe_network(spec)} returns {width} numbers for an image, one a class: scores of its own classifier."
-    )
-    layers = [
-        name for name, part in module.named_modules() if isinstance(part, nn.Linear) and part.out_features == width
-    ]
-    if not layers:
-        return [Fault("model.head", problem, "Return the features before its last layer, or end in a torch.nn.Linear.")]
-    line = f'head="{layers[-1]}"' if is_local_name(spec.architecture) else f'[model] head = "{layers[-1]}"'
-    return [Fault("model.head", problem, f"Write {line}: the run's head, with a row a class, takes its place.")]
+    width, layers = int(output.shape[1]), _dense_layers(module)
+    outputs, output = _record_outputs(module, layers, spec)
+    last = [name for name, logits in outputs.items() if _is_same(logits, output)]
+    probabilities = output if bool((output >= 0).all()) else output.exp()  # of softmax, or of log_softmax
+    is_probability = width > 1 and abs(float(probabilities.sum()) - 1) < 1e-4
+    if not last and not is_probability and width != classes:
+        return []
+    problem = f"{describe_network(spec)} returns {width} numbers for an image, as a classifier with its own head does."
+    named = last or [name for name, layer in layers.items() if layer.out_features == width]
+    line = 'head="{}"' if is_local_name(spec.architecture) else '[model] head = "{}"'
+    remedy = "Return the features before its last layer, or end in a torch.nn.Linear."
+    if named:
+        remedy = f"Write {line.format(named[-1])}: the run's head, with a row a class, takes its place."
+    return [Fault("model.head", problem, f"{remedy} If these are features, write {line.format(NEW_HEAD)}.")]
 
 
 def describe_network(spec: ModelSpec) -> str:

@@ -52,6 +52,8 @@ Task = Literal["multi_label", "multi_class"]
 """``multi_label``: each class is there or not, sigmoid. ``multi_class``: exactly one is there, softmax."""
 
 Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
+NEW_HEAD = "new"
+"""Value of ``model.head`` for a network without a head."""
 NAMED_BY_THE_RUN = ("frozen_sha256", "weights_sha256")
 """Keys of a model that a run sets where its experiment does not."""
 
@@ -116,8 +118,8 @@ class ModelSpec(BaseModel):
         task: Meaning of an output, see :data:`Task`.
         channels: Input channels of the backbone; images with another number are converted.
         image_size: Side in pixels to which images are brought inside the network.
-        head: Name of the dense layer in a plug-in's network whose place the run's head takes; None for a network that
-            returns features.
+        head: Name of the dense layer in a plug-in's network whose place the run's head takes; ``new`` for a network
+            that returns features, as None where its output does not look like class scores.
         neck: Width of the dense layer between backbone and head, or None for none.
         dropout: Fraction dropped after the neck; the dropout inside ``unifed_vgg11`` is its own.
         norm: ``group`` replaces batch normalisation, which mixes the images of a batch, by group normalisation.
@@ -198,6 +200,11 @@ class ModelSpec(BaseModel):
         if values is not None and channels and len(values) != channels:
             raise ValueError(f"expected one value for each of {channels} channels, got {len(values)}")
         return values
+
+    @property
+    def own_head(self) -> str | None:
+        """Name of the layer that is the network's own head; None where it has none."""
+        return None if self.head == NEW_HEAD else self.head
 
     @property
     def backbone_frozen(self) -> bool:
