@@ -20,7 +20,7 @@ from common.data.images.reading import decode_picture, is_deep_png, is_grey, ope
 from common.data.tables.csv import Columns, column_faults, read_columns
 from common.data.tables.files import FolderListings
 from common.data.tables.labels import LabelTable, blank_faults, open_folder
-from common.data.tables.roles import ColumnRoles, guess_roles, image_column, picture_folder
+from common.data.tables.roles import YES_AND_NO, ColumnRoles, guess_roles, image_column, picture_folder
 from common.errors import BadInput, Fault, stop_on
 from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
 from common.system.plain_text import counted, json_text
@@ -78,7 +78,6 @@ images = "source"
 {lists}
 """
 DEPTHS = (8, 10, 12, 14, 16)
-YES_AND_NO = {"yes", "no", "y", "n", "true", "false"}
 
 
 @dataclass(frozen=True)

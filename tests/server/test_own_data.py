@@ -178,6 +178,7 @@ def test_patients_of_dicom_files_are_taken_where_the_table_names_none(tmp_path: 
     [
         ("file,patient,Fluid", "a.tif,p1,1", (), "no column of the table names pictures"),
         ("file,patient,Fluid", "a.png,p1,1.5", (), "no column holds labels"),
+        ("file,patient,Fluid", "a.png,p1,yes\nb.png,p2,no", (), "words such as yes and no are not read"),
         ("file,patient,Fluid", "lost.png,p1,1\nlost.png,p2,0", (), 'none of the 2 pictures of column "file"'),
         ("file,patient,Fluid", "a.png,p1,1", ("--patient-column", "patinet"), 'Did you mean "patient"?'),
         ("file,patient,Fluid", "a.png,p1,1", ("--image-column", "nope"), '"nope" is not a column'),
@@ -297,3 +298,17 @@ def test_two_spellings_of_a_class_wait_for_a_decision(tmp_path: Path) -> None:
     assert flwr_sim(*run).code == 0
     model = json.loads((tmp_path / "run" / "model.json").read_text())
     assert "pleural_effusion" not in str(model)
+
+
+def test_pictures_in_a_folder_for_each_hospital_are_recognised(tmp_path: Path) -> None:
+    path = in_hospitals(tmp_path, "Hospital", "North", "South")
+    path.write_text(path.read_text().replace("file,patient", "file,Pat.-ID"))
+    for place in ("North", "South"):
+        (tmp_path / "scans" / "all" / place).mkdir(parents=True)
+    for number, line in enumerate(path.read_text().splitlines()[1:]):
+        place = line.rpartition(",")[2]
+        (tmp_path / "scans" / f"{number:03}.png").rename(tmp_path / "scans" / "all" / place / f"{number:03}.png")
+        path.write_text(path.read_text().replace(f"{number:03}.png", f"{place}\\{number:03}.png"))
+    made(path)
+    assert (data_of(path).images, data_of(path).patient_column) == ("scans/all", "Pat.-ID")
+    assert sum(map(len, load(data_of(path), tmp_path).parts)) == 40

@@ -21,7 +21,7 @@ from common.data.tables.csv import Column, Columns
 from common.data.tables.files import FolderListings, fold_case, fold_ending
 from common.errors import BadInput, Fault, quoted
 
-_PATIENT = re.compile(r"(^|[^a-z])(patient|subject|person|lesion|mrn|pid)", re.IGNORECASE)
+_PATIENT = re.compile(r"(^|[^a-z])(patient|subject|person|lesion|mrn|pid|pat(id|nr|no)?(?![a-z]))", re.IGNORECASE)
 _SPLIT = re.compile(r"^(split|part|partition|set|subset)$", re.IGNORECASE)
 _FINDINGS = re.compile(r"finding|label|diagnos|class|dx|disease|befund", re.IGNORECASE)
 _HOSPITAL = re.compile(
@@ -40,6 +40,7 @@ _MOST_SOURCES, _FEWEST_ROWS = 200, 3
 _MOST_CLASSES = 60
 _FEW_CLASSES = 2
 _LOOKED_AT = 200
+YES_AND_NO = frozenset(("yes", "no", "y", "n", "true", "false", "ja", "nein", "positive", "negative"))
 _ALIKE = 0.85
 """The share of letters that two spellings of one word have in common."""
 _NO_FINDING = frozenset(name.casefold() for name in NO_FINDING)
@@ -208,6 +209,8 @@ def _finding_column(columns: Columns, rest: Iterable[str]) -> tuple[str, str, di
     """
     for name in sorted(rest, key=lambda column: not _FINDINGS.search(column)):
         column = columns.column(name)
+        if all(is_blank(cell) or cell.casefold() in YES_AND_NO for cell in column.cells):
+            continue
         separator = _guess_separator(column)
         counts, spellings, exclusive = Counter[str](), dict[str, str](), True
         for cell, rows in zip(column.cells, column.counts().tolist(), strict=True):
@@ -220,7 +223,8 @@ def _finding_column(columns: Columns, rest: Iterable[str]) -> tuple[str, str, di
             _refuse_other_separators(column, name, separator, counts)
             return name, separator, classes, exclusive
     problem = f"no column holds labels, as 1, 0, -1 or nothing for each class, or as names; it has {quoted(columns)}."
-    raise BadInput([Fault("labels", problem, "Give each class a column of 1 (present) and 0 (absent).")])
+    remedy = "Give each class a column of 1 (present) and 0 (absent); words such as yes and no are not read."
+    raise BadInput([Fault("labels", problem, remedy)])
 
 
 def _refuse_other_separators(column: Column, name: str, separator: str, classes: Collection[str]) -> None:
@@ -285,7 +289,9 @@ def _likeness(name: str, other: str) -> int | None:
 
 def picture_folder(root: Path, names: Sequence[str], listings: FolderListings) -> Path | None:
     """Return the folder, ``root`` or below, in which most pictures lie; None where there is none."""
-    folders = {root: 0} | {root / below: 0 for below, _ in sorted(listings.walk(root))}
+    below = {Path(folder) for folder, _ in listings.walk(root)}
+    below |= {parent for folder in below for parent in folder.parents}  # a folder of folders has no file of its own
+    folders = {root: 0} | {root / folder: 0 for folder in sorted(below)}
     for folder in folders:
         folders[folder] = sum(listings.find(str(folder), name) is not None for name in names[:_LOOKED_AT])
     best = max(folders, key=lambda folder: folders[folder])
