@@ -4,8 +4,9 @@ In most of these attacks the model says the same of every image, so that the cha
 From updates: one step of gradient descent, in a batch of all images.
 """
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -108,8 +109,23 @@ def counts_from_losses(at: Adversary) -> AttackResult:
 def counts_from_digits(at: Adversary) -> AttackResult:
     """Find exact counts from the digits of scores, where counts are reported rounded."""
     step, test, pairs = at.site.policy.round_counts_to, at.site.test, dict[str, set[tuple[int, int]]]()
+    whole = Fraction(1, 10**6)  # a number that is less than this away from a whole one counts as whole
     for seed in range(TESTS if step > 1 else 0):
-        for name, allowed in _possible_count_pairs(at, seed, step):
+        plan, run = at.plan("tiny_cnn", 16, STILL), at.name_new_run()
+        model = read_state(at.network(plan, seed))
+        at.request_training(plan, model, run)
+        if (reply := at.request_evaluation(plan, model, run, test=True)) is None:
+            continue
+        for row, name in enumerate(reply.class_names):
+            positives, negatives, auroc = reply.positives[row], reply.negatives[row], reply.auroc[row]
+            if positives == UNKNOWN_COUNT or np.isnan(auroc):
+                continue
+            scores = [Fraction(auroc), Fraction(reply.balanced_accuracy[row])]  # whole numbers over 2 x p x n
+            allowed = set[tuple[int, int]]()
+            for p, n in itertools.product(range(positives, positives + step), range(negatives, negatives + step)):
+                products = [2 * p * n * score for score in scores]
+                if p * n and all(abs(product - round(product)) < whole for product in products):
+                    allowed.add((p, n))
             pairs[name] = pairs.get(name, allowed) & allowed
     recovered = 0
     for name, allowed in pairs.items():
@@ -127,29 +143,6 @@ def counts_from_digits(at: Adversary) -> AttackResult:
         "`test_metrics = false`",
         response=at.response,
     )
-
-
-def _possible_count_pairs(at: Adversary, seed: int, step: int) -> Iterator[tuple[str, set[tuple[int, int]]]]:
-    """Train and test one model; yield for each class the pairs of counts whose scores can have the digits reported.
-
-    AUROC and balanced accuracy are whole numbers over 2 x positives x negatives.
-    """
-    plan, run = at.plan("tiny_cnn", 16, STILL), at.name_new_run()
-    model = read_state(at.network(plan, seed))
-    at.request_training(plan, model, run)
-    reply = at.request_evaluation(plan, model, run, test=True)
-    for row, name in enumerate(reply.class_names if reply else ()):
-        assert reply is not None
-        positives, negatives, auroc = reply.positives[row], reply.negatives[row], reply.auroc[row]
-        if positives == UNKNOWN_COUNT or np.isnan(auroc):
-            continue
-        scores = [Fraction(auroc), Fraction(reply.balanced_accuracy[row])]
-        rounded = [
-            (p, n) for p in range(positives, positives + step) for n in range(negatives, negatives + step) if p * n
-        ]
-        whole = Fraction(1, 10**6)  # a number that is less than this away from a whole one counts as whole
-        products = {(p, n): [2 * p * n * score for score in scores] for p, n in rounded}
-        yield name, {pair for pair, values in products.items() if all(abs(v - round(v)) < whole for v in values)}
 
 
 # ---------------------------------------------------------------------- out of updates
