@@ -102,7 +102,10 @@ LABELS = pictures().labels
     [
         (lambda folder: run(folder, pictures(patients=[None] * 120)), "patients must be a name for each image"),
         (lambda folder: run(folder, pc.LabelledImages(pictures().images, LABELS, "ab")), "not 'ab'"),
-        (lambda folder: run(folder, pc.LabelledImages([1, 2], LABELS, ("a", "b"))), "not list"),
+        (
+            lambda folder: run(folder, pc.LabelledImages([1, 2], LABELS, ("a", "b"))),
+            "dataset=list[0]: is no image: int",
+        ),
         (lambda folder: run(folder, settings={"training.lr": object()}), "which no experiment file can hold"),
         (lambda folder: pc.compare("digits_surgical", out=folder), "must be a list"),
         (lambda folder: pc.compare([], out=folder), "must be a list with at least one"),

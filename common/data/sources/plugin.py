@@ -21,6 +21,7 @@ from common.data.base.splits import (
     split_by_patient,
 )
 from common.data.images.reading import resize_images
+from common.data.sources.label_array import label_array
 from common.data.tables.class_names import repeated_name_faults
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.plugins import DATASETS, describe_plugin, is_local_name, load_entry_point, stamp_of
@@ -40,8 +41,9 @@ class LabelledImages:
 
     Attributes:
         images: uint8, ``(n, height, width)`` for grey or ``(n, height, width, 3)`` for colour; or a map-style torch
-            data set, whose items are read when a batch needs them (:mod:`common.data.sources.torch_dataset`).
-        labels: ``(n, classes)``: 1 present, 0 absent, NaN unknown. None for those of a data set's items, all of which
+            data set or list, whose items are read when a batch needs them (:mod:`common.data.sources.torch_dataset`).
+        labels: ``(n, classes)``: 1 present, 0 absent, NaN unknown; a pandas table has a column for each class, in any
+            order; in a masked array what is masked is unknown. None for those of a data set's items, all of which
             are then read once at the start.
         class_names: Column names of ``labels``; empty for those that the data set names itself.
         patients: ``(n,)`` names; images of one patient never stand on two sides of a split. None where nobody knows:
@@ -128,6 +130,12 @@ def _join_parts(
         )
         problem = f"has parts of different classes or sizes. {forms_by_part}."
         raise BadInput([Fault(where, problem, "All parts have the same classes in the same order, and one size.")])
+    if not all(isinstance(part.images, np.ndarray) for part in images.values()):
+        from common.data.sources.torch_dataset import DatasetRows, shared_item_faults, shared_picture_faults
+
+        stop_on(shared_item_faults(where, {name: part.images for name, part in images.items()}))
+        rows = {name: part.stored for name, part in opened.items() if isinstance(part.stored, DatasetRows)}
+        stop_on(shared_picture_faults(where, {name: stored.digests for name, stored in rows.items()}))
     stop_on(
         [
             *shared_patient_faults(where, {name: part.patients for name, part in opened.items()}),
@@ -153,8 +161,10 @@ def _open_images(
         BadInput: With all faults.
     """
     stored: Any = pictures.images  # somebody else returned it: it may be anything
-    if not isinstance(stored, np.ndarray | list):
+    if not isinstance(stored, np.ndarray):
         stored, pictures = _open_torch_dataset(spec, pictures, where, tell)
+    elif pictures.labels is not None:
+        pictures = replace(pictures, labels=_labels_by_class(pictures.labels, pictures.class_names, where))
     stop_on([Fault(where, problem) for problem in _find_problems(pictures, stored)])
     count = len(stored)
     patients, sources = (
@@ -167,6 +177,18 @@ def _open_images(
         patients=unknown_patients(count, start) if patients is None else patients,
         sources=np.full(count, "") if sources is None else sources,
     )
+
+
+def _labels_by_class(labels: Any, class_names: Sequence[str], where: str) -> NDArray[Any]:
+    """Return given labels as an array, in the order of the classes.
+
+    Raises:
+        BadInput: If they are no numbers, or a table of other columns.
+    """
+    try:
+        return label_array(labels, class_names)
+    except ValueError as error:
+        raise BadInput([Fault(where, str(error))]) from error
 
 
 def _open_torch_dataset(
@@ -183,13 +205,21 @@ def _open_torch_dataset(
         problem = "cannot resize the images of a torch data set."
         raise BadInput([Fault("data.image_size", problem, "Leave it out, and resize them in its transform.")])
     stored = open_dataset(pictures.images, where, pictures.value_range)
-    names = pictures.class_names if len(pictures.class_names) else class_names_of(pictures.images)
+    own_names = (
+        class_names_of(pictures.images, where) if pictures.labels is None or not len(pictures.class_names) else ()
+    )
+    names = pictures.class_names if len(pictures.class_names) else own_names
     if not len(names):
         remedy = 'Name them: dataset=pc.LabelledImages(dataset, class_names=["Effusion", ...]).'
         raise BadInput([Fault(where, f"{type(pictures.images).__name__} names no classes.", remedy)])
     if pictures.labels is not None:
-        return stored, replace(pictures, class_names=names)
-    items = read_labels(stored, names, tell)
+        labels = _labels_by_class(pictures.labels, names, where)
+        item = stored.first_item
+        if pictures.patients is None and (item.patient is not None or "patient" in item.unclear):
+            problem = "has items with patients, which are not read where labels are given."
+            raise BadInput([Fault(where, problem, "Give patients=[...] beside labels.")])
+        return stored, replace(pictures, class_names=names, labels=labels)
+    items = read_labels(stored, names, tell, patients=pictures.patients is None)
     patients = items.patients if pictures.patients is None else pictures.patients
     return stored, replace(pictures, class_names=names, labels=items.labels, patients=patients)
 
@@ -225,7 +255,14 @@ def _find_problems(pictures: LabelledImages, images: NDArray[np.uint8] | PixelRo
         entries = getattr(pictures, name)
         if entries is not None and np.shape(entries) != (len(images),):
             yield f"{name} must have one entry an image, {len(images)}, not the shape {np.shape(entries)}."
-        elif entries is not None and any(entry is None for entry in entries):
+        elif entries is not None and any(_is_missing(entry, blank=name != "patients") for entry in entries):
             yield f"{name} must be a name for each image, or None for all of them together."
     if pictures.parts is not None and (other := sorted(set(map(str, pictures.parts)) - set(PARTS))):
         yield f"parts must be {quoted(PARTS)}, not {quoted(other, limit=3)}."
+
+
+def _is_missing(entry: Any, *, blank: bool) -> bool:
+    """Return True for None, NaN, NaT and masked entries, and for blank text unless ``blank`` allows it."""
+    if isinstance(entry, str):
+        return not blank and not entry.strip()
+    return entry is None or entry is np.ma.masked or str(entry).lower() in ("nan", "<na>", "nat")

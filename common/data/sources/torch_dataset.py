@@ -6,45 +6,65 @@ the same for the whole data set. Training sees a new draw of random transforms e
 one; both follow from the run's seed.
 """
 
+import hashlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch.utils.data import ConcatDataset, Subset
 
 from common.data.base.image_set import PixelRows
 from common.data.images.store import DecodingProgress
+from common.data.sources.label_array import label_array, plain_array
 from common.data.sources.plugin import MapDataset
 from common.errors import BadInput, Fault, quoted
 from common.system.hashing import derive_seed
 
 _KEYS = {
-    "image": ("image", "img", "pixel_values"),
+    "image": ("image", "img", "pixelvalues"),
     "labels": ("labels", "label", "lab", "target", "targets"),
-    "mask": ("label_mask", "labels_mask", "mask"),
-    "patient": ("patient", "patient_id", "patientid"),
+    "mask": ("labelmask", "labelsmask"),
+    "segmentation": ("mask",),
+    "patient": ("patient", "patients", "patientid", "patientids", "pid", "subject", "subjects", "subjectid"),
 }
-"""Keys of a dictionary, by their meaning; the first that is there counts."""
+"""Keys of a dictionary, by their meaning, in small letters and digits only."""
+_LIKE_PATIENT = re.compile("patient|subject|participant|person|mrn")
+_NO_PATIENT = re.compile("age$|sex|gender|birth|size|height|weight|position|orientation|comment")
+_LIKE_LABELS = re.compile("label|target|annotat|known|uncertain")
+_NO_NAME = ("", "nan", "none", "nat", "<na>", "null")
+"""Texts that programs write where a name is missing."""
 _CLASSES = ("class_names", "classes", "pathologies")
 """Attributes by which data sets name their classes."""
 _LISTED, _MOST_FAILURES = 5, 100
+_REPEATED = 8
+"""Items that are read a second time at the start."""
+_COPIES = 0.05
+"""The share of equal pictures above which two parts hold the same images."""
 _NEAR_INTEGER = 1e-3
 """Floats that were made of 8 bits are whole numbers up to rounding once they are scaled to 0..255."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One item of a data set, its image and labels as the data set gives them; None for what it does not give."""
+    """One item of a data set, its image and labels as the data set gives them; None for what it does not give.
+
+    Attributes:
+        unclear: Why its ``labels`` or ``patient`` cannot be read, a sentence for each.
+    """
 
     image: Any
     labels: Any = None
     mask: Any = None
     patient: str | None = None
+    unclear: Mapping[str, str] = field(default_factory=dict)
 
 
 class DatasetRows(PixelRows):
@@ -53,6 +73,11 @@ class DatasetRows(PixelRows):
     Args:
         name: What errors call the data set.
         value_range: The values of black and white where images are floats.
+
+    Attributes:
+        labels: Those of the first reading, which later readings have to repeat; None where items were not read for
+            their labels.
+        digests: Of the pictures of the first reading.
     """
 
     draws = True
@@ -60,7 +85,10 @@ class DatasetRows(PixelRows):
     def __init__(self, dataset: MapDataset, name: str, value_range: tuple[float, float]) -> None:
         self.dataset, self.name, self.value_range = dataset, name, value_range
         self._first: NDArray[Any] | None = None
-        self._first = self.pixels(0, self.item(0).image)
+        self.labels: DatasetLabels | None = None
+        self.digests: set[bytes] = set()
+        self.first_item = self.item(0)
+        self._first = self.pixels(0, self.first_item.image)
         self.shape = (len(dataset), *self._first.shape)
 
     def item(self, row: int, seed: int = 0) -> Item:
@@ -72,25 +100,54 @@ class DatasetRows(PixelRows):
         with _seeded(derive_seed(seed, row)):
             try:
                 item = self.dataset[row]
-            except Exception as error:  # somebody else's code: it may raise anything
+            except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
                 raise self._fault(row, f"failed: {type(error).__name__}: {error}.") from error
         if isinstance(item, Mapping):
-            keys = {kind: next((key for key in names if key in item), None) for kind, names in _KEYS.items()}
-            if keys["image"] is None:
-                problem = f"is a dictionary without an image; its keys are {quoted(map(str, item))}."
-                raise self._fault(row, problem, f"Name the image {quoted(_KEYS['image'])}.")
-            values = {kind: item[key] for kind, key in keys.items() if key is not None}
-            if "mask" in values and np.shape(values["mask"]) != np.shape(values.get("labels", ())):
-                values.pop("mask", None)  # that of a segmentation
-            if "patient" in values:
-                values["patient"] = str(values["patient"])
-            return Item(**values)
+            return self._item_of_dictionary(row, item)
         if isinstance(item, tuple | list):
             if len(item) not in (2, 3):
                 remedy = "Return (image, labels), (image, labels, mask), or a dictionary."
                 raise self._fault(row, f"has {len(item)} entries.", remedy)
             return Item(*item)
         return Item(item)
+
+    def _item_of_dictionary(self, row: int, item: Mapping[Any, Any]) -> Item:
+        plain = {key: "".join(filter(str.isalnum, str(key).lower())) for key in item}
+        keys = {kind: [key for key in item if plain[key] in names] for kind, names in _KEYS.items()}
+        if len(keys["image"]) != 1:
+            problem = f"is a dictionary without an image; its keys are {quoted(map(str, item))}."
+            if keys["image"]:
+                problem = f"is a dictionary with the images {quoted(map(str, keys['image']))}."
+            raise self._fault(row, problem, f"Name one image {quoted(_KEYS['image'])}.")
+        values = {kind: item[names[0]] for kind, names in keys.items() if names}
+        unclear = {
+            kind: f"has {quoted(map(str, keys[kind]))}, which all name {kind}. Keep one of them."
+            for kind in ("labels", "patient", "mask", "segmentation")
+            if len(keys[kind]) > 1
+        }
+        if "segmentation" in values and not _is_segmentation(values["segmentation"], values["image"]):
+            if "mask" in values:
+                unclear["mask"] = (
+                    f'has "{keys["segmentation"][0]}" and "{keys["mask"][0]}", neither of an image\'s size.'
+                )
+            values["mask"] = values["segmentation"]
+        unused = [key for key in item if not any(key in names for names in keys.values())]
+        for key in unused:
+            name = plain[key]
+            if not keys["patient"] and _LIKE_PATIENT.search(name) and not _NO_PATIENT.search(name):
+                unclear["patient"] = f'has "{key}", which may name its patient. Call it "patient", or leave it out.'
+            if keys["labels"] and _LIKE_LABELS.search(name) and _is_vector(item[key]):
+                unclear["labels"] = (
+                    f'has "{key}" beside "{keys["labels"][0]}". Call a mask "label_mask"; leave others out.'
+                )
+        if unclear.keys() & {"mask", "segmentation"}:
+            unclear["labels"] = unclear.get("mask") or unclear["segmentation"]
+        patient = None
+        try:
+            patient = _patient_name(values.get("patient"))
+        except ValueError as error:
+            unclear["patient"] = str(error)
+        return Item(values["image"], values.get("labels"), values.get("mask"), patient, unclear)
 
     def pixels(self, row: int, image: Any) -> NDArray[Any]:
         """Bring the image of an item to ``(height, width[, 3])``, uint8 or float32 from 0 to 255.
@@ -104,10 +161,15 @@ class DatasetRows(PixelRows):
                 raise self._fault(row, f"is a picture of mode {image.mode}.", remedy)
             values = np.asarray(image.convert("L") if image.mode == "1" else image)
         else:
-            values = _channels_last(image)
+            try:
+                values = _channels_last(image)
+            except Exception as error:  # each library has exceptions of its own for what is no array
+                raise self._fault(row, f"is no image: {type(image).__name__}: {error}.") from error
         if values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] != 3) or not values.size:
             remedy = "Images have 1 or 3 channels: a tensor (channels, height, width) or an array (height, width, 3)."
-            raise self._fault(row, f"is no image: {type(image).__name__} of shape {np.shape(image)}.", remedy)
+            raise self._fault(
+                row, f"is no image: {type(image).__name__} of shape {getattr(image, 'shape', ())}.", remedy
+            )
         values = self._scaled(row, values)
         first = values if self._first is None else self._first
         if (values.shape, values.dtype) != (first.shape, first.dtype):
@@ -135,8 +197,33 @@ class DatasetRows(PixelRows):
         return np.where(np.abs(scaled - whole) < _NEAR_INTEGER, whole, scaled).clip(0, 255).astype(np.float32)
 
     def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:
-        images = [self.pixels(row, self.item(row, seed).image) for row in rows.tolist()]
+        images = []
+        for row in rows.tolist():
+            item = self.item(row, seed)
+            self.check_labels(row, item)
+            images.append(self.pixels(row, item.image))
         return np.stack(images) if images else np.empty((0, *self.shape[1:]), np.uint8)
+
+    def check_labels(self, row: int, item: Item) -> None:
+        """Check that an item has the labels and the patient of its first reading, whatever its picture.
+
+        Raises:
+            BadInput: If it has others.
+        """
+        if self.labels is None:
+            return
+        try:
+            labels = _label_row(item, self.labels.class_names)
+        except ValueError as error:
+            raise self._fault(row, str(error)) from error
+        patient = None if self.labels.patients is None else self.labels.patients[row]
+        if not np.array_equal(labels, self.labels.labels[row], equal_nan=True):
+            problem = f"has the labels {labels.tolist()}, and had {self.labels.labels[row].tolist()} at first."
+        elif self.labels.patients is not None and item.patient != patient:
+            problem = "has another patient than at its first reading."
+        else:
+            return
+        raise self._fault(row, problem, "An item always has the same labels and patient; only its picture may vary.")
 
     def __getitem__(self, rows: NDArray[np.intp] | slice) -> NDArray[np.uint8]:
         """Return images in 8 bits, to be shown."""
@@ -160,7 +247,11 @@ def open_dataset(dataset: Any, name: str, value_range: tuple[float, float] | Non
     low, high = value_range or (0.0, 1.0)
     if not low < high:
         raise BadInput([Fault("value_range", f"goes from {low:g} to {high:g}.", "Name the darker value first.")])
-    if not len(dataset):
+    try:
+        count = len(dataset)
+    except Exception as error:  # somebody else's code: it may raise anything
+        raise BadInput([Fault(name, f"has no length: {type(error).__name__}: {error}.")]) from error
+    if not count:
         raise BadInput([Fault(name, "holds no image.")])
     return DatasetRows(dataset, name, (low, high))
 
@@ -170,18 +261,79 @@ def is_map_dataset(dataset: object) -> bool:
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
 
-def class_names_of(dataset: Any) -> tuple[str, ...]:
-    """Return the names of the classes as the data set itself or the one inside it names them; empty where it does not.
+def class_names_of(dataset: Any, name: str) -> tuple[str, ...]:
+    """Return the names of the classes as the data set itself or those inside it name them; empty where they do not.
 
-    ``torch.utils.data.Subset`` and its like hold another data set.
+    Only ``Subset`` and ``ConcatDataset`` are known to return the labels of the data sets inside them as they are.
+
+    Args:
+        name: What errors call the data set.
+
+    Raises:
+        BadInput: If the data sets of a ``ConcatDataset`` name different classes.
     """
-    for _ in range(8):
-        for attribute in _CLASSES:
-            names = getattr(dataset, attribute, None)
-            if isinstance(names, Sequence | np.ndarray) and not isinstance(names, str) and len(names):
-                return tuple(map(str, names))
-        dataset = getattr(dataset, "dataset", None)
-    return ()
+    for attribute in _CLASSES:
+        names = getattr(dataset, attribute, None)
+        if isinstance(names, Sequence | np.ndarray) and not isinstance(names, str) and len(names):
+            return tuple(map(str, names))
+    if isinstance(dataset, Subset):
+        return class_names_of(dataset.dataset, name)
+    if not isinstance(dataset, ConcatDataset):
+        return ()
+    every = [class_names_of(inner, name) for inner in dataset.datasets]
+    distinct = sorted({names for names in every if names})
+    if len(distinct) > 1:
+        problem = f"joins data sets of different classes: {'; '.join(quoted(names) for names in distinct[:3])}."
+        raise BadInput([Fault(name, problem, "Bring all to one list of classes, in one order.")])
+    return distinct[0] if distinct and () not in every else ()
+
+
+def shared_item_faults(where: str, parts: Mapping[str, Any]) -> list[Fault]:
+    """Return a fault for each two parts that read the same items.
+
+    Args:
+        parts: The data sets, by part.
+    """
+    items = {name: set(_items_inside(dataset, range(len(dataset)))) for name, dataset in parts.items()}
+    return [
+        Fault(where, f'has {shared} of the items of "{first}" in "{second}" too.', "Give each part items of its own.")
+        for first, second in combinations(items, 2)
+        if (shared := len(items[first] & items[second]))
+    ]
+
+
+def _items_inside(dataset: Any, rows: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the innermost data set, by its identity, and the row in it, of each row of a data set."""
+    if isinstance(dataset, Subset):
+        yield from _items_inside(dataset.dataset, [int(dataset.indices[row]) for row in rows])
+    elif isinstance(dataset, ConcatDataset):
+        ends = [0, *dataset.cumulative_sizes]
+        for row in rows:
+            place = int(np.searchsorted(ends, row % ends[-1], side="right")) - 1
+            yield from _items_inside(dataset.datasets[place], [row % ends[-1] - ends[place]])
+    else:
+        count = len(dataset)
+        for attribute in ("dataset", "subset"):
+            inner = getattr(dataset, attribute, None)
+            if (
+                inner is not None and is_map_dataset(inner) and len(inner) == count
+            ):  # it changes the items, and leaves none out
+                yield from _items_inside(inner, rows)
+                return
+        yield from ((id(dataset), row % count) for row in rows)
+
+
+def shared_picture_faults(where: str, digests: Mapping[str, set[bytes]]) -> list[Fault]:
+    """Return a fault for each two parts of which more than a few pictures are equal.
+
+    Args:
+        digests: Of the pictures that were read, by part.
+    """
+    return [
+        Fault(where, f'has {shared} equal pictures in "{first}" and "{second}".', "Give each part images of its own.")
+        for first, second in combinations(digests, 2)
+        if (shared := len(digests[first] & digests[second])) > _COPIES * min(len(digests[first]), len(digests[second]))
+    ]
 
 
 @dataclass(frozen=True)
@@ -190,28 +342,40 @@ class DatasetLabels:
 
     Attributes:
         labels: float32 ``(n, classes)``, NaN for unknown.
-        patients: Names of the patients; None where items do not name any.
+        patients: Names of the patients; None where items do not name any, or they are not read.
+        class_names: Names of the columns of ``labels``.
     """
 
     labels: NDArray[np.float32]
     patients: list[str] | None
+    class_names: tuple[str, ...]
 
 
-def read_labels(images: DatasetRows, class_names: Sequence[str], tell: Callable[[str], object]) -> DatasetLabels:
+def read_labels(
+    images: DatasetRows, class_names: Sequence[str], tell: Callable[[str], object], *, patients: bool = True
+) -> DatasetLabels:
     """Read the labels of all items, for which each item is read once; check all images on the way.
+
+    Some items are read again with another seed, since their labels may not change with the picture.
+
+    Args:
+        patients: Read the patients too.
 
     Raises:
         BadInput: With the items that cannot be read, or whose labels do not fit the classes.
     """
     progress = DecodingProgress(len(images), tell)
     labels = np.full((len(images), len(class_names)), np.nan, np.float32)
-    patients, faults = list[str | None](), list[Fault]()
+    names, faults = list[str | None](), list[Fault]()
     for row in range(len(images)):
         try:
             item = images.item(row)
-            images.pixels(row, item.image)
+            pixels = images.pixels(row, item.image)
+            images.digests.add(hashlib.blake2b(pixels.tobytes(), digest_size=16).digest())
             labels[row] = _label_row(item, class_names)
-            patients.append(item.patient)
+            if patients and "patient" in item.unclear:
+                raise ValueError(item.unclear["patient"])
+            names.append(item.patient if patients else None)
         except BadInput as bad:
             faults += bad.faults
         except ValueError as error:
@@ -222,11 +386,14 @@ def read_labels(images: DatasetRows, class_names: Sequence[str], tell: Callable[
     if faults:
         counted = f"{'at least ' if len(faults) >= _MOST_FAILURES else ''}{len(faults)} of {len(images)} items"
         raise BadInput([*faults[:_LISTED], Fault(images.name, f"{counted} cannot be used; the first are listed.")])
-    named = [patient for patient in patients if patient is not None]
+    named = [name for name in names if name is not None]
     if named and len(named) < len(images):
         problem = f"{len(images) - len(named)} of {len(images)} items name no patient."
         raise BadInput([Fault(images.name, problem, "Name one for each item, or for none.")])
-    return DatasetLabels(labels, named or None)
+    images.labels = DatasetLabels(labels, named or None, tuple(class_names))
+    for row in np.unique(np.linspace(0, len(images) - 1, _REPEATED).astype(int)).tolist():
+        images.check_labels(row, images.item(row, seed=1))
+    return images.labels
 
 
 def _label_row(item: Item, class_names: Sequence[str]) -> NDArray[np.float32]:
@@ -235,25 +402,23 @@ def _label_row(item: Item, class_names: Sequence[str]) -> NDArray[np.float32]:
     Raises:
         ValueError: If they do not fit the classes.
     """
+    if "labels" in item.unclear:
+        raise ValueError(item.unclear["labels"])
     if item.labels is None:
         raise ValueError("has no labels: return (image, labels), or give labels to pc.LabelledImages.")
-    values = np.asarray(item.labels)
-    if values.dtype.kind not in "biuf":
-        raise ValueError(f"has labels that are no numbers: {item.labels!r:.60}.")
-    if values.ndim == 0 or values.shape == (1,):
+    values = label_array(item.labels, class_names)
+    if values.size == 1 and values.ndim <= 1 and len(class_names) > 1:
         value = values.reshape(())
-        if len(class_names) > 1:
-            if values.dtype.kind == "f" or not 0 <= value < len(class_names):
-                raise ValueError(f"has the label {value!s}, which is no number of one of {len(class_names)} classes.")
-            row = np.zeros(len(class_names), np.float32)
-            row[int(value)] = 1
-            return row
-        values = values.reshape(1)
-    row = values.astype(np.float32)
+        if values.dtype.kind == "f" or not 0 <= value < len(class_names):
+            raise ValueError(f"has the label {value!s}, which is no number of one of {len(class_names)} classes.")
+        row = np.zeros(len(class_names), np.float32)
+        row[int(value)] = 1
+    else:
+        row = (values.reshape(1) if values.ndim == 0 else values).astype(np.float32)
     if row.shape != (len(class_names),):
         raise ValueError(f"has labels of shape {row.shape}, and there are {len(class_names)} classes.")
     if item.mask is not None:
-        mask = np.asarray(item.mask)
+        mask = _mask_values(item.mask)
         if mask.shape != row.shape or not np.isin(mask, (0, 1)).all():
             raise ValueError("has a mask that is not 1 (label known) or 0 (unknown) for each class.")
         row = np.where(mask == 1, row, np.float32(np.nan))
@@ -262,9 +427,63 @@ def _label_row(item: Item, class_names: Sequence[str]) -> NDArray[np.float32]:
     return row
 
 
+def _mask_values(mask: Any) -> NDArray[Any]:
+    """Return a mask without axes of size 1, ``(classes,)``; an array of texts where it holds no numbers.
+
+    Raises:
+        ValueError: If it is no array.
+    """
+    try:
+        values = plain_array(mask).squeeze()
+    except Exception as error:  # each library has exceptions of its own for what is no array
+        raise ValueError(f"has a mask that is no array: {mask!r:.60}.") from error
+    return values.reshape(1) if values.ndim == 0 else values
+
+
+def _is_segmentation(mask: Any, image: Any) -> bool:
+    """Return True if a mask is one of an image's pixels: of its height and width, maybe with channels."""
+    try:
+        shape = plain_array(mask).squeeze().shape
+        size = (image.height, image.width) if isinstance(image, Image.Image) else _channels_last(image).shape[:2]
+    except Exception:  # the image itself is checked later
+        return False
+    size = tuple(length for length in size if length != 1)
+    return len(shape) >= len(size) > 0 and len(shape) <= 3 and size in (shape, shape[1:], shape[:-1])
+
+
+def _is_vector(value: Any) -> bool:
+    """Return True for numbers in at most one axis that is longer than 1, as labels and their masks are."""
+    if isinstance(value, str | Mapping) or value is None:
+        return False
+    try:
+        values = plain_array(value)
+    except Exception:  # each library has exceptions of its own for what is no array
+        return False
+    return values.dtype.kind in "biuf" and values.squeeze().ndim <= 1
+
+
+def _patient_name(value: Any) -> str | None:
+    """Return the name of a patient; None where the item names none.
+
+    Raises:
+        ValueError: If the value is no name.
+    """
+    if (isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0) or isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is None or str(value).strip().lower() in _NO_NAME:
+        return None
+    if not isinstance(value, str | int):
+        raise ValueError(f"names its patient by {type(value).__name__}; a patient's name is a text or a whole number.")
+    return str(value)
+
+
 def _channels_last(image: Any) -> NDArray[Any]:
     """Return a tensor ``([channels,] height, width)`` or an array with channels last as ``(height, width[, 3])``."""
-    values = np.asarray(image)
+    values = plain_array(image)
     first_is_channels = isinstance(image, torch.Tensor) or (values.ndim == 3 and values.shape[2] not in (1, 3))
     if values.ndim == 3 and first_is_channels:
         values = values.transpose(1, 2, 0)

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
-from common.data.base.image_set import Splits
+from common.data.base.image_set import Splits, patients_known
 from common.data.base.spec import PluginSpec
 from common.data.images.pixels import pixels_on_device
 from common.data.load import load
@@ -88,13 +89,19 @@ def test_pixels_are_those_of_the_arrays(
         assert pixels.stride() == read.stride()
 
 
+FIRST_CLASS = np.eye(2, dtype=np.float32)[(LABELS[:, 0] == 1).astype(int)]
+"""Labels of items that show one class."""
 LABEL_FORMS: dict[str, tuple[Callable[[NDArray[np.float32]], tuple[Any, ...]], NDArray[np.float32]]] = {
     "nan": (lambda row: (row,), LABELS),
     "list": (lambda row: (row.tolist(),), LABELS),
     "double tensor": (lambda row: (torch.tensor(row).double(),), LABELS),
     "mask": (lambda row: (np.nan_to_num(row), ~np.isnan(row)), LABELS),
     "mask of numbers": (lambda row: (np.nan_to_num(row), torch.tensor(1.0 - np.isnan(row))), LABELS),
-    "class": (lambda row: (int(row[0] == 1),), np.eye(2, dtype=np.float32)[(LABELS[:, 0] == 1).astype(int)]),
+    "class": (lambda row: (int(row[0] == 1),), FIRST_CLASS),
+    "class and mask": (lambda row: (int(row[0] == 1), [1, 0]), np.where([True, False], FIRST_CLASS, np.nan)),
+    "masked array": (lambda row: (np.ma.masked_invalid(row),), LABELS),
+    "half with gradient": (lambda row: (torch.tensor(row, dtype=torch.bfloat16, requires_grad=True),), LABELS),
+    "row of a table": (lambda row: (pd.Series(row[::-1], index=["b", "a"]),), LABELS),
 }
 
 
@@ -131,10 +138,57 @@ def test_one_number_a_class_of_two_and_a_yes_or_no_of_one(opened: Callable[[Any]
     assert splits.train.labels[:, 0].tolist() == [row % 2 for row in splits.train.places]
 
 
+@pytest.mark.parametrize("key", ["PatientID", "patient id", "subject_id", "pid", "Patients"])
+def test_keys_count_without_case_spaces_and_signs(opened: Callable[[Any], Splits], key: str) -> None:
+    items = Items(lambda row: {"Image": GREY[row], "Labels": LABELS[row], key: np.float64(row // 2), "PatientSex": "F"})
+    for part in opened(items).parts:
+        assert part.patients.tolist() == [str(row // 2) for row in part.places]
+
+
+@pytest.mark.parametrize("form", [lambda mask: mask[None], lambda mask: torch.tensor(mask)[:, None]])
+def test_a_mask_may_have_axes_of_size_one(opened: Callable[[Any], Splits], form: Callable[[Any], Any]) -> None:
+    items = Items(lambda row: {"image": GREY[row], "labels": [1, 0], "label_mask": form(~np.isnan(LABELS[row]))})
+    for part in opened(items).parts:
+        np.testing.assert_array_equal(part.labels, np.where(np.isnan(LABELS), np.nan, [1, 0])[part.places])
+
+
+def test_a_patient_without_a_name_is_unknown(opened: Callable[[Any], Splits]) -> None:
+    empty = [None, "", NAN, " ", np.float32(NAN), pd.NA]
+    items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], "patient": empty[row % len(empty)]})
+    assert not any(patients_known(part.patients) for part in opened(items).parts)
+
+
+@pytest.mark.parametrize("images", [GREY, Items(lambda row: GREY[row]), list(GREY)], ids=["array", "items", "list"])
+def test_given_labels_may_be_a_table_or_masked(opened: Callable[[Any], Splits], images: Any) -> None:
+    table = pd.DataFrame(LABELS[:, ::-1], columns=["b", "a"]).astype("Int64")
+    for labels in (table, np.ma.masked_invalid(LABELS), list(np.ma.masked_invalid(LABELS))):
+        for part in opened(LabelledImages(images, labels, ("a", "b"))).parts:
+            np.testing.assert_array_equal(part.labels, LABELS[part.places])
+
+
+def test_a_list_of_items_is_a_data_set(opened: Callable[[Any], Splits]) -> None:
+    splits = opened(LabelledImages([(GREY[row], LABELS[row]) for row in range(COUNT)], class_names=("a", "b")))
+    np.testing.assert_array_equal(splits.test.labels, LABELS[splits.test.places])
+
+
+def test_joined_data_sets_name_their_classes_together(opened: Callable[[Any], Splits]) -> None:
+    halves = [Subset(Items(lambda row: (GREY[row], LABELS[row])), list(rows)) for rows in (range(30), range(30, 60))]
+    assert opened(ConcatDataset(halves)).class_names == ("a", "b")
+
+
+def test_labels_that_change_later_are_refused(opened: Callable[[Any], Splits]) -> None:
+    items = Items(lambda row: (GREY[row], LABELS[row]))
+    splits = opened(items)
+    items.get = lambda row: (GREY[row], 1 - LABELS[row])
+    with pytest.raises(BadInput, match="at first"):
+        splits.train.stored.read(splits.train.places, 1)  # type: ignore[union-attr, arg-type]
+
+
 def test_items_are_read_once_for_their_labels_and_then_when_they_are_needed(opened: Callable[[Any], Splits]) -> None:
     items = Items(lambda row: (GREY[row], LABELS[row]))
     splits = opened(items)
-    assert sorted(items.reads) == [0, *range(COUNT)]
+    assert items.reads[: COUNT + 1] == [0, *range(COUNT)]
+    assert len(items.reads) == COUNT + 1 + 8  # some again, to see that their labels stay
     items.reads.clear()
     pixels_on_device(splits.train, "cpu")[torch.tensor([3, 1])]
     assert items.reads == splits.train.places[[3, 1]].tolist()
@@ -218,6 +272,39 @@ class Stream(IterableDataset[Any]):
         return iter(())
 
 
+def labelled(**more: Any) -> Any:
+    return of(lambda row: {"image": GREY[row], "label": LABELS[row], **more})
+
+
+@dataclass
+class Wrapper(Dataset[Any]):
+    dataset: Items
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        image, labels = self.dataset[index]
+        return image, labels[::-1]
+
+
+class Endless(Items):
+    def __len__(self) -> Any:
+        return 2.5
+
+
+def leaving(row: int) -> Any:
+    raise SystemExit(row)
+
+
+def drawn(row: int) -> Any:
+    drawn_row = np.random.randint(COUNT)
+    return GREY[drawn_row], LABELS[drawn_row]
+
+
+SHARED = Items(lambda row: (GREY[row], LABELS[row]))
+
+
 def failing(row: int) -> Any:
     raise FileNotFoundError(f"{row}.png")
 
@@ -253,6 +340,48 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "some patients": (
         of(lambda row: {"image": GREY[row], "label": LABELS[row], **({"patient": row} if row else {})}),
         "1 of 60 items name no patient",
+    ),
+    "mask of an index": (of(lambda row: (GREY[row], LABELS[row], row)), "has a mask that is not 1"),
+    "mask of a name": (of(lambda row: (GREY[row], 1, f"p{row}")), "has a mask that is not 1"),
+    "mask of other width": (labelled(label_mask=[1]), "has a mask that is not 1"),
+    "bare mask": (labelled(mask=[1, 0, 1]), "has a mask that is not 1"),
+    "other mask": (labelled(annotated=[1, 0]), 'has "annotated" beside "label"'),
+    "two labels": (labelled(target=1), 'has "label", "target", which all name labels'),
+    "two images": (labelled(img=GREY[0]), 'with the images "image", "img"'),
+    "like a patient": (labelled(patient_nr=3), 'has "patient_nr", which may name its patient'),
+    "two patients": (labelled(patient=3, pid=4), 'has "patient", "pid", which all name patient'),
+    "patient list": (labelled(patient=["p"]), "names its patient by list"),
+    "patients beside labels": (
+        of(lambda row: {"image": GREY[row], "patient": row}, labels=LABELS),
+        "has items with patients, which are not read where labels are given",
+    ),
+    "half of the patients": (
+        of(lambda row: {"image": GREY[row], "label": LABELS[row], "patient": row if row % 2 else NAN}),
+        "30 of 60 items name no patient",
+    ),
+    "table": (
+        of(lambda row: GREY[row], labels=pd.DataFrame(LABELS, columns=["a", "c"])),
+        'without exactly one column for "b"',
+    ),
+    "drawn labels": (of(drawn), "at first. An item always has the same labels"),
+    "system exit": (of(leaving), "failed: SystemExit: 0"),
+    "length": (Endless(lambda row: row), "has no length: TypeError"),
+    "list": ([(GREY[row], 1) for row in range(COUNT)], "list names no classes"),
+    "wrapper": (Wrapper(SHARED), "Wrapper names no classes"),
+    "joined": (
+        LabelledImages(ConcatDataset([SHARED, Items(SHARED.get, class_names=("b", "a"))]), class_names=("a", "b")),
+        'joins data sets of different classes: "a", "b"; "b", "a"',
+    ),
+    "part items": (
+        {
+            "train": LabelledImages(Subset(SHARED, list(range(40)))),
+            "test": LabelledImages(Subset(Wrapper(SHARED), list(range(39, 60))), class_names=("a", "b")),
+        },
+        'has 1 of the items of "train" in "test" too',
+    ),
+    "part pictures": (
+        {name: of(lambda row: (GREY[row], LABELS[row])) for name in ("train", "test")},
+        'has 60 equal pictures in "train" and "test"',
     ),
     "range": (of(lambda row: GREY[row], value_range=(1, 0)), "goes from 1 to 0"),
     "labels": (of(lambda row: GREY[row], labels=LABELS[:5]), "labels must have the shape (60, 2)"),

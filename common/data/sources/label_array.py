@@ -1,0 +1,56 @@
+"""Labels in the forms that users' programs hold (arrays, masked arrays, tensors, pandas tables), as one array."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import quoted
+
+
+def plain_array(values: Any) -> NDArray[Any]:
+    """Return values as an array: a tensor without its gradient, 16-bit floats as float32, masked entries as NaN."""
+    if hasattr(values, "detach"):  # a tensor; this module does not import torch
+        values = values.detach().cpu()
+        values = values.float() if values.is_floating_point() and values.element_size() == 2 else values
+    if isinstance(values, list | tuple) and any(isinstance(entry, np.ma.MaskedArray) for entry in values):
+        values = np.ma.stack(values)
+    if isinstance(values, np.ma.MaskedArray):
+        return np.where(np.ma.getmaskarray(values), np.nan, values.data) if np.ma.is_masked(values) else values.data
+    return np.asarray(values)
+
+
+def label_array(labels: Any, class_names: Sequence[str]) -> NDArray[Any]:
+    """Return labels as an array: NaN where a masked array hides them, columns of a table in the order of the classes.
+
+    Args:
+        labels: Those of all images ``(n, classes)``, or of one image.
+
+    Raises:
+        ValueError: If they are no numbers, or a table whose columns are not the classes.
+    """
+    if hasattr(labels, "iloc"):  # of pandas: a table, or a row of one
+        columns = list(map(str, labels.index if labels.ndim == 1 else labels.columns))
+        if unclear := [name for name in class_names if columns.count(name) != 1]:
+            raise ValueError(
+                f"has labels in a table without exactly one column for {quoted(unclear)}; "
+                f"its columns are {quoted(columns)}. Name the columns as the classes, or give labels.to_numpy()."
+            )
+        places = [columns.index(name) for name in class_names]
+        labels = labels.iloc[places] if labels.ndim == 1 else labels.iloc[:, places]
+    elif hasattr(labels, "columns"):
+        raise ValueError(f"has labels in a {type(labels).__module__} table. Give labels as an array, or with pandas.")
+    try:
+        if hasattr(labels, "iloc"):
+            return np.asarray(labels.to_numpy(dtype=np.float64, na_value=np.nan))
+        values = plain_array(labels)
+    except Exception as error:  # each library has exceptions of its own for what is no array
+        raise ValueError(f"has labels that are no numbers: {_shown(labels)}.") from error
+    if values.dtype.kind not in "biuf":
+        raise ValueError(f"has labels that are no numbers: {_shown(labels)}.")
+    return values
+
+
+def _shown(labels: Any) -> str:
+    return " ".join(repr(labels).split())[:60]
