@@ -475,7 +475,7 @@ def weights_seeds() -> list[bytes]:
 def picture_seeds() -> list[bytes]:
     small = io.BytesIO()
     Image.fromarray(np.zeros((4, 4), np.uint8)).save(small, "PNG")
-    return [small.getvalue(), encoded("JPEG"), dicom()]
+    return [small.getvalue(), encoded("JPEG"), dicom(np.arange(16, dtype=np.uint16).reshape(4, 4))]
 
 
 def picture(data: bytes) -> None:

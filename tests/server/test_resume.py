@@ -21,6 +21,7 @@ from server.federation import checkpoints
 from server.federation.checkpoints import CheckpointFolder
 from server.runs.folder import RunFolder
 from server.simulation.backends.inline import InlineGrid
+from strategies.engine import coordinator
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import RunStopped
 from strategies.engine.state import FederationState, deserialize_state, serialize_state
@@ -123,8 +124,8 @@ POINTS = {
     "before a round's line": (RunFolder, "round", 2, False),
     "after a round's line": (RunFolder, "round", 2, True),
     "before messages are made": (Coordinator, "configure_train", 3, False),
-    "in aggregation": (Coordinator, "moved", 3, False),
-    "after aggregation": (Coordinator, "moved", 3, True),
+    "in aggregation": (coordinator, "update_global_model", 3, False),
+    "after aggregation": (coordinator, "update_global_model", 3, True),
     "in the last validation": (Coordinator, "aggregate_evaluate", 1, False),
     "in the test": (Coordinator, "test", 1, False),
     "before the summary": (RunFolder, "summary", 1, False),

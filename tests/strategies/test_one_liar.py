@@ -139,10 +139,10 @@ COLLAPSING = plan(3, rounds=3)
 
 @pytest.fixture
 def only_after_a_collapse(monkeypatch: pytest.MonkeyPatch) -> None:
-    due = RollbackLayer.due
+    due = RollbackLayer.is_trial_due
     monkeypatch.setattr(
         RollbackLayer,
-        "due",
+        "is_trial_due",
         lambda self, state, losses, updates, too_long: (
             state.repeated == state.round + 1 and due(self, state, losses, updates, too_long=too_long)
         ),
