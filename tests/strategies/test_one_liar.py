@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 import strategies.engine.coordinator
+import strategies.engine.layers
 from client import app
 from client.training.layers import train_round
 from common.config import read_experiment
@@ -165,7 +166,7 @@ KILLS = {
     "before the rollback is written": (Recorder, "on_reset", 1, False),
     "after the rollback is written": (Recorder, "on_reset", 1, True),
     "between the checkpoint and the removal of later ones": (CheckpointFolder, "save", 2, True),
-    "while models are tried": (strategies.engine.coordinator.Coordinator, "moved", 3, False),
+    "while models are tried": (strategies.engine.layers, "update_global_model", 3, False),
 }
 
 
