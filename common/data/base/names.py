@@ -21,23 +21,43 @@ _CLEAN = re.compile(r"[!-~]+(?: [!-~]+)*")
 """ASCII text that is normalised as it is: visible characters with single spaces between them."""
 _FORMATS = ("Cc", "Cf", "Mn", "Lo", "So")
 """Categories that have characters without a glyph; private and unassigned characters may be somebody's letters."""
-_WHOLE_NUMBER = re.compile(r"([+-]?\d+)[.,]0+")
+_FORMULA = re.compile(r'="([^"]+)"')
+"""A text that a spreadsheet is kept from taking for a number."""
+_WHOLE_NUMBER = re.compile(r"([+-]?\d+)(?:[.,]0+|[.,]?0*e[+-]?0+)")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}([,.' ])\d{3}(?:\1\d{3})*")
-_SEPARATORS = re.compile(r"[^a-z0-9$+<=>^`|~\x80-\U0010ffff]+")
+_SEPARATORS = re.compile(r"[^a-z0-9\x80-\U0010ffff]+")
+_VOWEL_AND_E = re.compile(r"([aou])e")
+"""The letters ä, ö, ü, æ and œ as they are written where a keyboard lacks them."""
+_LOOK_ALIKE = str.maketrans("авекмнорстухіјѕһԁԛԝӏαβεζηικμνορτυχøłđıð", "abekmhopctyxijshdqwlabezhikmnoptyxoldid") | {
+    ord("æ"): "ae",
+    ord("œ"): "oe",
+}
+"""Latin letters, by small letters of Cyrillic and Greek whose small or capital form looks alike, and by letters whose
+stroke Unicode does not take for an accent."""
 _LETTERS_AND_NUMBER = re.compile(r"([a-z]*)[ _-]*0*([1-9]\d*)", re.ASCII)
 _ZEROS_AND_GAPS = re.compile(r"(?<!\d)0+(?=\d)|(?<=\d) (?=\D)|(?<=[^\d ]) (?=\d)")
-_NEVER_TELLING = b"0" + bytes(set(range(128)) - set(b"0123456789abcdefghijklmnopqrstuvwxyz$+<=>^`|~"))
-"""Zeros and separators: names without them can be unlike only if they differ in what is left."""
+_NEVER_TELLING = b"0e" + bytes(set(range(128)) - set(b"0123456789abcdefghijklmnopqrstuvwxyz"))
+"""Zeros, separators and the letter e: names without them can be unlike only if they differ in what is left."""
 _BLANK = frozenset(("", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null"))
 """Cells, in lower case, by which spreadsheets, R and pandas write that there is no value."""
 
 
 def normalized(text: str) -> str:
-    """Return a name in its one form: NFC, single spaces, no spaces at its ends, no sign without a glyph."""
-    if _CLEAN.fullmatch(text):
-        return text
-    seen = (letter for letter in text if letter.isspace() or not _has_no_glyph(letter))
-    return unicodedata.normalize("NFC", " ".join("".join(seen).split()))
+    """Return a name in its one form: NFC, single spaces, no spaces at its ends, no sign without a glyph.
+
+    The formula ``="007"`` is the text in it, with which programs keep a spreadsheet from dropping the zeros.
+    """
+    if not _CLEAN.fullmatch(text):
+        visible = (letter for letter in text if letter.isspace() or not _has_no_glyph(letter))
+        text = unicodedata.normalize("NFC", " ".join("".join(visible).split()))
+    formula = _FORMULA.fullmatch(text) if text.startswith("=") else None
+    return formula[1].strip() if formula else text
+
+
+def normalized_lines(text: str) -> str:
+    """Return a text whose names are normalised; line ends and tabs between names stay, as ``\\n`` and ``\\t``."""
+    lines = ("\t".join(filter(None, map(normalized, line.split("\t")))) for line in text.splitlines())
+    return "\n".join(filter(None, lines))
 
 
 def _has_no_glyph(letter: str) -> bool:
@@ -62,22 +82,27 @@ def fold_likeness(name: str) -> str:
     """Return a text that is equal for names so alike that they may be one: see :func:`find_similar`."""
     if name.isascii():
         folded = name.lower()
+        if "e" in folded:
+            folded = _VOWEL_AND_E.sub(r"\1", folded)
         if simple := _LETTERS_AND_NUMBER.fullmatch(folded):  # most ids, at a fifth of the time
             return simple[1] + simple[2]
     else:
         bare = (letter for letter in unicodedata.normalize("NFKD", name) if not "\u0300" <= letter <= "\u036f")
-        folded = "".join(str(unicodedata.decimal(letter, letter)) for letter in bare).casefold()
+        folded = "".join(str(unicodedata.decimal(letter, letter)) for letter in bare).casefold().translate(_LOOK_ALIKE)
     if whole := _WHOLE_NUMBER.fullmatch(folded):
         folded = whole[1]
     elif thousands := _THOUSANDS.fullmatch(folded):
         folded = folded.replace(thousands[1], "")
     if not name.isascii():
-        folded = "".join(" " if unicodedata.category(letter)[0] in "PZC" else letter for letter in folded)
+        folded = "".join(" " if unicodedata.category(letter)[0] in "PSZC" else letter for letter in folded)
+        folded = _VOWEL_AND_E.sub(r"\1", folded)
     return _ZEROS_AND_GAPS.sub("", _SEPARATORS.sub(" ", folded).strip()) or folded
 
 
 def find_similar(names: Sequence[str]) -> dict[str, str]:
-    """Find names that differ only in case, accents, punctuation, spaces, leading zeros, or the form of a number.
+    """Find names that differ only in case, accents, signs, spaces, leading zeros, or the form of a number.
+
+    Letters of other alphabets that look like Latin ones are these, and ``ae`` is ``ä``.
 
     Args:
         names: Normalised names without repetition.

@@ -6,7 +6,6 @@ Paths are relative to the folder of the file that names them. Nothing is read he
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self
 
@@ -32,6 +31,14 @@ LargestMb = Annotated[int, Field(ge=1, le=2**20)]
 """MiB that one picture may take, and that any file may take: see :mod:`common.data.base.decoded_size`."""
 LegacySeed = Annotated[int, Field(ge=0, lt=2**32)]
 """A seed in the range of numpy's legacy generator."""
+
+
+def _one_white_space(separator: str) -> str:
+    """Return a separator with a single space for white space; one line end or tab alone stays what it is."""
+    alone = {"\r\n": "\n", "\r": "\n", "\n": "\n", "\t": "\t"}
+    return alone.get(separator) or re.sub(r"\s+", " ", separator)
+
+
 ClassNames = Annotated[tuple[Name, ...], Field(min_length=1)]
 NO_FINDING = ("No Finding", "No Findings", "Normal")
 """Names in a column of findings that say that all classes are absent, in any case."""
@@ -136,7 +143,7 @@ class LabelColumnsSpec(PictureTableSpec):
 
     label_columns: tuple[Name, ...] = ()
     finding_column: Name | None = None
-    separator: Annotated[str, Field(min_length=1), AfterValidator(partial(re.sub, r"\s+", " "))] = "|"
+    separator: Annotated[str, Field(min_length=1), AfterValidator(_one_white_space)] = "|"
     classes: tuple[Name, ...] = ()
     other_findings: tuple[Name, ...] = ()
     no_finding: tuple[Name, ...] = NO_FINDING

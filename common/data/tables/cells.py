@@ -6,7 +6,7 @@ Cells come normalised (:mod:`common.data.base.names`). A cell that means nothing
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.decoded_size import LARGEST_MB
-from common.data.base.names import fold_likeness, is_blank
+from common.data.base.names import fold_likeness, is_blank, is_nameless
 from common.data.base.spec import NO_FINDING, LabelPolicy
 from common.data.base.splits import Names
 from common.data.tables.csv import Column, Columns, read_columns
@@ -25,7 +25,19 @@ _LABEL = re.compile(r"([+\-\u2212]?)([01])(?:[.,]0*)?")
 _POLICY = {"unknown": np.nan, "negative": 0.0, "positive": 1.0}
 _LIST = re.compile(r"""\[\s*(?:(?:'[^']*'|"[^"]*")[\s,]*)*\]""")
 _LIST_ITEM = re.compile(r"""'([^']*)'|"([^"]*)\"""")
-OTHER_SEPARATORS = ("|", ";", ",", "/", "+", "&", "\\")
+OTHER_SEPARATORS = ("|", ";", ",", "/", "+", "&", "\\", "\n", "\t")
+"""Signs that separate names wherever one of the names is known."""
+_WORDS_AND_SIGNS = (" and ", " und ", " et ", " y ", " e ", " - ", " ", *"-_.:·•~>^=¦、；，｜／∙‧")
+"""Words and signs that also stand within a name: they separate where all the names are known."""
+_SPREADSHEET_ERROR = re.compile(r"#(?:[A-ZÄÖÜ0/_]+[!?]|N/A|NV|GETTING_DATA|#+)", re.IGNORECASE)
+_NO_NAMES = re.compile(
+    r"none|nil|void|empty|blank|missing|pending|open|offen|tbd|todo|k\.? ?a\.?|n\.? ?[ad]\.?|keine angaben?"
+    r"|(?:not |un|nicht |non )(?:yet )?(?:read|reported|known|clear|available|applicable|assessed|evaluated|done|given"
+    r"|specified|defined|certain|labell?ed|annotated|reviewed|diagnosed|bekannt|befundet)(?: yet)?|undetermined"
+    r"|indeterminate|inconnue?|desconocid[oa]|ausstehend|(?:no|without) (?:report|label|value|data|reading)s?",
+    re.IGNORECASE,
+)
+"""Cells by which people say that nobody has looked, or that nothing was seen: which of both, nobody can tell."""
 _MOST_FAULTS = 20
 PART_NAMES = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 
@@ -72,7 +84,8 @@ class FindingRules:
         classes: The names of the classes, as the cells write them.
         separator: Between the names in a cell; a cell may also be a list as Python writes it, ``['Mass', 'Nodule']``.
         no_finding: Names that say that all classes are absent; they stand alone in a cell.
-        others: Names of findings that are no class; ``"*"`` stands for all that are unlike any class.
+        others: Names of findings that are no class; ``"*"`` stands for all that are unlike any class, contain the name
+            of none, and name something.
         blank: The meaning of a blank cell for all classes.
         keys: The keys of the config file, by field, for faults; a table of a public data set has none.
     """
@@ -86,7 +99,11 @@ class FindingRules:
 
 
 def split_findings(cell: str, separator: str) -> list[str]:
-    """Return the names of findings in a cell such as ``"Mass|Nodule"``, without empty ones."""
+    """Return the names of findings in a cell such as ``"Mass|Nodule"``, without empty ones.
+
+    Line ends and tabs within a name stay, unless a space is part of the separator.
+    """
+    cell = " ".join(cell.split()) if " " in separator else cell
     if _LIST.fullmatch(cell):
         parts = [first or second for first, second in _LIST_ITEM.findall(cell)]
     else:
@@ -101,11 +118,18 @@ class _Vocabulary:
         self._places = {name: place for place, name in enumerate(names)}
         folded = Counter(name.casefold() for name in self._places)
         self._folded = {name.casefold(): at for name, at in self._places.items() if folded[name.casefold()] == 1}
+        words = "|".join(map(re.escape, sorted(filter(None, folded), key=len, reverse=True)))
+        self._words = re.compile(rf"(?<![^\W_])(?:{words})(?![^\W_])" if words else r"(?!)")
 
     def find(self, name: str) -> int | None:
         """Return the place of a name, or None for a name that the list does not have."""
         place = self._places.get(name)
         return self._folded.get(name.casefold()) if place is None else place
+
+    def find_within(self, text: str) -> str | None:
+        """Return the longest name that is a part of a text, as a whole word or beside a mark; None if there is none."""
+        match = self._words.search(text.casefold())
+        return None if match is None else next(name for name in self._places if name.casefold() == match[0])
 
     def has(self, name: str) -> bool:
         """Return True for a name that the list has."""
@@ -128,27 +152,52 @@ def finding_matrix(column: Column, name: str, rules: FindingRules) -> tuple[NDAr
     of_cell = np.zeros((len(column.cells), len(rules.classes)), dtype=np.float32)
     foreign, contradictions = dict[str, set[int]](), list[int]()
     for place, cell in enumerate(column.cells):
-        parts = [] if is_blank(cell) else split_findings(cell, rules.separator)
+        listed = any(names.has(cell) for names in (classes, absent, others))
+        parts = [] if is_blank(cell) and not _is_error(cell) and not listed else split_findings(cell, rules.separator)
         if not parts:
             of_cell[place] = _POLICY[rules.blank]
         denied = False
-        for part in parts:
+        for text in parts:
+            part = " ".join(text.split())
             if (number := classes.find(part)) is not None:
                 of_cell[place, number] = 1
             elif absent.has(part):
                 denied = True
             else:
-                foreign.setdefault(part, set()).add(place)
+                foreign.setdefault(text, set()).add(place)
         if denied and of_cell[place].any():
             contradictions.append(place)
-    unlisted = {part: places for part, places in foreign.items() if not others.has(part)}
+    unlisted = {text: places for text, places in foreign.items() if not others.has(" ".join(text.split()))}
     faults = _unlisted_faults(column, name, rules, unlisted)
     if contradictions:
         problem = f'column "{name}" names a class and says that there is no finding: {column.where(contradictions)}.'
         faults.append(Fault(rules.keys.get("column", "data.labels"), problem, "Correct these cells."))
     stop_on(faults)
-    counts = column.counts()
-    return of_cell[column.places], {part: int(counts[list(places)].sum()) for part, places in foreign.items()}
+    counts, rows = column.counts(), Counter[str]()
+    for text, places in foreign.items():
+        rows[" ".join(text.split())] += int(counts[list(places)].sum())
+    return of_cell[column.places], rows
+
+
+def _is_error(text: str) -> bool:
+    return text.startswith("#") and _SPREADSHEET_ERROR.fullmatch(text) is not None
+
+
+def names_nothing(part: str) -> bool:
+    """Return True for a part of a cell that is no finding: "-", "?", "unknown", an error of a spreadsheet."""
+    return is_nameless(part) or _is_error(part) or _NO_NAMES.fullmatch(part) is not None
+
+
+def separator_within(part: str, has: Callable[[str], bool]) -> str | None:
+    """Return the separator that a part of a cell seems to have, by the names on its sides; None if it has none.
+
+    Beside the usual signs one name is enough; words and signs that also stand within a name need one on each side.
+    """
+    for mark in (*OTHER_SEPARATORS, *_WORDS_AND_SIGNS):
+        pieces = [" ".join(piece.split()) for piece in split_findings(part, mark)]
+        if len(pieces) > 1 and (any if mark in OTHER_SEPARATORS else all)(map(has, pieces)):
+            return mark
+    return None
 
 
 def _unlisted_faults(
@@ -158,19 +207,31 @@ def _unlisted_faults(
     keys = {key: rules.keys.get(key, "data.labels") for key in ("classes", "separator")}
     near_names = {fold_likeness(label): f'Did you mean "{label}"?' for label in rules.classes}
     names, all_others = _Vocabulary([*rules.classes, *rules.no_finding]), "*" in rules.others
-    faults, unlike = list[Fault](), dict[str, Collection[int]]()
-    for part, places in unlisted.items():
+    are_numbers = not all(any(map(str.isalpha, label)) for label in rules.classes)
+    faults, unlike, nothing = list[Fault](), dict[str, Collection[int]](), dict[str, Collection[int]]()
+    for text, places in unlisted.items():
+        part = " ".join(text.split())
+        if names_nothing(part) or not (are_numbers or any(map(str.isalpha, part))):
+            nothing[text] = places
+            continue
+        mark, within = separator_within(text, names.has), names.find_within(part)
         near = near_names.get(fold_likeness(part)) or did_you_mean(part, rules.classes, 0.8 if all_others else 0.6)
-        divided = ((mark, split_findings(part, mark)) for mark in OTHER_SEPARATORS)
-        marks = [mark for mark, pieces in divided if len(pieces) > 1 and any(map(names.has, pieces))]
-        problem = f'column "{name}" holds {column.where_parts({part: places})}, which is no class.'
-        if len(faults) == _MOST_FAULTS or not (near or marks):
-            unlike[part] = places
-        elif marks:
-            faults.append(Fault(keys["separator"], problem, f'Are its names separated by "{marks[0]}"?'))
+        problem = f'column "{name}" holds {column.where_parts({text: places})}, which is no class.'
+        other = f" If it is another finding, list it in {rules.keys['others']}." if rules.keys else ""
+        if len(faults) == _MOST_FAULTS or not (near or mark or within):
+            unlike[text] = places
+        elif mark:
+            sign = mark.replace("\n", "\\n").replace("\t", "\\t")
+            faults.append(Fault(keys["separator"], problem, f'Are its names separated by "{sign}"?{other}'))
         else:
-            other = f" If it is another finding, list it in {rules.keys['others']}." if rules.keys else ""
-            faults.append(Fault(keys["classes"], problem, near + other))
+            hint = near if near or within is None else f'It contains "{within}": correct it if it means that.'
+            faults.append(Fault(keys["classes"], problem, hint + other))
+    if nothing:
+        problem = f'column "{name}" holds {column.where_parts(nothing, 10)}, which names no finding.'
+        remedy = "Correct the table: write what was found, or leave the cell blank where nobody looked."
+        if rules.keys:
+            remedy += f" If it says that there is no finding, list it in {rules.keys['no_finding']}."
+        faults.append(Fault(keys["classes"], problem, remedy))
     if unlike and not (all_others and len(faults) < _MOST_FAULTS):
         verb = "which is no class" if len(unlike) == 1 else "which are no classes"
         problem = f'column "{name}" holds {column.where_parts(unlike, 10)}, {verb}.'

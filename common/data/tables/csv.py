@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.decoded_size import LARGEST_MB, content_limit, size_problem
-from common.data.base.names import normalized
+from common.data.base.names import normalized, normalized_lines
 from common.data.base.splits import Names
 from common.errors import PICTURE, SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8_in, quoted, stop_on
 from common.system.files import missing_file
@@ -91,7 +91,8 @@ class Column:
         for part, places in list(parts.items())[:limit]:
             lines = self.lines_of(places)
             more = f" ({counted(len(lines), 'line')})" if len(lines) > 1 else ""
-            texts.append(f'"{part[:70]}" in line {lines[0]}{more}')
+            name = part[:70].replace("\n", "\\n").replace("\t", "\\t")
+            texts.append(f'"{name}" in line {lines[0]}{more}')
         return ", ".join(texts) + (f" and {len(parts) - limit:,} more" if len(parts) > limit else "")
 
 
@@ -106,7 +107,7 @@ class Columns(Mapping[str, Names]):
         self._columns, self.lines = columns, lines
 
     def __getitem__(self, name: str) -> Names:
-        return self._columns[name].values()
+        return self.column(name).values()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
@@ -117,9 +118,18 @@ class Columns(Mapping[str, Names]):
     def __contains__(self, name: object) -> bool:
         return name in self._columns
 
-    def column(self, name: str) -> Column:
-        """Return a column without repeating its cells."""
-        return self._columns[name]
+    def column(self, name: str, *, with_line_ends: bool = False) -> Column:
+        """Return a column without repeating its cells.
+
+        Args:
+            with_line_ends: Keep line ends and tabs within a cell, which are else spaces as all white space.
+        """
+        column = self._columns[name]
+        if with_line_ends or not any("\n" in cell or "\t" in cell for cell in column.cells):
+            return column
+        flat = dict[str, int]()
+        places = [flat.setdefault(" ".join(cell.split()), len(flat)) for cell in column.cells]
+        return Column(list(flat), np.array(places, dtype=np.int32)[column.places], column.lines)
 
     def rows(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> "Columns":
         """Return the table with the rows at ``index``; cells that no row has any more are gone."""
@@ -251,13 +261,16 @@ def _guess_separator(head: Sequence[str]) -> str:
 
 
 class _Cells(dict[str, int]):
-    """The place of each distinct cell in ``distinct``; cells as they stand in the file lead to normalised ones."""
+    """The place of each distinct cell in ``distinct``; cells as they stand in the file lead to normalised ones.
+
+    Line ends and tabs between the names of a cell are kept, because they may separate findings.
+    """
 
     def __init__(self) -> None:
         self.distinct, self.longest, self.size = list[str](), 1, _OF_A_COLUMN
 
     def __missing__(self, cell: str) -> int:
-        name = normalized(cell)
+        name = normalized_lines(cell) if "\n" in cell or "\r" in cell or "\t" in cell else normalized(cell)
         self.size += _OF_A_CELL + len(cell)
         if name == cell:
             place = len(self.distinct)

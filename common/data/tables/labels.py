@@ -347,7 +347,7 @@ def parse_cells(spec: LabelColumnsSpec, columns: Columns, faults: list[Fault]) -
             keys = {"column": "data.finding_column", "others": "data.other_findings"}
             keys |= {key: f"data.{key}" for key in ("classes", "separator", "no_finding")}
             rules = FindingRules(spec.own_names, spec.separator, spec.no_finding, spec.other_findings, spec.blank, keys)
-            column = columns.column(spec.finding_column)
+            column = columns.column(spec.finding_column, with_line_ends=True)
             labels, other_findings = finding_matrix(column, spec.finding_column, rules)
     except BadInput as bad:
         faults += bad.faults
@@ -401,7 +401,7 @@ def plain_site_name(name: str) -> str:
     return re.sub(r"[^\w .()-]|^\W", "_", name)[:100]
 
 
-_SHORTENED_NUMBER = re.compile(r"\d[.,]\d+[Ee]\+?\d+")
+_SHORTENED_NUMBER = re.compile(r"\d[.,]\d+[Ee]\+?\d+|\d[Ee]\+\d+")
 
 
 def join_similar_patients(

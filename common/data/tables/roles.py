@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from common.data.base.names import fold_likeness, is_blank
 from common.data.base.spec import NO_FINDING
 from common.data.images.reading import PICTURE_SUFFIXES
-from common.data.tables.cells import OTHER_SEPARATORS, PART_NAMES, read_label, split_findings
+from common.data.tables.cells import OTHER_SEPARATORS, PART_NAMES, names_nothing, read_label, split_findings
 from common.data.tables.csv import Column, Columns
 from common.data.tables.files import FolderListings, fold_case, fold_ending
 from common.errors import BadInput, Fault, quoted
@@ -205,44 +205,48 @@ def _finding_column(columns: Columns, rest: Iterable[str]) -> tuple[str, str, di
     A column with a name such as "Findings" comes first. Spellings that differ only in case are one class.
 
     Raises:
-        BadInput: If there is none, or a cell has another separator than the others.
+        BadInput: If there is none, or if a name consists of other names of the column.
     """
     for name in sorted(rest, key=lambda column: not _FINDINGS.search(column)):
-        column = columns.column(name)
+        column = columns.column(name, with_line_ends=True)
         if all(is_blank(cell) or cell.casefold() in YES_AND_NO for cell in column.cells):
             continue
         separator = _guess_separator(column)
         counts, spellings, exclusive = Counter[str](), dict[str, str](), True
         for cell, rows in zip(column.cells, column.counts().tolist(), strict=True):
-            findings = {} if is_blank(cell) else {part.casefold(): part for part in split_findings(cell, separator)}
+            parts = [] if is_blank(cell) else [" ".join(part.split()) for part in split_findings(cell, separator)]
+            findings = {part.casefold(): part for part in parts if not names_nothing(part)}
             counts.update(dict.fromkeys(findings, rows))
             spellings = findings | spellings
             exclusive = exclusive and len(findings.keys() - _NO_FINDING) == 1
         classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in _NO_FINDING}
         if _FEW_CLASSES <= len(counts) <= _MOST_CLASSES and 0 < len(classes) < len(column.places):
-            _refuse_other_separators(column, name, separator, counts)
+            _stop_on_composed_names(column, name, separator, counts)
             return name, separator, classes, exclusive
     problem = f"no column holds labels, as 1, 0, -1 or nothing for each class, or as names; it has {quoted(columns)}."
     remedy = "Give each class a column of 1 (present) and 0 (absent); words such as yes and no are not read."
     raise BadInput([Fault("labels", problem, remedy)])
 
 
-def _refuse_other_separators(column: Column, name: str, separator: str, classes: Collection[str]) -> None:
-    """Refuse cells whose names stand between another mark than in the other cells: they would become classes.
+def _stop_on_composed_names(column: Column, name: str, separator: str, names: Collection[str]) -> None:
+    """Stop if a name in a cell consists of other names of the column with nothing but signs or "and" between them.
 
     Raises:
-        BadInput: Naming the cells with their lines.
+        BadInput: Naming the first such parts with their lines.
     """
-    places = [
-        place
-        for place, cell in enumerate(column.cells)
-        for part in split_findings(cell, separator)
-        for pieces in (split_findings(part.casefold(), mark) for mark in OTHER_SEPARATORS)
-        if len(pieces) > 1 and all(piece in classes for piece in pieces)
-    ]
-    if places:
-        problem = f'column "{name}" has names between "{separator}" and, in other cells, between another mark: '
-        raise BadInput([Fault("labels", problem + f"{column.where(places)}.", f'Write "{separator}" in all cells.')])
+    words = [re.escape(other) for other in sorted(names, key=len, reverse=True)]
+    composed = dict[str, list[int]]()
+    for place, cell in enumerate(column.cells):
+        for part in () if is_blank(cell) else split_findings(cell, separator):
+            folded = " ".join(part.casefold().split())
+            others = "|".join(word for word in words if word != re.escape(folded))
+            rest, count = re.subn(rf"(?<![^\W_])(?:{others})(?![^\W_])", "", folded)
+            if count > 1 and not re.sub(r"\b(?:and|und|et|y|e|og|och|with)\b|[\W_]", "", rest):
+                composed.setdefault(part, []).append(place)
+    if composed:
+        problem = f'column "{name}" holds {column.where_parts(composed)}, which consists of names of the column.'
+        remedy = "Write the same separator between all names, such as |, or give the finding a name of its own."
+        raise BadInput([Fault("labels", problem, remedy)])
 
 
 def find_synonyms(

@@ -97,6 +97,17 @@ def test_all_white_space_is_one_space(space: str) -> None:
         ("'7", "7"),
         ("\u0667", "7"),
         (NFC_NAME, "muller"),
+        (NFC_NAME, "Mueller"),
+        ("S\u00f8ren", "Soeren"),
+        ("Doe^John", "Doe^John^^^"),
+        ("Doe, John", "DOE^JOHN"),
+        ("P+1", "P1"),
+        ("7", "+7"),
+        ("7", "7e0"),
+        ("P~1", "P 1"),
+        ("\u0420\u0410\u04251", "PAX1"),
+        ("\u0391\u03921", "ab1"),
+        ("\uff30\uff11", "p1"),
     ],
 )
 def test_names_that_may_be_one_are_similar(name: str, other: str) -> None:
@@ -109,6 +120,11 @@ def test_names_that_may_be_one_are_similar(name: str, other: str) -> None:
 )
 def test_names_with_other_letters_or_numbers_are_not_similar(name: str, other: str) -> None:
     assert find_similar([name, other]) == {}
+
+
+def test_a_text_in_a_formula_is_that_text() -> None:
+    assert normalized('="007"') == normalized(' ="007 "\u200b') == "007"
+    assert normalized('="a"&"b"') == '="a"&"b"'
 
 
 @pytest.mark.parametrize(
@@ -344,6 +360,78 @@ def test_other_findings_are_counted_and_those_like_a_class_are_not_guessed(folde
     assert read(folder, table, **FINDINGS, other_findings=("Masses",)).other_findings == {"Masses": 1}
 
 
+CONTAINING = [
+    ("Mass\nEffusion", '"\\n"'),
+    ("Mass\r\nEffusion", '"\\n"'),
+    ("Mass\tEffusion", '"\\t"'),
+    ("Mass and effusion", '" and "'),
+    ("Mass und Effusion", '" und "'),
+    ("Mass Effusion", '" "'),
+    ("Mass&Hernia", '"&"'),
+    ("Mass-Effusion", '"-"'),
+    ("Mass_Effusion", '"_"'),
+    ("Mass.Effusion", '"."'),
+    ("Mass:Effusion", '":"'),
+    ("Mass\u00b7Effusion", "\u00b7"),
+    ("Mass \u2022 Effusion", "\u2022"),
+    ("Mass\u3001Effusion", "\u3001"),
+    ("Mass\uff1bHernia", "\uff1b"),
+    ("[Mass]", "Mass"),
+    ("('Mass', 'Effusion')", "Mass"),
+    ("{'Mass'}", "Mass"),
+    ("['Mass', nan]", "Mass"),
+    ('"Mass"', "Mass"),
+    ("large pleural effusion", "Effusion"),
+    ("no Effusion", "Effusion"),
+    ("Effusion: 0", "Effusion"),
+    ("normal study", "Normal"),
+]
+
+
+@pytest.mark.parametrize(("cell", "word"), CONTAINING)
+def test_a_name_that_contains_a_class_is_no_other_finding_unless_it_is_listed(
+    cell: str, word: str, folder: Path
+) -> None:
+    table = written([HEADER.split(","), ["00.png", "p0", "Mass"], ["01.png", "p1", cell]])
+    (text,) = refusals(folder, table, **FINDINGS, other_findings=("*",)).values()
+    assert all(part in text for part in ("in line 3", word, "data.other_findings")), text
+    labels = read(folder, table, **FINDINGS, other_findings=("*", cell), separator="@").labels
+    assert labels.tolist() == [[0, 1], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("separator", "cell"), [("\n", "Mass\r\n Effusion"), ("\r\n", "Mass\nEffusion"), ("\t", "Mass\tEffusion")]
+)
+def test_line_ends_and_tabs_can_separate_findings(separator: str, cell: str, folder: Path) -> None:
+    table = written([HEADER.split(","), ["00.png", "p0", "Mass"], ["01.png", "p1", cell]])
+    assert read(folder, table, **FINDINGS, separator=separator).labels.tolist() == [[0, 1], [1, 1]]
+
+
+def test_a_class_may_be_written_over_two_lines_of_a_cell(folder: Path) -> None:
+    table = written([HEADER.split(","), ["00.png", "p\n0", "Pleural\nEffusion"], ["01.png", "p 0", "Mass"]])
+    settings = {"finding_column": "finding", "classes": ("Pleural Effusion", "Mass")}
+    assert read(folder, table, **settings).labels.tolist() == [[1, 0], [0, 1]]
+    assert set(read(folder, table, **settings).patients.tolist()) == {"p 0"}
+
+
+NOTHING = ["-", "?", "--", "unknown", "Unknown", "not read yet", "not reported", "None", "n.a.", "pending", "0"]
+NOTHING += ["#REF!", "#VALUE!", "#N/A", "#DIV/0!", "#NAME?", "#WERT!", "#NV", "####", "Mass|nan", "Mass|?"]
+
+
+@pytest.mark.parametrize("cell", NOTHING)
+@pytest.mark.parametrize("blank", ["unknown", "negative"])
+def test_a_cell_that_names_nothing_is_never_absent(cell: str, blank: str, folder: Path) -> None:
+    table = written([HEADER.split(","), ["00.png", "p0", "Mass"], ["01.png", "p1", cell]])
+    text = refusals(folder, table, **FINDINGS, other_findings=("*",), blank=blank)["data.classes"]
+    assert all(part in text for part in ("in line 3", "data.no_finding")), text
+
+
+def test_a_cell_that_names_nothing_can_be_listed(folder: Path) -> None:
+    table = rows_of("p0,Mass", "p1,-", "p2,None", "p3,NA", header=HEADER)
+    labels = read(folder, table, **FINDINGS, no_finding=("-", "none", "NA")).labels
+    assert labels.tolist() == [[0, 1], [0, 0], [0, 0], [0, 0]]
+
+
 def test_case_counts_between_classes_that_differ_in_nothing_else(folder: Path) -> None:
     settings = {"finding_column": "finding", "classes": ("MASS", "Mass")}
     assert read(folder, rows_of("p0,MASS", "p1,Mass", header=HEADER), **settings).labels.tolist() == [[1, 0], [0, 1]]
@@ -430,6 +518,7 @@ def test_similar_patients_stop_with_the_pairs_and_their_lines(folder: Path) -> N
         ("\u200b", "without a patient"),
         ("-", "without"),
         ("1.23457E+11", "shortened"),
+        ("1E+14", "shortened"),
     ],
 )
 def test_a_cell_that_names_no_patient_is_refused_with_its_line(patient: str, word: str, folder: Path) -> None:
