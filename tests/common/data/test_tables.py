@@ -22,8 +22,9 @@ from pydantic import ValidationError
 from common.data.base.names import find_similar, names_of_array, normalized
 from common.data.base.spec import FolderSpec
 from common.data.load import open_table
+from common.data.tables.csv import read_columns
 from common.data.tables.labels import LabelTable
-from common.data.tables.roles import find_synonyms
+from common.data.tables.roles import find_synonyms, guess_roles
 from common.errors import BadInput
 
 ROWS = 24
@@ -705,3 +706,29 @@ def test_names_that_may_be_one_class_are_proposed(counts: dict[str, int], propos
     assert list(synonyms) == proposed
     assert set(synonyms.values()) <= {next(iter(counts))}
     assert find_synonyms(counts, ~apart, apart) == {}
+
+
+@pytest.mark.parametrize(
+    ("cells", "separator"),
+    [
+        (["Mass", "Effusion", "Mass\nEffusion", "No Finding"], "\n"),
+        (["Mass", "Effusion", "Mass,Effusion", "No Finding"], ","),
+        (["Mass", "Effusion", "Mass\tEffusion", "-"], "\t"),
+    ],
+)
+def test_init_finds_the_separator_of_findings(cells: list[str], separator: str, folder: Path) -> None:
+    (folder / "t.csv").write_text(
+        written([HEADER.split(","), *([f"{n:02}.png", f"p{n}", c] for n, c in enumerate(cells))])
+    )
+    roles = guess_roles(read_columns(folder / "t.csv", "labels"), "file")
+    assert (roles.separator, set(roles.classes)) == (separator, {"Mass", "Effusion"})
+
+
+@pytest.mark.parametrize("cell", ["Mass and Effusion", "Mass Effusion", "[Mass, Effusion]", "Mass - Effusion"])
+def test_init_makes_no_class_of_two_names(cell: str, folder: Path) -> None:
+    cells = ["Mass", "Effusion", "Mass|Effusion", cell]
+    (folder / "t.csv").write_text(
+        written([HEADER.split(","), *([f"{n:02}.png", f"p{n}", c] for n, c in enumerate(cells))])
+    )
+    with pytest.raises(BadInput, match="line 5"):
+        guess_roles(read_columns(folder / "t.csv", "labels"), "file")
