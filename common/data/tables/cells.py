@@ -195,8 +195,9 @@ def separator_within(part: str, has: Callable[[str], bool]) -> str | None:
     """
     for mark in (*OTHER_SEPARATORS, *_WORDS_AND_SIGNS):
         pieces = [" ".join(piece.split()) for piece in split_findings(part, mark)]
-        if len(pieces) > 1 and (any if mark in OTHER_SEPARATORS else all)(map(has, pieces)):
-            return mark
+        enough = any(map(has, pieces)) if mark in OTHER_SEPARATORS else all(map(has, pieces))
+        if len(pieces) > 1 and enough:
+            return str(mark)
     return None
 
 
