@@ -4,6 +4,7 @@ libjpeg fills what is missing of a cut picture with grey, and tells nobody who c
 """
 
 import io
+import math
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -18,7 +19,8 @@ _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 """A marker with a segment behind it, or the end of the image; within packed data there is none."""
 _END_OF_IMAGE = 0xD9
 _BASELINE, _EXTENDED = 0xC0, 0xC1
-_SCAN, _JFIF, _ADOBE = 0xDA, 0xE0, 0xEE
+_SCAN, _JFIF, _ADOBE, _RESTART_INTERVAL = 0xDA, 0xE0, 0xEE, 0xDD
+_RESTART = re.compile(rb"\xff([\xd0-\xd7])")
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _ONES = b"\xff\x00" * 8
 """As many bits as libjpeg reads ahead, all of them ones, which begin no code word (ITU-T T.81, annex C)."""
@@ -96,7 +98,7 @@ def parse_jpeg(data: bytes) -> JpegHead:
         ValueError: If it holds no picture, or is damaged.
     """
     frame, jfif, adobe, scans, end, predictor = b"", False, None, 0, 0, 0
-    process, lowest = 0, dict[int, list[int]]()
+    process, lowest, interval, restarts = 0, dict[int, list[int]](), 0, 0
     try:
         for marker, start, stop in jpeg_segments(data):
             content = data[start:stop] if marker else b""
@@ -107,6 +109,8 @@ def parse_jpeg(data: bytes) -> JpegHead:
                 jfif = True
             elif marker == _ADOBE and content.startswith(b"Adobe") and len(content) >= 12:
                 adobe = content[11]
+            elif marker == _RESTART_INTERVAL:
+                interval = struct.unpack(">H", content)[0]
             elif marker == _SCAN:
                 names, (first, last, approximation) = content[1 : 1 + 2 * content[0] : 2], content[-3:]
                 for name in names:
@@ -114,13 +118,42 @@ def parse_jpeg(data: bytes) -> JpegHead:
                 scans, predictor, end = scans + 1, first, stop
             elif not marker and scans:
                 end = stop
+                restarts = _count_restarts(data, start, stop)
     except (struct.error, IndexError, KeyError, ValueError):
         raise ValueError("damaged or cut off") from None
     if not scans or not frame:
         raise ValueError("damaged or cut off")
     sampling, components = frame[7::3], frame[6::3]
+    if (
+        interval
+        and scans == 1
+        and process in (_BASELINE, _EXTENDED)
+        and restarts != _expected_restarts(frame, interval)
+    ):
+        raise ValueError(CUT_OFF)
     whole = process == 0xC3 or not any(any(bits) for bits in lowest.values())
     return JpegHead(process, components, len(set(sampling)) > 1, jfif, adobe, predictor, scans, whole, end)
+
+
+def _count_restarts(data: bytes, start: int, stop: int) -> int:
+    """Return the number of restart markers in packed data.
+
+    Raises:
+        ValueError: If one is missing: they are numbered 0 to 7, again and again (ITU-T T.81, B.2.1).
+    """
+    numbers = [number[0] & 7 for number in _RESTART.findall(data, start, stop)]
+    if numbers != [place % 8 for place in range(len(numbers))]:
+        raise ValueError(CUT_OFF)
+    return len(numbers)
+
+
+def _expected_restarts(frame: bytes, interval: int) -> int:
+    """Return the number of restart markers of a picture of one scan, with one after every ``interval`` blocks."""
+    height, width = struct.unpack(">HH", frame[1:5])
+    sampling = frame[7::3]
+    wide, high = (max(sampling) >> 4, max(each & 15 for each in sampling)) if len(sampling) > 1 else (1, 1)
+    blocks = math.ceil(width / (8 * wide)) * math.ceil(height / (8 * high))
+    return math.ceil(blocks / interval) - 1
 
 
 def _nothing(image: Image.Image) -> None:

@@ -1,6 +1,7 @@
 """JPEG and PNG, as files and in DICOM: whole pictures only, true colours, all 16 bits."""
 
 import io
+import re
 import struct
 import zlib
 from typing import Any
@@ -47,6 +48,25 @@ def test_a_whole_jpeg_is_what_pillow_makes_of_it_with_and_without_its_end_marker
     expected = np.asarray(Image.open(io.BytesIO(KINDS[kind])))
     for content in (KINDS[kind], KINDS[kind][:-2], KINDS[kind] + b"another picture\xff\xd8\xff\xd9"):
         assert (np.asarray(decode_picture(content)) == expected).all()
+
+
+BASELINE, PROGRESSIVE = ({}, {"subsampling": 0}, {"subsampling": 2}), {"progressive": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "gone"),
+    [*((each, gone) for each in BASELINE for gone in (1, 2, 7, 8, 16)), *((PROGRESSIVE, gone) for gone in (1, 2, 7))],
+)
+@pytest.mark.parametrize("pixels", [GREY, COLOR, GREY[:61, :33]], ids=["grey", "colour", "odd"])
+def test_a_jpeg_without_a_part_between_two_restart_markers_is_refused(
+    settings: dict[str, Any], pixels: NDArray[np.uint8], gone: int
+) -> None:
+    """The eight numbers of the markers begin again, so eight parts that are missing show by their count alone."""
+    content = jpeg(pixels, restart_marker_blocks=1, **settings)
+    assert (np.asarray(decode_picture(content)) == np.asarray(Image.open(io.BytesIO(content)))).all()
+    parts = re.split(rb"(?=\xff[\xd0-\xd7])", content)
+    with pytest.raises(ValueError, match="cut off"):
+        decode_picture(b"".join(parts[:2] + parts[2 + gone :]))
 
 
 ENDS = {
