@@ -168,9 +168,9 @@ def write_pages(plan: FormPlan, options: BenchmarkOptions) -> BenchmarkResult:
 
 
 def lines_by_block(plan: FormPlan, lines: Mapping[str, ResultLine]) -> dict[str, ResultLine]:
-    """Return the finished runs of the plan, by block and key.
+    """Return the finished runs of the plan by ``"pattern key"``.
 
-    A run is in every block that has its settings, because some patterns are the same with all labels at all sites.
+    One run stands under several label patterns where these coincide, as some do if all sites have all labels.
     """
     return {
         f"{run.pattern} {run.key}": lines[run.key].model_copy(update={"pattern": run.pattern})

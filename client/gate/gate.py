@@ -18,7 +18,7 @@ from client.site.site import Site
 from common import __version__
 from common.errors import WireError
 from common.security.audit import Audit, TornLine
-from common.security.signatures import SignatureFault, record_context, signature_of
+from common.security.signatures import SignatureFault, run_round_and_kind, signature_of
 from common.system.plain_text import json_text, printable
 from common.wire.canonical_bytes import RecordField, list_fields, record_sha256, small_fields
 from common.wire.codec import decode, payload_bytes
@@ -66,7 +66,7 @@ def note_start(site: Site) -> TornLine | None:
 
 def note_refused_request(site: Site, message: Message, reason: str) -> None:
     """Write a request that was refused before it was read to the audit, with its signature if it has one."""
-    run, server_round, record = record_context(message.content)
+    run, server_round, record = run_round_and_kind(message.content)
     Audit(site.folder, durable=site.durable).append(
         run=printable(run, MOST_NAME),
         round=server_round,

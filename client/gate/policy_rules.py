@@ -67,7 +67,7 @@ class RequestedWork:
     @property
     def epochs(self) -> int:
         """Return the local epochs in one round: the most, where a method trains until its loss settles."""
-        settling = self.method.settling
+        settling = self.method.early_stopping
         return self.plan.training.epochs if settling is None else settling.cap
 
     @property

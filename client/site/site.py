@@ -94,7 +94,7 @@ class Site:
 
         An update can disclose their number. A site that counted all images would disclose how many it left out.
         """
-        rows = self.kept_rows(self._bare_labels("train", "multi_label"))
+        rows = self.kept_rows(self._images_for_plain_training("train", "multi_label"))
         return self.train if rows is None else self.train.rows(rows)
 
     @cached_property
@@ -131,9 +131,9 @@ class Site:
         sum of few sites the numbers of each can be worked out where training allows only a few values of them.
         """
         images: ImageSet = getattr(self, part)
-        return images if self.policy.epsilon is not None else self._bare_labels(part, plan.model.task)
+        return images if self.policy.epsilon is not None else self._images_for_plain_training(part, plan.model.task)
 
-    def _bare_labels(self, part: str, task: Task) -> ImageSet:
+    def _images_for_plain_training(self, part: str, task: Task) -> ImageSet:
         """Return the images of one part with the labels that a model without noise is trained on."""
         images: ImageSet = getattr(self, part)
         return images if self.policy.train_hidden_classes else self.without_hidden(part, task)
@@ -194,7 +194,7 @@ class Site:
         """
         task = plan.model.task
         train, validation = (
-            self._bare_labels(part, task) if figures_leave else self.trained_on(part, plan)
+            self._images_for_plain_training(part, task) if figures_leave else self.trained_on(part, plan)
             for part in ("train", "validation")
         )
         inner = replace(

@@ -19,8 +19,8 @@ from common.security.signatures import (
     CHAINED,
     ReplyStatement,
     SignatureFault,
-    record_context,
     refuse_another_record,
+    run_round_and_kind,
     sign,
     signature_of,
     verified_request,
@@ -69,7 +69,7 @@ class SignedStatements:
         Args:
             message: The name of the message that is answered.
         """
-        run, server_round, record = record_context(content)
+        run, server_round, record = run_round_and_kind(content)
         last = read_accepted_replies(self._state, run) if record in CHAINED else AcceptedReplies(-1)
         statement = ReplyStatement(
             site=self._site,
@@ -85,7 +85,7 @@ class SignedStatements:
 
     def count_accepted(self, content: RecordDict, message: str) -> None:
         """Count a reply that the coordinator accepted."""
-        run, _, record = record_context(content)
+        run, _, record = run_round_and_kind(content)
         last = read_accepted_replies(self._state, run)
         if record not in CHAINED or last.message == message:
             return
@@ -110,7 +110,7 @@ class SignedStatements:
             raise SignatureFault(f"it is meant for {statement.site}")
         if statement.site != self._site:
             raise SiteNameMismatch(f'it calls itself "{self._site}", but its key is registered for "{statement.site}".')
-        if (statement.run, statement.round, statement.record) != record_context(content):
+        if (statement.run, statement.round, statement.record) != run_round_and_kind(content):
             raise SignatureFault("its statement names another run, round or record")
         refuse_another_record(statement, content)
         folder = self._state / REQUESTS

@@ -104,7 +104,7 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
         local = task.method.local_round(make_client_context(task, request))
         if task.warms_up:
             warm_up(task, validation, generator)
-        trained, optimizer = fine_tune(task, request, local, validation, generator)
+        trained, optimizer = train_local_epochs(task, request, local, validation, generator)
         state = read_state(network)
         # Where noise is in each step, the loss says something of the images that no noise covers.
         check_not_diverged(state, trained.last_loss if task.epoch is None else 0.0)
@@ -151,7 +151,7 @@ def warm_up(task: LocalTask, validation: Examples | None, generator: torch.Gener
     write_state(network, trunk=best.trunk, norm=best.norm, head=best.head)
 
 
-def fine_tune(
+def train_local_epochs(
     task: LocalTask, request: TrainRequest, local: LocalRound, validation: Examples | None, generator: torch.Generator
 ) -> tuple[TrainingFigures, torch.optim.Optimizer]:
     """Train the local epochs of a round: the plan's number, or until the loss settles, or one to rank sites."""
@@ -164,8 +164,8 @@ def fine_tune(
     exercise = make_training_task(task, local)
     if request.ranks:
         exercise = replace(exercise, spec=spec.model_copy(update={"epochs": 1}))
-    elif method.settling is not None:
-        criterion = StopCriterion(validation, method.loss, method.settling)
+    elif method.early_stopping is not None:
+        criterion = StopCriterion(validation, method.loss, method.early_stopping)
         return train_until_settled(network, exercise, optimizer, generator, criterion), optimizer
     return train(network, exercise, optimizer, generator), optimizer
 

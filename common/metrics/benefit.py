@@ -72,7 +72,11 @@ class Benefit:
 
     @property
     def choice(self) -> Choice:
-        """``federation`` if a model with it is better; ``alone`` if the federated model is worse; else ``open``."""
+        """The training that the figures speak for.
+
+        ``federation`` if the federated, fine-tuned or ensemble model beats the one trained alone; ``alone`` if the
+        federated model is worse than the one trained alone, and that one beats chance; else ``open``.
+        """
         if self.better:
             return "federation"
         worse = direction(self.gain["federated"].interval) == "below"

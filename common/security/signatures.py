@@ -219,7 +219,7 @@ def refuse_another_record(statement: ReplyStatement | RequestStatement, content:
         raise SignatureFault("its statement is about another record")
 
 
-def record_context(content: RecordDict) -> tuple[str, int, str]:
+def run_round_and_kind(content: RecordDict) -> tuple[str, int, str]:
     """Return run, round and kind of a record from its fields, which are not checked here."""
     fields = small_fields(content)
     run, number, record = fields.get("run"), fields.get("round", 0), fields.get("wire.record")

@@ -47,7 +47,7 @@ def parse_canonical(data: bytes) -> RecordDict:
     """Read a record from its canonical bytes.
 
     Raises:
-        ValueError: If the bytes are not in this form, or are not those that the first line names.
+        ValueError: If the bytes are not in this form, or do not match the sizes and hashes in their first line.
     """
     head, newline, rest = data.partition(b"\n")
     described = json.loads(head)

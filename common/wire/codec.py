@@ -76,7 +76,7 @@ def encode(record: Record, written: WrittenArrays | None = None) -> RecordDict:
     content, fields = RecordDict(), ConfigRecord({_VERSION: WIRE_VERSION, _RECORD: type(record).__name__})
     for name, kind in _schema(typing.cast(type, type(record))).items():
         value = getattr(record, name)
-        if isinstance(kind, _PlainField):
+        if isinstance(kind, _ValueField):
             if value is not None:
                 fields[name] = list(value) if kind.is_list else value
         elif kind is Groups:
@@ -110,7 +110,7 @@ def decode(content: RecordDict, expected: type[R]) -> R:
             unknown = sorted(key for key in content if key != _FIELDS and schema.get(key) not in (Groups, Integers))
             raise WireError(f"{name} does not have {', '.join(unknown)}.")
     for key, kind in schema.items():
-        if isinstance(kind, _PlainField):
+        if isinstance(kind, _ValueField):
             values[key] = kind.read(fields, key, name)
         elif kind is Groups:
             values[key] = _read_groups(content, fields, key)
@@ -128,7 +128,7 @@ def decode(content: RecordDict, expected: type[R]) -> R:
 
 
 @dataclasses.dataclass(frozen=True)
-class _PlainField:
+class _ValueField:
     """The type of a field that is one value or a list of values."""
 
     kind: type
@@ -161,13 +161,13 @@ class _PlainField:
 def _schema(record: type) -> dict[str, Any]:
     """Return the fields of a record class by name, in order.
 
-    A field of arrays maps to its type, any other to a :class:`_PlainField`."""
+    A field of arrays maps to its type, any other to a :class:`_ValueField`."""
     schema: dict[str, Any] = {}
     for name, kind in typing.get_type_hints(record).items():
         optional = isinstance(kind, types.UnionType)
         inner = typing.get_args(kind)[0] if optional else _LISTS.get(kind, kind)
         arrays = kind in (Groups, Arrays, Integers, ScoreCounts)
-        schema[name] = kind if arrays else _PlainField(inner, kind in _LISTS, optional)
+        schema[name] = kind if arrays else _ValueField(inner, kind in _LISTS, optional)
     return schema
 
 

@@ -146,12 +146,12 @@ def _make_csv_spec(
 ) -> FolderSpec:
     """Return the spec of a csv: columns by the options, else by the run's names, else by the content of the cells."""
 
-    def existing(name: str | None) -> str | None:
+    def existing_column(name: str | None) -> str | None:
         return name if name in columns else None
 
-    images = labelled.image_column or existing(of_run.image_column if of_run else None) or existing("image")
-    images = images or image_column(columns)
-    patients = labelled.patient_column or existing(of_run.patient_column if of_run else None)
+    images = labelled.image_column or existing_column(of_run.image_column if of_run else None)
+    images = images or existing_column("image") or image_column(columns)
+    patients = labelled.patient_column or existing_column(of_run.patient_column if of_run else None)
     patients = patients or patient_column(columns, (images, *network.class_names))
     spec: dict[str, Any] = {
         "kind": "folder",

@@ -219,7 +219,7 @@ def check_images(folder: Path, spec: ModelSpec, check: Path | None) -> tuple[Seq
             own = None if data is None else load(data, Path(), user_store()).test
         if own is not None and len(own):
             return (
-                _image_batches(own.rows(_compared_rows(len(own))).images, spec),
+                _image_batches(own.rows(_spread_rows(len(own))).images, spec),
                 "test images of the run's own experiment",
             )
         generator, size = np.random.default_rng(0), spec.image_size
@@ -228,14 +228,15 @@ def check_images(folder: Path, spec: ModelSpec, check: Path | None) -> tuple[Seq
         return noise, "synthetic images, noise: for real ones name --check"
     if check.suffix == ".toml":
         test = load(*data_of_experiment(check), user_store()).test
-        return _image_batches(test.rows(_compared_rows(len(test))).images, spec), f"images of {check}"
+        return _image_batches(test.rows(_spread_rows(len(test))).images, spec), f"images of {check}"
     pictures = read_pictures(check, image_form_of(folder, load_model(folder)))
     if not len(pictures.images):
         raise BadInput([Fault(f"--check {check}", "holds no image that can be read.")])
-    return _image_batches(pictures.images[_compared_rows(len(pictures.images))], spec), f"images of {check}"
+    return _image_batches(pictures.images[_spread_rows(len(pictures.images))], spec), f"images of {check}"
 
 
-def _compared_rows(count: int) -> NDArray[np.intp]:
+def _spread_rows(count: int) -> NDArray[np.intp]:
+    """Return the places of at most :data:`MOST_COMPARED` of so many images, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, min(MOST_COMPARED, count)).round().astype(np.intp))
 
 

@@ -278,7 +278,7 @@ def _describe_site_sample(
     sites: Collection[str],
     note: str,
 ) -> SiteSample:
-    """Return the size of the sample of sites that tested, with intervals where the test is a mean over sites."""
+    """Return how many of the run's sites tested; for a mean over sites, also the interval due to the draw of sites."""
     drawn, every = frozenset(sites), len(contract.sites)
     if note in (GLOBAL_MODEL, SUMS):
         return SiteSample(len(drawn), every)

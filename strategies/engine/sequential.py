@@ -88,7 +88,7 @@ class CoordinatorTraining:
         frozen = FrozenParts(norm=self.method.frozen_norm)
         objective = plain(self.method.training_loss(self.train, spec))
         task = TrainingTask(self.train, objective, spec, self.plan.augmentation, frozen)
-        criterion = StopCriterion(self.validation, self.method.loss, server.settling)
+        criterion = StopCriterion(self.validation, self.method.loss, server.early_stopping)
         with reproducible_training(
             derive_seed(self.plan.run.seed, server_round, "\0", COORDINATOR), spec.threads
         ) as generator:

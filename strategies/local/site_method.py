@@ -230,7 +230,7 @@ class SiteMethod:
         return "no"
 
     @cached_property
-    def settling(self) -> EarlyStopping | None:
+    def early_stopping(self) -> EarlyStopping | None:
         """Return the rule by which a site stops training in a round; None for the experiment's number of epochs."""
         return None
 
@@ -352,4 +352,4 @@ class SequentialSite(SiteMethod):
 
 def largest_epoch_count(method: SiteMethod, plan: Plan) -> int:
     """Return the largest number of local epochs of a round, which is the cap where training stops by itself."""
-    return max(plan.training.epochs, method.settling.cap if method.settling else 0, 1)
+    return max(plan.training.epochs, method.early_stopping.cap if method.early_stopping else 0, 1)

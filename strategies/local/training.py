@@ -172,12 +172,12 @@ class StopCriterion:
         validation: The validation images; None to decide by each epoch's training loss, so that the choice of an epoch
             reveals nothing about validation images.
         loss: The loss that is computed on the validation images.
-        settling: The early stopping rule.
+        early_stopping: The early stopping rule.
     """
 
     validation: Examples | None
     loss: Loss
-    settling: EarlyStopping
+    early_stopping: EarlyStopping
 
     @property
     def has_none(self) -> bool:
@@ -211,7 +211,7 @@ def train_until_settled(
     """
     if criterion.has_none:
         return train(network, exercise, optimizer, generator)
-    every, settling, best = list[Losses](), criterion.settling, read_state(network)
+    every, settling, best = list[Losses](), criterion.early_stopping, read_state(network)
     while not settling.stopped:
         every.append(train_epoch(network, exercise, optimizer, generator))
         settling = settling.after(criterion.loss_after(network, every[-1], exercise.spec))

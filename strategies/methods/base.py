@@ -233,12 +233,12 @@ class ServerTraining:
     """Settings by which the coordinator trains on its own images and mixes the result into the model (UniFed).
 
     Attributes:
-        settling: The early stopping rule of its training.
+        early_stopping: The early stopping rule of its training.
         alpha: Weight of the hospitals' model in the mixture.
         patience: Rounds without a better model on the coordinator's validation part after which the run ends.
     """
 
-    settling: EarlyStopping
+    early_stopping: EarlyStopping
     alpha: float
     patience: int
 

@@ -64,7 +64,8 @@ class PartialLossSite(SiteMethod):
 class PartialLoss(Method):
     """Every site has every head row and learns from its own classes; the whole head is averaged over all sites.
 
-    In the authors' warm-up a missing label is negative, a handicap; here warm-up uses the partial loss (specs 1.6).
+    The paper's warm-up counts a missing label as negative, which handicaps this baseline. Here the warm-up, too, leaves
+    missing labels out of the loss (specs 1.6).
     """
 
     site_class = PartialLossSite

@@ -70,7 +70,7 @@ class FedSLDParameters(Parameters):
     missing: Missing = "masked"
 
 
-class ScaledParameters(Parameters):
+class ScaledFedSLDParameters(Parameters):
     """The ``[method]`` table.
 
     Attributes:
@@ -147,7 +147,10 @@ def _complete_label_counts(answer: RollCallAnswer, context: RoundContext) -> tup
 
 
 def mean_chi_square_factor(context: RoundContext) -> float:
-    """Return the mean of :func:`chi_square_factor` over the sites by images, and in a multi-label task over classes."""
+    """Return FedSLD's mean weight of a label: :func:`chi_square_factor`, averaged over the sites by their images.
+
+    In a multi-label task it is averaged over classes, too.
+    """
     positives, images = collect_label_counts(context)
     everywhere = compute_label_prior(positives, images)
     factors, weights = list[float](), list[float]()
@@ -285,8 +288,8 @@ class ScaledFedAvgSite(SiteMethod):
     """The hospital's half of ``fedavg_scaled``: the plain loss, with longer steps."""
 
     name = "fedavg_scaled"
-    table = ScaledParameters
-    parameters: ScaledParameters
+    table = ScaledFedSLDParameters
+    parameters: ScaledFedSLDParameters
     declared = Payload(label_counts=True)
     looks_at_images = False
 

@@ -112,7 +112,7 @@ class UniFedSite(SequentialSite):
     ranks_sites = True
 
     @cached_property
-    def settling(self) -> EarlyStopping:
+    def early_stopping(self) -> EarlyStopping:
         """Return the rule by which a hospital stops training in a round."""
         return EarlyStopping(self.parameters.patience, self.parameters.tolerance, self.parameters.epoch_cap)
 

@@ -6,17 +6,17 @@ the size expected. Opacus gives the gradient of every image in one pass. To hide
 is clipped is the sum over all images of a patient: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private
 Recurrent Language Models", ICLR 2018, with a site's patients in the place of users.
 
-What training draws for an image (augmentation, dropout) comes from the same secret key as the noise. The coordinator
-knows the run's seed: of numbers that follow from it, one patient more shifts those of all others, and the sum then
-changes by more than one clipped gradient.
+What training draws for an image (augmentation, dropout) comes from the same secret key as the noise, not from the run's
+seed, which the coordinator knows: one more patient would shift the random numbers of all later ones, and the sum would
+change by more than one clipped gradient.
 
 What a network does with a batch must not follow from how many images are in it: of one image some layers can make
 nothing, and whether training fails would say whether one patient was drawn. So images go through it in packs of one
 size, filled up with repetitions that count for nothing; and before any image does, a pack of zeros is tried, and one
 of random images with random weights.
 
-An image's loss is that of a batch of this image alone. Where some labels of a batch are unknown, that weighs its
-entries otherwise than the mean over all known entries of the batch does, which no image may influence for another.
+Each image's loss is computed alone. With unknown labels the loss of a batch is then not the mean over all its known
+entries: that divisor would let one image change the weight of another.
 """
 
 from collections.abc import Iterator, Sequence

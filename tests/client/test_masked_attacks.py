@@ -562,12 +562,12 @@ def test_a_masked_update_that_is_longer_than_a_number_is_zero_and_no_error(tmp_p
 @pytest.mark.parametrize(
     ("module", "function", "updates", "line"),
     [
-        (local_round, "fine_tune", OTHERS, "nothing of this round is in the update"),
+        (local_round, "train_local_epochs", OTHERS, "nothing of this round is in the update"),
         (local_round, "warm_up", OTHERS, "nothing of this round is in the update"),
         (LocalTask, "validate", NAMES, "the model could not be judged"),
         (LimitedFigures, "test_counts", NAMES, "the model could not be judged"),
     ],
-    ids=["fine_tune", "warm_up", "validated", "test_counts"],
+    ids=["train_local_epochs", "warm_up", "validated", "test_counts"],
 )
 def test_a_masked_round_that_fails_in_any_other_way_is_no_error_either(
     module: Any, function: str, updates: tuple[str, ...], line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -109,7 +109,7 @@ def with_warm_up(requests: Iterable[TrainRequest]) -> tuple[list[TrainRequest], 
     try:
         build_strategy(plans[0].run.method, method, plans[0].model.task)
     except BadInput:
-        if build_site_method(plans[0]).settling is None:
+        if build_site_method(plans[0]).early_stopping is None:
             return list(requests), False
         method = {**plans[0].method, "missing": "masked", "epoch_cap": 6}
     changed = [plan.model_copy(update={"method": method}).model_dump_json() for plan in plans]

@@ -112,7 +112,10 @@ def _make_units_answer_to(network: SplitNetwork, pictures: Floats, alike: Floats
 
 
 def _find_moved_units(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
-    """Check for each picture that its unit moved in training; None where no update came or noise covers it."""
+    """Check for each sought picture whether the unit that answers to it changed in training.
+
+    A picture that did is in the training part; the value is None without an update, or where noise may hide a change.
+    """
     change = change_of_tensor(
         at.request_training(plan, read_state(network)), layout_of(network).slices()[f"{DENSE}.bias"]
     )
@@ -126,7 +129,10 @@ def _find_moved_units(at: Adversary, plan: Plan, network: SplitNetwork, count: i
 
 
 def _find_moved_scores(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
-    """Check for each picture that it moved an AUROC of the test part; None where nothing was reported."""
+    """Check for each sought picture whether a head that reads only its unit moves a test AUROC away from 0.5.
+
+    A picture that does is in the test part; the value is None where no AUROC was reported.
+    """
     moved: list[bool | None] = []
     for unit in range(count):
         with torch.no_grad():

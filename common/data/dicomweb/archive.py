@@ -174,7 +174,7 @@ class PacsArchive:
         return [fault for fault in (self._disk, failed.fault if failed else None) if fault]
 
     def identify(self, file: Path) -> FileIdentity:
-        """Return the identity of an image: the standard gives another content another UID."""
+        """Return the archive's address and the image's UID: by the DICOM standard, another content has another UID."""
         return FileIdentity(f"{self.client.server.url}\0{file.stem}")
 
     def find(self, keys: Iterable[ArchiveKey]) -> dict[ArchiveKey, tuple[ImageLocation, ...]]:

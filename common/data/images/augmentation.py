@@ -58,8 +58,8 @@ def apply_weak_changes(images: Tensor, spec: AugmentationSpec, draws: Tensor) ->
     Args:
         images: Float pixels ``(batch, channels, height, width)``.
         spec: The kinds of changes and their largest amounts.
-        draws: ``(7, batch)`` in [0, 1): turn, what lies below comes up, what lies right comes left, height, width,
-            contrast (in each of these 0.5 changes nothing, 0 and 1 are the extremes), and mirror (below 0.5).
+        draws: ``(7, batch)`` in [0, 1): rotation, shift up, shift left, vertical zoom, horizontal zoom, contrast (in
+            each of these 0.5 changes nothing, 0 and 1 are the extremes), and horizontal flip (below 0.5).
     """
     assert images.is_floating_point(), images.dtype
     turn, shift_y, shift_x, zoom_y, zoom_x, contrast = (2 * draws[:6] - 1).unbind()  # each (batch,), in [-1, 1)

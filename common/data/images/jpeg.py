@@ -149,7 +149,7 @@ def _count_restarts(data: bytes, start: int, stop: int) -> int:
 
 def _expected_restarts(frame: bytes, interval: int) -> int:
     """Return the number of restart markers of a picture of one scan, with one after every ``interval`` blocks."""
-    height, width = struct.unpack(">HH", frame[1:5])
+    height, width = (int.from_bytes(frame[start : start + 2]) for start in (1, 3))
     sampling = frame[7::3]
     wide, high = (max(sampling) >> 4, max(each & 15 for each in sampling)) if len(sampling) > 1 else (1, 1)
     blocks = math.ceil(width / (8 * wide)) * math.ceil(height / (8 * high))

@@ -172,7 +172,7 @@ class PixelCache:
         return EncryptedRows(path, count, self.shape, self.secret, self._in_use)
 
     @contextmanager
-    def writing(self, waits: Callable[[], object] = lambda: None) -> Iterator["RowWriter"]:
+    def writing(self, waits: Callable[[], object] = lambda: None) -> Iterator["CacheRowWriter"]:
         """Add rows inside the ``with`` block; one program at a time.
 
         Args:
@@ -184,14 +184,14 @@ class PixelCache:
             except BlockingIOError:
                 waits()
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            writer = RowWriter(self)
+            writer = CacheRowWriter(self)
             try:
                 yield writer
             finally:
                 writer.close()
 
 
-class RowWriter:
+class CacheRowWriter:
     """Adds rows to a cache, from several threads.
 
     Attributes:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from common.data.base.decoded_size import SHARE_OF_MEMORY, available_memory
 from common.data.base.image_set import PixelRows, SkippedImage
-from common.data.images.pixel_cache import SETTLED_S, PixelCache, RowWriter, keyed_hash, remove_unused, total_bytes
+from common.data.images.pixel_cache import SETTLED_S, CacheRowWriter, PixelCache, keyed_hash, remove_unused, total_bytes
 from common.data.images.reading import (
     ImageForm,
     decode_to_form,
@@ -264,7 +264,7 @@ class _Decoding:
 class _DecodingIntoCache:
     """Decodes pictures into the rows of a cache, each content once."""
 
-    def __init__(self, work: _Decoding, cache: PixelCache, out: RowWriter) -> None:
+    def __init__(self, work: _Decoding, cache: PixelCache, out: CacheRowWriter) -> None:
         self.work, self.cache, self.out = work, cache, out
         self._busy, self._changed = set[bytes](), threading.Condition()
 

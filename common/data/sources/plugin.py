@@ -131,10 +131,10 @@ def _join_parts(
         problem = f"has parts of different classes or sizes. {forms_by_part}."
         raise BadInput([Fault(where, problem, "All parts have the same classes in the same order, and one size.")])
     if not all(isinstance(part.images, np.ndarray) for part in images.values()):
-        from common.data.sources.torch_dataset import DatasetRows, shared_item_faults, shared_picture_faults
+        from common.data.sources.torch_dataset import TorchDatasetRows, shared_item_faults, shared_picture_faults
 
         stop_on(shared_item_faults(where, {name: part.images for name, part in images.items()}))
-        rows = {name: part.stored for name, part in opened.items() if isinstance(part.stored, DatasetRows)}
+        rows = {name: part.stored for name, part in opened.items() if isinstance(part.stored, TorchDatasetRows)}
         stop_on(shared_picture_faults(where, {name: stored.digests for name, stored in rows.items()}))
     stop_on(
         [

@@ -67,7 +67,7 @@ class Item:
     unclear: Mapping[str, str] = field(default_factory=dict)
 
 
-class DatasetRows(PixelRows):
+class TorchDatasetRows(PixelRows):
     """Images of a torch data set, read by row: uint8, or float32 from 0 to 255 where the data set gives floats.
 
     Args:
@@ -233,7 +233,7 @@ class DatasetRows(PixelRows):
         return BadInput([Fault(f"{self.name}[{row}]", problem, remedy)])
 
 
-def open_dataset(dataset: Any, name: str, value_range: tuple[float, float] | None) -> DatasetRows:
+def open_dataset(dataset: Any, name: str, value_range: tuple[float, float] | None) -> TorchDatasetRows:
     """Open a data set, and read its first image.
 
     Raises:
@@ -253,7 +253,7 @@ def open_dataset(dataset: Any, name: str, value_range: tuple[float, float] | Non
         raise BadInput([Fault(name, f"has no length: {type(error).__name__}: {error}.")]) from error
     if not count:
         raise BadInput([Fault(name, "holds no image.")])
-    return DatasetRows(dataset, name, (low, high))
+    return TorchDatasetRows(dataset, name, (low, high))
 
 
 def is_map_dataset(dataset: object) -> bool:
@@ -352,7 +352,7 @@ class DatasetLabels:
 
 
 def read_labels(
-    images: DatasetRows, class_names: Sequence[str], tell: Callable[[str], object], *, patients: bool = True
+    images: TorchDatasetRows, class_names: Sequence[str], tell: Callable[[str], object], *, patients: bool = True
 ) -> DatasetLabels:
     """Read the labels of all items, for which each item is read once; check all images on the way.
 

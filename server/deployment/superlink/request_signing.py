@@ -16,8 +16,8 @@ from common.security.signatures import (
     ReplyStatement,
     RequestStatement,
     SignatureFault,
-    record_context,
     refuse_another_record,
+    run_round_and_kind,
     sign,
     signature_of,
     verified_reply,
@@ -67,7 +67,7 @@ class RequestSigner:
         site = self._find_site(message.metadata.dst_node_id)
         if site is None:
             return  # the SuperLink does not deliver it
-        run, server_round, record = record_context(message.content)
+        run, server_round, record = run_round_and_kind(message.content)
         statement = RequestStatement(
             site=site.name,
             key=fingerprint(site.public_key),
@@ -83,7 +83,7 @@ class RequestSigner:
         """Remember a request under its message's final name, so that the reply can be checked against it."""
         site = self._find_site(message.metadata.dst_node_id)
         if site is not None:
-            run, server_round, _ = record_context(message.content)
+            run, server_round, _ = run_round_and_kind(message.content)
             self._sent[message.metadata.message_id] = SentRequest(site, run, server_round)
 
     def fault(self, message_id: str, reply: Message) -> str:
@@ -100,7 +100,7 @@ class RequestSigner:
             stated = (statement.site, statement.run, statement.round, statement.message)
             if stated != (sent.site.name, sent.run, sent.round, message_id):
                 raise SignatureFault("its statement names another site, run, round or message")
-            record = record_context(reply.content)[2]
+            record = run_round_and_kind(reply.content)[2]
             if statement.record != record or (statement.number > 0) != (record in CHAINED):
                 raise SignatureFault("its statement names another kind of record")
         except SignatureFault as fault:

@@ -95,7 +95,7 @@ def pack_message(message: Message) -> tuple[bytes, list[bytes]]:
     if not message.has_content():
         head["error"] = message.error.code, message.error.reason
         return json.dumps(head).encode(), []
-    head["records"] = [(name, *_describe_record(record)) for name, record in message.content.items()]
+    head["records"] = [(name, *_to_kind_and_json(record)) for name, record in message.content.items()]
     return json.dumps(head).encode(), [array.data for array in _message_arrays(message.content)]
 
 
@@ -110,7 +110,7 @@ def unpack_message(head: Any, arrays: Sequence[Any]) -> Message:
     return rebuild_message(content, described["metadata"])
 
 
-def _describe_record(record: Any) -> tuple[str, Any]:
+def _to_kind_and_json(record: Any) -> tuple[str, Any]:
     """Return a record's kind and its JSON form: values in Flower's encoding, or arrays without their bytes."""
     if isinstance(record, ArrayRecord):
         return _ARRAYS, [(key, array.dtype, array.shape, array.stype) for key, array in record.items()]

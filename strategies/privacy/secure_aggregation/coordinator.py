@@ -128,7 +128,7 @@ class MaskedSummation:
         sum_request = self.request
         self._members = tuple(sorted(sum_request.rows))
         self._divisor = len(self._members)
-        answers = self._stated()
+        answers = self._ask_for_keys()
         now = self._members, self._divisor
         earlier = {(statement.members, statement.divisor) for statement in self._statements.values()} - {now}
         if earlier:
@@ -138,7 +138,7 @@ class MaskedSummation:
                 raise MaskingFailed(
                     f"{problem}: it can be done again with the same sites, and lacks {quoted(missing)}."
                 )
-            answers = self._stated()
+            answers = self._ask_for_keys()
         self._refuse_fewer(answers, max(self._needed, 2), "stated their keys")
         ordered = [answers[site] for site in sorted(answers)]
         return SharesRequest(
@@ -149,7 +149,7 @@ class MaskedSummation:
             tuple(answer.identity for answer in ordered),
         )
 
-    def _stated(self) -> dict[str, KeysAnswer]:
+    def _ask_for_keys(self) -> dict[str, KeysAnswer]:
         """Ask the members for their keys; keep the statements that fit the request."""
         sum_request, answers = self.request, dict[str, KeysAnswer]()
         request = KeysRequest(sum_request.run, sum_request.round, self._members, self._divisor)

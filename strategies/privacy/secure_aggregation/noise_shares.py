@@ -72,11 +72,11 @@ class ShareGrid:
 
 @dataclass(frozen=True)
 class NoiseShares:
-    """The noise that the sites of a run add together, as each of them knows it.
+    """The distributed noise of a run, of which each site adds a share.
 
     Attributes:
         bound: Longest length of an update.
-        noise_multiplier: Standard deviation of the sum's noise over how far one site's data can move the sum, at most.
+        noise_multiplier: Standard deviation of the sum's noise, divided by the most that one site can move the sum.
         honest: How many sites of a sum add their share at least.
     """
 

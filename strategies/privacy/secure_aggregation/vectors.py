@@ -157,7 +157,10 @@ def count_out_of_range(update: NDArray[np.float32], largest: float) -> int:
 
 
 def is_plausible_sum(total: Integers, sites: int) -> bool:
-    """Return whether this can be a sum of ``sites`` updates; a mask left on shows in every second number."""
+    """Return False if a number is outside the range of a sum of ``sites`` updates.
+
+    With a mask that was not removed about half of all numbers are.
+    """
     signed = total.view(np.int32)
     limit = ONE + sites
     return not len(signed) or bool(-limit <= signed.min() and signed.max() <= limit)

@@ -19,7 +19,7 @@ from common.data.base.spec import PluginSpec
 from common.data.images.pixels import pixels_on_device
 from common.data.load import load
 from common.data.sources import plugin
-from common.data.sources.torch_dataset import DatasetRows
+from common.data.sources.torch_dataset import TorchDatasetRows
 from common.errors import BadInput
 from polyclinic.data import LabelledImages
 
@@ -411,5 +411,5 @@ def test_faults_of_all_items_are_listed_together(opened: Callable[[Any], Splits]
 
 def test_images_are_rows_that_a_network_reads(opened: Callable[[Any], Splits]) -> None:
     splits = opened(Items(lambda row: (GREY[row], LABELS[row])))
-    assert isinstance(splits.train.stored, DatasetRows)
+    assert isinstance(splits.train.stored, TorchDatasetRows)
     assert splits.train.stored is splits.test.stored
