@@ -59,11 +59,11 @@ def test_the_readmes_classifier_and_data_set_train_the_model_of_a_toml_file(
     [block] = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     space: dict[str, Any] = {"my_dataset": Scans()}
     exec(compile(block, "README.md", "exec"), space)
-    assert len([line for line in block.splitlines() if line]) <= 12
+    assert len([line for line in block.splitlines() if line]) <= 10
     tables = {
         "run": {"method": "surgical", "rounds": 3},
         "model": {"architecture": "torchvision:resnet18", "image_size": 64},
-        "partition": {"kind": "class_lists", "lists": space["labelled_by"]},
+        "partition": space["partition"],
     }
     assert space["run"].model_sha256 == pc.simulate(tables, dataset=Scans(), out="by-toml").model_sha256
 
