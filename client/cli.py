@@ -175,6 +175,8 @@ def _take_part(folder: Path, tell: Callable[[str], None]) -> None:
         status.privacy = privacy_status(site)
         counts = f"{len(site.train)} training, {len(site.validation)} validation, {len(site.test)} test images"
         tell(f"site {site.name}: {counts} on {site.device}; annotates {', '.join(site.declaration.canonical)}")
+        for note in site.train.notes:
+            tell(note)
         for part in (site.train, site.validation, site.test):
             for skipped in part.skipped:
                 tell(f"left out {skipped.name}: {skipped.reason}")

@@ -237,6 +237,10 @@ def _note_policy(area: CheckArea, source: ImageSource, classes: Sequence[ClassCo
     if source.other_findings:
         others = [f"{name} {count:,}" for name, count in source.other_findings.items()]
         area.note(f"findings that are no class here, with the rows of each: {list_first_and_count_rest(others, 20)}.")
+    if source.copies:
+        copies = list_first_and_count_rest(source.copies, 5)
+        remedy = "One picture may stand in training and test. Correct the table, or remove the copies."
+        area.note(f"files with the same bytes, but another patient or other labels: {copies}.", remedy)
     for verb, count in (("shows", "present"), ("is without", "absent")):
         if names := [row.name for row in classes if not getattr(row, count)]:
             remedy = f"If this hospital does not annotate it, leave it out of data.annotates in {FILE}."

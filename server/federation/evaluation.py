@@ -80,6 +80,7 @@ class RunContext:
         table_sha256: Hash of the table of labels; None where the data has none, or only the sites have it.
         patients_known: Whether the data said whose images they are; None where only the sites know.
         skipped: Images of simulated sites that could not be read.
+        notes: Sentences on the table of labels of simulated sites.
         resumed: Checkpoint from which the run goes on; None for a new run.
     """
 
@@ -105,6 +106,7 @@ class RunContext:
     table_sha256: str | None = None
     patients_known: bool | None = None
     skipped: Sequence[SkippedImage] = ()
+    notes: Sequence[str] = ()
     resumed: Checkpoint | None = None
 
 

@@ -153,6 +153,7 @@ def _make_summary(
         "table_sha256": setting.table_sha256,
         "patients_known": setting.patients_known,
         "skipped_images": [asdict(skip) for skip in setting.skipped],
+        "notes": list(setting.notes),
         "test": asdict(outcome.test),
         "per_site": dict(outcome.per_site),
         "drawn_to_test": coordinator.drawn_to_test,

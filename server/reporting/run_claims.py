@@ -217,7 +217,7 @@ def prominent_limits(run: Run) -> list[str]:
         limits.append(UNKNOWN_PATIENTS)
     if sentence := describe_skipped(summary.skipped_images):
         limits.append(sentence)
-    limits += [*_detected_by_chance(test), *_unfit_threshold(test)]
+    limits += [*summary.notes, *_detected_by_chance(test), *_unfit_threshold(test)]
     by_validation = (summary.experiment.get("evaluation") or {}).get("checkpoint", "best") == "best"
     if by_validation and 1 < summary.rounds == summary.best_round:
         limits.append(

@@ -129,6 +129,7 @@ class RunSummary(_Record):
         table_sha256: Hash of the table of labels, by which ``evaluate`` recognises the table.
         patients_known: False if the data did not name the patient of every image; None where only the sites know.
         skipped_images: Images of simulated sites that could not be read, and why.
+        notes: Sentences on the table of labels of simulated sites.
         external: Test on images of another place; None without them.
         drawn_to_test: The sample of sites that tested the model; None where all sites did.
         benefit: Site -> comparison of the run's model with one that the site trained alone; empty without comparison.
@@ -145,6 +146,7 @@ class RunSummary(_Record):
     table_sha256: str | None = None
     patients_known: bool | None = None
     skipped_images: tuple[SkippedImage, ...] = ()
+    notes: tuple[str, ...] = ()
     best_round: int | None = None
     criterion: Literal["auroc", "loss"] | None = None
     test: Summary

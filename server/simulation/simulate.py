@@ -131,6 +131,9 @@ class Simulation:
         for part in ("train", "validation", "test"):
             for skipped in getattr(data.splits, part).skipped:
                 folder.event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
+        for note in self._notes():
+            folder.event("table_note", note=note)
+            self.tell(note)
         if data.empty_sites:
             folder.event("no_training_images", sites=list(data.empty_sites))
             names = list_first_and_count_rest(data.empty_sites, 5)
@@ -168,7 +171,13 @@ class Simulation:
             table_sha256=self._table_sha256(),
             patients_known=data.patients_known,
             skipped=self._skipped_images(),
+            notes=self._notes(),
         )
+
+    def _notes(self) -> tuple[str, ...]:
+        """Return the sentences on the tables of labels, that of the external test set among them."""
+        sets = [self.data.splits.train, *([self.external] if self.external else [])]
+        return tuple(dict.fromkeys(note for images in sets for note in images.notes))
 
     def _skipped_images(self) -> list[SkippedImage]:
         """Return the images that could not be read, those of the external test set among them."""

@@ -95,6 +95,7 @@ class ImageSet:
         skipped: Images of the source that could not be read.
         missing: Number of images that the source's table names but its folder does not hold.
         places: ``(n,)``, the place of each picture in ``stored``; None where they are all of it, in order.
+        notes: Sentences on the table of labels that a person has to read, the same for all parts of a data set.
     """
 
     stored: NDArray[np.uint8] | PixelRows
@@ -105,6 +106,7 @@ class ImageSet:
     skipped: tuple[SkippedImage, ...] = ()
     missing: int = 0
     places: NDArray[np.intp] | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self)
@@ -164,6 +166,7 @@ def concatenate(sets: Sequence[ImageSet]) -> ImageSet:
         patients=np.concatenate([images.patients for images in sets]),
         sources=np.concatenate([images.sources for images in sets]),
         skipped=tuple(skip for images in sets for skip in images.skipped),
+        notes=tuple(dict.fromkeys(note for images in sets for note in images.notes)),
     )
 
 
@@ -209,6 +212,7 @@ def flatten(
             "class_names": list(images.class_names),
             "skipped": [asdict(skip) for skip in images.skipped],
             "missing": images.missing,
+            "notes": list(images.notes),
         }
         for name in _ARRAYS:
             array = getattr(images, name)
@@ -240,9 +244,8 @@ def unflatten(
             else:
                 fields[name] = None if place is None else arrays[place]
         skipped = tuple(SkippedImage(**skip) for skip in part["skipped"])
-        sets.append(
-            ImageSet(class_names=tuple(part["class_names"]), skipped=skipped, missing=part["missing"], **fields)
-        )
+        fields |= {"skipped": skipped, "missing": part["missing"], "notes": tuple(part["notes"])}
+        sets.append(ImageSet(class_names=tuple(part["class_names"]), **fields))
     return Splits(*sets)
 
 

@@ -32,6 +32,7 @@ SENTENCES = {
     "no_training_images": "without training images, and not in the run: {sites}",
     "no_validation_images": "without validation images: {sites}",
     "patients_unknown": "the data set does not say which images are of one patient",
+    "table_note": "the table of labels: {note}",
     "image_skipped": "image {image} of the {part} part could not be read and was left out: {reason}",
     "other_release": "{site} runs release {release}, the coordinator {coordinator}",
     "joined": "{site} joined in round {round}",

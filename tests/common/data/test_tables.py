@@ -603,6 +603,33 @@ def test_lines_that_say_the_same_of_a_picture_count_once_and_others_are_refused(
         assert '"00.png" (lines 2 and 3)' in text
 
 
+def test_a_link_is_the_picture_that_it_leads_to(tmp_path: Path) -> None:
+    touch(tmp_path, "a.png", "sub/b.png")
+    (tmp_path / "scans" / "link.png").symlink_to("a.png")
+    (tmp_path / "scans" / "twin.png").hardlink_to(tmp_path / "scans" / "a.png")
+    header = "file,id,Mass,Edema\na.png,p0,1,0\n"
+    for name in ("link.png", "twin.png", "sub/../a.png"):
+        assert read(tmp_path, f"{header}{name},p0,1,0\n").repeated == 1
+        text = refusals(tmp_path, f"{header}{name},p1,1,0\n")["data.image_column"]
+        assert f'"{name}" (lines 2 and 3)' in text
+
+
+@pytest.mark.parametrize(("row", "count"), [("p0,1,0", 0), ("p0,1,", 0), ("p0,0,0", 1), ("p1,1,0", 1), ("p1,0,1", 1)])
+def test_copies_of_a_picture_whose_rows_disagree_are_named(row: str, count: int, tmp_path: Path) -> None:
+    touch(tmp_path, "a.png", "b.png", "c.png")
+    for name, content in (("a", b"x" * 9000), ("b", b"x" * 9000), ("c", b"y" + b"x" * 8999)):
+        (tmp_path / "scans" / f"{name}.png").write_bytes(content)
+    table = read(tmp_path, f"file,id,Mass,Edema\na.png,p0,1,0\nb.png,{row}\nc.png,p2,0,1\n")
+    assert table.copies == ('"b.png" is "a.png"',) * count
+    assert len(table.notes) == count
+
+
+def test_notes_name_the_other_findings_with_their_rows(folder: Path) -> None:
+    table = rows_of("p0,Mass", "p1,Hernia", "p2,Nodule", "p3,Nodule", header=HEADER)
+    (note,) = read(folder, table, **FINDINGS, other_findings=("*",)).notes
+    assert "Nodule 2, Hernia 1" in note or "Nodule 2 and Hernia 1" in note
+
+
 AS_NOBODY = """
 import os, sys
 from pathlib import Path
