@@ -111,7 +111,7 @@ class LabelTable:
             others = sorted(self.other_findings.items(), key=lambda item: -item[1])
             texts = [f"{name} {count:,}" for name, count in others]
             notes.append(
-                "Other findings count as the absence of all classes, with the rows of each: "
+                "Other findings of the table count as no class, with the rows of each: "
                 f"{list_first_and_count_rest(texts, _MOST_OTHERS)}."
             )
         if self.copies:
