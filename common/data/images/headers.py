@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -233,6 +234,10 @@ def _count_code_blocks(width: int, height: int, style: bytes) -> int:
     return total
 
 
+_QUICKLY_UNPACKED = 2**22
+"""Packed bytes that are unpacked to learn their size, at most 64 times as many; of more the size is counted."""
+
+
 def rle_plane_size(frame: bytes) -> int:
     """Return the bytes that the first segment of an RLE frame unpacks to: one for each pixel (DICOM PS3.5, annex G).
 
@@ -244,6 +249,11 @@ def rle_plane_size(frame: bytes) -> int:
     except struct.error:
         raise ValueError("the head of its packed pixels is damaged") from None
     end, size = min(after if segments > 1 else len(frame), len(frame)), 0
+    if end - place <= _QUICKLY_UNPACKED:
+        from imagecodecs import packbits_decode  # here: most tables have no DICOM
+
+        with suppress(RuntimeError):  # of data that end within a run, whose size the loop counts
+            return len(packbits_decode(frame[place:end]))
     while place < end:
         control, place = frame[place], place + 1
         if control < 128:  # so many bytes and one, as they are
