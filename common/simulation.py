@@ -18,7 +18,6 @@ from common.data.images.store import ImageStore, user_store
 from common.data.load import load
 from common.data.partition.division import SitePart, site_images
 from common.data.partition.partition import partition
-from common.data.partition.spec import PartitionSpec
 
 POOLED = "pooled"
 Pooling = Literal["no", "negative", "masked", "known"]
@@ -84,6 +83,8 @@ class SiteImages:
 
 _received: dict[tuple[str, Path], Splits] = {}
 """Data sets that another process has read for this process, by their spec and folder."""
+_simulated: dict[tuple[object, ...], SimulatedData] = {}
+"""The data of the last experiment, by what determines them."""
 
 
 Tell = Callable[[str], object]
@@ -103,7 +104,15 @@ def simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda line:
     data, parts = experiment.data.model_dump_json(), experiment.partition.model_dump_json()
     for_sites = (data, base) in _received  # they need none of the coordinator's own images
     server = experiment.server_data.model_dump_json() if experiment.server_data and not for_sites else ""
-    return _simulated_data(data, parts, server, experiment.run.seed, base, image_store(experiment, base, tell))
+    key = data, parts, server, experiment.run.seed, base  # text, for specs hold mappings that cannot be hashed
+    if key not in _simulated:
+        store = image_store(experiment, base, tell)
+        splits = _whole_data(data, base, store)
+        division = partition(splits, experiment.partition, experiment.run.seed)
+        own = load(experiment.server_data, base, store) if server and experiment.server_data else division.server
+        _simulated.clear()
+        _simulated[key] = SimulatedData(division.splits, division.parts, own, division.empty_sites)
+    return _simulated[key]
 
 
 def image_store(experiment: Experiment, base: Path, tell: Tell = lambda line: None) -> ImageStore:
@@ -128,17 +137,8 @@ def undivided_data(experiment: Experiment, base: Path) -> Splits:
 
 def forget_data() -> None:
     """Clear the cached data, so that the next run reads it again: files and plug-ins may have changed."""
-    _simulated_data.cache_clear()
+    _simulated.clear()
     _whole_data.cache_clear()
-
-
-@lru_cache(maxsize=1)
-def _simulated_data(data: str, parts: str, server: str, seed: int, base: Path, store: ImageStore) -> SimulatedData:
-    # Keyed by text, for specs hold mappings that cannot be hashed.
-    splits = _whole_data(data, base, store)
-    division = partition(splits, TypeAdapter(PartitionSpec).validate_json(parts), seed)
-    own = load(TypeAdapter(DataSpec).validate_json(server), base, store) if server else division.server
-    return SimulatedData(division.splits, division.parts, own, division.empty_sites)
 
 
 @lru_cache(maxsize=1)

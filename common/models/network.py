@@ -27,7 +27,7 @@ from common.models.trained import (
     trained_layers,
 )
 from common.models.weights import copy_into_backbone, read_backbone_weights
-from common.models.zoo.networks import make_grouped, steady_norm
+from common.models.zoo.networks import make_grouped
 from common.models.zoo.registry import meta_backbone, new_backbone
 from common.models.zoo.spec import ModelSpec, Task, is_external
 
@@ -169,11 +169,8 @@ class SplitNetwork(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the head, ``(batch, features)``."""
         backbone, pixels = self.backbone, self.backbone_input(images)
-        if self.training and len(images) == 1:
-            with steady_norm(backbone):
-                features: Tensor = features_through(backbone, pixels)
-        elif PARALLEL in vars(backbone) or REPLAY in vars(backbone):
-            features = features_through(backbone, pixels)
+        if PARALLEL in vars(backbone) or REPLAY in vars(backbone):
+            features: Tensor = features_through(backbone, pixels)
         else:
             features = backbone(pixels)
         return self.neck(features)  # type: ignore[no-any-return]

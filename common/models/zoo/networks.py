@@ -12,10 +12,8 @@ is PyTorch's 0.1 (the original's 0.01 lags behind in short local epochs), and th
 are those of the public PyTorch weights without their leading underscores.
 """
 
-import contextlib
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -66,18 +64,6 @@ def make_steady(module: nn.Module) -> None:
     for layer in module.modules():
         if hasattr(layer, "running_mean") and hasattr(layer, "running_var") and not isinstance(layer, SteadyNorm):
             layer.__class__ = _add_steady(type(layer))
-
-
-@contextlib.contextmanager
-def steady_norm(backbone: nn.Module) -> Iterator[None]:
-    """Apply :func:`make_steady` inside the ``with`` block, for a training batch of a single image."""
-    kinds = [(layer, layer.__class__) for layer in backbone.modules()]
-    make_steady(backbone)
-    try:
-        yield
-    finally:
-        for layer, kind in kinds:
-            layer.__class__ = kind
 
 
 MOST_GROUPS = 32

@@ -407,9 +407,7 @@ def new_backbone(architecture: Architecture, channels: int, image_size: int, hea
         backbone = Backbone(*external_backbone(spec))
     else:
         backbone = _BACKBONES[architecture](channels, image_size)
-    for layer in backbone.module.modules():
-        if getattr(layer, "running_mean", layer) is None:  # it needs other images in evaluation, too
-            make_steady(layer)
+    make_steady(backbone.module)
     return backbone
 
 
