@@ -205,7 +205,7 @@ class TorchDatasetRows(PixelRows):
         return np.stack(images) if images else np.empty((0, *self.shape[1:]), np.uint8)
 
     def check_labels(self, row: int, item: Item) -> None:
-        """Check that an item has the labels and the patient of its first reading, whatever its picture.
+        """Check that an item has the labels and the patient of its first reading; its picture may differ.
 
         Raises:
             BadInput: If it has others.
