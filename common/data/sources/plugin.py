@@ -199,7 +199,13 @@ def _open_torch_dataset(
     Raises:
         BadInput: If it cannot be read by number, its items cannot be used, or it names no classes.
     """
-    from common.data.sources.torch_dataset import class_names_of, open_dataset, read_labels  # imports torch
+    from common.data.sources.torch_dataset import (  # imports torch
+        class_names_of,
+        mask_row,
+        open_dataset,
+        read_labels,
+        repeated_item_faults,
+    )
 
     if spec.image_size is not None:
         problem = "cannot resize the images of a torch data set."
@@ -218,9 +224,18 @@ def _open_torch_dataset(
         if pictures.patients is None and (item.patient is not None or "patient" in item.unclear):
             problem = "has items with patients, which are not read where labels are given."
             raise BadInput([Fault(where, problem, "Give patients=[...] beside labels.")])
+        if item.mask is not None:  # not read: but what is no mask may be a patient
+            try:
+                mask_row(item, len(names))
+            except ValueError as error:
+                raise BadInput([Fault(f"{where}[0]", str(error))]) from error
+        if pictures.patients is None:
+            stop_on(repeated_item_faults(where, pictures.images))
         return stored, replace(pictures, class_names=names, labels=labels)
     items = read_labels(stored, names, tell, patients=pictures.patients is None)
     patients = items.patients if pictures.patients is None else pictures.patients
+    if patients is None:
+        stop_on(repeated_item_faults(where, pictures.images))
     return stored, replace(pictures, class_names=names, labels=items.labels, patients=patients)
 
 

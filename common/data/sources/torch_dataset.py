@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from common.data.base.image_set import PixelRows
 from common.data.images.store import DecodingProgress
@@ -44,6 +44,7 @@ _NO_NAME = ("", "nan", "none", "nat", "<na>", "null")
 _CLASSES = ("class_names", "classes", "pathologies")
 """Attributes by which data sets name their classes."""
 _LISTED, _MOST_FAILURES = 5, 100
+_GIVE_LABELS = "Return (image, labels), or give labels to pc.LabelledImages."
 _REPEATED = 8
 """Items that are read a second time at the start."""
 _COPIES = 0.05
@@ -77,7 +78,7 @@ class TorchDatasetRows(PixelRows):
     Attributes:
         labels: Those of the first reading, which later readings have to repeat; None where items were not read for
             their labels.
-        digests: Of the pictures of the first reading.
+        digests: uint64 ``(n,)``, of the pictures of that reading; empty without it.
     """
 
     draws = True
@@ -86,7 +87,7 @@ class TorchDatasetRows(PixelRows):
         self.dataset, self.name, self.value_range = dataset, name, value_range
         self._first: NDArray[Any] | None = None
         self.labels: DatasetLabels | None = None
-        self.digests: set[bytes] = set()
+        self.digests = np.empty(0, np.uint64)
         self.first_item = self.item(0)
         self._first = self.pixels(0, self.first_item.image)
         self.shape = (len(dataset), *self._first.shape)
@@ -140,6 +141,8 @@ class TorchDatasetRows(PixelRows):
                 unclear["labels"] = (
                     f'has "{key}" beside "{keys["labels"][0]}". Call a mask "label_mask"; leave others out.'
                 )
+        if not keys["labels"]:
+            unclear["labels"] = f"has no labels among its keys, {quoted(map(str, item))}. " + _GIVE_LABELS
         if unclear.keys() & {"mask", "segmentation"}:
             unclear["labels"] = unclear.get("mask") or unclear["segmentation"]
         patient = None
@@ -294,7 +297,7 @@ def shared_item_faults(where: str, parts: Mapping[str, Any]) -> list[Fault]:
     Args:
         parts: The data sets, by part.
     """
-    items = {name: set(_items_inside(dataset, range(len(dataset)))) for name, dataset in parts.items()}
+    items = {name: set(_items_inside(dataset)) for name, dataset in parts.items()}
     return [
         Fault(where, f'has {shared} of the items of "{first}" in "{second}" too.', "Give each part items of its own.")
         for first, second in combinations(items, 2)
@@ -302,28 +305,38 @@ def shared_item_faults(where: str, parts: Mapping[str, Any]) -> list[Fault]:
     ]
 
 
-def _items_inside(dataset: Any, rows: Iterable[int]) -> Iterator[tuple[int, int]]:
+def repeated_item_faults(where: str, dataset: Any) -> list[Fault]:
+    """Return a fault if a data set holds an item more than once, as one that repeats rare classes does."""
+    items = list(_items_inside(dataset))
+    if not (repeated := len(items) - len(set(items))):
+        return []
+    problem = f"holds {repeated} items again, and names no patients: an image would be for training and for tests."
+    return [Fault(where, problem, "Give each item once, or patients=[...].")]
+
+
+def _items_inside(dataset: Any, rows: Iterable[int] | None = None) -> Iterator[tuple[int, int]]:
     """Yield the innermost data set, by its identity, and the row in it, of each row of a data set."""
+    if hasattr(dataset, "__len__"):  # the data set inside a Subset needs none
+        rows = range(len(dataset)) if rows is None else [row % len(dataset) for row in rows]
+    assert rows is not None
     if isinstance(dataset, Subset):
         yield from _items_inside(dataset.dataset, [int(dataset.indices[row]) for row in rows])
     elif isinstance(dataset, ConcatDataset):
-        ends = [0, *dataset.cumulative_sizes]
+        ends = np.array([0, *dataset.cumulative_sizes])
         for row in rows:
-            place = int(np.searchsorted(ends, row % ends[-1], side="right")) - 1
-            yield from _items_inside(dataset.datasets[place], [row % ends[-1] - ends[place]])
+            place = int(np.searchsorted(ends, row, side="right")) - 1
+            yield from _items_inside(dataset.datasets[place], [row - int(ends[place])])
     else:
-        count = len(dataset)
         for attribute in ("dataset", "subset"):
-            inner = getattr(dataset, attribute, None)
-            if (
-                inner is not None and is_map_dataset(inner) and len(inner) == count
-            ):  # it changes the items, and leaves none out
+            inner: Any = getattr(dataset, attribute, None)
+            is_wrapper = isinstance(inner, Dataset) and inner is not dataset and is_map_dataset(inner)
+            if is_wrapper and is_map_dataset(dataset) and len(inner) == len(dataset):  # it leaves no item out
                 yield from _items_inside(inner, rows)
                 return
-        yield from ((id(dataset), row % count) for row in rows)
+        yield from ((id(dataset), row) for row in rows)
 
 
-def shared_picture_faults(where: str, digests: Mapping[str, set[bytes]]) -> list[Fault]:
+def shared_picture_faults(where: str, digests: Mapping[str, NDArray[np.uint64]]) -> list[Fault]:
     """Return a fault for each two parts of which more than a few pictures are equal.
 
     Args:
@@ -332,7 +345,8 @@ def shared_picture_faults(where: str, digests: Mapping[str, set[bytes]]) -> list
     return [
         Fault(where, f'has {shared} equal pictures in "{first}" and "{second}".', "Give each part images of its own.")
         for first, second in combinations(digests, 2)
-        if (shared := len(digests[first] & digests[second])) > _COPIES * min(len(digests[first]), len(digests[second]))
+        if (shared := len(np.intersect1d(digests[first], digests[second])))
+        > _COPIES * min(len(digests[first]), len(digests[second]))
     ]
 
 
@@ -366,12 +380,13 @@ def read_labels(
     """
     progress = DecodingProgress(len(images), tell)
     labels = np.full((len(images), len(class_names)), np.nan, np.float32)
+    digests = np.empty(len(images), np.uint64)
     names, faults = list[str | None](), list[Fault]()
     for row in range(len(images)):
         try:
             item = images.item(row)
             pixels = images.pixels(row, item.image)
-            images.digests.add(hashlib.blake2b(pixels.tobytes(), digest_size=16).digest())
+            digests[row] = int.from_bytes(hashlib.blake2b(pixels.tobytes(), digest_size=8).digest())
             labels[row] = _label_row(item, class_names)
             if patients and "patient" in item.unclear:
                 raise ValueError(item.unclear["patient"])
@@ -390,6 +405,7 @@ def read_labels(
     if named and len(named) < len(images):
         problem = f"{len(images) - len(named)} of {len(images)} items name no patient."
         raise BadInput([Fault(images.name, problem, "Name one for each item, or for none.")])
+    images.digests = digests
     images.labels = DatasetLabels(labels, named or None, tuple(class_names))
     for row in np.unique(np.linspace(0, len(images) - 1, _REPEATED).astype(int)).tolist():
         images.check_labels(row, images.item(row, seed=1))
@@ -405,7 +421,7 @@ def _label_row(item: Item, class_names: Sequence[str]) -> NDArray[np.float32]:
     if "labels" in item.unclear:
         raise ValueError(item.unclear["labels"])
     if item.labels is None:
-        raise ValueError("has no labels: return (image, labels), or give labels to pc.LabelledImages.")
+        raise ValueError("has no labels. " + _GIVE_LABELS)
     values = label_array(item.labels, class_names)
     if values.size == 1 and values.ndim <= 1 and len(class_names) > 1:
         value = values.reshape(())
@@ -418,26 +434,25 @@ def _label_row(item: Item, class_names: Sequence[str]) -> NDArray[np.float32]:
     if row.shape != (len(class_names),):
         raise ValueError(f"has labels of shape {row.shape}, and there are {len(class_names)} classes.")
     if item.mask is not None:
-        mask = _mask_values(item.mask)
-        if mask.shape != row.shape or not np.isin(mask, (0, 1)).all():
-            raise ValueError("has a mask that is not 1 (label known) or 0 (unknown) for each class.")
-        row = np.where(mask == 1, row, np.float32(np.nan))
+        row = np.where(mask_row(item, len(class_names)), row, np.float32(np.nan))
     if not (np.isnan(row) | np.isin(row, (0, 1))).all():
         raise ValueError(f"has labels {row.tolist()}; they are 1 (present), 0 (absent) or NaN (unknown).")
     return row
 
 
-def _mask_values(mask: Any) -> NDArray[Any]:
-    """Return a mask without axes of size 1, ``(classes,)``; an array of texts where it holds no numbers.
+def mask_row(item: Item, classes: int) -> NDArray[np.bool_]:
+    """Return the mask of an item, ``(classes,)``: True where a label is known.
 
     Raises:
-        ValueError: If it is no array.
+        ValueError: If what stands in the place of a mask is none.
     """
     try:
-        values = plain_array(mask).squeeze()
+        mask = plain_array(item.mask).squeeze()
     except Exception as error:  # each library has exceptions of its own for what is no array
-        raise ValueError(f"has a mask that is no array: {mask!r:.60}.") from error
-    return values.reshape(1) if values.ndim == 0 else values
+        raise ValueError(f"has a mask that is no array: {type(item.mask).__name__}.") from error
+    if mask.size != classes or mask.ndim > 1 or not np.isin(mask, (0, 1)).all():
+        raise ValueError("has a mask that is not 1 (label known) or 0 (unknown) for each class.")
+    return np.asarray(mask.reshape(classes) == 1)
 
 
 def _is_segmentation(mask: Any, image: Any) -> bool:
@@ -476,7 +491,7 @@ def _patient_name(value: Any) -> str | None:
         value = int(value)
     if value is None or str(value).strip().lower() in _NO_NAME:
         return None
-    if not isinstance(value, str | int):
+    if not isinstance(value, str | int) or isinstance(value, bool):
         raise ValueError(f"names its patient by {type(value).__name__}; a patient's name is a text or a whole number.")
     return str(value)
 

@@ -176,6 +176,20 @@ def test_joined_data_sets_name_their_classes_together(opened: Callable[[Any], Sp
     assert opened(ConcatDataset(halves)).class_names == ("a", "b")
 
 
+class Unsized(Dataset[Any]):
+    """Items of a data set without a length, from which a Subset may choose."""
+
+    dataset = LABELS
+
+    def __getitem__(self, index: int) -> Any:
+        return GREY[index], LABELS[index]
+
+
+def test_a_subset_may_choose_from_a_data_set_without_a_length(opened: Callable[[Any], Splits]) -> None:
+    splits = opened(LabelledImages(Subset(Unsized(), list(range(COUNT))), class_names=("a", "b")))
+    np.testing.assert_array_equal(splits.test.labels, LABELS[splits.test.places])
+
+
 def test_labels_that_change_later_are_refused(opened: Callable[[Any], Splits]) -> None:
     items = Items(lambda row: (GREY[row], LABELS[row]))
     splits = opened(items)
@@ -354,6 +368,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "patients beside labels": (
         of(lambda row: {"image": GREY[row], "patient": row}, labels=LABELS),
         "has items with patients, which are not read where labels are given",
+    ),
+    "name beside labels": (
+        of(lambda row: (GREY[row], 1, f"p{row}"), labels=LABELS),
+        f"{P}[0]: has a mask that is not 1",
+    ),
+    "repeated items": (Subset(SHARED, [*range(COUNT), 3, 3]), "holds 2 items again, and names no patients"),
+    "repeated in a wrapper": (
+        LabelledImages(ConcatDataset([Wrapper(SHARED), SHARED]), class_names=("a", "b")),
+        "holds 60 items again",
+    ),
+    "labels of another name": (
+        of(lambda row: {"image": GREY[row], "disease": 1}),
+        'has no labels among its keys, "image", "disease"',
     ),
     "half of the patients": (
         of(lambda row: {"image": GREY[row], "label": LABELS[row], "patient": row if row % 2 else NAN}),
