@@ -128,7 +128,7 @@ def test_a_network_that_was_changed_is_another_one(tmp_path: Path) -> None:
         exec(source, scope)  # as a notebook's cell that is edited and run again
         return scope["tiny"]
 
-    narrow, wide = (simulated(tmp_path / str(width), model=network(width)).network() for width in (4, 7))
+    narrow, wide = (simulated(tmp_path / str(width), model=network(width), head="new").network() for width in (4, 7))
     assert (narrow.head.in_features, wide.head.in_features) == (4, 7)
 
 
