@@ -20,6 +20,7 @@ from common.errors import BadInput, Fault
 from common.models.zoo.spec import NAMED_BY_THE_RUN
 from common.system.files import Parts, write_atomically
 from common.system.plain_text import list_first_and_count_rest
+from server.runs.tracking import flatten_tables
 from strategies.engine.state import FederationState, deserialize_state, serialize_state_in_parts
 from strategies.registry import build_experiment_strategy
 
@@ -197,7 +198,10 @@ def refuse_changes(before: Mapping[str, Any], experiment: Experiment, out: Path)
     for key in NAMED_BY_THE_RUN:
         if now["model"][key] is None:  # compared when the network is built
             now["model"] = {**now["model"], key: began["model"].get(key)}
-    old, new = (_flatten({k: v for k, v in tree.items() if k not in _MAY_CHANGE}) for tree in (began, now))
+    old, new = (
+        {key: value for key, value in flatten_tables(tree) if key.partition(".")[0] not in _MAY_CHANGE and value != {}}
+        for tree in (began, now)
+    )
     if _gpus_per_site(began) != _gpus_per_site(now):  # of another number of parts the sums are rounded otherwise
         old["simulation.gpus_per_site"], new["simulation.gpus_per_site"] = map(_gpus_per_site, (began, now))
     changed = [
@@ -208,14 +212,6 @@ def refuse_changes(before: Mapping[str, Any], experiment: Experiment, out: Path)
     if changed:
         problem = f"began with another experiment: {list_first_and_count_rest(changed, _MOST_CHANGES)}."
         raise BadInput([Fault(f"--resume {out}", problem, "Resume with the same file and --set, or take a new --out.")])
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a tree of tables by their whole keys, such as ``training.lr``; a missing one is None."""
-    flat = dict[str, Any]()
-    for key, value in tree.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _gpus_per_site(experiment: Mapping[str, Any]) -> int:

@@ -131,13 +131,19 @@ def summary_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
     return {tag: value for tag, value in figures.items() if value is not None}
 
 
-def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield nested settings as pairs of dotted key and value, in the form of the command line."""
-    for key, value in settings.items():
+def flatten_tables(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables with their dotted keys, such as ``training.lr``."""
+    for key, value in tables.items():
         if isinstance(value, Mapping) and value:
-            yield from flatten_settings(value, f"{prefix}{key}.")
+            yield from flatten_tables(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", _format_setting(value)
+            yield f"{prefix}{key}", value
+
+
+def flatten_settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield nested settings as pairs of dotted key and value, in the form of the command line."""
+    for key, value in flatten_tables(settings):
+        yield key, _format_setting(value)
 
 
 def _format_setting(value: object) -> str:
