@@ -266,10 +266,10 @@ def head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
             if spec.own_head is not None:
                 external_backbone(spec)
             module = _build_plugin(spec.architecture.removeprefix(PLUGIN), spec.channels, spec.image_size)
-            output = _apply_to_one_image(module, spec)
+            _apply_to_one_image(module, spec)  # a lazy layer becomes a dense one
         except BadInput as bad:
             return list(bad.faults)
-        return _training_faults(module, spec) or _unnamed_head_faults(module, spec, output, classes)
+        return _training_faults(module, spec) or _unnamed_head_faults(module, spec, classes)
 
 
 def _training_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
@@ -297,12 +297,13 @@ def _training_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
     return []
 
 
-def _unnamed_head_faults(module: nn.Module, spec: ModelSpec, output: Tensor, classes: int) -> list[Fault]:
+def _unnamed_head_faults(module: nn.Module, spec: ModelSpec, classes: int) -> list[Fault]:
     """Refuse a network that returns class scores: the bare output of a dense layer, probabilities, or one a class."""
     if spec.head is not None:
         return []
-    width, layers = int(output.shape[1]), _dense_layers(module)
+    layers = _dense_layers(module)
     outputs, output = _record_outputs(module, layers, spec)
+    width = int(output.shape[1])
     last = [name for name, logits in outputs.items() if _is_same(logits, output)]
     probabilities = output if bool((output >= 0).all()) else output.exp()  # of softmax, or of log_softmax
     is_probability = width > 1 and abs(float(probabilities.sum()) - 1) < 1e-4
