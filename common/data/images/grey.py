@@ -232,7 +232,8 @@ class GreyDisplay:
                 1 << entry_depth(int(self.voi_table.entries.max()), self.voi_table.bits, numbers.stored, "VOI LUT")
             ) - 1
         elif window is None:
-            self.window, self.function = _own_window(dataset), str(element(dataset, "VOILUTFunction") or "LINEAR")
+            self.window = _number_pair(dataset, "WindowCenter", "WindowWidth")  # the first, as viewers show it
+            self.function = str(element(dataset, "VOILUTFunction") or "LINEAR")
 
     def _rescale(self, dataset: Any) -> tuple[float, float]:
         """Return RescaleSlope and RescaleIntercept; 1 and 0 where the file has neither.
@@ -240,17 +241,10 @@ class GreyDisplay:
         Raises:
             ValueError: If it has one without the other, or a slope of 0.
         """
-        if self.modality_table or not any(_tag(keyword) in dataset for keyword in ("RescaleSlope", "RescaleIntercept")):
-            return 1.0, 0.0
-        slope, intercept = (number_of(dataset, keyword) for keyword in ("RescaleSlope", "RescaleIntercept"))
-        if slope is None and intercept is None:
-            return 1.0, 0.0
-        if slope is None or intercept is None:
-            missing, there = ("RescaleSlope", "RescaleIntercept")[:: 1 if slope is None else -1]
-            raise ValueError(f"the DICOM file gives {there}, and {missing} is missing or blank")
-        if slope == 0:
+        rescaling = None if self.modality_table else _number_pair(dataset, "RescaleSlope", "RescaleIntercept")
+        if rescaling and rescaling[0] == 0:
             raise ValueError("RescaleSlope is 0, which makes all pixels the same")
-        return slope, intercept
+        return rescaling or (1.0, 0.0)
 
     @property
     def is_stretched(self) -> bool:
@@ -290,19 +284,19 @@ class GreyDisplay:
         return grey
 
 
-def _own_window(dataset: Any) -> tuple[float, float] | None:
-    """Return the first of a file's windows, as viewers show it; None where it has none.
+def _number_pair(dataset: Any, first: str, second: str) -> tuple[float, float] | None:
+    """Return the first numbers of two elements that belong together; None where the file has neither.
 
     Raises:
-        ValueError: If it has half a window.
+        ValueError: If it has one without the other.
     """
-    center, width = (number_of(dataset, keyword) for keyword in ("WindowCenter", "WindowWidth"))
-    if center is None and width is None:
+    numbers = number_of(dataset, first), number_of(dataset, second)
+    if numbers[0] is None and numbers[1] is None:
         return None
-    if center is None or width is None:
-        missing, there = ("WindowCenter", "WindowWidth")[:: 1 if center is None else -1]
+    if numbers[0] is None or numbers[1] is None:
+        missing, there = (first, second) if numbers[0] is None else (second, first)
         raise ValueError(f"the DICOM file gives {there}, and {missing} is missing or blank")
-    return center, width
+    return numbers[0], numbers[1]
 
 
 def grey_of(numbers: Numbers, display: GreyDisplay) -> NDArray[np.uint8]:
