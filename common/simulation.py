@@ -109,9 +109,9 @@ def simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda line:
         store = image_store(experiment, base, tell)
         splits = _whole_data(data, base, store)
         division = partition(splits, experiment.partition, experiment.run.seed)
-        own = load(experiment.server_data, base, store) if server and experiment.server_data else division.server
+        at_server = load(experiment.server_data, base, store) if server and experiment.server_data else division.server
         _simulated.clear()
-        _simulated[key] = SimulatedData(division.splits, division.parts, own, division.empty_sites)
+        _simulated[key] = SimulatedData(division.splits, division.parts, at_server, division.empty_sites)
     return _simulated[key]
 
 

@@ -184,7 +184,7 @@ CASES = (
     saying("a metric for no class", field("positives", [3, 4], SCORES)),
     saying("scores of a class that was not tested", field("histogram_classes", ["c"], SPREAD)),
     saying("scores of a class twice", field("histogram_classes", ["a", "a"], SPREAD)),
-    saying("scores that nobody told of", field("histogram_classes", [], SPREAD)),
+    saying("scores of no class", field("histogram_classes", [], SPREAD)),
     saying("validation scores of a class twice", field("validation_classes", ["a", "a"], SPREAD)),
     saying("validation scores without their classes", field("validation_classes", [], SPREAD)),
     saying("too few validation scores", field("validation_positive_scores", b"1", SPREAD)),

@@ -78,7 +78,7 @@ class Target:
 
     Attributes:
         seeds: Bytes that it accepts, to start from.
-        check: Gives it bytes; raises whatever it should not have done.
+        check: Gives it bytes; raises for what it should not have accepted.
     """
 
     seeds: Seeds

@@ -199,7 +199,7 @@ FORMULAS = (
 
 
 def cells(text: str) -> list[str]:
-    """Return every cell that any spreadsheet makes of a table, whatever its separator, by quotes and without."""
+    """Return every cell that any spreadsheet makes of a table, by any separator, with quotes and without."""
     by_quotes = [row for mark in ",;\t|" for row in csv.reader(io.StringIO(text, newline=""), delimiter=mark)]
     bare = [line.split(mark) for mark in ",;\t|" for line in text.splitlines()]
     return [cell for row in (*by_quotes, *bare) for cell in row]

@@ -179,7 +179,7 @@ def test_sigterm_on_ray_at_any_time_ends_it_within_the_limit(tmp_path: Path, tur
 def test_after_sigkill_no_process_is_left_and_it_can_be_called_again(
     tmp_path: Path, arguments: list[str], late: bool
 ) -> None:
-    """As the system does where memory is short: nothing of ours can act, and nothing is told of it."""
+    """As the system does where memory is short: no code of ours runs, and no process is warned."""
     out = tmp_path / "run"
     for _ in range(2):
         program = started(arguments, out)

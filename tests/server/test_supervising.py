@@ -1,4 +1,4 @@
-"""Programs that stay up: a run's process is begun again while that helps; their lines have times or are JSON."""
+"""Programs that stay up: a run's process is restarted while that helps; their lines have times or are JSON."""
 
 import datetime as dt
 import json

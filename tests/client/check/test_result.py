@@ -233,7 +233,7 @@ def test_the_tables_of_exit_codes_are_those_of_the_code() -> None:
 
 
 def test_the_step_is_tried_on_a_network_of_initial_values(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It must not be tried on whatever the memory held."""
+    """It must not be tried on undefined memory."""
     make, epoch, losses = task.network_with_new_head, training.train_epoch, list[float]()
 
     def of_nothing(*arguments: Any) -> SplitNetwork:
