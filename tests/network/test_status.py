@@ -28,6 +28,7 @@ def test_both_sides_tell_what_a_run_waits_for_and_how_it_ended(
         eventually(
             lambda: (coordinator.now["run"] or {}).get("waiting_for") == ["slow"], "the run waits for slow alone"
         )
+        eventually(lambda: quick.now["state"] == "waiting", "quick has noted that its reply is sent")
         present, words = coordinator.now["run"], flwr_server("status", coordinator.folder).out
         at_quick = json.loads(flwr_client("status", quick.folder, "--json").out)
     assert (present["state"], present["phase"], present["round"], present["rounds"]) == ("running", "train", 1, 2)
