@@ -72,8 +72,10 @@ _HOSPITALS = """# Each hospital of column {source} is a site.
 [partition]
 kind = "class_lists"
 images = "source"
+test_labels = "listed"          # or "all", where every class was looked for in all test images
 
 # The classes that each of them annotates, by its own names: {evidence}.
+# In training and in test a class that is not in a hospital's list is unknown in its images.
 [partition.lists]
 {lists}
 """

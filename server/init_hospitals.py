@@ -63,8 +63,8 @@ class Hospitals:
         """Return the lines of ``[partition.lists]``."""
         return "\n".join(
             f"{json_text(name)} = {json_text([label for label, has in zip(self.class_names, row, strict=True) if has])}"
-            for name, row, trains in zip(self.names, self.annotated, self.trains, strict=True)
-            if trains
+            for name, row in zip(self.names, self.annotated, strict=True)
+            if row.any()
         )
 
     def describe(self) -> list[str]:
@@ -90,12 +90,12 @@ class Hospitals:
         if len(self.names) > MOST_HOSPITALS:
             lines.append(f"    and {len(self.names) - MOST_HOSPITALS} more.")
         if not self.by_label and not self.annotated.all():
-            lines.append(
-                "    A class that a hospital never names is taken for one that it does not look for. If it does, add"
-            )
-            lines.append("    it in [partition.lists]. In test images such a class counts as absent.")
+            lines += [
+                "    A class that a hospital never names is taken for one that it does not look for: unknown in all of",
+                "    its images, also those of the test. If it does look for it, add it in [partition.lists].",
+            ]
         if idle := [name for name, trains in zip(self.names, self.trains, strict=True) if not trains]:
-            lines.append(f"    Without training images, and therefore no site: {', '.join(idle)}.")
+            lines.append(f"    Without training images, and therefore tested, but no site: {', '.join(idle)}.")
         if self.shared_patients:
             shared = counted(self.shared_patients, "patient has images", "patients have images")
             lines.append(

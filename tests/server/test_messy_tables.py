@@ -174,7 +174,8 @@ def test_the_first_run_counts_what_the_images_show(name: str, tmp_path: Path, mo
 
     experiment = read_experiment(tmp_path / "mine.toml", [], find_method_faults).experiment
     assert experiment.data is not None
-    data = concatenate(load(experiment.data, tmp_path).parts)
+    splits = load(experiment.data, tmp_path)
+    data = concatenate(splits.parts)
     expected, counted = Counter[tuple[str, str, bool]](), Counter[tuple[str, str, bool]]()
     for reading in images:
         site = messy.sources.get(reading.hospital, reading.hospital)
@@ -189,4 +190,11 @@ def test_the_first_run_counts_what_the_images_show(name: str, tmp_path: Path, mo
         messy.sources.get(site, site): set(labels) for site, labels in messy.looked_for.items()
     }
     assert len(set(data.patients.tolist())) == len({(reading.hospital, reading.patient) for reading in images})
-    assert json.loads((tmp_path / "runs" / "mine" / "summary.json").read_text())["rounds"] == 1
+    summary = json.loads((tmp_path / "runs" / "mine" / "summary.json").read_text())
+    assert summary["rounds"] == 1
+    tested = splits.test  # of a class, by the images of hospitals that look for it, and by no other
+    for column, label in enumerate(data.class_names):
+        own = np.isin(tested.sources, [source for source, names in lists.items() if label in names])
+        positives = int((tested.labels[own, column] == 1).sum())
+        result = summary["test"]["per_class"][label]
+        assert (result["positives"], result["negatives"]) == (positives, int(own.sum()) - positives)

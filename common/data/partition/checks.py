@@ -129,7 +129,13 @@ def _source_faults(splits: Splits, spec: ClassPartitionSpec, sources: Sequence[s
         return [Fault("partition.images", problem, "Name source_key or source_column in [data].")]
     count: int | None
     if isinstance(spec, ClassListsSpec):
-        where, count, agree = "partition.lists", len(spec.lists), set(spec.lists) == set(sources)
+        tested = set(splits.test.sources[~np.isnan(splits.test.labels).all(axis=1)].tolist())
+        where, count = "partition.lists", len(spec.lists)
+        agree = set(sources) <= set(spec.lists) <= {name for part in splits.parts for name in part.sources.tolist()}
+        if agree and spec.test_labels == "listed" and (unlisted := sorted(tested.difference(spec.lists))):
+            problem = f"says nothing of {quoted(unlisted)}, where test images come from."
+            remedy = "List the classes that are looked for there. Without training images it becomes no site."
+            return [Fault(where, problem, remedy)]
     else:
         count = len(TABLES[spec.table][spec.row]) if isinstance(spec, ClassTableSpec) else spec.sites
         where, agree = "partition.sites", count in (None, len(sources))

@@ -6,6 +6,7 @@ class is annotated at least once in the network and each site annotates at least
 and :mod:`by_task` beside this module.
 """
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -31,8 +32,9 @@ from common.data.partition.spec import (
     TasksSpec,
 )
 from common.errors import stop_on
+from common.system.plain_text import list_first_and_count_rest
 
-_DRAWS = 10_000
+_DRAWS, _MOST_NAMED = 10_000, 20
 
 
 def deal_classes(
@@ -121,8 +123,10 @@ def partition_by_class(splits: Splits, spec: ClassPartitionSpec, seed: int) -> t
     stop_on(empty_site_faults(sites, [train for train, _ in rows], "training", remedy))
     positives = np.array([(splits.train.labels[train] == 1).sum(axis=0) for train, _ in rows])  # (sites, classes)
     lists = _choose_class_lists(splits.class_names, spec, sites, positives, np.random.default_rng((seed, len(sites))))
-    remedy = "Take more sites, fewer missing classes, or another lists_seed."
-    stop_on(orphan_faults(splits.class_names, lists, "partition.missing", remedy))
+    where, remedy = "partition.missing", "Take more sites, fewer missing classes, or another lists_seed."
+    if isinstance(spec, ClassListsSpec):
+        where, remedy = "partition.lists", "A site with training images has to list it; or take it out of [data]."
+    stop_on(orphan_faults(splits.class_names, lists, where, remedy))
     return tuple(
         SitePart(site, tuple(sorted(lists[site])), train, validation)
         for site, (train, validation) in zip(sites, rows, strict=True)
@@ -138,7 +142,7 @@ def _choose_class_lists(
 ) -> ClassLists:
     match spec:
         case ClassListsSpec():
-            return spec.lists
+            return {site: spec.lists[site] for site in sites}
         case ClassTableSpec():
             return dict(zip(sites, paper_class_lists(spec.table, spec.row), strict=True))
         case RandomOwnersSpec():
@@ -175,4 +179,27 @@ def partition(splits: Splits, spec: PartitionSpec, seed: int) -> Division:
         case TasksSpec():
             return partition_by_task(splits, spec)
         case _:
-            return Division(splits, partition_by_class(splits, spec, seed))
+            parts = partition_by_class(splits, spec, seed)
+            if isinstance(spec, ClassListsSpec) and spec.images == "source" and spec.test_labels == "listed":
+                splits = mask_unlisted_test_labels(splits, spec.lists)
+            return Division(splits, parts)
+
+
+def mask_unlisted_test_labels(splits: Splits, lists: ClassLists) -> Splits:
+    """Make each class unknown in the test images of centres that do not list it, and note how many images are left.
+
+    Whoever does not look for a class does not write it down either: its absence from a cell says nothing.
+    """
+    names, test = splits.class_names, splits.test
+    sources, places = np.unique(test.sources, return_inverse=True)
+    is_listed = np.array(
+        [[name in lists.get(source, ()) for name in names] for source in sources.tolist()], dtype=np.bool_
+    )
+    labels = np.where(is_listed.reshape(-1, len(names))[places.reshape(-1)], test.labels, np.float32(np.nan))
+    before, after = ((~np.isnan(of)).sum(axis=0).tolist() for of in (test.labels, labels))
+    fewer = [f"{name} {count:,}" for name, count, total in zip(names, after, before, strict=True) if count < total]
+    if fewer:
+        note = "A class that a hospital does not list in partition.lists is unknown in its test images. Of "
+        note += f"{len(test):,} test images these have a label: {list_first_and_count_rest(fewer, _MOST_NAMED)}."
+        splits = Splits(*(replace(part, notes=(*part.notes, note)) for part in splits.parts))
+    return replace(splits, test=replace(splits.test, labels=labels))

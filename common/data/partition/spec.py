@@ -40,10 +40,18 @@ class ClassSubsetsSpec(SitesSpec):
 
 
 class ClassListsSpec(SitesSpec):
-    """The classes of every site are given, by the site's name."""
+    """The classes of every site are given, by the site's name.
+
+    Attributes:
+        lists: With ``images = "source"`` also a centre that has test images only may stand here.
+        test_labels: Only with ``images = "source"``. ``"listed"``: in test images, too, a class that the image's centre
+            does not list is unknown, because nobody has looked for it; ``"all"`` keeps all labels of test images, for
+            data in which every class was looked for everywhere.
+    """
 
     kind: Literal["class_lists"]
     lists: Annotated[Mapping[Name, ClassNames], Field(min_length=1)]
+    test_labels: Literal["listed", "all"] = "listed"
 
 
 class ClassTableSpec(SitesSpec):

@@ -134,6 +134,49 @@ def test_one_site_for_each_centre_holds_the_centres_images() -> None:
     assert set(splits.train.sources[parts[1].train].tolist()) == {"centre-1"}
 
 
+def by_centre(**settings: Any) -> ClassListsSpec:
+    own = {"centre-0": ["a", "b"], "centre-1": ["b"], "centre-2": ["a", "c"]}
+    return ClassListsSpec.model_validate({"kind": "class_lists", "images": "source", "lists": own, **settings})
+
+
+def test_negatives_of_a_class_in_the_test_part_are_those_of_centres_that_look_for_it() -> None:
+    splits = splits_of(30, 3)
+    division = partition(splits, by_centre(), seed=3)
+    test, before = division.splits.test, splits.test
+    owners_of = {"a": ["centre-0", "centre-2"], "b": ["centre-0", "centre-1"], "c": ["centre-2"]}
+    for column, (name, centres) in enumerate(owners_of.items()):
+        own = np.isin(before.sources, centres)
+        assert (test.labels[own, column] == before.labels[own, column]).all(), name
+        assert np.isnan(test.labels[~own, column]).all(), name
+    # Ten patients, two images each, of the centres in turn: 8 of centre-0, 6 of centre-1, 6 of centre-2.
+    assert division.splits.train.notes[0].endswith("Of 20 test images these have a label: a 14, b 14 and c 6.")
+    np.testing.assert_array_equal(division.splits.train.labels, splits.train.labels)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [by_centre(test_labels="all"), subsets(images="source", shared=1), lists(east=["a", "b"], west=["b", "c"])],
+)
+def test_other_partitions_keep_all_labels_of_the_test_part(spec: PartitionSpec) -> None:
+    splits = splits_of(30, 3)
+    division = partition(splits, spec, seed=3)
+    np.testing.assert_array_equal(division.splits.test.labels, splits.test.labels)
+    assert division.splits.test.notes == ()
+
+
+def test_a_centre_of_test_images_alone_says_what_it_looks_for_and_is_no_site() -> None:
+    splits = splits_of(30, 3)
+    splits = replace(splits, test=replace(splits.test, sources=np.full(20, "centre-3")))
+    with pytest.raises(BadInput, match=r'^partition.lists: says nothing of "centre-3"'):
+        partition(splits, by_centre(), seed=3)
+    spec = by_centre()
+    division = partition(splits, spec.model_copy(update={"lists": {**spec.lists, "centre-3": ("c",)}}), seed=3)
+    assert [part.site for part in division.parts] == ["centre-0", "centre-1", "centre-2"]
+    assert np.isnan(division.splits.test.labels).all(axis=0).tolist() == [True, True, False]
+    without = replace(splits.test, labels=np.full_like(splits.test.labels, np.nan))
+    partition(replace(splits, test=without), spec, seed=3)  # no label that anybody would have to explain
+
+
 def test_a_site_sees_only_its_own_labels() -> None:
     splits = splits_of(20, 3)
     part = partition(splits, lists(north=["c", "a"], east=["b"]), seed=1).parts[1]
