@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -148,6 +148,48 @@ class PaperTable(Section):
         return self.model_copy(update={"settings": settings, "methods": methods, "paper": paper})
 
 
+class PaperSetting(Section):
+    """One setting of a paper, as a key of our experiment files.
+
+    Attributes:
+        paper: Value that the paper gives, or words where no value of the key says it; None where the paper is silent.
+        code: Value or words of the authors' code, where it has another one or the paper is silent.
+        value: Value of the key that stands for the words of paper or code, or for our choice where both are silent.
+        files: Patterns of the files it goes for, as paths below ``experiments`` without ``.toml``.
+        rows: A short name of these files in the table of the docs, in the place of the patterns.
+    """
+
+    key: str
+    paper: Any = None
+    code: Any = None
+    value: Any = None
+    why: str = ""
+    files: Annotated[tuple[str, ...], Field(min_length=1)] = ("*",)
+    rows: str = ""
+
+    @property
+    def reference(self) -> object:
+        """Return the value that a file has unless a departure is listed: of the paper, else of the code."""
+        return next((each for each in (self.value, self.paper, self.code) if each is not None), None)
+
+
+class Departure(Section):
+    """A value of some files that is not the paper's, or not the code's where the paper is silent.
+
+    Attributes:
+        ours: Value of the key in these files.
+        files: Patterns as in :class:`PaperSetting`.
+    """
+
+    key: str
+    ours: Any
+    why: Annotated[str, Field(min_length=1)]
+    files: Annotated[tuple[str, ...], Field(min_length=1)]
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.ours} in {', '.join(self.files)}: {self.why}"
+
+
 class QuickScale(Section):
     """The quick scale, which ends in minutes, on top of the experiments' own [small] tables.
 
@@ -167,12 +209,16 @@ class Study(Section):
     Attributes:
         paper: Authors, year, venue.
         differs: Differences from the paper in data and scale, in all tables.
+        settings: Settings of the paper that the experiment files are compared with.
+        departures: Values of experiment files that are not the paper's.
     """
 
     title: str
     paper: str
     seeds: Count = 3
     differs: tuple[str, ...] = ()
+    settings: tuple[PaperSetting, ...] = ()
+    departures: tuple[Departure, ...] = ()
     quick: QuickScale | None = None
     tables: Annotated[tuple[PaperTable, ...], Field(min_length=1)]
 

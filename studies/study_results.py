@@ -100,7 +100,8 @@ def study_result(study: Study, runs: Sequence[RunGrid]) -> StudyResult:
     """
     seeds = tuple(run.summary.seed for run in runs[0][0][0])
     tables = tuple(_table_result(table, grid) for table, grid in zip(study.tables, runs, strict=True))
-    return StudyResult(study.title, study.paper, seeds, study.differs, tables)
+    differs = (*study.differs, *(str(departure) for departure in study.departures))
+    return StudyResult(study.title, study.paper, seeds, differs, tables)
 
 
 def _table_result(table: PaperTable, grid: RunGrid) -> TableResult:

@@ -1,0 +1,162 @@
+"""Experiment files beside their papers: what each key is, what the study says that it is, and the table of the docs.
+
+``PYTHONPATH=. python -m tests.studies.paper_settings`` writes the tables of docs/papers.md anew.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from common.config import Experiment, read_experiment, read_tables
+from strategies.registry import build_site_method
+from studies.study import trials_of
+from studies.study_file import Departure, PaperSetting, Study, read_study
+from studies.trial import Trial
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENTS, PAGE = ROOT / "experiments", ROOT / "docs" / "papers.md"
+STUDIES = sorted(path.parent for path in (EXPERIMENTS / "papers").glob("*/study.toml"))
+NOT_A_SETTING = ("extends", "small", "run.name", "run.method")
+Part = PaperSetting | Departure
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """The experiment files of a study's tables and of the paper's own folder, by path below ``experiments``."""
+    named = (trial.experiment for trial in trials_in(folder))
+    paths = {path.resolve() for path in (*named, *(EXPERIMENTS / folder.name).glob("*.toml"))}
+    return {str(path.relative_to(EXPERIMENTS).with_suffix("")): path for path in sorted(paths)}
+
+
+def trials_in(folder: Path) -> list[Trial]:
+    """Every run of a study's tables, with one seed."""
+    grids = trials_of(read_study(folder, quick=False), folder, folder, (), range(1))
+    return [trial for grid in grids for row in grid for column in row for trial in column]
+
+
+def keys_of(path: Path) -> set[str]:
+    """The keys that a file and its ancestors set, in full scale."""
+    return {key for key in flat(read_tables(path)[0]) if key.split(".")[0] not in NOT_A_SETTING} - set(NOT_A_SETTING)
+
+
+def flat(table: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{before}{key}.")
+        else:
+            yield before + key
+
+
+def value_of(experiment: Experiment, key: str) -> object:
+    """The value that a key has, set or by default; a table's value is the names in it, and that of no value "none"."""
+    section, *rest = key.split(".")
+    value: Any = build_site_method(experiment).parameters if section == "method" else getattr(experiment, section)
+    for name in rest:
+        value = value[name] if isinstance(value, Mapping) else getattr(value, name, None)
+    if isinstance(value, Mapping):
+        return list(value)
+    return "none" if value is None else value if not isinstance(value, BaseModel) else value.model_dump()
+
+
+def goes_for(part: Part, name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in part.files)
+
+
+def covers(part: Part, key: str) -> bool:
+    return key == part.key or key.startswith(f"{part.key}.")
+
+
+def equal(ours: object, theirs: object) -> bool:
+    return list(ours) == list(theirs) if isinstance(ours, list | tuple) and isinstance(theirs, list) else ours == theirs
+
+
+def faults_of_files(study: Study, files: Mapping[str, Path]) -> list[str]:
+    """Every key of a file that the study compares with nothing, or that differs from the paper without being listed."""
+    faults = []
+    for name, path in files.items():
+        experiment = read_experiment(path).experiment
+        settings = [setting for setting in study.settings if goes_for(setting, name)]
+        faults += [
+            f"{name}: {key} is compared with nothing"
+            for key in sorted(keys_of(path))
+            if not any(covers(setting, key) for setting in settings)
+        ]
+        faults += [f"{name}: {key} is in settings twice" for key in twice([setting.key for setting in settings])]
+        for setting in settings:
+            ours = value_of(experiment, setting.key)
+            listed = [each for each in study.departures if each.key == setting.key and goes_for(each, name)]
+            differs = setting.reference is not None and not equal(ours, setting.reference)
+            if differs and not any(equal(ours, each.ours) for each in listed):
+                faults.append(f"{name}: {setting.key} is {ours}, not {setting.reference}, and no departure says so")
+            if not differs and listed:
+                faults.append(f"{name}: {setting.key} is {ours} as in the paper, and a departure says that it is not")
+    return faults
+
+
+def faults_of_lists(study: Study, files: Mapping[str, Path]) -> list[str]:
+    """Every setting or departure that goes for no file, and every departure without a setting of its key."""
+    parts: list[Part] = [*study.settings, *study.departures]
+    idle = [part for part in parts if not any(goes_for(part, name) for name in files)]
+    faults = [f"{part.key}: {list(part.files)} is no file" for part in idle]
+    keys = {setting.key for setting in study.settings}
+    faults += [f"{each.key}: a departure from no setting" for each in study.departures if each.key not in keys]
+    words = [each for each in study.settings if each.value is not None and isinstance(each.paper, bool | int | float)]
+    return faults + [f"{each.key}: value hides the paper's {each.paper}" for each in words]
+
+
+def twice(keys: list[str]) -> set[str]:
+    return {key for key in keys if keys.count(key) > 1}
+
+
+# ---------------------------------------------------------------------- the table of the docs
+
+
+def settings_table(study: Study, files: Mapping[str, Path]) -> str:
+    """The study's settings and departures as a table in Markdown."""
+    rows = ["| key | paper | code | ours | why |", "| --- | --- | --- | --- | --- |"]
+    for setting in study.settings:
+        departures = [
+            each
+            for each in study.departures
+            if each.key == setting.key and any(goes_for(each, name) and goes_for(setting, name) for name in files)
+        ]
+        rest = [n for n in files if goes_for(setting, n) and not any(goes_for(each, n) for each in departures)]
+        ours = [cell(setting.reference)] if rest else []
+        partial = bool(rest) or len(departures) > 1
+        ours += [cell(each.ours) + (f" ({patterns(each)})" if partial else "") for each in departures]
+        key = f"`{setting.key}`" + (f" ({setting.rows or patterns(setting)})" if setting.files != ("*",) else "")
+        why = "; ".join(dict.fromkeys(text for text in (setting.why, *(each.why for each in departures)) if text))
+        rows.append(f"| {key} | {cell(setting.paper)} | {cell(setting.code)} | {'; '.join(ours)} | {why} |")
+    return "\n".join(rows)
+
+
+def patterns(part: Part) -> str:
+    return ", ".join(f"`{pattern}`" for pattern in part.files)
+
+
+def cell(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, list | tuple):
+        return ", ".join(str(each) for each in value)
+    if isinstance(value, str) and "/" in value:
+        return f"`{Path(value).name}`"
+    if isinstance(value, float):
+        return f"{value:g}".replace("e-0", "e-")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def with_tables(page: str) -> str:
+    """The page with each table between its marks as the study has it now."""
+    for folder in STUDIES:
+        table = settings_table(read_study(folder, quick=False), files_of(folder))
+        marks = rf"(<!-- settings: {folder.name} -->\n).*?(<!-- end -->)"
+        page = re.sub(marks, lambda found, table=table: f"{found[1]}\n{table}\n\n{found[2]}", page, flags=re.DOTALL)  # type: ignore[misc]
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

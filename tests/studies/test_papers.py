@@ -1,0 +1,91 @@
+"""Every experiment file after a paper has the paper's settings, or its study says where it departs from them."""
+
+from pathlib import Path
+
+import pytest
+
+from studies.study_file import Departure, PaperSetting, Study, read_study
+from tests.studies.paper_settings import (
+    EXPERIMENTS,
+    PAGE,
+    STUDIES,
+    faults_of_files,
+    faults_of_lists,
+    files_of,
+    trials_in,
+    with_tables,
+)
+
+FEDSLD = EXPERIMENTS / "papers" / "fedsld"
+
+
+@pytest.mark.parametrize("folder", STUDIES, ids=lambda folder: folder.name)
+def test_every_key_of_every_file_is_the_papers_or_a_listed_departure(folder: Path) -> None:
+    study, files = read_study(folder, quick=False), files_of(folder)
+    assert len(files) > 10
+    assert faults_of_files(study, files) == []
+    assert faults_of_lists(study, files) == []
+
+
+def test_the_short_study_of_the_sweeps_is_a_part_of_the_papers() -> None:
+    whole, short = EXPERIMENTS / "papers" / "surgical", EXPERIMENTS / "surgical" / "sweeps"
+    runs = {(trial.experiment, trial.overrides) for trial in trials_in(whole)}
+    assert {(trial.experiment, trial.overrides) for trial in trials_in(short)} < runs
+
+
+def test_the_page_of_the_papers_has_the_settings_of_today() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page.count("<!-- settings: ") == len(STUDIES)
+    assert page == with_tables(page), "PYTHONPATH=. python -m tests.studies.paper_settings writes the tables"
+
+
+def fedsld(tmp_path: Path, old: str = "", new: str = "") -> dict[str, Path]:
+    """FedSLD's first file with another line in the place of one, under its own name."""
+    name = "fedsld/mnist_practical"
+    original = (EXPERIMENTS / f"{name}.toml").read_text(encoding="utf-8")
+    assert old in original
+    (tmp_path / "mnist_practical.toml").write_text(original.replace(old, new), encoding="utf-8")
+    return {name: tmp_path / "mnist_practical.toml"}
+
+
+def with_parts(settings: tuple[PaperSetting, ...] = (), departures: tuple[Departure, ...] = ()) -> Study:
+    study = read_study(FEDSLD, quick=False)
+    both = {"settings": (*study.settings, *settings), "departures": (*study.departures, *departures)}
+    return study.model_copy(update=both)
+
+
+SGD = 'optimizer = "sgd"'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "faults"),
+    [
+        (SGD, SGD, []),
+        ("epochs = 5", "epochs = 3", ["training.epochs is 3, not 5, and no departure says so"]),
+        ("reset_optimizer = true", "", ["training.reset_optimizer is False, not True, and no departure says so"]),
+        (SGD, f"{SGD}\nmomentum = 0.5", ["training.momentum is 0.5, not 0.9, and no departure says so"]),
+        (SGD, f"{SGD}\nweight_decay = 0.1", ["training.weight_decay is compared with nothing"]),
+    ],
+)
+def test_a_changed_file_is_found(old: str, new: str, faults: list[str], tmp_path: Path) -> None:
+    files = fedsld(tmp_path, old, new)
+    assert faults_of_files(with_parts(), files) == [f"fedsld/mnist_practical: {each}" for each in faults]
+
+
+def test_a_departure_that_does_not_differ_is_found(tmp_path: Path) -> None:
+    files = fedsld(tmp_path)
+    same = Departure(key="training.epochs", ours=5, why="it is the paper's", files=("*/mnist_practical",))
+    (fault,) = faults_of_files(with_parts(departures=(same,)), files)
+    assert fault == "fedsld/mnist_practical: training.epochs is 5 as in the paper, and a departure says that it is not"
+
+
+def test_a_part_of_no_file_or_no_setting_is_found_and_a_value_hides_no_number_of_the_paper() -> None:
+    nowhere = PaperSetting(key="training.precision", paper="float32", files=("*/imagenet",))
+    alone = Departure(key="training.threads", ours=1, why="one core", files=("*",))
+    hidden = PaperSetting(key="training.gradient_accumulation_steps", paper=4, value=1)
+    study = with_parts((nowhere, hidden), (alone,))
+    assert faults_of_lists(study, files_of(FEDSLD)) == [
+        "training.precision: ['*/imagenet'] is no file",
+        "training.threads: a departure from no setting",
+        "training.gradient_accumulation_steps: value hides the paper's 4",
+    ]
