@@ -299,7 +299,8 @@ def write_experiment(data: Dataset, out: Path, tell: Callable[[str], object] = l
     write_atomically(out, _experiment_text(data, out.resolve()).encode())
     skipped = [skip for part in checked.splits.parts for skip in part.skipped]
     lines = [f"{out}: an experiment on {counted(len(data.checked.files) - len(skipped), 'image')}."]
-    return [*lines, *_describe_pictures(data, skipped), *_describe_data(data), *_describe_synonyms(data, out)]
+    lines += [*_describe_pictures(data, skipped), *(f"    {note}" for note in checked.splits.train.notes)]
+    return [*lines, *_describe_data(data), *_describe_synonyms(data, out)]
 
 
 def next_command(data: Dataset, out: Path) -> str:

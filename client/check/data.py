@@ -1,13 +1,13 @@
 """The hospital's data, as far as a machine can judge it: files, pictures, labels, patients."""
 
-import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from client.check.findings import CheckArea, ClassCounts
 from client.check.pictures import FEWEST, InversionCounts, PictureFacts, describe_pictures, read_pictures
@@ -19,9 +19,11 @@ from client.site.site_file import FILE, Settings
 from common.data.base.image_set import PARTS, is_placeholder
 from common.data.base.spec import ChexpertSpec, LabelColumnsSpec, MimicSpec
 from common.data.images.headers import display_problems
+from common.data.images.pixel_cache import content_key
 from common.data.images.reading import is_grey
 from common.data.images.syntaxes import is_readable, syntax_name
 from common.data.tables.cells import count_uncertain_and_blank
+from common.data.tables.copies import contradicting_copies, equal_groups
 from common.errors import BadInput, stop_on
 from common.system.plain_text import counted, list_first_and_count_rest, listed
 
@@ -237,10 +239,6 @@ def _note_policy(area: CheckArea, source: ImageSource, classes: Sequence[ClassCo
     if source.other_findings:
         others = [f"{name} {count:,}" for name, count in source.other_findings.items()]
         area.note(f"findings that are no class here, with the rows of each: {list_first_and_count_rest(others, 20)}.")
-    if source.copies:
-        copies = list_first_and_count_rest(source.copies, 5)
-        remedy = "One picture may stand in training and test. Correct the table, or remove the copies."
-        area.note(f"files with the same bytes, but another patient or other labels: {copies}.", remedy)
     for verb, count in (("shows", "present"), ("is without", "absent")):
         if names := [row.name for row in classes if not getattr(row, count)]:
             remedy = f"If this hospital does not annotate it, leave it out of data.annotates in {FILE}."
@@ -269,7 +267,7 @@ def count_classes(source: ImageSource, settings: Settings) -> list[ClassCounts]:
 class Duplicates:
     """Groups of rows whose images are the same, and the number of images that were compared."""
 
-    groups: tuple[tuple[int, ...], ...]
+    groups: Sequence[Sequence[int]]
     compared: int
 
 
@@ -277,7 +275,8 @@ def find_duplicates(source: ImageSource, rows: Sequence[int]) -> Duplicates:
     """Compare images bit by bit: files by their bytes and only with files of the same size, arrays by their pixels."""
     if not source.files:
         with source.opened():
-            return Duplicates(_group_equal_rows(source, rows), len(rows))
+            groups = equal_groups((row, _content_hash(source.read(row))) for row in rows)
+        return Duplicates(groups, len(rows))
     by_size = defaultdict[int, list[int]](list)
     for row in rows:
         by_size[source.files[row].stat().st_size].append(row)
@@ -289,20 +288,11 @@ def find_duplicates(source: ImageSource, rows: Sequence[int]) -> Duplicates:
             bytes_left -= size * len(same_size)
             compared += len(same_size)
             to_read += same_size
-    return Duplicates(_group_equal_rows(source, to_read), compared)
+    return Duplicates(equal_groups((row, _content_hash(source.read(row))) for row in to_read), compared)
 
 
-def _group_equal_rows(source: ImageSource, rows: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-    by_digest = defaultdict[bytes, list[int]](list)
-    for row in rows:
-        content = source.read(row)
-        if isinstance(content, Path):
-            with content.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256")
-        else:
-            digest = hashlib.sha256(content if isinstance(content, bytes) else content.tobytes())
-        by_digest[digest.digest()].append(row)
-    return tuple(tuple(group) for group in by_digest.values() if len(group) > 1)
+def _content_hash(content: bytes | Path | NDArray[np.uint8]) -> bytes:
+    return content_key(content.tobytes() if isinstance(content, np.ndarray) else content)
 
 
 def _check_duplicates(area: CheckArea, source: ImageSource, duplicates: Duplicates) -> None:
@@ -313,6 +303,8 @@ def _check_duplicates(area: CheckArea, source: ImageSource, duplicates: Duplicat
         part = {row: f" ({source.parts[row]})" if source.files else "" for group in groups for row in group}
         return [" = ".join(f"{source.names[row]}{part[row]}" for row in group) for group in groups]
 
+    if copies := contradicting_copies(duplicates.groups, source.names, source.labels, source.patients):
+        area.note(copies, "Correct the table, or remove the copies.")
     if across:
         images = "1 image stands" if len(across) == 1 else f"{len(across):,} images stand"
         problem = f"{images} in two parts of the split under different names."

@@ -49,7 +49,6 @@ class ImageSource:
         missing: Number of rows of the table without a file.
         repeated: Number of rows of the table that say the same as an earlier row.
         other_findings: Number of rows of each finding that is no class.
-        copies: Pairs of files with the same bytes whose rows disagree, as texts.
         skip_budget: Share of the images that may be unreadable.
     """
 
@@ -71,7 +70,6 @@ class ImageSource:
     missing: int = 0
     repeated: int = 0
     other_findings: Mapping[str, int] = field(default_factory=dict)
-    copies: tuple[str, ...] = ()
     skip_budget: float = 0.05
 
     def __len__(self) -> int:
@@ -132,7 +130,6 @@ def open_source(settings: Settings) -> ImageSource:
         missing=table.missing,
         repeated=table.repeated,
         other_findings=table.other_findings,
-        copies=table.copies,
         skip_budget=spec.skip_budget,
     )
 

@@ -152,8 +152,7 @@ class PixelCache:
 
     def content_key(self, content: bytes | Path) -> bytes:
         """Return the key of a picture's file, given its bytes or its path."""
-        hasher = keyed_hash(self.secret)
-        return (hasher.update_mmap(content) if isinstance(content, Path) else hasher.update(content)).digest()
+        return content_key(content, self.secret)
 
     def map_rows(self, count: int) -> PixelRows:
         """Return the first ``count`` rows as pictures.
@@ -296,6 +295,12 @@ def remove_unused(root: Path, wanted: int, spare: Path | None = None) -> int:
 def keyed_hash(secret: bytes | None) -> blake3:
     """Return a new BLAKE3 hash; with a key, nobody else can tell which content it is of."""
     return blake3() if secret is None else blake3(key=secret)
+
+
+def content_key(content: bytes | Path, secret: bytes | None = None) -> bytes:
+    """Return the hash of a picture's file, given its bytes or its path; with a key as :func:`keyed_hash`."""
+    hasher = keyed_hash(secret)
+    return (hasher.update_mmap(content) if isinstance(content, Path) else hasher.update(content)).digest()
 
 
 def _read_records(path: Path, size: int) -> list[bytes]:

@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -25,7 +26,15 @@ from numpy.typing import NDArray
 
 from common.data.base.decoded_size import SHARE_OF_MEMORY, available_memory
 from common.data.base.image_set import PixelRows, SkippedImage
-from common.data.images.pixel_cache import SETTLED_S, CacheRowWriter, PixelCache, keyed_hash, remove_unused, total_bytes
+from common.data.images.pixel_cache import (
+    SETTLED_S,
+    CacheRowWriter,
+    PixelCache,
+    content_key,
+    keyed_hash,
+    remove_unused,
+    total_bytes,
+)
 from common.data.images.reading import (
     ImageForm,
     decode_to_form,
@@ -124,7 +133,8 @@ class DecodedPictures:
 
     Attributes:
         stored: All pictures of the store, and maybe others.
-        places: ``(n,)``, the place in ``stored`` of each picture that could be read.
+        places: ``(n,)``, the place in ``stored`` of each picture that could be read; files with the same bytes have the
+            same place.
         rows: ``(n,)``, the number of each of these among those requested.
         skipped: Those that could not be read.
     """
@@ -199,15 +209,24 @@ class _Decoding:
         images = allocate_pictures(len(self.names), self.form.shape, self.store)
         self.places[:] = -1  # a cache that failed may have had some
         self.reasons.clear()
+        sizes = Counter(identity.size if identity else None for identity in self.identities)
+        keys = dict[int, bytes]()
 
         def decode(row: int) -> None:
             try:
-                images[row] = decode_to_form(self.read(row), self.form)
+                content, identity = self.read_content(row), self.identities[row]
+                images[row] = decode_to_form(content, self.form)
                 self.places[row] = row
+                if identity is None or identity.size is None or sizes[identity.size] > 1:  # else it has no copy
+                    keys[row] = content_key(content)
             except Exception as error:  # any error of a decoder on a broken file: the others go on
                 self.reasons[row] = unreadable_reason(error)
 
         self._for_each(range(len(self.names)), decode)
+        first = dict[bytes, int]()
+        for row, key in sorted(keys.items()):
+            if row not in self.reasons:
+                self.places[row] = first.setdefault(key, row)
         return self._result(images)
 
     def in_cache(self, root: Path) -> DecodedPictures:
@@ -227,6 +246,11 @@ class _Decoding:
                 self._for_each(missing, decoder.decode)
         _tell_place(self.store, root, len(self.names), len(missing))
         return self._result(cache.map_rows(len(cache.rows())))
+
+    def read_content(self, number: int) -> bytes | Path:
+        """Return the bytes of a picture; of a volume, of which only a slice is decoded, its path."""
+        content = self.read(number)
+        return content.read_bytes() if isinstance(content, Path) and not is_nifti(read_head(content)) else content
 
     def _find_rows(self, cache: PixelCache, rows: dict[bytes, int]) -> list[int]:
         """Find the places of pictures that are in the cache; return the numbers of the others."""
@@ -272,9 +296,7 @@ class _DecodingIntoCache:
         """Decode picture ``number`` where no picture of the same content is there."""
         work, began = self.work, time.time()
         try:
-            content = work.read(number)
-            if isinstance(content, Path) and not is_nifti(read_head(content)):
-                content = content.read_bytes()
+            content = work.read_content(number)
             key = self.cache.content_key(content)
         except Exception as error:  # any error of a disk or an archive: the other pictures go on
             work.reasons[number] = unreadable_reason(error)

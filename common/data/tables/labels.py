@@ -3,12 +3,9 @@
 The second half reads a hospital's own table, by what its config file says of the columns.
 """
 
-import hashlib
 import os
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +28,7 @@ from common.data.base.splits import (
 from common.data.images.reading import ImageForm, check_skip_budget
 from common.data.images.store import FileIdentity, ImageStore, decode_pictures
 from common.data.tables.cells import FindingRules, finding_matrix, label_matrix, parse_parts
+from common.data.tables.copies import contradicting_copies, equal_groups
 from common.data.tables.csv import Column, Columns, column_faults, read_columns
 from common.data.tables.files import FolderListings, PictureFiles
 from common.errors import BadInput, Fault, quoted, stop_on
@@ -72,8 +70,6 @@ class DiskReader:
 
 FROM_DISK = DiskReader()
 _MOST_OTHERS = 20
-_PIECE = 4096
-"""Bytes from the middle of a file by which most files of equal size differ."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,6 @@ class LabelTable:
         missing: Number of rows left out because there is no file.
         repeated: Number of rows left out because an earlier row says the same of the same picture.
         other_findings: Number of rows of each finding that is no class.
-        copies: Pairs of files with the same bytes whose rows disagree, as texts.
         reader: Gives the pictures of ``files``.
     """
 
@@ -100,7 +95,6 @@ class LabelTable:
     missing: int = 0
     repeated: int = 0
     other_findings: Mapping[str, int] = field(default_factory=dict)
-    copies: tuple[str, ...] = ()
     reader: PictureReader = FROM_DISK
 
     @property
@@ -113,11 +107,6 @@ class LabelTable:
             notes.append(
                 "Other findings of the table count as no class, with the rows of each: "
                 f"{list_first_and_count_rest(texts, _MOST_OTHERS)}."
-            )
-        if self.copies:
-            notes.append(
-                f"{counted(len(self.copies), 'file')} with the very bytes of an earlier one, but another patient or "
-                f"other labels: {list_first_and_count_rest(self.copies, 5)}. One may be in training, the other in test."
             )
         return tuple(notes)
 
@@ -206,6 +195,8 @@ def decode_table(table: LabelTable, spec: PictureTableSpec, store: ImageStore) -
     stop_on(table.reader.faults())
     check_skip_budget("data.images", decoded.skipped, len(files), spec.skip_budget)
     readable = table.rows(decoded.rows)
+    groups = equal_groups(enumerate(decoded.places.tolist()))
+    copies = contradicting_copies(groups, readable.files.names.tolist(), readable.labels, readable.patients)
     unreadable = table.parts[np.setdiff1d(np.arange(len(files)), decoded.rows)]
     images = ImageSet(
         stored=decoded.stored,
@@ -215,7 +206,7 @@ def decode_table(table: LabelTable, spec: PictureTableSpec, store: ImageStore) -
         sources=readable.sources,
         missing=table.missing,
         places=decoded.places,
-        notes=table.notes,
+        notes=tuple(filter(None, (*table.notes, copies))),
     )
     parts = []
     for part in PARTS:
@@ -271,8 +262,7 @@ def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
     identities = _identify_files(files, is_present)
     distinct, repeated = _drop_repeated_rows(table, columns.lines, identities)
     stop_on(faults + repeated + missing)
-    copies = _find_copies(table, distinct, identities)
-    table = assign_parts(replace(table.rows(distinct), repeated=len(files) - len(distinct), copies=copies), spec)
+    table = assign_parts(replace(table.rows(distinct), repeated=len(files) - len(distinct)), spec)
     stop_on(part_faults("data.split_column", table))
     present = np.flatnonzero(is_present[distinct])
     return replace(table.rows(present), missing=len(distinct) - len(present))
@@ -288,49 +278,6 @@ def _identify_files(files: PictureFiles, is_present: NDArray[np.bool_]) -> list[
             status = None
         identities.append(None if status is None else (status.st_dev, status.st_ino, status.st_size))
     return identities
-
-
-def _find_copies(
-    table: LabelTable, rows: NDArray[np.intp], identities: Sequence[tuple[int, int, int] | None]
-) -> tuple[str, ...]:
-    """Find files with the same bytes at different patients or with contradicting labels, as pairs of names.
-
-    Of files of equal size a piece from the middle is read; only where that is equal as well, the whole file is.
-    """
-    same_size = defaultdict[int, list[int]](list)
-    for row in rows.tolist():
-        if (identity := identities[row]) is not None and identity[2]:
-            same_size[identity[2]].append(row)
-    suspects = [(size, row) for size, of_size in same_size.items() if len(of_size) > 1 for row in of_size]
-    with ThreadPoolExecutor() as pool:  # a disk of the network answers many at a time
-        pieces = pool.map(lambda suspect: _hash_file(table.files[suspect[1]], suspect[0]), suspects)
-        same_piece = defaultdict[object, list[int]](list)
-        for (size, row), piece in zip(suspects, pieces, strict=True):
-            if piece is not None:
-                same_piece[size, piece].append(row)
-    copies, first = [], dict[object, int]()
-    for key, of_piece in same_piece.items():
-        for row in of_piece if len(of_piece) > 1 else ():
-            if (whole := _hash_file(table.files[row])) is None or (
-                earlier := first.setdefault((key, whole), row)
-            ) == row:
-                continue
-            labels = table.labels[[row, earlier]]
-            if table.patients[row] != table.patients[earlier] or bool((labels[0] + labels[1] == 1).any()):
-                copies.append(f'"{table.files.names[row]}" is "{table.files.names[earlier]}"')
-    return tuple(copies)
-
-
-def _hash_file(file: Path, size: int = 0) -> bytes | None:
-    """Return the hash of a file, or of a piece from the middle of its ``size`` bytes; None if it cannot be read."""
-    try:
-        with file.open("rb", buffering=0) as content:
-            if not size:
-                return hashlib.file_digest(content, "sha256").digest()
-            content.seek(max(0, size - _PIECE) // 2)
-            return hashlib.sha256(content.read(_PIECE)).digest()
-    except OSError:
-        return None
 
 
 def _drop_repeated_rows(

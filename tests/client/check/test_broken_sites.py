@@ -247,8 +247,11 @@ def test_an_image_that_stands_in_train_and_in_test_under_two_names(hospital: Hos
     train, test = (next(row["image"] for row in hospital.table if row["part"] == part) for part in ("train", "test"))
     images = hospital.folder / "images"
     (images / test).write_bytes((images / train).read_bytes())
-    finding = worst(hospital.checked(**DATA_ONLY), ExitCode.DUPLICATES, Severity.WARNING)
+    result = hospital.checked(**DATA_ONLY)
+    finding = worst(result, ExitCode.DUPLICATES, Severity.WARNING)
     assert set(finding.names[0].split(" = ")) == {f"{train} (train)", f"{test} (test)"}
+    (note,) = (each for area in result.areas for each in area.findings if "another patient" in each.problem)
+    assert f'"{test}"' in note.problem
 
 
 H100 = Gpu("H100", 80 * GB, 79 * GB, 2)

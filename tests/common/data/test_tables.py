@@ -17,11 +17,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from PIL import Image
 from pydantic import ValidationError
 
 from common.data.base.names import find_similar, names_of_array, normalized
 from common.data.base.spec import FolderSpec
-from common.data.load import open_table
+from common.data.images import store
+from common.data.images.store import ImageStore
+from common.data.load import load, open_table
 from common.data.tables.csv import read_columns
 from common.data.tables.labels import LabelTable
 from common.data.tables.roles import find_synonyms, guess_roles
@@ -615,13 +618,44 @@ def test_a_link_is_the_picture_that_it_leads_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("row", "count"), [("p0,1,0", 0), ("p0,1,", 0), ("p0,0,0", 1), ("p1,1,0", 1), ("p1,0,1", 1)])
-def test_copies_of_a_picture_whose_rows_disagree_are_named(row: str, count: int, tmp_path: Path) -> None:
-    touch(tmp_path, "a.png", "b.png", "c.png")
-    for name, content in (("a", b"x" * 9000), ("b", b"x" * 9000), ("c", b"y" + b"x" * 8999)):
-        (tmp_path / "scans" / f"{name}.png").write_bytes(content)
-    table = read(tmp_path, f"file,id,Mass,Edema\na.png,p0,1,0\nb.png,{row}\nc.png,p2,0,1\n")
-    assert table.copies == ('"b.png" is "a.png"',) * count
-    assert len(table.notes) == count
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_copies_of_a_picture_whose_rows_disagree_are_named(
+    row: str, count: int, is_cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "SMALL_BYTES", 0)
+    monkeypatch.setattr(store, "SETTLED_S", 0.0)
+    (tmp_path / "scans").mkdir()
+    for name, grey in (("a", 1), ("b", 1), ("c", 2)):  # files of one size
+        Image.new("L", (20, 20), grey).save(tmp_path / "scans" / f"{name}.png")
+    (tmp_path / "t.csv").write_text(f"file,id,Mass,Edema\na.png,p0,1,0\nb.png,{row}\nc.png,p2,0,1\n")
+    settings = {"images": "scans", "labels": "t.csv", "image_column": "file", "patient_column": "id"}
+    spec = FolderSpec.model_validate({"kind": "folder", "label_columns": ("Mass", "Edema"), **settings})
+    place = ImageStore(tmp_path / "cache" if is_cached else None)
+    for _ in range(2):
+        notes = load(spec, tmp_path, place).train.notes
+        assert ['"b.png" is "a.png"' in note for note in notes] == [True] * count
+
+
+def test_the_second_start_reads_nothing_of_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "SMALL_BYTES", 0)
+    monkeypatch.setattr(store, "SETTLED_S", 0.0)
+    touch(tmp_path, "a.png", "b.png")
+    for name in ("a", "b"):
+        Image.new("L", (20, 20), 7).save(tmp_path / "scans" / f"{name}.png")
+    (tmp_path / "t.csv").write_text("file,id,Mass\na.png,p0,1\nb.png,p1,0\n")
+    settings = {"images": "scans", "labels": "t.csv", "image_column": "file", "patient_column": "id"}
+    spec = FolderSpec.model_validate({"kind": "folder", "label_columns": ("Mass",), **settings})
+    place, opened, open_file = ImageStore(tmp_path / "cache"), list[str](), Path.open
+
+    def note_name(path: Path, *arguments: Any, **others: Any) -> Any:
+        opened.append(path.suffix)
+        return open_file(path, *arguments, **others)
+
+    first = load(spec, tmp_path, place).train.notes
+    monkeypatch.setattr(Path, "open", note_name)
+    assert load(spec, tmp_path, place).train.notes == first != ()
+    assert ".csv" in opened
+    assert ".png" not in opened
 
 
 def test_notes_name_the_other_findings_with_their_rows(folder: Path) -> None:

@@ -1,0 +1,43 @@
+"""Files with the same bytes in a data set, and what their rows say of one picture."""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.base.splits import Names
+from common.system.plain_text import counted, list_first_and_count_rest
+
+_LISTED = 5
+
+
+def equal_groups(contents: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
+    """Return the rows of each content that several rows have, given pairs of a row and of its content."""
+    rows = defaultdict[Hashable, list[int]](list)
+    for row, content in contents:
+        rows[content].append(row)
+    return [group for group in rows.values() if len(group) > 1]
+
+
+def contradicting_copies(
+    groups: Iterable[Sequence[int]], names: Sequence[str], labels: NDArray[np.float32], patients: Names
+) -> str:
+    """Return a sentence on copies of pictures with another patient or other labels; empty if there are none.
+
+    Args:
+        groups: The rows of each picture that is there several times.
+        labels: ``(n, classes)``, NaN unknown, which contradicts nothing.
+    """
+    copies = [
+        f'"{names[row]}" is "{names[first]}"'
+        for first, *others in groups
+        for row in others
+        if patients[row] != patients[first] or (labels[row] + labels[first] == 1).any()
+    ]
+    if not copies:
+        return ""
+    return (
+        f"{counted(len(copies), 'image')} with the very bytes of an earlier one, but another patient or other labels: "
+        f"{list_first_and_count_rest(copies, _LISTED)}. One may be in training, the other in test."
+    )
