@@ -16,7 +16,7 @@ from client.connection.exit_codes import ExitCode
 from client.site.policy import TRUST, Policy
 from client.site.settings import list_data_faults, make_declaration
 from client.site.site_file import FILE, Settings
-from common.data.base.image_set import PARTS, is_placeholder
+from common.data.base.image_set import PARTS, describe_blank, is_placeholder
 from common.data.base.spec import ChexpertSpec, LabelColumnsSpec, MimicSpec
 from common.data.images.headers import display_problems
 from common.data.images.pixel_cache import content_key
@@ -87,6 +87,8 @@ def check_data(settings: Settings, images: int | None) -> DataCheck:
     _check_unreadable_files(area, source, empty, pictures)
     for problem in display_problems(heads if source.form is None or source.form.rendering.window is None else []):
         area.note(problem, "Look at the images with flwr-client preview-data.")
+    if blank := describe_blank([source.names[facts.row] for facts in decoded if facts.blank]):
+        area.note(blank, "Look at them with flwr-client preview-data.")
     _check_depth_and_color(area, source, decoded)
     _check_inversion(area, decoded)
     _check_duplicates(area, source, duplicates)

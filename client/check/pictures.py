@@ -13,6 +13,7 @@ from client.check.source import ImageSource
 from common.data.base.spec import AS_IN_FILE
 from common.data.images.headers import NO_DICOM, DicomHead, read_dataset, read_dicom_head, tags_by_keyword
 from common.data.images.reading import (
+    BLANK,
     decode_picture,
     fit_to_form,
     is_deep_png,
@@ -46,6 +47,7 @@ class PictureFacts:
         pixels: uint8 ``(height, width[, 3])`` as the network receives it; None where the picture cannot be read, or
             :data:`MOST_PIXELS_KEPT` others are in memory.
         head: Of a DICOM file from an archive; else empty. Of files in a folder the source has it.
+        blank: True if a DICOM file is one grey because its window misses all of its values.
         reason: Why the picture cannot be read; empty where it can.
     """
 
@@ -57,6 +59,7 @@ class PictureFacts:
     inverted: bool | None = None
     pixels: NDArray[np.uint8] | None = None
     head: DicomHead = NO_DICOM
+    blank: bool = False
     reason: str = ""
 
 
@@ -85,7 +88,9 @@ def _read_picture(source: ImageSource, row: int) -> PictureFacts:
         kind, mode = _kind_and_mode(content)
         decoded = np.asarray(image)
         pixels = fit_to_form(image, form) if form else decoded
-        return PictureFacts(row, kind, *image.size, mode, looks_inverted(decoded), pixels, dicom)
+        return PictureFacts(
+            row, kind, *image.size, mode, looks_inverted(decoded), pixels, dicom, image.info.get(BLANK, False)
+        )
     except Exception as error:
         return PictureFacts(row, head=dicom, reason=unreadable_reason(error))
 

@@ -80,6 +80,15 @@ def describe_skipped(skipped: Sequence[SkippedImage]) -> str:
     return f"{counted(len(skipped), 'image')} could not be read, and {verb} left out: {names}."
 
 
+def describe_blank(names: Sequence[str]) -> str:
+    """Return one sentence that names the first DICOM files that are one grey; empty without any."""
+    if not names:
+        return ""
+    files = counted(len(names), "DICOM file is", "DICOM files are")
+    reason = "their window or VOI LUT misses all of their values. data.window = [centre, width] sets another"
+    return f"{files} one grey all over, because {reason}: {list_first_and_count_rest(names, MOST_SKIPPED_NAMED)}."
+
+
 @dataclass(frozen=True)
 class ImageSet:
     """Pictures with their labels; rows of all arrays belong together.
@@ -95,7 +104,8 @@ class ImageSet:
         skipped: Images of the source that could not be read.
         missing: Number of images that the source's table names but its folder does not hold.
         places: ``(n,)``, the place of each picture in ``stored``; None where they are all of it, in order.
-        notes: Sentences on the table of labels that a person has to read, the same for all parts of a data set.
+        notes: Sentences on the table of labels and on its pictures that a person has to read, the same for all parts of
+            a data set.
     """
 
     stored: NDArray[np.uint8] | PixelRows

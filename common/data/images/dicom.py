@@ -87,7 +87,15 @@ _READ = tags_by_keyword(
 
 
 def dicom_pixels(data: bytes, rendering: Rendering = AS_IN_FILE) -> NDArray[np.uint8]:
+    """Return the pixels of :func:`decode_dicom`."""
+    return decode_dicom(data, rendering)[0]
+
+
+def decode_dicom(data: bytes, rendering: Rendering = AS_IN_FILE) -> tuple[NDArray[np.uint8], bool]:
     """Decode a DICOM file to ``(height, width)`` grey or ``(height, width, 3)`` colour.
+
+    Returns:
+        The pixels, and True if they are one grey because the window misses all of the different values in the file.
 
     Raises:
         ValueError: If it holds no grey or colour picture, no such frame, or too large a one; or what pydicom raises.
@@ -103,13 +111,15 @@ def dicom_pixels(data: bytes, rendering: Rendering = AS_IN_FILE) -> NDArray[np.u
     meaning = _meaning(dataset)
     if dataset.PhotometricInterpretation in _COLOR:
         pixels = _decode_frame(dataset, index, limit)
-        return convert_in_bands(
+        shown = convert_in_bands(
             lambda band: scale_to_8_bits(meaning.values(band), meaning.stored, "BitsStored"), pixels
         )
+        return shown, False
     numbers = _decode_grey(dataset, index, limit)
     if dataset.PhotometricInterpretation == _PALETTE:
-        return convert_in_bands(lambda band: _apply_palette(meaning.values(band), dataset), numbers)
-    return grey_of(numbers, GreyDisplay(dataset, meaning, 8 * numbers.itemsize, rendering.window))
+        return convert_in_bands(lambda band: _apply_palette(meaning.values(band), dataset), numbers), False
+    grey = grey_of(numbers, GreyDisplay(dataset, meaning, 8 * numbers.itemsize, rendering.window))
+    return grey, bool(grey.min() == grey.max() and numbers.min() < numbers.max())
 
 
 def _decoded_size(dataset: Any) -> int:

@@ -5,6 +5,7 @@ A folder holds the pictures of one form (:class:`PixelCache`). Its files:
 ========== ============================================================================================================
 pixels     row after row, each of the same length; encrypted rows hold a nonce, the pixels and a tag (AES-256-GCM)
 rows       a record for each row of ``pixels``: the key of the picture's content, and a checksum of the row
+blank      the content key of each picture that is one grey because its window misses all of its values
 files      a record for each file that was read: its path, size and times as a hash, and the key of its content
 lock       locked by the program that adds rows
 in_use     locked by each program that maps the pixels; a folder in use is not removed
@@ -37,7 +38,7 @@ from common.data.base.image_set import PixelRows
 from common.errors import BadInput, Fault
 from common.system.files import make_private_folder
 
-PIXELS, ROWS, FILES, LOCK, IN_USE = "pixels", "rows", "files", "lock", "in_use"
+PIXELS, ROWS, BLANK, FILES, LOCK, IN_USE = "pixels", "rows", "blank", "files", "lock", "in_use"
 _KEY, _CHECK, _IDENTITY = 32, 4, 16
 """Bytes of a content key, of a row's checksum, and of a file's identity."""
 _NONCE, _TAG = 12, 16
@@ -142,6 +143,10 @@ class PixelCache:
         whole = path.stat().st_size // self.row_bytes if path.exists() else 0
         return {record[:_KEY]: row for row, record in enumerate(records[:whole])}
 
+    def blank(self) -> set[bytes]:
+        """Return the content keys of pictures whose window misses all of their values."""
+        return set(_read_records(self.folder / BLANK, _KEY))
+
     def files(self) -> dict[bytes, bytes]:
         """Return the content key of each file by its identity (:meth:`identity`)."""
         return {r[:_IDENTITY]: r[_IDENTITY:] for r in _read_records(self.folder / FILES, _IDENTITY + _KEY)}
@@ -202,9 +207,11 @@ class CacheRowWriter:
         self._next = self._lasting = len(self.places)
         self._rows = (cache.folder / ROWS).open("ab", buffering=0)
         self._files = (cache.folder / FILES).open("ab", buffering=0)
+        self._blank = (cache.folder / BLANK).open("ab", buffering=0)
         self._pixels = os.open(cache.folder / PIXELS, os.O_RDWR | os.O_CREAT, 0o600)
         self._rows.truncate(self._next * (_KEY + _CHECK))
-        self._files.truncate((cache.folder / FILES).stat().st_size // (_IDENTITY + _KEY) * (_IDENTITY + _KEY))
+        for file, length in ((self._files, _IDENTITY + _KEY), (self._blank, _KEY)):
+            file.truncate(file.tell() // length * length)
         self._written: dict[int, bytes] = {}
         self._new_files: list[bytes] = []
         self._lock, self._flushing, self._flushed = threading.Lock(), threading.Lock(), time.monotonic()
@@ -243,6 +250,10 @@ class CacheRowWriter:
         with self._lock:
             self._new_files.append(identity + key)
 
+    def add_blank(self, key: bytes) -> None:
+        """Note that the window of a picture misses all of its values, before the picture is added."""
+        self._blank.write(key)
+
     def _flush(self) -> None:
         with self._lock:
             rows, files, last = list[bytes](), self._new_files, self._lasting
@@ -264,6 +275,7 @@ class CacheRowWriter:
             os.close(self._pixels)
             self._rows.close()
             self._files.close()
+            self._blank.close()
 
 
 def total_bytes(root: Path) -> int:

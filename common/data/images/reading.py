@@ -35,6 +35,8 @@ _UNREAD_KINDS = {
 _LONGEST_REASON = 150
 _NOISE_OF_COLOR, _SHARE_IN_COLOR = 8, 0.001
 NOT_A_PICTURE = "neither PNG, JPEG, DICOM nor NIfTI"
+BLANK = "blank"
+"""Key of a picture's ``info`` that is true for a DICOM file whose window misses all of its values."""
 DEPTH_UNKNOWN = "a PNG file of 16 bits a sample; data.bit_depth must say how many of them are used, such as 12"
 _PNG = b"\x89PNG"
 _PNG_OR_JPEG = (_PNG, b"\xff\xd8")
@@ -129,9 +131,12 @@ def decode_picture(content: bytes | Path, rendering: Rendering = AS_IN_FILE, sid
     if not data:
         raise ValueError("empty")
     if is_dicom(data):
-        from common.data.images.dicom import dicom_pixels  # takes a second, and most data sets have none
+        from common.data.images.dicom import decode_dicom  # takes a second, and most data sets have none
 
-        return Image.fromarray(dicom_pixels(data, rendering))
+        pixels, is_blank = decode_dicom(data, rendering)
+        image = Image.fromarray(pixels)
+        image.info[BLANK] = is_blank
+        return image
     if not data.startswith(_PNG_OR_JPEG):
         raise ValueError(other_kind(data[:_HEAD]))
     image = (_decode_png if data.startswith(_PNG) else _decode_jpeg)(data, rendering, side)

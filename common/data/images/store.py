@@ -36,8 +36,10 @@ from common.data.images.pixel_cache import (
     total_bytes,
 )
 from common.data.images.reading import (
+    BLANK,
     ImageForm,
-    decode_to_form,
+    decode_picture,
+    fit_to_form,
     is_nifti,
     read_head,
     unreadable_reason,
@@ -137,12 +139,14 @@ class DecodedPictures:
             same place.
         rows: ``(n,)``, the number of each of these among those requested.
         skipped: Those that could not be read.
+        blank: Names of DICOM files that are one grey because their window misses all of their values.
     """
 
     stored: NDArray[np.uint8] | PixelRows
     places: NDArray[np.intp]
     rows: NDArray[np.intp]
     skipped: tuple[SkippedImage, ...]
+    blank: tuple[str, ...] = ()
 
     @property
     def images(self) -> NDArray[np.uint8]:
@@ -198,7 +202,7 @@ class _Decoding:
         self.identify = identify
         self.identities = [identify(row) for row in range(len(names))]
         self.places = np.full(len(names), -1, np.intp)
-        self.reasons = dict[int, str]()
+        self.reasons, self.blank = dict[int, str](), set[int]()
 
     def in_memory(self) -> DecodedPictures:
         """Decode all pictures into one array.
@@ -209,16 +213,19 @@ class _Decoding:
         images = allocate_pictures(len(self.names), self.form.shape, self.store)
         self.places[:] = -1  # a cache that failed may have had some
         self.reasons.clear()
+        self.blank.clear()
         sizes = Counter(identity.size if identity else None for identity in self.identities)
         keys = dict[int, bytes]()
 
         def decode(row: int) -> None:
             try:
                 content, identity = self.read_content(row), self.identities[row]
-                images[row] = decode_to_form(content, self.form)
+                images[row], is_blank = self.decode(content)
                 self.places[row] = row
                 if identity is None or identity.size is None or sizes[identity.size] > 1:  # else it has no copy
                     keys[row] = content_key(content)
+                if is_blank:
+                    self.blank.add(row)
             except Exception as error:  # any error of a decoder on a broken file: the others go on
                 self.reasons[row] = unreadable_reason(error)
 
@@ -252,13 +259,20 @@ class _Decoding:
         content = self.read(number)
         return content.read_bytes() if isinstance(content, Path) and not is_nifti(read_head(content)) else content
 
+    def decode(self, content: bytes | Path) -> tuple[NDArray[np.uint8], bool]:
+        """Return a picture in the form of the set, and True if its window misses all of its values."""
+        image = decode_picture(content, self.form.rendering, self.form.size)
+        return fit_to_form(image, self.form), image.info.get(BLANK, False)
+
     def _find_rows(self, cache: PixelCache, rows: dict[bytes, int]) -> list[int]:
         """Find the places of pictures that are in the cache; return the numbers of the others."""
-        files, missing = cache.files(), list[int]()
+        files, blank, missing = cache.files(), cache.blank(), list[int]()
         for number, identity in enumerate(self.identities):
             key = files.get(cache.identity(identity.about)) if identity else None
             if key in rows:
                 self.places[number] = rows[key]
+                if key in blank:
+                    self.blank.add(number)
             else:
                 missing.append(number)
         return missing
@@ -282,14 +296,15 @@ class _Decoding:
     def _result(self, stored: NDArray[np.uint8] | PixelRows) -> DecodedPictures:
         skipped = (SkippedImage(self.names[row], self.reasons[row]) for row in sorted(self.reasons))
         rows = np.flatnonzero(self.places >= 0)
-        return DecodedPictures(stored, self.places[rows], rows, tuple(skipped))
+        blank = tuple(self.names[row] for row in sorted(self.blank))
+        return DecodedPictures(stored, self.places[rows], rows, tuple(skipped), blank)
 
 
 class _DecodingIntoCache:
     """Decodes pictures into the rows of a cache, each content once."""
 
     def __init__(self, work: _Decoding, cache: PixelCache, out: CacheRowWriter) -> None:
-        self.work, self.cache, self.out = work, cache, out
+        self.work, self.cache, self.out, self.blank = work, cache, out, cache.blank()
         self._busy, self._changed = set[bytes](), threading.Condition()
 
     def decode(self, number: int) -> None:
@@ -304,12 +319,17 @@ class _DecodingIntoCache:
         with self._alone(key):
             if key not in self.out.places:
                 try:
-                    picture = decode_to_form(content, work.form)
+                    picture, is_blank = work.decode(content)
                 except Exception as error:  # any error of a decoder on a broken file
                     work.reasons[number] = unreadable_reason(error)
                     return
+                if is_blank:
+                    self.out.add_blank(key)
+                    self.blank.add(key)
                 self.out.add(key, picture)
         work.places[number] = self.out.places[key]
+        if key in self.blank:
+            work.blank.add(number)
         before = work.identities[number]
         if before and before == work.identify(number) and began - before.changed > SETTLED_S:
             self.out.add_file(self.cache.identity(before.about), key)

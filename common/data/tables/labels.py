@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PARTS, ImageSet, Splits, patients_known, unknown_patients
+from common.data.base.image_set import PARTS, ImageSet, Splits, describe_blank, patients_known, unknown_patients
 from common.data.base.names import find_similar, is_blank, is_nameless, names_of_array
 from common.data.base.spec import FolderSpec, LabelColumnsSpec, PictureSpec, PictureTableSpec
 from common.data.base.splits import (
@@ -206,7 +206,7 @@ def decode_table(table: LabelTable, spec: PictureTableSpec, store: ImageStore) -
         sources=readable.sources,
         missing=table.missing,
         places=decoded.places,
-        notes=tuple(filter(None, (*table.notes, copies))),
+        notes=tuple(filter(None, (*table.notes, copies, describe_blank(decoded.blank)))),
     )
     parts = []
     for part in PARTS:

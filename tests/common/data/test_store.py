@@ -28,6 +28,7 @@ from common.data.images.pixels import pixels_on_device
 from common.data.images.reading import ImageForm
 from common.data.images.store import DecodedPictures, DecodingProgress, FileIdentity, ImageStore, decode_pictures
 from common.errors import BadInput
+from tests.common.data.dicom_files import dicom
 
 FORM = ImageForm(8, color=False, resize="pad")
 SECRET = bytes(range(32))
@@ -123,7 +124,7 @@ def test_a_copy_and_a_new_name_are_read_but_not_decoded(
     (tmp_path / "moved").mkdir()
     moved = [file.rename(tmp_path / "moved" / f"x{file.name}") for file in files]
     (tmp_path / "copy.png").write_bytes(moved[2].read_bytes())
-    monkeypatch.setattr(store, "decode_to_form", None)  # would raise, and leave the picture out
+    monkeypatch.setattr(store, "decode_picture", None)  # would raise, and leave the picture out
     decoded = decode([*moved, tmp_path / "copy.png"], place)
     np.testing.assert_array_equal(decoded.images, np.concatenate([expected, expected[2:3]]))
 
@@ -334,17 +335,36 @@ def test_pictures_of_one_content_are_decoded_once_by_many_threads(
     copies = [tmp_path / f"copy{number}.png" for number in range(16)]
     for copy in copies:
         copy.write_bytes(file.read_bytes())
-    real, threads = store.decode_to_form, list[int]()
+    real, threads = store.decode_picture, list[int]()
 
-    def slow(content: bytes | Path, form: ImageForm) -> NDArray[np.uint8]:
+    def slow(content: bytes | Path, rendering: Rendering, side: int) -> Image.Image:
         threads.append(threading.get_ident())
         time.sleep(0.05)
-        return real(content, form)
+        return real(content, rendering, side)
 
-    monkeypatch.setattr(store, "decode_to_form", slow)
+    monkeypatch.setattr(store, "decode_picture", slow)
     decoded = decode(copies, replace(place, workers=8))
     assert len(threads) == 1
     assert set(decoded.places) == {0}
+
+
+@pytest.mark.parametrize("secret", [None, SECRET], ids=["plain", "encrypted"])
+def test_files_whose_window_misses_all_values_are_named_at_each_start(tmp_path: Path, secret: bytes | None) -> None:
+    values = np.array([[0, 100], [200, 300]], np.uint16)
+    contents = {
+        "below.dcm": dicom(values, WindowCenter=5000, WindowWidth=100),
+        "above.dcm": dicom(values, WindowCenter=-5000, WindowWidth=100),
+        "within.dcm": dicom(values, WindowCenter=150, WindowWidth=300),
+        "even.dcm": dicom(values * 0, WindowCenter=5000, WindowWidth=100),  # so it is in the file
+        "copy.dcm": dicom(values, WindowCenter=5000, WindowWidth=100),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    files = [tmp_path / name for name in contents]
+    for place in (ImageStore(), *[ImageStore(tmp_path / "cache", secret=secret)] * 2):
+        decoded = decode(files, place)
+        assert decoded.blank == ("below.dcm", "above.dcm", "copy.dcm")
+        assert decoded.places[4] == decoded.places[0]
 
 
 # ---------------------------------------------------------------------- room
