@@ -7,19 +7,22 @@ import io
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
 
 CUT_OFF = "damaged or cut off: a part of the picture is missing"
+OVERWRITTEN = "damaged: a part of the picture was overwritten with zeros"
 END_OF_IMAGE = b"\xff\xd9"
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 """A marker with a segment behind it, or the end of the image; within packed data there is none."""
 _END_OF_IMAGE = 0xD9
 _BASELINE, _EXTENDED = 0xC0, 0xC1
-_SCAN, _JFIF, _ADOBE, _RESTART_INTERVAL = 0xDA, 0xE0, 0xEE, 0xDD
+_SCAN, _JFIF, _ADOBE, _RESTART_INTERVAL, _HUFFMAN_TABLES = 0xDA, 0xE0, 0xEE, 0xDD, 0xC4
+_ZEROS = bytes(64)
+"""Packed data with fewer zeros, as disks and networks leave them, are not examined."""
 _RESTART = re.compile(rb"\xff([\xd0-\xd7])")
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _ONES = b"\xff\x00" * 8
@@ -124,6 +127,7 @@ def parse_jpeg(data: bytes) -> JpegHead:
     if not scans or not frame:
         raise ValueError("damaged or cut off")
     sampling, components = frame[7::3], frame[6::3]
+    _refuse_zeros(data)
     if (
         interval
         and scans == 1
@@ -145,6 +149,68 @@ def _count_restarts(data: bytes, start: int, stop: int) -> int:
     if numbers != [place % 8 for place in range(len(numbers))]:
         raise ValueError(CUT_OFF)
     return len(numbers)
+
+
+def _refuse_zeros(data: bytes) -> None:
+    """Refuse a sequential JPEG whose packed data hold more zeros than those of any picture.
+
+    Zeros are code words too. Unless the table of a component begins with the end of a block, as it does where most
+    blocks are even, they say that all coefficients of a block are the same, which two blocks never are in a row.
+
+    Raises:
+        ValueError: If it does, or a table is damaged.
+    """
+    if _ZEROS not in data:
+        return
+    longest, sampling, codes = 0, dict[int, int](), dict[int, tuple[int, int]]()
+    for marker, start, stop in jpeg_segments(data):
+        content = data[start:stop] if marker else b""
+        if marker in _FRAMES and not sampling:
+            if marker not in (_BASELINE, _EXTENDED):
+                return
+            sampling = {content[6 + 3 * number]: content[7 + 3 * number] for number in range(content[5])}
+        elif marker == _HUFFMAN_TABLES:
+            codes |= _codes_of_zeros(content)
+        elif marker == _SCAN:
+            longest = _most_zeros(content, sampling, codes)
+        elif not marker and longest and bytes(longest) in data[start:stop].rstrip(b"\0"):
+            raise ValueError(OVERWRITTEN)
+
+
+def _codes_of_zeros(content: bytes) -> dict[int, tuple[int, int]]:
+    """Return, by class and number of each table of a segment, its code word of zeros only, as length and symbol.
+
+    It is the first of the shortest code words (ITU-T T.81, annex C).
+
+    Raises:
+        ValueError: If the segment is damaged.
+    """
+    codes, place = dict[int, tuple[int, int]](), 0
+    while place < len(content):
+        counts = content[place + 1 : place + 17]
+        if not any(counts) or place + 17 + sum(counts) > len(content):
+            raise ValueError("damaged or cut off")
+        codes[content[place]] = 17 - len(counts.lstrip(b"\0")), content[place + 17]
+        place += 17 + sum(counts)
+    return codes
+
+
+def _most_zeros(scan: bytes, sampling: Mapping[int, int], codes: Mapping[int, tuple[int, int]]) -> int:
+    """Return the number of bytes of zeros that are in no picture; 0 if all components may be even.
+
+    Args:
+        scan: The content of the scan's header.
+        sampling: The sampling factors of each component.
+        codes: The code words of zeros.
+    """
+    bits, is_even = 0, True  # of two of the units into which the picture is divided
+    for name, tables in zip(scan[1 : 1 + 2 * scan[0] : 2], scan[2 : 2 + 2 * scan[0] : 2], strict=True):
+        (length, size), (ac_length, symbol) = codes.get(tables >> 4, (0, 0)), codes.get(0x10 | tables & 15, (0, 0))
+        words = math.ceil(63 / ((symbol >> 4) + 1)) if symbol else 1
+        blocks = (sampling[name] >> 4) * (sampling[name] & 15) if scan[0] > 1 else 1
+        bits += 2 * blocks * (length + size + words * (ac_length + (symbol & 15)))
+        is_even = is_even and not symbol
+    return 0 if is_even else len(_ZEROS) + bits // 8
 
 
 def _expected_restarts(frame: bytes, interval: int) -> int:

@@ -90,6 +90,26 @@ def test_a_cut_jpeg_is_refused_also_with_an_end_marker(kind: str, share: float, 
         decode_picture(data[:place] + ENDS[end])
 
 
+@pytest.mark.parametrize("settings", [*BASELINE, {"restart_marker_blocks": 40}, {"optimize": True}])
+@pytest.mark.parametrize("pixels", [GREY, COLOR], ids=["grey", "colour"])
+def test_a_jpeg_with_zeros_over_a_part_of_it_is_refused(settings: dict[str, Any], pixels: NDArray[np.uint8]) -> None:
+    """A sector of a disk that was not written; the zeros are code words, and libjpeg decodes them."""
+    data = jpeg(np.tile(pixels, (4, 4, 1)[: pixels.ndim]), **settings)
+    assert decode_picture(data).size == (4 * 72, 4 * 96)
+    middle = (data.index(b"\xff\xda") + len(data)) // 2
+    with pytest.raises(ValueError, match="damaged"):
+        decode_picture(data[:middle] + bytes(512) + data[middle + 512 :])
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimize": True}, {"optimize": True, "progressive": True}])
+@pytest.mark.parametrize("grey", [0, 90, 255])
+def test_an_even_picture_is_read_though_its_packed_data_may_be_zeros(grey: int, settings: dict[str, Any]) -> None:
+    picture = np.full((2048, 2048), grey, np.uint8)
+    picture[:4] = 255 - picture[:4]  # so that there are several code words
+    data = jpeg(picture, **settings)
+    assert (np.asarray(decode_picture(data)) == np.asarray(Image.open(io.BytesIO(data)))).all()
+
+
 PACKED = {
     uid.JPEGBaseline8Bit: lambda: in_fragments(plain(source(8), 8), jpeg(source(8)), syntax=uid.JPEGBaseline8Bit),
     uid.JPEGExtended12Bit: lambda: in_fragments(
