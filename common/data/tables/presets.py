@@ -4,6 +4,7 @@ Splits are made over all rows of a table before rows without a file are left out
 side no matter which part of the data set a site holds.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from common.data.tables.labels import (
     split_table,
 )
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
-from common.system.plain_text import counted
+from common.system.plain_text import counted, list_first_and_count_rest
 
 _NIH_OWN_NAME = {"Pleural Effusion": "Effusion", "Pleural Thickening": "Pleural_Thickening"}
 
@@ -39,9 +40,8 @@ def open_nih(spec: NihSpec, base: Path) -> LabelTable:
     required = ("Image Index", "Finding Labels", "Patient ID", "View Position")
     columns, folder = _read_checked_columns(spec, base, required)
     own_names = [_NIH_OWN_NAME.get(name, name) for name in NIH_CLASSES]
-    names, listings = columns["Image Index"], FolderListings()
-    paths = {name: f"{below}/{name}" for below, name in listings.walk(folder)}
-    stop_on(listings.faults())
+    names = columns["Image Index"]
+    paths = _find_paths(folder, frozenset(names.tolist()))
     labels, _ = finding_matrix(columns.column("Finding Labels"), "Finding Labels", FindingRules(own_names))
     table = _make_table(
         files=PictureFiles.of(folder, [paths.get(name, name) for name in names.tolist()]),
@@ -52,6 +52,27 @@ def open_nih(spec: NihSpec, base: Path) -> LabelTable:
     table = _assign_nih_parts(spec, base, table, names)
     views = columns["View Position"]
     return drop_missing_files(table if spec.view is None else table.rows(np.flatnonzero(views == spec.view)), spec)
+
+
+def _find_paths(folder: Path, names: Collection[str]) -> dict[str, str]:
+    """Return the path below ``folder`` of each file of these names that is there.
+
+    Raises:
+        BadInput: If a folder cannot be listed, or different files have one name.
+    """
+    listings, paths, repeated = FolderListings(), dict[str, str](), list[str]()
+    for below, name in listings.walk(folder):
+        if name in names:
+            first = paths.setdefault(name, path := f"{below}/{name}")
+            if first != path and (folder / first).resolve() != (folder / path).resolve():
+                repeated.append(f'"{first}" and "{path}"')
+    faults = listings.faults()
+    if repeated:
+        problem = f"{counted(len(repeated), 'file')} with the name of another one: "
+        problem += f"{list_first_and_count_rest(repeated, 5)}."
+        faults.append(Fault("data.images", problem, "Remove one of each two, or name the folder that holds only one."))
+    stop_on(faults)
+    return paths
 
 
 def _assign_nih_parts(spec: NihSpec, base: Path, table: LabelTable, names: Names) -> LabelTable:

@@ -130,6 +130,17 @@ def test_nihs_names_become_the_shared_ones(nih: Path) -> None:
     assert table.labels.sum() == 16  # 8 patients with both
 
 
+def test_different_files_of_one_name_are_refused_and_links_to_a_file_are_not(nih: Path, write_png: WritePng) -> None:
+    (nih / "all").mkdir()
+    (nih / "all" / "00000002_000.png").symlink_to(nih / "images_001/images/00000002_000.png")
+    write_png("all/other.png")
+    write_png("elsewhere/other.png")
+    assert len(open_table(nih_spec(), nih).files) == 16
+    write_png("all/00000003_000.png")
+    (fault,) = faults(nih_spec(), nih)
+    assert (fault.where, fault.problem.count("00000003_000.png")) == ("data.images", 2)
+
+
 def test_an_image_in_neither_list_and_a_missing_list_are_faults(nih: Path) -> None:
     (nih / "test_list.txt").write_text("00000013_000.png\n00000014_000.png\n00000015_000.png\n")
     (fault,) = faults(nih_spec(**LISTS), nih)
