@@ -4,6 +4,7 @@ A label column holds 1, 0, -1 (uncertain) or nothing. A column of findings holds
 Cells come normalised (:mod:`common.data.base.names`). A cell that means nothing here is a fault with its line.
 """
 
+import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -38,6 +39,9 @@ _NO_NAMES = re.compile(
     re.IGNORECASE,
 )
 """Cells by which people say that nobody has looked, or that nothing was seen: which of both, nobody can tell."""
+_WORD = re.compile(r"[^\W_]+")
+_ALIKE = 0.85
+"""The share of letters that two spellings of one word have in common."""
 _MOST_FAULTS = 20
 PART_NAMES = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 
@@ -85,7 +89,7 @@ class FindingRules:
         separator: Between the names in a cell; a cell may also be a list as Python writes it, ``['Mass', 'Nodule']``.
         no_finding: Names that say that all classes are absent; they stand alone in a cell.
         others: Names of findings that are no class; ``"*"`` stands for all that are unlike any class, contain the name
-            of none, and name something.
+            of none, are no part of one, and name something.
         blank: The meaning of a blank cell for all classes.
         keys: The keys of the config file, by field, for faults; a table of a public data set has none.
     """
@@ -201,6 +205,16 @@ def separator_within(part: str, has: Callable[[str], bool]) -> str | None:
     return None
 
 
+def _class_with_words(part: str, classes: Sequence[str]) -> str | None:
+    """Return the first class whose name has every word of a part of a cell, or a word nearly like it, and more."""
+    words = _WORD.findall(part.casefold())
+    for label in classes:
+        own = _WORD.findall(label.casefold())
+        if all(difflib.get_close_matches(word, own, 1, _ALIKE) for word in words):
+            return label
+    return None
+
+
 def _unlisted_faults(
     column: Column, name: str, rules: FindingRules, unlisted: Mapping[str, Collection[int]]
 ) -> list[Fault]:
@@ -219,13 +233,15 @@ def _unlisted_faults(
         near = near_names.get(fold_likeness(part)) or did_you_mean(part, rules.classes, 0.8 if all_others else 0.6)
         problem = f'column "{name}" holds {column.where_parts({text: places})}, which is no class.'
         other = f" If it is another finding, list it in {rules.keys['others']}." if rules.keys else ""
-        if len(faults) == _MOST_FAULTS or not (near or mark or within):
+        shorter = None if within or not all_others else _class_with_words(part, rules.classes)
+        if len(faults) == _MOST_FAULTS or not (near or mark or within or shorter):
             unlike[text] = places
         elif mark:
             sign = mark.replace("\n", "\\n").replace("\t", "\\t")
             faults.append(Fault(keys["separator"], problem, f'Are its names separated by "{sign}"?{other}'))
         else:
-            hint = near if near or within is None else f'It contains "{within}": correct it if it means that.'
+            contents = f'contains "{within}"' if within else f'is a part of "{shorter}"'
+            hint = near or f"It {contents}: correct it if it means that."
             faults.append(Fault(keys["classes"], problem, hint + other))
     if nothing:
         problem = f'column "{name}" holds {column.where_parts(nothing, 10)}, which names no finding.'
