@@ -8,7 +8,6 @@ model. *Not annotated* is never the same as *absent*.
 import hashlib
 import itertools
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from common.data.base.names import fold_spelling
 from common.errors import Fault, did_you_mean, quoted, stop_on
 from common.system.plain_text import PLAIN_NAME
 
@@ -157,8 +157,3 @@ def _similar_name_faults(ordered: Sequence[Declaration]) -> list[Fault]:
             remedy += f'    [data.synonyms]\n    "{local}" = "{first}"'
             faults.append(Fault("label contract", problem, remedy, other))
     return faults
-
-
-def fold_spelling(name: str) -> str:
-    """Return a name without case, spaces and punctuation, so that different spellings of one class become equal."""
-    return re.sub(r"[\W_]+", "", name.casefold())

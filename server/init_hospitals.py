@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.contract import fold_spelling
 from common.data.base.image_set import is_placeholder
+from common.data.base.names import fold_spelling
 from common.data.tables.labels import LabelTable
 from common.data.tables.roles import ColumnRoles, find_synonyms
 from common.errors import Fault, quoted

@@ -16,7 +16,8 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from common.config import ParticipationSection, Plan
-from common.contract import Declaration, LabelContract, declaration_faults, fold_spelling, merge_declarations
+from common.contract import Declaration, LabelContract, declaration_faults, merge_declarations
+from common.data.base.names import fold_spelling
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.security.signatures import SignedStatement, attached_signature
 from common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S

@@ -24,6 +24,10 @@ _FORMATS = ("Cc", "Cf", "Mn", "Lo", "So")
 _FORMULA = re.compile(r'="([^"]+)"')
 """A text that a spreadsheet is kept from taking for a number."""
 _WHOLE_NUMBER = re.compile(r"([+-]?\d+)(?:[.,]0+|[.,]?0*e[+-]?0+)")
+_AS_FLOAT = re.compile(r"([^.,]*\d)[.,]0+")
+"""A name whose last number was written as a number with a fraction, such as ``1_1.0``."""
+_TAG = re.compile(r"^(?:mrn|pid|id|pat(?:ient)?(?:[ _-]?id)?|subject)[^a-z0-9]*(?=\d)")
+"""A word in front of a number that says that it is one of a patient."""
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}([,.' ])\d{3}(?:\1\d{3})*")
 _SEPARATORS = re.compile(r"[^a-z0-9\x80-\U0010ffff]+")
 _VOWEL_AND_E = re.compile(r"([aou])e")
@@ -74,19 +78,22 @@ def is_blank(cell: str) -> bool:
 
 
 def is_nameless(cell: str) -> bool:
-    """Return True for a normalised cell that names nothing: a blank one, or one of signs such as ``-`` and ``?``."""
-    return is_blank(cell) or not any(map(str.isalnum, cell))
+    """Return True for a normalised text that names nothing: a blank one, ``None``, or signs such as ``-`` and ``?``."""
+    return is_blank(cell) or cell.casefold() == "none" or not any(map(str.isalnum, cell))
 
 
 def fold_likeness(name: str) -> str:
     """Return a text that is equal for names so alike that they may be one: see :func:`find_similar`."""
     if name.isascii():
-        folded = name.lower()
+        folded = _lower_without_tag(name)
         if simple := _LETTERS_AND_NUMBER.fullmatch(folded):  # most ids, at a fifth of the time
             return simple[1] + simple[2]
     else:
         bare = (letter for letter in unicodedata.normalize("NFKD", name) if not "\u0300" <= letter <= "\u036f")
         folded = "".join(str(unicodedata.decimal(letter, letter)) for letter in bare).casefold().translate(_LOOK_ALIKE)
+        folded = _TAG.sub("", folded)
+    if as_float := _AS_FLOAT.fullmatch(folded):
+        folded = as_float[1]
     if whole := _WHOLE_NUMBER.fullmatch(folded):
         folded = whole[1]
     elif thousands := _THOUSANDS.fullmatch(folded):
@@ -96,10 +103,21 @@ def fold_likeness(name: str) -> str:
     return _ZEROS_AND_GAPS.sub("", _SEPARATORS.sub(" ", folded).strip()) or folded
 
 
+def _lower_without_tag(name: str) -> str:
+    lower = name.lower()
+    return _TAG.sub("", lower) if lower[:1] in "mpis" else lower
+
+
+def fold_spelling(name: str) -> str:
+    """Return a text that is equal for spellings of the name of one class, which may also differ in spaces."""
+    return fold_likeness(name).replace(" ", "")
+
+
 def find_similar(names: Sequence[str]) -> dict[str, str]:
     """Find names that differ only in case, accents, signs, spaces, leading zeros, or the form of a number.
 
-    Letters of other alphabets that look like Latin ones are these, and ``ae`` is ``ä``.
+    A word such as ``MRN`` or ``patient`` in front of a number is no difference either. Letters of other alphabets that
+    look like Latin ones are these, and ``ae`` is ``ä``.
 
     Args:
         names: Normalised names without repetition.
@@ -108,8 +126,8 @@ def find_similar(names: Sequence[str]) -> dict[str, str]:
         Each name that is like an earlier one, with the earliest of its kind.
     """
     # A million names are compared in a second by a coarse key, and in ten by the finer one.
-    texts = (name if name.isascii() else fold_likeness(name) for name in names)
-    coarse = [text.lower().encode(errors="replace").translate(None, _NEVER_TELLING) for text in texts]
+    texts = (_lower_without_tag(name) if name.isascii() else fold_likeness(name) for name in names)
+    coarse = [text.encode(errors="replace").translate(None, _NEVER_TELLING) for text in texts]
     counts, first, similar = Counter(coarse), dict[str, str](), dict[str, str]()
     for name, key in zip(names, coarse, strict=True):
         if counts[key] > 1:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import PARTS, ImageSet, PixelRows, Splits, unknown_patients
-from common.data.base.names import names_of_array
+from common.data.base.names import is_blank, is_nameless, names_of_array, normalized
 from common.data.base.spec import PluginSpec
 from common.data.base.splits import (
     VALIDATION,
@@ -277,7 +277,7 @@ def _find_problems(pictures: LabelledImages, images: NDArray[np.uint8] | PixelRo
 
 
 def _is_missing(entry: Any, *, blank: bool) -> bool:
-    """Return True for None, NaN, NaT and masked entries, and for blank text unless ``blank`` allows it."""
+    """Return True for None, NaN, NaT and masked entries, and for texts that name nothing unless ``blank`` allows it."""
     if isinstance(entry, str):
-        return not blank and not entry.strip()
-    return entry is None or entry is np.ma.masked or str(entry).lower() in ("nan", "<na>", "nat")
+        return not blank and is_nameless(normalized(entry))
+    return entry is None or entry is np.ma.masked or is_blank(str(entry))

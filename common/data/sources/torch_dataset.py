@@ -22,6 +22,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from common.data.base.image_set import PixelRows
+from common.data.base.names import is_nameless, normalized
 from common.data.images.store import DecodingProgress
 from common.data.sources.label_array import label_array, plain_array
 from common.data.sources.plugin import MapDataset
@@ -39,8 +40,6 @@ _KEYS = {
 _LIKE_PATIENT = re.compile("patient|subject|participant|person|mrn")
 _NO_PATIENT = re.compile("age$|sex|gender|birth|size|height|weight|position|orientation|comment")
 _LIKE_LABELS = re.compile("label|target|annotat|known|uncertain")
-_NO_NAME = ("", "nan", "none", "nat", "<na>", "null")
-"""Texts that programs write where a name is missing."""
 _CLASSES = ("class_names", "classes", "pathologies")
 """Attributes by which data sets name their classes."""
 _LISTED, _MOST_FAILURES = 5, 100
@@ -489,7 +488,7 @@ def _patient_name(value: Any) -> str | None:
         value = value.decode("utf-8", "backslashreplace")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if value is None or str(value).strip().lower() in _NO_NAME:
+    if value is None or is_nameless(normalized(str(value))):
         return None
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise ValueError(f"names its patient by {type(value).__name__}; a patient's name is a text or a whole number.")

@@ -108,6 +108,11 @@ def test_all_white_space_is_one_space(space: str) -> None:
         ("P+1", "P1"),
         ("7", "+7"),
         ("7", "7e0"),
+        ("1_1", "1_1.0"),
+        ("p7", "p7.0"),
+        ("7", "MRN:7"),
+        ("Patient 007", "7"),
+        ("patient_id=7", "ID7"),
         ("P~1", "P 1"),
         ("\u0420\u0410\u04251", "PAX1"),
         ("\u0391\u03921", "ab1"),
@@ -120,7 +125,15 @@ def test_names_that_may_be_one_are_similar(name: str, other: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "other"),
-    [("1-23", "12-3"), ("7", "70"), ("p1", "p2"), ("1.2.30", "1.23.0"), ("\u0915\u093e", "\u0915\u093f")],
+    [
+        ("1-23", "12-3"),
+        ("7", "70"),
+        ("p1", "p2"),
+        ("1.2.30", "1.23.0"),
+        ("1.2", "1.2.0"),
+        ("A:1", "B:1"),
+        ("\u0915\u093e", "\u0915\u093f"),
+    ],
 )
 def test_names_with_other_letters_or_numbers_are_not_similar(name: str, other: str) -> None:
     assert find_similar([name, other]) == {}
@@ -362,6 +375,15 @@ def test_other_findings_are_counted_and_those_like_a_class_are_not_guessed(folde
     table = rows_of("p0,Mass", "p1,Masses", header=HEADER)
     assert '"Masses" in line 3' in refusals(folder, table, **FINDINGS, other_findings=("*",))["data.classes"]
     assert read(folder, table, **FINDINGS, other_findings=("Masses",)).other_findings == {"Masses": 1}
+
+
+@pytest.mark.parametrize("cell", ["Effusion", "effusions", "Pleural", "effusion, pleural"])
+def test_a_part_of_the_name_of_a_class_is_no_other_finding_unless_it_is_listed(cell: str, folder: Path) -> None:
+    table = written([HEADER.split(","), ["00.png", "p0", "Mass"], ["01.png", "p1", cell]])
+    settings: dict[str, Any] = {"finding_column": "finding", "classes": ("Pleural Effusion", "Mass")}
+    (text,) = refusals(folder, table, **settings, other_findings=("*",)).values()
+    assert all(part in text for part in ("in line 3", "Pleural Effusion", "data.other_findings")), text
+    assert read(folder, table, **settings, other_findings=("*", cell)).labels.tolist() == [[0, 1], [0, 0]]
 
 
 CONTAINING = [
