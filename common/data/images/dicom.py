@@ -1,17 +1,19 @@
 """One DICOM image to 8 bits, as a viewer would show it: rescaled, windowed, white bone on black air."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydicom.encaps import get_frame
 from pydicom.pixels.utils import get_expected_length, pixel_array
-from pydicom.uid import RLELossless
+from pydicom.tag import Tag
+from pydicom.uid import UID, RLELossless
 
 from common.data.base.decoded_size import check_size, picture_limit
 from common.data.base.spec import AS_IN_FILE, Frame, Rendering
 from common.data.images.bands import convert_in_bands, scale_to_8_bits
-from common.data.images.grey import GreyDisplay, StoredNumbers, element, entry_depth, grey_of, table_entries
+from common.data.images.grey import GreyDisplay, StoredNumbers, element, entry_depth, grey_of, table_entries, unsigned
 from common.data.images.headers import (
     encoded_shape,
     jpeg_2000_tables,
@@ -72,12 +74,11 @@ def apply_functional_groups(dataset: Any, index: int) -> None:
 _GREY = ("MONOCHROME1", "MONOCHROME2")
 _COLOR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 _PALETTE = "PALETTE COLOR"
-_NEEDED = (
-    *("Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation"),
-    *("BitsAllocated", "BitsStored", "PixelRepresentation"),
-)
+_PIXELS = Tag("PixelData")
+_KIND = "PhotometricInterpretation"
+_NUMBERS = ("Rows", "Columns", "SamplesPerPixel", "BitsAllocated", "BitsStored", "PixelRepresentation")
 _READ = tags_by_keyword(
-    *_NEEDED,
+    *(_KIND, *_NUMBERS),
     *("NumberOfFrames", "HighBit", "PlanarConfiguration", "PixelPaddingValue", "PixelPaddingRangeLimit"),
     *("RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth", "VOILUTFunction", "PresentationLUTShape"),
     *("VOILUTSequence", "ModalityLUTSequence"),
@@ -102,104 +103,139 @@ def decode_dicom(data: bytes, rendering: Rendering = AS_IN_FILE) -> tuple[NDArra
     """
     dataset = read_dataset(data, largest_mb=rendering.largest_mb)
     refuse_large_elements(dataset, _READ, rendering.largest_mb)
-    _refuse_other_than_pictures(dataset)
-    count = frame_count(dataset)
-    index = frame_index(rendering.frame, count, f"the DICOM file has {count} frames")
+    layout = _read_layout(dataset)
+    index = frame_index(rendering.frame, layout.frames, f"the DICOM file has {layout.frames} frames")
     apply_functional_groups(dataset, index)
     limit = picture_limit(rendering.largest_mb)
-    check_size(_decoded_size(dataset), limit)
-    meaning = _meaning(dataset)
-    if dataset.PhotometricInterpretation in _COLOR:
-        pixels = _decode_frame(dataset, index, limit)
+    check_size(layout.size, limit)
+    meaning = _meaning(dataset, layout)
+    if layout.kind in _COLOR:
+        pixels = _decode_frame(dataset, layout, index, limit)
         shown = convert_in_bands(
             lambda band: scale_to_8_bits(meaning.values(band), meaning.stored, "BitsStored"), pixels
         )
         return shown, False
-    numbers = _decode_grey(dataset, index, limit)
-    if dataset.PhotometricInterpretation == _PALETTE:
+    numbers = _decode_grey(dataset, layout, index, limit)
+    if layout.kind == _PALETTE:
         return convert_in_bands(lambda band: _apply_palette(meaning.values(band), dataset), numbers), False
     grey = grey_of(numbers, GreyDisplay(dataset, meaning, 8 * numbers.itemsize, rendering.window))
     return grey, bool(grey.min() == grey.max() and numbers.min() < numbers.max())
 
 
-def _decoded_size(dataset: Any) -> int:
-    """Return the number of bytes of one frame's pixels."""
-    samples = int(dataset.Rows) * int(dataset.Columns) * int(dataset.SamplesPerPixel)
-    return samples * -(-int(dataset.BitsAllocated) // 8)
+@dataclass(frozen=True)
+class PixelLayout:
+    """What the head of a DICOM file says of the form of its pixels.
+
+    Attributes:
+        syntax: Transfer syntax.
+        kind: Photometric interpretation.
+        samples: Samples of a pixel.
+        allocated: Bits that a sample takes.
+        stored: Bits of a sample that are its value.
+        signed: True if samples are signed.
+    """
+
+    syntax: UID
+    kind: str
+    frames: int
+    rows: int
+    columns: int
+    samples: int
+    allocated: int
+    stored: int
+    signed: bool
+
+    @property
+    def size(self) -> int:
+        """The number of bytes of one frame's pixels."""
+        return self.rows * self.columns * self.samples * -(-self.allocated // 8)
 
 
-def _refuse_other_than_pictures(dataset: Any) -> None:
-    """Refuse a file that lacks what a picture needs, or is of a kind that is not read.
+def _read_layout(dataset: Any) -> PixelLayout:
+    """Read the form of the pixels; refuse a file that lacks what a picture needs, or is of a kind that is not read.
 
     Raises:
         ValueError: Naming what is missing or unusual.
     """
-    if "PixelData" not in dataset:
+    if _PIXELS not in dataset:
         raise ValueError("the DICOM file holds no pixels")
-    if not dataset.file_meta.get("TransferSyntaxUID"):
+    syntax = dataset.file_meta.get("TransferSyntaxUID")
+    if not syntax:
         raise ValueError("the DICOM file does not give TransferSyntaxUID")
-    if missing := [name for name in _NEEDED if element(dataset, name) is None]:
-        raise ValueError(f"the DICOM file does not give {', '.join(missing)}")
-    kind, samples = str(dataset.PhotometricInterpretation)[:20], int(dataset.SamplesPerPixel)
+    photometric, numbers = element(dataset, _KIND), [unsigned(dataset, name) for name in _NUMBERS]
+    if None in numbers or photometric is None:
+        values = zip((_KIND, *_NUMBERS), (photometric, *numbers), strict=True)
+        missing = ", ".join(name for name, value in values if value is None)
+        raise ValueError(f"the DICOM file does not give {missing}")
+    rows, columns, samples, allocated, stored, signed = (int(number or 0) for number in numbers)
+    kind = str(photometric)[:20]
     if kind not in (*_GREY, *_COLOR, _PALETTE):
         raise ValueError(f"its pixels are of the kind {kind}, which is neither grey, palette, RGB nor YBR")
     if samples != (3 if kind in _COLOR else 1):
         raise ValueError(f"SamplesPerPixel {samples} contradicts PhotometricInterpretation {kind}")
-    if kind in _COLOR and dataset.PixelRepresentation:
+    if kind in _COLOR and signed:
         raise ValueError("PixelRepresentation says that its colours are signed, which is not read here")
     if samples > 1 and dataset.get("PlanarConfiguration") is None:
-        if not dataset.file_meta.TransferSyntaxUID.is_encapsulated:
+        if not syntax.is_encapsulated:
             raise ValueError("the DICOM file does not give PlanarConfiguration")
         dataset.PlanarConfiguration = 0  # a packed frame has its own order
-    if (
-        kind == _PALETTE and "SegmentedRedPaletteColorLookupTableData" in dataset
-    ):  # a few bytes of it may grow to any number of entries
+    if kind == _PALETTE:
+        _refuse_palette(dataset)
+    return PixelLayout(syntax, kind, frame_count(dataset), rows, columns, samples, allocated, stored, bool(signed))
+
+
+def _refuse_palette(dataset: Any) -> None:
+    """Refuse numbers in a palette that is missing, or of a kind that is not read.
+
+    Raises:
+        ValueError: Naming the kind.
+    """
+    if "SegmentedRedPaletteColorLookupTableData" in dataset:  # a few bytes of it may grow to any number of entries
         raise ValueError("its palette is segmented, which is not read here")
-    if kind == _PALETTE and "RedPaletteColorLookupTableDescriptor" not in dataset:
+    if "RedPaletteColorLookupTableDescriptor" not in dataset:
         raise ValueError("its pixels are numbers in a palette, and the file holds no palette")
 
 
-def _meaning(dataset: Any) -> StoredNumbers:
+def _meaning(dataset: Any, layout: PixelLayout) -> StoredNumbers:
     """Return what the bits of a pixel mean; a codec gives values, without bits beside them.
 
     Raises:
         ValueError: If the value reaches below or above the bits that a pixel has.
     """
-    syntax, stored, allocated = dataset.file_meta.TransferSyntaxUID, int(dataset.BitsStored), int(dataset.BitsAllocated)
-    exact = not syntax.is_encapsulated or syntax == RLELossless
-    high = element(dataset, "HighBit")
-    high = stored - 1 if high is None or not exact else int(high)
+    stored, allocated = layout.stored, layout.allocated
+    exact = not layout.syntax.is_encapsulated or layout.syntax == RLELossless
+    high = unsigned(dataset, "HighBit")
+    high = stored - 1 if high is None or not exact else high
     if not 0 < stored <= high + 1 <= allocated:
         raise ValueError(f"the file says {stored} bits up to bit {high} of {allocated} for a pixel, which cannot be")
-    return StoredNumbers(stored, high + 1 - stored, bool(dataset.PixelRepresentation), exact)
+    return StoredNumbers(stored, high + 1 - stored, layout.signed, exact)
 
 
-def _decode_grey(dataset: Any, index: int, limit: int) -> NDArray[Any]:
+def _decode_grey(dataset: Any, layout: PixelLayout, index: int, limit: int) -> NDArray[Any]:
     """Decode one frame of grey or of numbers in a palette, ``(rows, columns)``, as :func:`_decode_frame` does.
 
     Raises:
         ValueError: If it cannot be decoded here, or has another size than the file says.
     """
-    syntax, size = dataset.file_meta.TransferSyntaxUID, int(dataset.BitsAllocated) // 8
-    if syntax.is_encapsulated or not syntax.is_little_endian or size not in (1, 2, 4):
-        pixels = _decode_frame(dataset, index, limit)
+    size = layout.allocated // 8
+    if layout.syntax.is_encapsulated or not layout.syntax.is_little_endian or size not in (1, 2, 4):
+        pixels = _decode_frame(dataset, layout, index, limit)
         return np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("="))
-    _refuse_another_size(dataset, index, limit)
-    rows, columns = int(dataset.Rows), int(dataset.Columns)
-    kind, start = f"<{'i' if dataset.PixelRepresentation else 'u'}{size}", index * rows * columns * size
-    return np.frombuffer(dataset.PixelData, kind, rows * columns, start).reshape(rows, columns)
+    _refuse_another_size(dataset, layout, index, limit)
+    kind, count = f"<{'i' if layout.signed else 'u'}{size}", layout.rows * layout.columns
+    return np.frombuffer(dataset[_PIXELS].value, kind, count, index * count * size).reshape(layout.rows, layout.columns)
 
 
-def _decode_frame(dataset: Any, index: int, limit: int) -> NDArray[Any]:
+def _decode_frame(dataset: Any, layout: PixelLayout, index: int, limit: int) -> NDArray[Any]:
     """Decode one frame ``(rows, columns[, samples])``; where nothing packs the pixels, with the bits beside the values.
 
     Raises:
         ValueError: If it cannot be decoded here, or has another size than the file says.
     """
-    syntax = dataset.file_meta.TransferSyntaxUID
+    syntax = layout.syntax
     if not is_readable(syntax):
         raise ValueError(f"its pixels are packed as {syntax_name(syntax)}, which cannot be decoded here")
-    _refuse_another_size(dataset, index, limit)
+    _refuse_another_size(dataset, layout, index, limit)
     stored = dataset.BitsStored
     if not syntax.is_encapsulated or syntax == RLELossless:
         dataset.BitsStored = dataset.BitsAllocated  # pydicom would clear the bits beside the values
@@ -213,34 +249,33 @@ def _decode_frame(dataset: Any, index: int, limit: int) -> NDArray[Any]:
         dataset.BitsStored = stored
 
 
-def _refuse_another_size(dataset: Any, index: int, limit: int) -> None:
+def _refuse_another_size(dataset: Any, layout: PixelLayout, index: int, limit: int) -> None:
     """Refuse pixels of another size than the file states: the picture would be sheared, or the memory limit passed.
 
     Raises:
         ValueError: Naming both sizes.
     """
-    syntax, rows, columns = dataset.file_meta.TransferSyntaxUID, int(dataset.Rows), int(dataset.Columns)
-    if not syntax.is_encapsulated:
-        bits, frames = int(dataset.BitsAllocated), frame_count(dataset)
-        subsampled = bits % 8 or dataset.PhotometricInterpretation == "YBR_FULL_422"
-        expected = get_expected_length(dataset) if subsampled else frames * _decoded_size(dataset)
-        actual = len(dataset.PixelData)
-        row = expected // (rows * frames)
+    rows, columns, pixels = layout.rows, layout.columns, dataset[_PIXELS].value
+    if not layout.syntax.is_encapsulated:
+        subsampled = layout.allocated % 8 or layout.kind == "YBR_FULL_422"
+        expected = get_expected_length(dataset) if subsampled else layout.frames * layout.size
+        actual = len(pixels)
+        row = expected // (rows * layout.frames)
         if actual - expected >= max(row, 1) or actual < expected:  # a few bytes more are padding
             size = f"{rows} rows and {columns} columns"
             raise ValueError(f"the file says {size}, which are {expected} bytes of pixels, and holds {actual}")
         return
-    packed = get_frame(dataset.PixelData, index, number_of_frames=frame_count(dataset))
-    if syntax == RLELossless:
-        pixels = rle_plane_size(packed)
-        if pixels - rows * columns >= max(columns, 1):
-            raise ValueError(f"the file says {rows} rows and {columns} columns, and holds {pixels} pixels")
+    packed = get_frame(pixels, index, number_of_frames=layout.frames)
+    if layout.syntax == RLELossless:
+        size_of_plane = rle_plane_size(packed)
+        if size_of_plane - rows * columns >= max(columns, 1):
+            raise ValueError(f"the file says {rows} rows and {columns} columns, and holds {size_of_plane} pixels")
         return
-    stated = (rows, columns, int(dataset.SamplesPerPixel))
+    stated = (rows, columns, layout.samples)
     if (inside := encoded_shape(packed)) != stated:
         sizes = (" × ".join(map(str, size)) for size in (stated, inside))
         raise ValueError("the file says {} for rows, columns and samples, its packed pixels {}".format(*sizes))
-    check_size(_decoded_size(dataset) + jpeg_2000_tables(packed), limit)
+    check_size(layout.size + jpeg_2000_tables(packed), limit)
 
 
 def _apply_palette(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:

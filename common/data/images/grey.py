@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydicom.dataelem import RawDataElement
 from pydicom.tag import BaseTag, Tag
 
 from common.data.base.spec import Window
@@ -55,6 +56,15 @@ def element(dataset: Any, keyword: str) -> Any:
     """Return the value of an element, None where it is missing; pydicom's search for names is slow."""
     tag = _tag(keyword)
     return dataset[tag].value if tag in dataset else None
+
+
+def unsigned(dataset: Any, keyword: str) -> int | None:
+    """Return the value of an element of one unsigned number; None where it is missing or blank."""
+    raw = dataset.get_item(_tag(keyword))
+    if isinstance(raw, RawDataElement) and raw.VR == "US" and isinstance(raw.value, bytes) and len(raw.value) == 2:
+        return int.from_bytes(raw.value, "little" if raw.is_little_endian else "big")  # without pydicom's objects
+    value = element(dataset, keyword)
+    return None if value is None else int(value)
 
 
 def number_of(dataset: Any, keyword: str) -> float | None:
@@ -215,7 +225,7 @@ class GreyDisplay:
 
     def __init__(self, dataset: Any, numbers: StoredNumbers, allocated: int, window: Window | None) -> None:
         self.numbers = numbers
-        self.inverted = dataset.PhotometricInterpretation == "MONOCHROME1"
+        self.inverted = element(dataset, "PhotometricInterpretation") == "MONOCHROME1"
         if not self.inverted and str(element(dataset, "PresentationLUTShape") or "").strip() == "INVERSE":
             raise ValueError("PresentationLUTShape INVERSE contradicts MONOCHROME2: black and white may be exchanged")
         ends = [number_of(dataset, f"PixelPadding{name}") for name in ("Value", "RangeLimit")]
@@ -257,6 +267,12 @@ class GreyDisplay:
         if self.modality_table:
             return self.modality_table.look_up(values)
         return values if (self.slope, self.intercept) == (1, 0) else values * self.slope + self.intercept
+
+    def keeps_order(self, low: int, high: int) -> bool:
+        """Return True if numbers from ``low`` to ``high`` are their own values, and none is padding."""
+        numbers = self.numbers
+        plain = not numbers.exact or (numbers.unused == 0 and low >= 0 and high < 1 << numbers.stored - numbers.signed)
+        return plain and self.padding is None and self.modality_table is None
 
     def is_padding(self, numbers: Numbers) -> NDArray[np.bool_]:
         """Mark pixels that fill a picture up to a rectangle (PS3.3 C.7.5.1.1.2)."""
@@ -329,7 +345,7 @@ def _numbers_at_the_limits(
         cells: The same without their sign.
     """
     ends = table_numbers[[0, -1]]
-    if not display.is_stretched:
+    if not display.is_stretched or display.keeps_order(*ends.tolist()):
         return ends
     inside = np.flatnonzero(~display.is_padding(table_numbers))
     steps = np.diff(display.values(table_numbers).astype(np.float64))

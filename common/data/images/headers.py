@@ -34,6 +34,7 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"pydicom\b")
 _OF_A_READ = 512
 """Bytes in memory that come of each piece that pydicom reads: an element takes one or two, an item of a sequence 4."""
 _OF_AN_ITEM = 1280
+_DEFLATED = DeflatedExplicitVRLittleEndian.encode()
 _PIECE = 1 << 12
 _OF_A_BYTE = {"SQ": 40}
 """Bytes in memory for each byte of a sequence, beside its items."""
@@ -79,9 +80,11 @@ def read_dataset(content: bytes | BinaryIO, tags: Sequence[BaseTag] | None = Non
         ValueError: If the file takes more memory than it may; or what pydicom raises.
     """
     file = io.BytesIO(content) if isinstance(content, bytes) else content
-    filereader.read_preamble(file, force=False)
-    meta, only = filereader._read_file_meta_info(file), None if tags is None else list[BaseTag | int](tags)
-    if meta.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
+    only, meta = None if tags is None else list[BaseTag | int](tags), None
+    if not isinstance(content, bytes) or _DEFLATED in content:  # few files are: their bytes are not read twice
+        filereader.read_preamble(file, force=False)
+        meta = filereader._read_file_meta_info(file)
+    if meta is None or meta.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
         file.seek(0)
         counted: Any = _LimitedReader(file, largest_mb)
         return pydicom.dcmread(counted, stop_before_pixels=tags is not None, specific_tags=only)
