@@ -4,6 +4,7 @@ The file is written once it has passed the checks that a run makes before its fi
 included: what it says is what the run will see.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,19 +12,27 @@ from pathlib import Path
 from shlex import quote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.config import validate_experiment
 from common.data.base.image_set import SkippedImage, is_placeholder
 from common.data.base.names import normalized
-from common.data.base.spec import FolderSpec
+from common.data.base.spec import NO_FINDING, FolderSpec
 from common.data.images.reading import decode_picture, is_deep_png, is_grey, open_png_or_jpeg, png_samples
-from common.data.tables.csv import Columns, column_faults, read_columns
+from common.data.tables.csv import Column, Columns, column_faults, read_columns
 from common.data.tables.files import FolderListings
 from common.data.tables.labels import LabelTable, blank_faults, open_folder
-from common.data.tables.roles import YES_AND_NO, ColumnRoles, guess_roles, image_column, picture_folder
-from common.errors import BadInput, Fault, stop_on
+from common.data.tables.roles import (
+    ColumnRoles,
+    describe_cells,
+    describe_unnamed,
+    guess_roles,
+    image_column,
+    picture_folder,
+)
+from common.errors import BadInput, Fault, quoted, stop_on
 from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
-from common.system.plain_text import counted, json_text
+from common.system.plain_text import counted, json_text, listed
 from common.system.resources import uncollected_imports
 from common.system.toml import parse_toml
 from server.init_hospitals import Hospitals, find_hospitals, must_be_decided, propose_synonyms
@@ -80,6 +89,11 @@ test_labels = "listed"          # or "all", where every class was looked for in 
 {lists}
 """
 DEPTHS = (8, 10, 12, 14, 16)
+_DRIVE = re.compile(r"[A-Za-z]:[\\/]|\\\\")
+_CASE = re.compile(
+    r"fall|case|visit|besuch|encounter|episode|exam|untersuchung|accession|auftrag|study|studie", re.IGNORECASE
+)
+"""Names of columns that name a stay or an examination, which is a patient's, but not the patient."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +108,7 @@ class Dataset:
         synonyms: Names of the table that may mean one class, each with the more frequent name.
         rows: Number of rows of the whole table.
         present: Number of rows whose picture is present.
+        absent: The names of pictures that are not, with their lines; empty if there are none.
         color: True if some pictures have colour in them, and are not grey stored as colour.
         sizes: Height and width of some pictures; empty where only their decoder tells them.
         depth: Bits that the 16-bit PNG files among those looked at use, by their brightest sample; None without such.
@@ -110,6 +125,7 @@ class Dataset:
     synonyms: Mapping[str, str]
     rows: int
     present: int
+    absent: str
     color: bool
     sizes: tuple[tuple[int, int], ...]
     depth: int | None
@@ -120,6 +136,21 @@ class Dataset:
         """The pixels a side that the experiment begins with: few, for speed, and not more than the pictures have."""
         largest = max((max(size) for size in self.sizes), default=USUAL_SIZE)
         return min(USUAL_SIZE, max(SMALLEST_SIZE, largest))
+
+    @property
+    def never_absent(self) -> list[str]:
+        """The classes of label columns that have no 0: some images show them, and of no image it is said that not."""
+        shows, lacks = ((self.checked.labels == value).any(axis=0) for value in (1, 0))
+        names = zip(self.checked.class_names, shows, lacks, strict=True)
+        return [name for name, is_shown, is_lacking in names if is_shown and not is_lacking]
+
+    @property
+    def undecided(self) -> list[str]:
+        """The keys of the experiment on which a person has to decide before a run."""
+        keys = ["the names after other_findings"] if self.roles.doubtful else []
+        keys += ["[data.synonyms]"] if must_be_decided(self.synonyms) else []
+        is_only_positive = bool(self.roles.label_columns) and len(self.never_absent) == len(self.checked.class_names)
+        return keys + (["blank"] if is_only_positive else [])
 
     @cached_property
     def patients(self) -> tuple[str, int] | None:
@@ -137,12 +168,14 @@ class ColumnHints:
     Attributes:
         source: The column of hospitals; an empty text for none.
         join_patients: True counts patients with similar names as one.
+        findings: The label columns, or the column of findings.
     """
 
     image: str | None = None
     patient: str | None = None
     source: str | None = None
     join_patients: bool = False
+    findings: tuple[str, ...] = ()
 
 
 def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Dataset:
@@ -163,7 +196,11 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Datas
         "--patient-column": hints.patient,
         "--source-column": hints.source or None,
     }
-    stop_on(column_faults(table.name, columns, required))
+    faults = column_faults(table.name, columns, required)
+    stop_on(
+        faults
+        + [fault for name in hints.findings for fault in column_faults(table.name, columns, {"--findings": name})]
+    )
     given = [None if name is None else normalized(name) for name in (hints.image, hints.patient, hints.source)]
     listings, root = FolderListings(), images or table.parent
     column = given[0] or image_column(columns, (name for _, name in listings.walk(root)))
@@ -174,11 +211,16 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Datas
         stop_on(listings.faults("--images"))
         where = f"in {images}" if images else f"in the folder of {table.name} or below"
         problem = f'none of the {len(names)} pictures of column "{column}" is {where}; the first is "{names[0]}".'
-        raise BadInput([Fault("--images", problem, "Name the folder that the column's names start from.")])
+        remedy = "Name the folder that the column's names start from."
+        if _DRIVE.match(names[0]):
+            remedy = "Replace the beginning of the names, drive and folders, by nothing: the rest is looked for below "
+            remedy += "the folder that --images names."
+        raise BadInput([Fault("--images", problem, remedy)])
     from common.data.images.headers import display_problems, read_dicom_heads  # once nothing is wrong with the call
 
+    absent = _name_absent(columns.column(column), present)
     columns = columns.rows(present)
-    roles = guess_roles(columns, column, given[1], given[2])
+    roles = guess_roles(columns, column, given[1], given[2], [normalized(name) for name in hints.findings])
     settings: dict[str, object] = {
         "kind": "folder",
         "images": str(folder.resolve()),
@@ -193,10 +235,11 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Datas
     }
     if roles.finding is not None:
         settings |= {"finding_column": roles.finding, "separator": roles.separator, "classes": tuple(roles.classes)}
+        settings |= {"no_finding": (*NO_FINDING, *roles.no_finding), "other_findings": tuple(roles.doubtful)}
     spec = FolderSpec.model_validate(settings)
     checked = _open_checked(spec, columns)
     hospitals = find_hospitals(roles, checked)
-    stop_on(hospitals.faults() if hospitals else [])
+    stop_on(hospitals.faults(columns, roles) if hospitals else [])
     spread = np.unique(np.linspace(0, len(checked.files) - 1, LOOKED_AT).round().astype(int))
     files = [checked.files[row] for row in spread]
     looks, heads = [look for file in files if (look := _look_at(file)) is not None], read_dicom_heads(files)
@@ -212,11 +255,18 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Datas
         propose_synonyms(roles, checked, hospitals),
         rows=len(names),
         present=int(present.sum()),
+        absent=absent,
         color=any(look.color for look in looks),
         sizes=tuple(look.size for look in looks),
         depth=None if brightest is None else next(bits for bits in DEPTHS if brightest < 1 << bits),
         display_problems=tuple(display_problems(heads)),
     )
+
+
+def _name_absent(column: Column, present: NDArray[np.bool_]) -> str:
+    """Name the pictures of the rows that are not ``present`` ``(rows,)``."""
+    absent = [place for place in dict.fromkeys(column.places[~present].tolist()) if column.cells[place]]
+    return column.where(absent, 3)
 
 
 def _open_checked(spec: FolderSpec, columns: Columns) -> LabelTable:
@@ -292,8 +342,7 @@ def write_experiment(data: Dataset, out: Path, tell: Callable[[str], object] = l
         from common.simulation import forget_data
         from server.simulation.simulate import check_experiment
 
-    undecided = must_be_decided(data.synonyms)
-    tree = parse_toml(_experiment_text(data, out.resolve(), confirmed=undecided))
+    tree = parse_toml(_experiment_text(data, out.resolve(), confirmed=True))
     forget_data()
     _, checked = check_experiment(validate_experiment(tree, out.resolve(), name=out.name), tell)
     write_atomically(out, _experiment_text(data, out.resolve()).encode())
@@ -305,14 +354,15 @@ def write_experiment(data: Dataset, out: Path, tell: Callable[[str], object] = l
 
 def next_command(data: Dataset, out: Path) -> str:
     """Return the line that names the next command, and what has to be decided before it."""
-    first = f"first decide on [data.synonyms] in {out}, then: " if must_be_decided(data.synonyms) else ""
+    first = f"first decide on {listed(data.undecided)} in {out}, then: " if data.undecided else ""
     return f"Next: {first}flwr-sim run {quote(str(out))} --out {quote(f'runs/{out.stem}')} --backend inline"
 
 
 def _describe_pictures(data: Dataset, skipped: Sequence[SkippedImage]) -> list[str]:
     lines = [f"images: column {data.roles.image}, in {data.images}"]
     if data.present < data.rows:
-        lines.append(f"    {data.rows - data.present} of {data.rows} rows have no picture there; they are left out.")
+        lost = counted(data.rows - data.present, "row names a picture that is", "rows name pictures that are")
+        lines.append(f"    of {data.rows}, {lost} not there, and left out: {data.absent}.")
     if data.checked.repeated:
         lines.append(f"    {counted(data.checked.repeated, 'row')} said the same as an earlier one; each counts once.")
     for skip in skipped[:MOST_NAMED]:
@@ -330,9 +380,11 @@ def _describe_pictures(data: Dataset, skipped: Sequence[SkippedImage]) -> list[s
 
 def _describe_patients(data: Dataset) -> list[str]:
     if data.patients is None:
+        case = next(filter(_CASE.search, data.roles.unused), None)
         return [
             "patients: UNKNOWN. Each image counts as a patient of its own: the same patient may stand in training",
             "    and test, scores come out too high, and intervals too narrow. Name the column: --patient-column",
+            *([f"    If each patient has one number in it: --patient-column {quote(case)}"] if case else []),
         ]
     source, count = data.patients
     if nameless := int(is_placeholder(data.checked.patients).sum()):
@@ -357,13 +409,7 @@ def _describe_data(data: Dataset) -> list[str]:
         lines.append(f"    fewer than {FEWEST_POSITIVES} images show {few}: no score of these means anything.")
     if roles.label_columns:
         lines.append("    Remove what is no finding (sex, for instance) from label_columns.")
-    used = {roles.image, roles.patient, roles.source, roles.split, roles.finding, *roles.label_columns}
-    unused = [name for name in data.columns if name not in used]
-    if unused:
-        lines.append(f"    not used: {', '.join(unused)}.")
-    cells = {name: {cell.lower() for cell in data.columns.column(name).cells} - {"", "-1"} for name in unused}
-    if words := [name for name, values in cells.items() if values and values <= YES_AND_NO]:
-        lines.append(f"    If these are findings, write 1 for yes and 0 for no, and try again: {', '.join(words)}.")
+    lines += _describe_names(data) + _describe_unused(data)
     if roles.exclusive:
         lines.append("    Each image shows exactly one of them; each is asked by itself, yes or no.")
     if data.hospitals is None:
@@ -372,6 +418,51 @@ def _describe_data(data: Dataset) -> list[str]:
             "hospitals: no column names them; patients are dealt over invented sites. Name it: --source-column",
         ]
     return [*lines, *data.hospitals.describe()]
+
+
+def _describe_names(data: Dataset) -> list[str]:
+    """Return the lines on names that mean more than they seem to, or less, and on blank cells."""
+    roles, lines = data.roles, []
+    if roles.no_finding:
+        names = quoted(roles.no_finding)
+        lines.append(f"    no finding: {names}. Such an image shows no class. If that is wrong, edit no_finding.")
+    if roles.doubtful:
+        names = ", ".join(f"{name} {count}" for name, count in roles.doubtful.items())
+        example, *_ = roles.doubtful
+        label = next(
+            (name for name in roles.classes if name.casefold() in example.casefold()), next(iter(roles.classes))
+        )
+        synonym = f"{json_text(example)} = {json_text(label)}"
+        lines += [
+            f"    denied, doubted or past: {names}. A run refuses these until you decide:",
+            "    remove the # before other_findings, and such an image counts as one without the class; or write it in",
+            f"    [data.synonyms], such as {synonym}, and it counts as one that shows the class.",
+        ]
+    for name, count in roles.alone.items():
+        lines += [
+            f"    {name} ({count}) never stands beside another finding. If it says that nothing was found, take it",
+            f"    out of classes, and write: no_finding = {json_text([*NO_FINDING, *roles.no_finding, name])}",
+        ]
+    if never := data.never_absent if roles.label_columns else []:
+        lines += [
+            f"    only 1 and blank, no 0: {', '.join(never)}. A class that is never absent has no score.",
+            '    If a blank cell means that it is absent, remove the # before blank = "negative". If it means that',
+            "    nobody looked, write 0 where somebody looked and found nothing.",
+        ]
+    return lines
+
+
+def _describe_unused(data: Dataset) -> list[str]:
+    """Return the lines on columns that are not used, with the reason where one may be meant as a finding."""
+    unused, lines = data.roles.unused, []
+    if plain := [name for name, of in unused.items() if not of.may_be_labels]:
+        lines.append(f"    not used: {', '.join(plain)}.")
+    if suspicious := {name: of for name, of in unused.items() if of.may_be_labels}:
+        lines += [
+            f"    NOT USED, for cells that are no label: {describe_cells(data.columns, suspicious)}.",
+            "    If these are findings, write 1 (shows it), 0 (does not), -1 (doubtful) or nothing, and try again.",
+        ]
+    return lines + ([f"    {describe_unnamed(data.columns)}"] if data.columns.unnamed else [])
 
 
 def _describe_synonyms(data: Dataset, out: Path) -> list[str]:
@@ -389,7 +480,8 @@ def _experiment_text(data: Dataset, out: Path, *, confirmed: bool = False) -> st
     """Return the experiment file, with paths relative to its folder where they lie below it.
 
     Args:
-        confirmed: The proposed synonyms are part of the file, and no comments.
+        confirmed: What a person has to decide on is decided, so that the file can be checked: synonyms that must be
+            confirmed are, and doubtful names are other findings.
     """
     roles, folder = data.roles, out.parent
     if roles.patient:
@@ -400,11 +492,18 @@ def _experiment_text(data: Dataset, out: Path, *, confirmed: bool = False) -> st
         columns = ["# patient_column = ...          # UNKNOWN: without it one patient may stand in training and test"]
     if roles.label_columns:
         columns.append(f"label_columns = {json_text(list(roles.label_columns))}")
-        columns.append('uncertain = "unknown"           # what -1 means; blank cells: nobody looked')
+        columns.append('uncertain = "unknown"           # what -1 means')
+        columns.append('# blank = "negative"            # a blank cell means: absent; without this line: nobody looked')
     else:
         columns.append(f"finding_column = {json_text(roles.finding)}")
         columns.append(f"separator = {json_text(roles.separator)}")
-        columns.append(f"classes = {json_text(list(roles.classes))}   # remove what is no finding")
+        columns.append(f"classes = {json_text(list(roles.classes))}   # move what is no finding to the next lines")
+        mark = "" if roles.no_finding else "# "
+        names = json_text([*NO_FINDING, *roles.no_finding])
+        columns.append(f"{mark}no_finding = {names}   # such an image shows no class")
+        mark = "" if roles.doubtful and confirmed else "# "
+        names = json_text(list(roles.doubtful)) if roles.doubtful else '["Fracture"]'
+        columns.append(f"{mark}other_findings = {names}   # count as no class")
     if data.spec.similar_patients == "join":
         columns.append('similar_patients = "join"       # patients whose names are alike count as one')
     if roles.source:
@@ -445,7 +544,7 @@ def _experiment_text(data: Dataset, out: Path, *, confirmed: bool = False) -> st
         image_column=json_text(roles.image),
         columns="\n".join(columns),
         color=str(data.color).lower(),
-        synonyms=_synonym_lines(data.synonyms, "" if confirmed else "# "),
+        synonyms=_synonym_lines(data.synonyms, "" if confirmed and must_be_decided(data.synonyms) else "# "),
         partition=partition,
     )
 

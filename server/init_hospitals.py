@@ -8,9 +8,11 @@ from numpy.typing import NDArray
 
 from common.data.base.image_set import is_placeholder
 from common.data.base.names import fold_spelling
-from common.data.tables.labels import LabelTable
-from common.data.tables.roles import ColumnRoles, find_synonyms
-from common.errors import Fault, quoted
+from common.data.tables.csv import Columns
+from common.data.tables.judgement import judge_column
+from common.data.tables.labels import LabelTable, plain_site_name
+from common.data.tables.roles import ColumnRoles, describe_cells, find_synonyms
+from common.errors import Fault
 from common.system.plain_text import counted, json_text
 
 MOST_HOSPITALS, MOST_COLUMNS = 30, 10
@@ -45,19 +47,23 @@ class Hospitals:
     trains: NDArray[np.bool_]
     shared_patients: int
 
-    def faults(self) -> list[Fault]:
-        """Find hospitals that annotate nothing."""
-        idle = [
-            name
-            for name, row, trains in zip(self.names, self.annotated, self.trains, strict=True)
-            if trains and not row.any()
-        ]
-        if not idle:
-            return []
-        problem = f"{quoted(idle)} of column {self.column} {'has' if len(idle) == 1 else 'have'} no label of any class."
-        return [
-            Fault("--source-column", problem, 'Remove these lines, or add --source-column "" to deal out patients.')
-        ]
+    def faults(self, columns: Columns, roles: ColumnRoles) -> list[Fault]:
+        """Find hospitals without any label, with the columns of their lines that may be meant as labels."""
+        faults, source = [], columns.column(self.column)
+        for name, row, trains in zip(self.names, self.annotated, self.trains, strict=True):
+            if row.any() or not trains:
+                continue
+            places = [place for place, cell in enumerate(source.cells) if plain_site_name(cell) == name]
+            own = columns.rows(np.isin(source.places, places))
+            judged = {other: judge_column(own.column(other)) for other, of in roles.unused.items() if of.may_be_labels}
+            meant = {other: of for other, of in judged.items() if of.foreign}
+            problem = f'"{name}" of column {self.column} has no label that can be read.'
+            remedy = "Write its labels in the columns of the others: 1, 0, -1, or nothing where it does not look."
+            if meant:
+                problem += f" Its cells are no labels in {describe_cells(own, meant)}."
+                remedy = "Write 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked) in these cells."
+            faults.append(Fault("--source-column", problem, remedy))
+        return faults
 
     def partition_lists(self) -> str:
         """Return the lines of ``[partition.lists]``."""
@@ -93,6 +99,13 @@ class Hospitals:
             lines += [
                 "    A class that a hospital never names is taken for one that it does not look for: unknown in all of",
                 "    its images, also those of the test. If it does look for it, add it in [partition.lists].",
+            ]
+        only = (self.positives == self.labelled).all(axis=1) & self.annotated.any(axis=1) & self.by_label
+        if only.any() and not only.all():
+            names = ", ".join(np.array(self.names)[only].tolist())
+            lines += [
+                f"    only 1 and blank, no 0: {names}. If blank says absent there, write 0: images of a hospital that",
+                "    never says absent teach that every image shows the class.",
             ]
         if idle := [name for name, trains in zip(self.names, self.trains, strict=True) if not trains]:
             lines.append(f"    Without training images, and therefore tested, but no site: {', '.join(idle)}.")

@@ -120,6 +120,10 @@ def init(
         str | None,
         typer.Option("--source-column", help='Column of hospitals, each of which becomes a site; "" for none.'),
     ] = None,
+    findings: Annotated[
+        list[str],
+        typer.Option("--findings", help="Column of findings, or of labels of one; may be given several times."),
+    ] = [],  # noqa: B006
     join_patients: Annotated[
         bool, typer.Option("--join-patients", help="Patients whose names are alike (P-007, p7) count as one.")
     ] = False,
@@ -133,7 +137,9 @@ def init(
     stop_on(existing_output_faults(out))
     from server.init_from_csv import ColumnHints, inspect_table, next_command, write_experiment
 
-    data = inspect_table(labels, images, ColumnHints(image_column, patient_column, source_column, join_patients))
+    data = inspect_table(
+        labels, images, ColumnHints(image_column, patient_column, source_column, join_patients, tuple(findings))
+    )
     for line in (*write_experiment(data, out, console.print), next_command(data, out)):
         console.print(line, markup=False, soft_wrap=True, highlight=False)
 

@@ -263,7 +263,8 @@ def check_experiment(
         faults += data_faults(experiment.data, file.base)
     faults += external_faults(experiment.external_test, file.base)
     # Empty where only the data can tell.
-    class_names = getattr(experiment.data, "keep", ()) or getattr(experiment.data, "classes", ())
+    keys = ("keep", "class_names", "classes")  # those of a table are by its own names in "classes"
+    class_names = next((names for key in keys if (names := getattr(experiment.data, key, ()))), ())
     if class_names and experiment.partition is not None:
         faults += partition_faults(class_names, experiment.partition)
     stop_on([prefix_with_file(file, fault) for fault in faults])

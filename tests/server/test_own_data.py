@@ -86,7 +86,7 @@ def test_rows_without_a_picture_are_counted_and_left_out(tmp_path: Path) -> None
     lost = ["lost1.png,p90,1,0", "lost2.png,p91,1,0"]
     path = table(tmp_path, "file,patient,Fluid,Mass", *rows(40, "{a},{b}"), *lost)
     text = made(path)
-    assert "2 of 42 rows have no picture there" in text
+    assert 'of 42, 2 rows name pictures that are not there, and left out: "lost1.png" in line 42, "lost2.png"' in text
     assert "Fluid 20" in text
     assert data_of(path).missing_files == "ignore"
 
@@ -177,8 +177,13 @@ def test_patients_of_dicom_files_are_taken_where_the_table_names_none(tmp_path: 
     ("header", "row", "options", "reason"),
     [
         ("file,patient,Fluid", "a.tif,p1,1", (), "no column of the table names pictures"),
-        ("file,patient,Fluid", "a.png,p1,1.5", (), "no column holds labels"),
-        ("file,patient,Fluid", "a.png,p1,yes\nb.png,p2,no", (), "words such as yes and no are not read"),
+        ("file,patient,Fluid", "a.png,p1,1.5", (), "no column is sure to hold labels"),
+        (
+            "file,patient,Fluid",
+            "a.png,p1,yes\nb.png,p2,no",
+            (),
+            'hold words for them, which are not read: "Fluid" ("yes"',
+        ),
         ("file,patient,Fluid", "lost.png,p1,1\nlost.png,p2,0", (), 'none of the 2 pictures of column "file"'),
         ("file,patient,Fluid", "a.png,p1,1", ("--patient-column", "patinet"), 'Did you mean "patient"?'),
         ("file,patient,Fluid", "a.png,p1,1", ("--image-column", "nope"), '"nope" is not a column'),
@@ -312,3 +317,91 @@ def test_pictures_in_a_folder_for_each_hospital_are_recognised(tmp_path: Path) -
     made(path)
     assert (data_of(path).images, data_of(path).patient_column) == ("scans/all", "Pat.-ID")
     assert sum(map(len, load(data_of(path), tmp_path).parts)) == 40
+
+
+def findings(folder: Path, *cells: str, count: int = 40) -> Path:
+    """Write a table of findings in one column, the cells in turn."""
+    lines = (f"{n:03}.png,p{n},{cells[n % len(cells)]}" for n in range(count))
+    return table(folder, "file,patient,Befund", *lines)
+
+
+def test_words_for_normal_are_no_classes(tmp_path: Path) -> None:
+    path = findings(tmp_path, "Erguss", "Rundherd;Erguss", "o.B.", "unauffällig", "Rundherd")
+    text = made(path)
+    assert "classes: Erguss 16, Rundherd 16 " in text
+    assert 'no finding: "o.B.", "unauffällig".' in text
+    data = data_of(path)
+    assert (data.classes, data.no_finding[-2:]) == (("Erguss", "Rundherd"), ("o.B.", "unauffällig"))
+    labels = concatenate(load(data, tmp_path).parts).labels
+    assert (labels.sum(axis=0).tolist(), int(np.isnan(labels).sum())) == ([16, 16], 0)
+
+
+def test_a_name_that_is_always_alone_is_a_question(tmp_path: Path) -> None:
+    path = findings(tmp_path, "Erguss", "Rundherd;Erguss", "Blande", "Rundherd;Erguss", "Rundherd")
+    assert "Blande (8) never" not in made(path)
+    (tmp_path / "mine.toml").unlink()
+    path = findings(tmp_path, "Erguss", "Rundherd;Erguss", "Blande", "Rundherd;Erguss")
+    text = made(path)
+    assert "Blande (10) never stands beside another finding" in text
+    assert 'no_finding = ["No Finding", "No Findings", "Normal", "Blande"]' in text
+
+
+def test_doubtful_findings_wait_for_a_decision(tmp_path: Path) -> None:
+    path = findings(tmp_path, "Erguss", "Rundherd;Erguss", "V.a. Erguss", "Rundherd?;Erguss", "kein Rundherd")
+    text = made(path)
+    assert "denied, doubted or past: V.a. Erguss 8, Rundherd? 8, kein Rundherd 8." in text
+    assert 'such as "V.a. Erguss" = "Erguss"' in text
+    assert "Next: first decide on the names after other_findings" in text
+    run = ("run", tmp_path / "mine.toml", "--out", tmp_path / "run", "--backend", "inline", "--set", "run.rounds=1")
+    ended = flwr_sim(*run)
+    assert (ended.code, '"V.a. Erguss" in line 4 (8 lines), which is no class' in ended.err) == (2, True)
+    text = (tmp_path / "mine.toml").read_text(encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(text.replace("# other_findings", "other_findings"), encoding="utf-8")
+    assert flwr_sim(*run).code == 0
+    labels = concatenate(load(data_of(path), tmp_path).parts).labels
+    assert labels.sum(axis=0).tolist() == [24, 8]
+
+
+def test_label_columns_without_any_0_wait_for_the_meaning_of_a_blank(tmp_path: Path) -> None:
+    lines = [line.replace(",0", ",") for line in rows(40, "{a},{b}")]
+    path = table(tmp_path, "file,patient,Fluid,Mass", *(line.replace("00.png", "00.png") for line in lines))
+    text = made(path)
+    assert "only 1 and blank, no 0: Fluid, Mass." in text
+    assert "Next: first decide on blank in" in text
+    text = (tmp_path / "mine.toml").read_text(encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(text.replace("# blank =", "blank ="), encoding="utf-8")
+    labels = concatenate(load(data_of(path), tmp_path).parts).labels
+    assert [(labels == value).sum(axis=0).tolist() for value in (1, 0)] == [[20, 19], [20, 21]]
+
+
+def test_a_hospital_whose_labels_are_words_is_told_which_cells(tmp_path: Path) -> None:
+    own = [f"{n:03}.png,p{n // 2},North,{n // 2 % 2},{n // 3 % 2},," for n in range(20)]
+    foreign = [
+        f"{n:03}.png,p{n // 2},South,,,{'ja' if n % 3 else 'nein'},{('k.A.', 'nein')[n % 2]}" for n in range(20, 40)
+    ]
+    path = table(tmp_path, "file,patient,Hospital,Fluid,Mass,Erguss,Herd", *own, *foreign)
+    text = made(path, code=2)
+    assert '"South" of column Hospital has no label that can be read.' in text
+    assert '"Erguss" ("ja" in line 22 (13 lines), "nein" in line 23 (7 lines)); "Herd" ("k.A." in line 22' in text
+    assert "Remove these lines" not in text
+
+
+def test_a_synonym_of_a_column_of_findings_is_a_class_of_no_hospital(tmp_path: Path) -> None:
+    cells = ("Effusion", "Mass|Effusion", "Mass", "No Finding")
+    other = ("effusion_pleural", "Mass|effusion_pleural", "Mass", "No Finding")
+    lines = [f"{n:03}.png,p{n},{'NS'[n % 2]},{(cells, other)[n % 2][n // 2 % 4]}" for n in range(80)]
+    path = table(tmp_path, "file,patient,Hospital,Finding", *lines)
+    assert 'one class or two? "effusion_pleural" = "Effusion"' in made(path)
+    text = (tmp_path / "mine.toml").read_text().replace("# [data.syn", "[data.syn").replace('# "', '"')
+    (tmp_path / "mine.toml").write_text(text)
+    run = ("run", tmp_path / "mine.toml", "--out", tmp_path / "run", "--backend", "inline", "--set", "run.rounds=1")
+    assert flwr_sim(*run).code == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["classes"] == ["Effusion", "Mass"]
+
+
+def test_names_with_a_drive_and_a_column_of_cases_are_recognised(tmp_path: Path) -> None:
+    path = table(tmp_path, "file,Fallnr,Fluid,Mass", *rows(40, "{a},{b}"))
+    assert "--patient-column Fallnr" in made(path)
+    (tmp_path / "mine.toml").unlink()
+    path.write_text(path.read_text().replace("\n0", "\nD:\\export\\0"))
+    assert "drive and folders, by nothing" in made(path, code=2)

@@ -101,10 +101,11 @@ class Columns(Mapping[str, Names]):
 
     Attributes:
         lines: int32 ``(rows,)``, the line of the file in which each row begins.
+        unnamed: Number of columns that have cells and no name, and are left out.
     """
 
-    def __init__(self, columns: Mapping[str, Column], lines: NDArray[np.int32]) -> None:
-        self._columns, self.lines = columns, lines
+    def __init__(self, columns: Mapping[str, Column], lines: NDArray[np.int32], unnamed: int = 0) -> None:
+        self._columns, self.lines, self.unnamed = columns, lines, unnamed
 
     def __getitem__(self, name: str) -> Names:
         return self.column(name).values()
@@ -138,7 +139,7 @@ class Columns(Mapping[str, Names]):
             distinct, places = np.unique(column.places[index], return_inverse=True)
             cells = [column.cells[place] for place in distinct]
             columns[name] = Column(cells, places.reshape(-1).astype(np.int32), lines)
-        return Columns(columns, lines)
+        return Columns(columns, lines, self.unnamed)
 
 
 def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> Columns:
@@ -356,13 +357,15 @@ class _TableBuilder:
 
     def columns(self) -> Columns:
         """Return the columns that have a name."""
-        lines, columns = np.concatenate(self._lines), {}
+        lines, columns, unnamed = np.concatenate(self._lines), {}, 0
         for name, cells, places in zip(self.header, self._cells, self._places, strict=True):
             if name:
                 columns[name] = Column(cells.distinct, np.concatenate(places), lines)
+            else:
+                unnamed += any(cells.distinct)
             cells.clear()
             places.clear()
-        return Columns(columns, lines)
+        return Columns(columns, lines, unnamed)
 
 
 def _not_text_problem(path: Path) -> str:

@@ -7,8 +7,9 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +18,19 @@ from common.data.base.names import fold_likeness, is_blank
 from common.data.base.spec import NO_FINDING
 from common.data.images.reading import PICTURE_SUFFIXES
 from common.data.tables.cells import OTHER_SEPARATORS, PART_NAMES, names_nothing, read_label, split_findings
+from common.data.tables.class_names import MIMIC_CLASSES
 from common.data.tables.csv import Column, Columns
 from common.data.tables.files import FolderListings, fold_case, fold_ending
+from common.data.tables.judgement import (
+    Judgement,
+    is_doubtful,
+    is_plausible_finding,
+    judge_column,
+    names_no_finding,
+    says_normal,
+)
 from common.errors import BadInput, Fault, quoted
+from common.system.plain_text import counted
 
 _PATIENT = re.compile(r"(^|[^a-z])(patient|subject|person|lesion|mrn|pid|pat(id|nr|no)?(?![a-z]))", re.IGNORECASE)
 _SPLIT = re.compile(r"^(split|part|partition|set|subset)$", re.IGNORECASE)
@@ -39,11 +50,15 @@ _MOST_SOURCES, _FEWEST_ROWS = 200, 3
 """Of a column of hospitals: the most values, and the fewest rows of each on average."""
 _MOST_CLASSES = 60
 _FEW_CLASSES = 2
+_USUALLY_SEVERAL, _FEWEST_ALONE = 0.2, 10
+"""The share of rows with several findings from which on a name that is always alone, in so many rows, is a question."""
 _LOOKED_AT = 200
-YES_AND_NO = frozenset(("yes", "no", "y", "n", "true", "false", "ja", "nein", "positive", "negative"))
+_MOST_COLUMNS = 5
+"""The most columns that a fault names."""
 _ALIKE = 0.85
 """The share of letters that two spellings of one word have in common."""
 _NO_FINDING = frozenset(name.casefold() for name in NO_FINDING)
+_CLASSES = frozenset(name.casefold() for name in MIMIC_CLASSES)
 
 
 @dataclass(frozen=True)
@@ -59,6 +74,10 @@ class ColumnRoles:
         finding: One column with names of classes, with ``separator`` between them.
         classes: Each class with the number of rows that show it, in the order of the table or by frequency.
         exclusive: True where each row shows exactly one class.
+        no_finding: Names in the column of findings that say that nothing was found.
+        doubtful: Names in it that deny a finding or doubt it, with the number of rows; these are no classes.
+        alone: Classes that stand beside no other one, though most do, with the number of rows.
+        unused: Columns for which no purpose was found.
     """
 
     image: str
@@ -70,6 +89,10 @@ class ColumnRoles:
     separator: str
     classes: Mapping[str, int]
     exclusive: bool
+    no_finding: tuple[str, ...] = ()
+    doubtful: Mapping[str, int] = field(default_factory=dict)
+    alone: Mapping[str, int] = field(default_factory=dict)
+    unused: Mapping[str, Judgement] = field(default_factory=dict)
 
 
 def image_column(columns: Columns, files: Iterable[str] = ()) -> str:
@@ -105,41 +128,82 @@ def patient_column(columns: Iterable[str], others: Collection[str] = ()) -> str 
     return next((name for name in columns if name not in others and _PATIENT.search(name)), None)
 
 
-def guess_roles(columns: Columns, image: str, patient: str | None = None, source: str | None = None) -> ColumnRoles:
+def guess_roles(
+    columns: Columns,
+    image: str,
+    patient: str | None = None,
+    source: str | None = None,
+    findings: Sequence[str] = (),
+) -> ColumnRoles:
     """Guess the purpose of each column.
 
     Args:
         image: The column of picture files.
         patient: The column of patients, where the caller knows it.
         source: The column of hospitals, where the caller knows it; an empty text for none.
+        findings: The label columns or the column of findings, where the caller knows them.
 
     Raises:
-        BadInput: If no column holds labels.
+        BadInput: If no column is sure to hold labels, or one holds labels and cells that are none.
     """
-    patient = patient or patient_column(columns, (image, *([source] if source else [])))
-    cells = {name: columns.column(name).cells for name in columns}
-    part_values = {name: {cell.casefold() for cell in cells[name]} for name in columns if _SPLIT.match(name)}
+    known = (image, *([source] if source else []), *findings)
+    patient = patient or patient_column(columns, known)
+    part_values = {
+        name: {cell.casefold() for cell in columns.column(name).cells} for name in columns if _SPLIT.match(name)
+    }
     split = next((name for name, parts in part_values.items() if parts <= PART_NAMES.keys()), None)
     rest = [name for name in columns if name not in (image, patient, split)]
     if source is None:
-        source = _source_by_name(columns, rest)
+        source = _source_by_name(columns, [name for name in rest if name not in findings])
     rest = [name for name in rest if name != source]
-    counts = dict[str, int]()
-    labelled = np.zeros(len(columns.lines), dtype=np.intp)  # classes that each row shows
-    for name in rest:
-        meanings = [read_label(cell) for cell in cells[name]]
-        positive = np.array([meaning == "present" for meaning in meanings])[columns.column(name).places]
-        if None not in meanings and positive.any() and len(meanings) > 1:
-            counts[name] = int(positive.sum())
-            labelled += positive
+    judgements = {name: judge_column(columns.column(name)) for name in rest}
+    if findings:
+        is_named = len(findings) == 1 and judgements[findings[0]].kind in ("other", "numbers")
+        label_columns = [] if is_named else [name for name in columns if name in findings]
+    else:
+        label_columns = [name for name in rest if judgements[name].kind == "labels" and not names_no_finding(name)]
     if source is None:
-        others = [name for name in rest if name not in counts]
-        source = _source_by_content(columns, others, list(counts), patient)
-        rest = [name for name in rest if name != source]
-    if counts:
+        others = [name for name in rest if name not in (*label_columns, *findings)]
+        source = _source_by_content(columns, others, label_columns, patient)
+    unused = {name: judgements[name] for name in rest if name not in (source, *label_columns, *findings)}
+    if not findings:
+        _stop_on_foreign_cells(columns, unused, label_columns)
+    if label_columns:
+        counts = {name: int(judgements[name].positive.sum()) for name in label_columns}
+        labelled = np.sum([judgements[name].positive for name in label_columns], axis=0)  # classes that each row shows
         exclusive = len(counts) > 1 and bool((labelled == 1).all())
-        return ColumnRoles(image, patient, source or None, split, tuple(counts), None, "|", counts, exclusive)
-    return ColumnRoles(image, patient, source or None, split, (), *_finding_column(columns, rest))
+        roles = ColumnRoles(image, patient, source or None, split, tuple(counts), None, "|", counts, exclusive)
+        return replace(roles, unused=unused)
+    name = findings[0] if findings else _finding_column(columns, unused)
+    roles = _read_names(columns, name, ColumnRoles(image, patient, source or None, split, (), name, "|", {}, False))
+    return replace(roles, unused={other: judgement for other, judgement in unused.items() if other != name})
+
+
+def describe_cells(columns: Columns, judged: Mapping[str, Judgement]) -> str:
+    """Name the cells that keep columns from being label columns, with their lines: ``"Mass" ("ja" in line 3)``."""
+    texts = [f'"{name}" ({columns.column(name).where(of.foreign, 3)})' for name, of in judged.items()]
+    return "; ".join(texts[:_MOST_COLUMNS]) + (
+        f"; {len(texts) - _MOST_COLUMNS} more" if len(texts) > _MOST_COLUMNS else ""
+    )
+
+
+def name_options(names: Iterable[str]) -> str:
+    """Return the options of the command that name these columns as those of findings."""
+    return " ".join(f"--findings {quote(name)}" for name in names)
+
+
+def _stop_on_foreign_cells(columns: Columns, judged: Mapping[str, Judgement], label_columns: Sequence[str]) -> None:
+    """Stop if a column holds labels and some cells that are none: nobody would miss it in an experiment of others.
+
+    Raises:
+        BadInput: Naming the cells.
+    """
+    if broken := {name: of for name, of in judged.items() if of.kind == "almost labels"}:
+        problem = f"these columns hold labels, and cells that are none: {describe_cells(columns, broken)}."
+        remedy = "Write 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked) in these cells."
+        if label_columns:
+            remedy += f" Or use the other columns only: {name_options(label_columns)}"
+        raise BadInput([Fault("labels", problem, remedy)])
 
 
 def _has_few_values(column: Column) -> bool:
@@ -199,33 +263,98 @@ def _guess_separator(column: Column) -> str:
     return max(rows, key=lambda mark: rows[mark], default="|")
 
 
-def _finding_column(columns: Columns, rest: Iterable[str]) -> tuple[str, str, dict[str, int], bool]:
-    """Return the column whose cells name classes, its separator, the rows of each class, and True for one a row.
-
-    A column with a name such as "Findings" comes first. Spellings that differ only in case are one class.
+def _finding_column(columns: Columns, judged: Mapping[str, Judgement]) -> str:
+    """Return the column whose cells name findings: by its name, else by what its cells say.
 
     Raises:
-        BadInput: If there is none, or if a name consists of other names of the column.
+        BadInput: If none is sure to; with what the others hold.
     """
-    for name in sorted(rest, key=lambda column: not _FINDINGS.search(column)):
-        column = columns.column(name, with_line_ends=True)
-        if all(is_blank(cell) or cell.casefold() in YES_AND_NO for cell in column.cells):
+    candidates = list[str]()
+    for name in sorted(judged, key=lambda column: not _FINDINGS.search(column)):
+        if judged[name].kind != "other" or names_no_finding(name):
             continue
-        separator = _guess_separator(column)
-        counts, spellings, exclusive = Counter[str](), dict[str, str](), True
-        for cell, rows in zip(column.cells, column.counts().tolist(), strict=True):
-            parts = [] if is_blank(cell) else [" ".join(part.split()) for part in split_findings(cell, separator)]
-            findings = {part.casefold(): part for part in parts if not names_nothing(part)}
-            counts.update(dict.fromkeys(findings, rows))
-            spellings = findings | spellings
-            exclusive = exclusive and len(findings.keys() - _NO_FINDING) == 1
-        classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in _NO_FINDING}
-        if _FEW_CLASSES <= len(counts) <= _MOST_CLASSES and 0 < len(classes) < len(column.places):
-            _stop_on_composed_names(column, name, separator, counts)
-            return name, separator, classes, exclusive
-    problem = f"no column holds labels, as 1, 0, -1 or nothing for each class, or as names; it has {quoted(columns)}."
-    remedy = "Give each class a column of 1 (present) and 0 (absent); words such as yes and no are not read."
-    raise BadInput([Fault("labels", problem, remedy)])
+        column = columns.column(name, with_line_ends=True)
+        counts, _, _ = _count_names(column, _guess_separator(column))
+        if not (_FEW_CLASSES <= len(counts) <= _MOST_CLASSES and is_plausible_finding(column)):
+            continue
+        if _FINDINGS.search(name) or any(map(_is_of_findings, counts)):
+            return name
+        candidates.append(name)
+    raise BadInput([_no_labels_fault(columns, judged, candidates)])
+
+
+def _is_of_findings(name: str) -> bool:
+    return name in _CLASSES or name in _NO_FINDING or says_normal(name)
+
+
+def _no_labels_fault(columns: Columns, judged: Mapping[str, Judgement], candidates: Sequence[str]) -> Fault:
+    problem = "no column is sure to hold labels, as 1, 0, -1 or nothing for each class, or as names of findings"
+    remedy = "Give each class a column of 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
+    words, numbers = ({name: of for name, of in judged.items() if of.kind == kind} for kind in ("words", "numbers"))
+    if words:
+        problem += f". These hold words for them, which are not read: {describe_cells(columns, words)}"
+        remedy = "Replace them by 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
+    elif candidates:
+        remedy += f" If one of these columns names findings, add it to the command: {name_options(candidates)}"
+    elif numbers:
+        problem += f". These hold other numbers: {describe_cells(columns, numbers)}"
+        remedy += " A grade or a probability becomes one by the limit that you choose."
+    else:
+        problem += f"; the table has {quoted(columns)}"
+    if columns.unnamed:
+        remedy += f" {describe_unnamed(columns)}"
+    return Fault("labels", f"{problem}.", remedy)
+
+
+def describe_unnamed(columns: Columns) -> str:
+    """Return a sentence on columns that have cells and no name."""
+    count = counted(columns.unnamed, "column has", "columns have")
+    return f"{count} no name in the first line, and cannot be used. If the next line holds the names, remove the first."
+
+
+def _count_names(column: Column, separator: str) -> tuple[Counter[str], dict[str, str], dict[frozenset[str], int]]:
+    """Return the rows of each name in lower case, a spelling of each, and the rows of each set of names."""
+    counts, spellings, together = Counter[str](), dict[str, str](), Counter[frozenset[str]]()
+    for cell, rows in zip(column.cells, column.counts().tolist(), strict=True):
+        parts = [] if is_blank(cell) else [" ".join(part.split()) for part in split_findings(cell, separator)]
+        names = {part.casefold(): part for part in parts if not names_nothing(part)}
+        counts.update(dict.fromkeys(names, rows))
+        spellings = names | spellings
+        together[frozenset(names)] += rows
+    return counts, spellings, together
+
+
+def _read_names(columns: Columns, name: str, roles: ColumnRoles) -> ColumnRoles:
+    """Return the roles with the names in the cells of the column of findings.
+
+    Spellings that differ only in case are one name.
+
+    Raises:
+        BadInput: If a name consists of other names of the column, or there is none.
+    """
+    column = columns.column(name, with_line_ends=True)
+    separator = _guess_separator(column)
+    counts, spellings, together = _count_names(column, separator)
+    normal = [key for key in counts if key in _NO_FINDING or says_normal(key)]
+    doubtful = [key for key in counts if key not in normal and is_doubtful(key)]
+    classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in (*normal, *doubtful)}
+    if not classes:
+        raise BadInput([Fault("--findings", f'column "{name}" names no finding.')])
+    _stop_on_composed_names(column, name, separator, counts)
+    sets = {names.difference(normal): rows for names, rows in together.items()}
+    several = sum(rows for names, rows in together.items() if len(names.difference(normal)) > 1)
+    beside = {key for names in sets if len(names) > 1 for key in names}
+    is_usual = several >= _USUALLY_SEVERAL * sum(rows for names, rows in together.items() if names)
+    alone = {key: rows for key, rows in classes.items() if key.casefold() not in beside and is_usual}
+    return replace(
+        roles,
+        separator=separator,
+        classes=classes,
+        exclusive=all(len(names) == 1 for names in sets),
+        no_finding=tuple(spellings[key] for key in normal if key not in _NO_FINDING),
+        doubtful={spellings[key]: counts[key] for key in doubtful},
+        alone={key: rows for key, rows in alone.items() if rows >= _FEWEST_ALONE},
+    )
 
 
 def _stop_on_composed_names(column: Column, name: str, separator: str, names: Collection[str]) -> None:

@@ -1,0 +1,122 @@
+"""The judgement of a column of a stranger's table: whether it holds labels, or words and numbers meant as labels.
+
+One rule for all: a column that was meant as labels is either read whole, or named with the cells that are in the way.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.base.names import is_blank
+from common.data.tables.cells import names_nothing, read_label
+from common.data.tables.csv import Column
+
+Kind = Literal["labels", "almost labels", "words", "numbers", "other"]
+
+_YES_AND_NO = frozenset(
+    "yes no y n true false t f ja nein j wahr falsch vrai faux oui non vero falso si sí sim não pos neg pos. neg. "  # noqa: SIM905 - words to read
+    "positive negative positiv negativ positif négatif present absent vorhanden x xx + ++ ✓ ✔ ✗ ✘".split()
+)
+_NOT_LOOKED = frozenset("nr nb n.b. ka 8 9 88 99 999 -8 -9 -99 -999".split())  # noqa: SIM905 - words to read
+"""What stands for "unknown" beside labels: abbreviations, and the codes of questionnaires."""
+_NUMBER = re.compile(r"[+\-\u2212]?\d+(?:[.,]\d+)?")
+_PART_OF_ONE = re.compile(r"0?[.,]\d+")
+_LOOKED_AT = 200
+"""The most distinct cells by which the kind of a column is told."""
+_MOSTLY = 0.9
+"""The share of labels in the filled cells of a column from which on the others are taken for slips."""
+_NO_FINDINGS = frozenset(
+    "sex sexe sesso gender geschlecht age alter âge view projection projektion modality modalität laterality side "  # noqa: SIM905
+    "seite weight gewicht year jahr date datum".split()
+)
+_ABOUT_PERSON = _YES_AND_NO.union("m f w d u male female männlich weiblich divers pa ap ll lat lateral".split())  # noqa: SIM905
+_NORMAL = re.compile(
+    r"o\.? ?b\.?|unauff(?:\.|ällig\w*)|normalbefund|regelrecht\w*|gesund|healthy|nad|wnl|unremarkable"
+    r"|(?:ohne|kein\w*)(?: (?:path|auff|krankh|relev|wesent|akut)\w*\.?)*"
+    r" (?:befund\w*|auffälligkeit\w*|veränderung\w*)"
+    r"|(?:no|without) (?:(?:acute|significant|relevant|abnormal|path\w*) )*"
+    r"(?:findings?|abnormalit\w*|disease|pathology)"
+    r"|normal(?: (?:study|findings?|chest|befund\w*))?|within normal limits"
+    r"|sans (?:anomalies?|particularités?)|r\.?a\.?s\.?"
+)
+"""Names, in lower case, that say that nothing was found."""
+_DOUBTFUL = re.compile(
+    r".*\?|\?.*|(?:kein\w*|no|not|ohne|without|sans|neg(?:ative|\.)?|v\.? ?a\.?|verd(?:acht\w*|\.)|suspect\w*|suspicion"
+    r"|susp\.?|z\. ?n\.?|zn|zustand nach|st\. ?n\.?|status post|s/p|history of|h/o|possibl[ey]|probabl[ey]|likely"
+    r"|fraglich\w*|rule out|r/o|dd)(?![^\W_]).*"
+)
+"""Names, in lower case, that deny a finding, doubt it, or place it in the past."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a column seems to hold.
+
+    Attributes:
+        kind: ``"labels"``: each cell is 1, 0, -1 or blank, and some are 1. ``"almost labels"``: others stand among
+            them. ``"words"``: words or signs for yes and no, and no label. ``"numbers"``: numbers with labels among
+            them, such as grades, or between 0 and 1. ``"other"``: anything else, also a column without any 1.
+        foreign: Places in the column's cells of those that are no label.
+        positive: ``(rows,)``, True where the cell is 1.
+    """
+
+    kind: Kind
+    foreign: Sequence[int]
+    positive: NDArray[np.bool_]
+
+    @property
+    def may_be_labels(self) -> bool:
+        """Return True for a column that cannot be read as labels, but whose cells may be meant as such."""
+        return self.kind in ("almost labels", "words", "numbers")
+
+
+def judge_column(column: Column) -> Judgement:
+    """Return what the cells of a column seem to be."""
+    meanings, counts = [read_label(cell) for cell in column.cells], column.counts()
+    foreign = [place for place, meaning in enumerate(meanings) if meaning is None]
+    positive = np.array([meaning == "present" for meaning in meanings])[column.places]
+    others = int(counts[foreign].sum())
+    blank = int(sum(counts[place] for place, meaning in enumerate(meanings) if meaning == "blank"))
+    labels = len(column.places) - others - blank
+    kind: Kind = "other"
+    cells = [column.cells[place].casefold() for place in foreign[:_LOOKED_AT]]
+    spoken = [cell in _YES_AND_NO or names_nothing(cell) for cell in cells]
+    meant = [
+        word or cell in _NOT_LOOKED or bool(_PART_OF_ONE.fullmatch(cell))
+        for word, cell in zip(spoken, cells, strict=True)
+    ]
+    if not foreign:
+        kind = "labels" if positive.any() and len(meanings) > 1 else "other"
+    elif (labels and all(spoken)) or (labels >= others and all(meant)) or labels >= _MOSTLY * (labels + others):
+        kind = "almost labels"
+    elif all(meant) and not _YES_AND_NO.isdisjoint(cells):
+        kind = "words"
+    elif all(_NUMBER.fullmatch(cell) or names_nothing(cell) for cell in cells) and (labels or all(meant)):
+        kind = "numbers"
+    return Judgement(kind, foreign, positive)
+
+
+def names_no_finding(name: str) -> bool:
+    """Return True for a column whose name says that it is about the person or the picture: sex, age, view."""
+    words = re.findall(r"[^\W\d_]+", name.casefold())
+    return bool(words) and _NO_FINDINGS.issuperset(words)
+
+
+def is_plausible_finding(column: Column) -> bool:
+    """Return True if cells may be names of findings: no number, no word for yes, no or sex, no view."""
+    cells = [cell.casefold() for cell in column.cells if not is_blank(cell)]
+    return bool(cells) and not all(cell in _ABOUT_PERSON for cell in cells) and not all(map(_NUMBER.fullmatch, cells))
+
+
+def says_normal(name: str) -> bool:
+    """Return True for a name that says that nothing was found: "o.B.", "unauffällig", "no acute findings"."""
+    return _NORMAL.fullmatch(name.casefold()) is not None
+
+
+def is_doubtful(name: str) -> bool:
+    """Return True for a name that denies a finding, doubts it, or places it in the past: "V.a. Mass", "no mass"."""
+    return _DOUBTFUL.fullmatch(name.casefold()) is not None and not says_normal(name)
