@@ -26,10 +26,7 @@ def write_examples(folder: Path) -> list[Path]:
 
 
 def example(name: str) -> Path:
-    """Return the path of an experiment file that comes with Polyclinic.
-
-    Args:
-        name: The file's name, with or without ``.toml``.
+    """Return the path of an experiment that comes with Polyclinic, by the file's name with or without ``.toml``.
 
     Raises:
         BadInput: If there is no example of that name.

@@ -16,6 +16,7 @@ os.environ.update(
     RAY_worker_niceness="0",
 )
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -127,7 +128,9 @@ def simulate(
         replaced["data"] = {"kind": "plugin", "name": register_local(DATASETS, _make_dataset_plugin(dataset))}
     changed = {**(settings or {}), **replaced, **({} if head is None else {"model.head": head})}
     file = _read_experiment(experiment, changed, dataset is not None, metrics)
-    _refuse_ray(file, replaced, metrics)
+    if (replaced or metrics) and file.experiment.simulation.backend == "ray":
+        problem = "ray: its workers are other processes, which do not know what was given to this one."
+        raise BadInput([Fault("simulation.backend", problem, 'Set "inline", or make a package of it.')])
     folder = Path(out) if out is not None else _find_free_folder(file)
     run(file, folder, Console(quiet=quiet, emoji=False), resume=resume)
     return load(folder)
@@ -248,11 +251,8 @@ class FinishedRun:
         form = image_form_of(self.folder, network)
         results = [score_files(network, Path(file), form) for file in files]
         names = [name for pictures, _ in results for name in (*pictures.names, *pictures.unreadable)]
-        rows = [
-            part
-            for pictures, scores in results
-            for part in (scores, _unknown_probabilities(len(pictures.unreadable), columns))
-        ]
+        unknown = np.full((1, len(columns)), np.nan, np.float32)
+        rows = [part for pictures, scores in results for part in (scores, *[unknown] * len(pictures.unreadable))]
         return pandas.DataFrame(np.concatenate(rows), index=pandas.Index(names, name="image"), columns=columns)
 
     def plot_rounds(self, axes: Axes | None = None) -> Axes:
@@ -331,22 +331,14 @@ def compare(
     run_comparison(
         files, Path(out), range(seeds), jobs, _as_overrides(settings or {}), Console(quiet=quiet, emoji=False)
     )
-    runs = [(path.stem, seed, load(Path(out) / f"{path.stem}-seed{seed}")) for path in files for seed in range(seeds)]
-    rows = [
-        {
-            "experiment": stem,
-            "seed": seed,
-            **{key: _mean_auroc_of_test(run.summary["test"], key) for key in ("all", "shared", "unique")},
-            "model_sha256": run.model_sha256,
-        }
-        for stem, seed, run in runs
-    ]
+    rows = []
+    for stem, seed in itertools.product([path.stem for path in files], range(seeds)):
+        run = load(Path(out) / f"{stem}-seed{seed}")
+        test = run.summary["test"]
+        groups = {"all": test, "shared": test["shared_classes"], "unique": test["unique_classes"]}
+        means = {key: group and group["mean_auroc"] for key, group in groups.items()}
+        rows.append({"experiment": stem, "seed": seed, **means, "model_sha256": run.model_sha256})
     return _import_pandas().DataFrame(rows).set_index(["experiment", "seed"])
-
-
-def _mean_auroc_of_test(test: Mapping[str, Any], subset: str) -> float | None:
-    group = test if subset == "all" else test[f"{subset}_classes"]
-    return None if group is None else group["mean_auroc"]
 
 
 def _make_dataset_plugin(images: OwnImages | Mapping[str, OwnImages] | DatasetPlugin) -> DatasetPlugin:
@@ -362,12 +354,8 @@ def _make_dataset_plugin(images: OwnImages | Mapping[str, OwnImages] | DatasetPl
     def dataset(folder: Path, options: Mapping[str, Any]) -> LabelledImages | Mapping[str, LabelledImages]:
         return own
 
-    shown = (
-        "parts"
-        if isinstance(own, Mapping)
-        else type(own if isinstance(own.images, np.ndarray) else own.images).__name__
-    )
-    dataset.__name__ = shown  # by which faults call it
+    named = own if isinstance(own, Mapping) or isinstance(own.images, np.ndarray) else own.images
+    dataset.__name__ = "parts" if isinstance(own, Mapping) else type(named).__name__  # by which faults call it
     return dataset
 
 
@@ -382,10 +370,9 @@ def _read_experiment(
     added = dict(settings)
     if metrics:
         added["evaluation.metrics"] = [PLUGIN + register_local(METRICS, metric) for metric in metrics]
-    if "simulation.backend" not in added and (
-        own_data or metrics or any(_is_own_object(value) for value in added.values())
-    ):
-        added["simulation.backend"] = "inline"
+    plugins = [value for value in added.values() if isinstance(value, str) and value.startswith(PLUGIN)]
+    if own_data or metrics or any(map(is_local_name, plugins)):
+        added.setdefault("simulation.backend", "inline")
     data = added.pop("data", None)
     overrides = [*(["data=none"] if data else []), *_as_overrides(added)]
     overrides += [f"data.{key}={_format_toml(value)}" for key, value in (data or {}).items()]
@@ -393,16 +380,6 @@ def _read_experiment(
         tree = json.loads(json.dumps(dict(experiment)))  # a copy that may be changed
         return validate_experiment(tree, Path("experiment"), overrides, find_method_faults)
     return read_experiment(_experiment_path(experiment), overrides, find_method_faults)
-
-
-def _is_own_object(value: object) -> bool:
-    return isinstance(value, str) and value.startswith(PLUGIN) and is_local_name(value)
-
-
-def _refuse_ray(file: ExperimentFile, replaced: Mapping[str, Any], metrics: Sequence[ClassMetric]) -> None:
-    if (replaced or metrics) and file.experiment.simulation.backend == "ray":
-        problem = "ray: its workers are other processes, which do not know what was given to this one."
-        raise BadInput([Fault("simulation.backend", problem, 'Set "inline", or make a package of it.')])
 
 
 def _experiment_path(experiment: str | Path) -> Path:
@@ -444,10 +421,6 @@ def _check_paths(images: object) -> Sequence[str | Path]:
         return images
     problem = f"must be a uint8 array, or the path of a file or folder, or several paths, not {type(images).__name__}."
     raise BadInput([Fault("images", problem)])
-
-
-def _unknown_probabilities(count: int, columns: Sequence[str]) -> NDArray[np.float32]:
-    return np.full((count, len(columns)), np.nan, np.float32)
 
 
 def _check_images(images: NDArray[np.uint8]) -> NDArray[np.uint8]:

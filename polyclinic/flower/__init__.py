@@ -16,10 +16,18 @@ Each strategy runs one of the product's own methods (``strategies/methods``). Wh
 not here: no guard against a harmful site, no quarantine of malformed replies, no checkpoints, no report.
 """
 
-from polyclinic.flower.averaging import FedMLP, FedSLD, LabelledSites, PartialLoss, SurgicalAggregation, VanillaFL
 from polyclinic.flower.labels import SiteLabels, UnknownLabels, labels
-from polyclinic.flower.passing import SequentialTraining, UniFed
 from polyclinic.flower.site import FedMLPSite, Site
+from polyclinic.flower.strategies import (
+    FedMLP,
+    FedSLD,
+    LabelledSites,
+    PartialLoss,
+    SequentialTraining,
+    SurgicalAggregation,
+    UniFed,
+    VanillaFL,
+)
 from strategies.local.early_stopping import EarlyStopping
 from strategies.methods.unifed import loss_slope
 

@@ -13,9 +13,8 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from common.contract import LabelContract
-from common.errors import WireError
 from common.wire.records import RollCallAnswer
+from strategies.local.site_method import SiteMethod
 
 QUERY, RECORD = "labels", "labels"
 
@@ -30,7 +29,7 @@ class SiteLabels:
         images: Number of all training images; only FedSLD needs it.
 
     Raises:
-        ValueError: If ``classes`` is no list of different names, or a count is below 0.
+        ValueError: If ``classes`` is no list of different names (a set has no order), or a count is below 0.
         TypeError: If a count is no whole number.
     """
 
@@ -39,22 +38,14 @@ class SiteLabels:
     images: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "classes", check_class_names(self.classes))
+        names = self.classes
+        if isinstance(names, str) or not isinstance(names, Sequence) or not names or len(set(names)) < len(names):
+            raise ValueError(f"classes must be a list of different names in an order, got {names!r}")
+        object.__setattr__(self, "classes", tuple(names))
         object.__setattr__(self, "positives", tuple(map(index, self.positives)))
         object.__setattr__(self, "images", index(self.images))
         if min(self.positives, default=0) < 0:
             raise ValueError(f"positives must not be below 0, got {list(self.positives)}")
-
-
-def check_class_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of classes as a tuple.
-
-    Raises:
-        ValueError: If they are no list of different names: a set has no order.
-    """
-    if isinstance(names, str) or not isinstance(names, Sequence) or not names or len(set(names)) < len(names):
-        raise ValueError(f"classes must be a list of different names in an order, got {names!r}")
-    return tuple(names)
 
 
 def labels(app: ClientApp) -> Callable[[Callable[[Context], SiteLabels]], Callable[[Context], SiteLabels]]:
@@ -71,12 +62,8 @@ def labels(app: ClientApp) -> Callable[[Callable[[Context], SiteLabels]], Callab
         @app.query(QUERY)
         def answer(message: Message, context: Context) -> Message:
             site = function(context)
-            fields: dict[str, Any] = {
-                "classes": list(site.classes),
-                "positives": list(site.positives),
-                "images": site.images,
-            }
-            return Message(RecordDict({RECORD: ConfigRecord(fields)}), reply_to=message)
+            fields: dict[str, Any] = {"classes": list(site.classes), "positives": list(site.positives)}
+            return Message(RecordDict({RECORD: ConfigRecord({**fields, "images": site.images})}), reply_to=message)
 
         return function
 
@@ -92,78 +79,57 @@ def site_name(node: int) -> str:
     return f"{node:020d}"
 
 
-@dataclass
-class LabelRollCall:
-    """The labels of all sites that have answered; a site that joins later is asked then.
+def ask_labels(
+    grid: Grid, nodes: Iterable[int], timeout: float, classes: Sequence[str], method: SiteMethod
+) -> tuple[dict[str, RollCallAnswer], str]:
+    """Ask nodes which of the model's classes they label, and wait ``timeout`` seconds for them.
 
-    Attributes:
-        classes: Names of the head's rows, in their order.
-        needs_counts: True if a site has to state how many images show each class.
-        exclusive: True if an image shows one class at most.
-        answers: Node -> the site's labels, in the form in which a method reads them.
+    Returns:
+        The answers by site, in the form in which a method reads them; and a line for each node that does not answer,
+        labels a class that the model has no row for, or does not count images where the method needs it.
     """
-
-    classes: tuple[str, ...]
-    needs_counts: bool
-    exclusive: bool
-    answers: dict[int, RollCallAnswer]
-
-    def ask(self, grid: Grid, nodes: Iterable[int], timeout: float) -> None:
-        """Ask the nodes that have not answered yet; wait ``timeout`` seconds for them.
-
-        Raises:
-            UnknownLabels: If a node does not answer, or labels a class that the model has no row for.
-        """
-        new, kind = sorted(set(nodes) - self.answers.keys()), f"{MessageType.QUERY}.{QUERY}"
-        questions = [Message(RecordDict(), message_type=kind, dst_node_id=node) for node in new]
-        replies = grid.send_and_receive(questions, timeout=timeout) if new else ()
-        reasons = dict.fromkeys(new, f"did not say which classes it labels: no reply within {timeout:g} s")
-        for reply in replies:
-            reasons[reply.metadata.src_node_id] = self._read_answer(reply)
-        if faults := [f"node {node} {reason}" for node, reason in reasons.items() if reason]:
-            raise UnknownLabels("\n".join(faults))
-
-    def _read_answer(self, reply: Message) -> str:
-        """Store a node's answer; return what is wrong with it, or an empty string."""
-        if reply.has_error():
-            return f"did not say which classes it labels: {shorten_error(reply.error.reason or '')}"
+    kind = f"{MessageType.QUERY}.{QUERY}"
+    questions = [Message(RecordDict(), message_type=kind, dst_node_id=node) for node in sorted(nodes)]
+    faults = dict.fromkeys(sorted(nodes), f"did not say which classes it labels: no reply within {timeout:g} s")
+    answers = dict[str, RollCallAnswer]()
+    for reply in grid.send_and_receive(questions, timeout=timeout) if questions else ():
         node = reply.metadata.src_node_id
-        fields: dict[str, Any] = {"classes": (), **reply.content.config_records.get(RECORD, {})}
         try:
-            site = SiteLabels(**fields)
-            names, positives, images = tuple(site.classes), tuple(site.positives), site.images
-            negatives = tuple(images - count for count in positives)
-            answer = RollCallAnswer("", site_name(node), names, names, images, 0, 0, "", "", positives, negatives)
-        except (TypeError, ValueError, WireError) as error:
-            return f"sent labels that cannot be read: {error}"
-        if unknown := [name for name in names if name not in self.classes]:
-            return f"labels {unknown}; the model's rows are {list(self.classes)}"
-        if self.needs_counts and not positives:
-            return "sent no counts: this strategy needs positives and images in its SiteLabels"
-        if self.needs_counts and self.exclusive and (shown := sum(positives)) > images:
-            return f"counts {shown} positives in {images} images of classes that exclude one another"
-        self.answers[node] = answer
-        return ""
-
-    @property
-    def contract(self) -> LabelContract:
-        """Return which of the head's rows each site labels."""
-        return LabelContract(self.classes, {answer.site: answer.class_names for answer in self.by_site.values()})
-
-    @property
-    def by_site(self) -> dict[str, RollCallAnswer]:
-        """Return the answers by the sites' names, sorted."""
-        return {answer.site: answer for _, answer in sorted(self.answers.items())}
+            answers[site_name(node)] = _read_answer(reply, classes, method)
+            del faults[node]
+        except UnknownLabels as fault:
+            faults[node] = str(fault)
+    return answers, "\n".join(f"node {node} {fault}" for node, fault in faults.items())
 
 
-def shorten_error(reason: str) -> str:
-    """Return a site's error in one line: Flower's reason may hold Ray's whole remote traceback.
+def _read_answer(reply: Message, classes: Sequence[str], method: SiteMethod) -> RollCallAnswer:
+    """Read a site's answer; raise :class:`UnknownLabels` without the node if it cannot be used."""
+    if reply.has_error():
+        raise UnknownLabels(f"did not say which classes it labels: {shorten_error(reply.error.reason)}")
+    fields: dict[str, Any] = {"classes": (), **reply.content.config_records.get(RECORD, {})}
+    try:
+        site = SiteLabels(**fields)
+        names, positives, images = tuple(site.classes), tuple(site.positives), site.images
+        negatives, name = tuple(images - count for count in positives), site_name(reply.metadata.src_node_id)
+        answer = RollCallAnswer("", name, names, names, images, 0, 0, "", "", positives, negatives)
+    except (TypeError, ValueError) as error:
+        raise UnknownLabels(f"sent labels that cannot be read: {error}") from None
+    if unknown := [name for name in names if name not in classes]:
+        raise UnknownLabels(f"labels {unknown}; the model's rows are {list(classes)}")
+    if method.traffic.label_counts:
+        if not positives:
+            raise UnknownLabels("sent no counts: this strategy needs positives and images in its SiteLabels")
+        if method.task == "multi_class" and (shown := sum(positives)) > images:
+            problem = f"{shown} positives in {images} images of classes that exclude one another"
+            raise UnknownLabels(f"counts {problem}")
+    return answer
 
-    Args:
-        reason: Flower's text: the type of the exception, and its message in brackets.
-    """
-    if f"registered with name '{QUERY}'" in reason:
+
+def shorten_error(reason: str | None) -> str:
+    """Return Flower's reason of a site's error in one line: it may hold Ray's whole remote traceback."""
+    if f"registered with name '{QUERY}'" in (reason := reason or ""):
         return "its ClientApp needs @polyclinic.flower.labels(app)"
+    # The type of the exception, and its message in brackets.
     parts = re.fullmatch(r"<class '(?:\w+\.)*(.*?)'>:<'(.*)'>", reason, re.DOTALL)
     lines = (parts[2] if parts else reason).strip().splitlines() or [parts[1] if parts else "no reason given"]
     return lines[-1].rpartition(" occurred. Message: ")[2]

@@ -1,7 +1,7 @@
 """The site's half: the loss that the coordinator's strategy needs, for the user's own training loop."""
 
 import contextlib
-import copy
+import json
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from common.config import TrainingSection
 from common.wire.records import Arrays
-from polyclinic.flower.checks import pack_arrays, unpack_arrays
+from polyclinic.flower.records import pack_arrays, unpack_arrays
 from strategies.local.objective import ClientContext, Examples
-from strategies.local.site_method import SiteMethod
 from strategies.local.training import MiniBatch
-from strategies.methods import baselines, fedmlp, fedsld, surgical, unifed
+from strategies.methods import fedmlp
+from strategies.registry import STRATEGIES
 
 CLASSES, ANNOTATED, TASK = "polyclinic-classes", "polyclinic-annotated", "polyclinic-task"
 METHOD, PARAMETERS = "polyclinic-method", "polyclinic-parameters"
@@ -27,17 +27,6 @@ STATISTICS = "polyclinic-statistics"
 """Name of the record with a method's statistics, in messages and replies."""
 TAGS = "polyclinic-fedmlp"
 """Name of the record with FedMLP's tags, in a site's state."""
-
-_KINDS: tuple[type[SiteMethod], ...] = (
-    baselines.PartialLossSite,
-    baselines.VanillaSite,
-    fedmlp.FedMLPSite,
-    fedsld.FedSLDSite,
-    surgical.SurgicalSite,
-    unifed.SequentialTrainingSite,
-    unifed.UniFedSite,
-)
-_METHODS = {kind.name: kind for kind in _KINDS}
 
 
 class Site:
@@ -62,9 +51,8 @@ class Site:
             raise ValueError("the message has no labels: a strategy of polyclinic.flower did not send it")
         self.classes: tuple[str, ...] = tuple(self._config[CLASSES])
         self.annotated = torch.tensor(self._config[ANNOTATED], dtype=torch.bool)
-        kind = _METHODS[self._config[METHOD]]
-        parameters = kind.table.model_validate_json(self._config[PARAMETERS])
-        self.method = kind(parameters.model_dump(), self._config[TASK])
+        site_class = STRATEGIES[self._config[METHOD]].site_class
+        self.method = site_class(json.loads(self._config[PARAMETERS]), self._config[TASK])
         self._statistics: Arrays = unpack_arrays(records[STATISTICS]) if STATISTICS in records else {}
 
     def targets(self, targets: Tensor) -> Tensor:
@@ -144,7 +132,12 @@ class FedMLPSite(Site):
             raise ValueError(f"{numbers}; a site without training images cannot take part")
         self._context, self._marks = context, _compute_image_marks(images)
         self._model = HeadedModel(model, head, self.classes)
-        self._model.refuse_other_head(message, self._config[HEAD])
+        own, name = self._model.head.weight.detach().cpu(), self._config[HEAD]
+        key, models = f"{name}.weight", message.content.array_records.values()
+        (sent,) = (torch.from_numpy(model[key].numpy().copy()) for model in models if key in model)
+        if not torch.equal(own, sent.to(own.dtype)):
+            reason = f"not that of the coordinator's head {name!r}: it is another layer"
+            raise ValueError(f"the weight of {head!r} is {reason}, or the received model was not loaded before")
         self._examples = Examples(images, self.targets(targets), self.annotated.to(images.device))
         server_round, tags = self._config["server-round"], self._read_tags()
         self._round = self.method.client(
@@ -237,14 +230,3 @@ class HeadedModel(nn.Module):
         finally:
             hook.remove()
         return received[-1]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "HeadedModel":
-        return HeadedModel(copy.deepcopy(self.model, memo), self._name, self.class_names)
-
-    def refuse_other_head(self, message: Message, head: str) -> None:
-        """Raise ``ValueError`` if the layer is not the coordinator's head, as received."""
-        key, weight = f"{head}.weight", self.head.weight.detach().cpu()
-        (sent,) = (record[key].numpy() for record in message.content.array_records.values() if key in record)
-        if not torch.equal(weight, torch.from_numpy(sent.copy()).to(weight.dtype)):
-            reason = f"not that of the coordinator's head {head!r}: it is another layer"
-            raise ValueError(f"the weight of {self._name!r} is {reason}, or the received model was not loaded before")

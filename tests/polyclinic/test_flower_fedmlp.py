@@ -10,8 +10,8 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor, nn
 
 from polyclinic.flower import FedMLP, FedMLPSite
-from polyclinic.flower.averaging import FEDMLP_PARAMETERS
-from polyclinic.flower.checks import unpack_arrays
+from polyclinic.flower.records import unpack_arrays
+from polyclinic.flower.strategies import FEDMLP_PARAMETERS
 from server.simulation.backends.inline import run_inline
 from strategies.methods.fedmlp import FedMLPParameters, average_over_sites, compute_prototypes
 from tests.polyclinic.apps import CLASSES, HALVES, HEAD, SITES, FedMLPApp, data, network, run

@@ -25,8 +25,8 @@ from polyclinic.flower import (
     VanillaFL,
     labels,
 )
-from polyclinic.flower.checks import pack_arrays, unpack_arrays
 from polyclinic.flower.labels import UnknownLabels, shorten_error
+from polyclinic.flower.records import pack_arrays, unpack_arrays
 from polyclinic.flower.site import HeadedModel
 from tests.polyclinic.apps import (
     CLASSES,

@@ -22,7 +22,7 @@ from polyclinic.flower import (
     VanillaFL,
     labels,
 )
-from polyclinic.flower.checks import copy_head
+from polyclinic.flower.records import copy_head
 from tests.polyclinic.apps import CLASSES, HALVES, HEAD, App, FedMLPApp, altered, joins_late, network, run, silent
 
 PASSING = [SequentialTraining, UniFed]

@@ -21,8 +21,8 @@ from polyclinic.flower import (
     UniFed,
     VanillaFL,
 )
-from polyclinic.flower.checks import unpack_arrays
 from polyclinic.flower.labels import UnknownLabels
+from polyclinic.flower.records import unpack_arrays
 from strategies.local.losses import partial_loss
 from strategies.methods.fedsld import compute_label_prior, weighted_binary_cross_entropy
 from tests.polyclinic.apps import CLASSES, HALVES, HEAD, SITES, App, data, joins_late, network, received, run

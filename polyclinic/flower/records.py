@@ -1,8 +1,7 @@
-"""What is read and checked in Flower's records: a model's head, a site's reply, and a method's statistics."""
+"""Flower's records, read, checked and averaged: a model and its head, a site's metrics, and a method's statistics."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from logging import WARNING, getLogger
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -11,9 +10,8 @@ from safetensors.numpy import load, save
 
 from common.models.network import Head
 from common.wire.records import Arrays
-from polyclinic.flower.labels import shorten_error
+from strategies.aggregation.means import mix_tensors
 
-log = getLogger("flwr")
 MetricMean = Callable[[list[RecordDict], str], MetricRecord]
 
 # ---------------------------------------------------------------------- a model's head
@@ -45,54 +43,21 @@ def replace_head(arrays: ArrayRecord, name: str, head: Head) -> ArrayRecord:
 # ---------------------------------------------------------------------- replies
 
 
-def check_replies(
-    server_round: int, replies: Iterable[Message], find_fault: Callable[[Message], str]
-) -> tuple[list[Message], dict[int, str]]:
-    """Return the replies that can be used or hold an error, and for each node why its reply cannot be used.
-
-    A warning names the node of every reply that is left out.
-
-    Args:
-        find_fault: Returns why a reply cannot be used; an empty string where it can.
-    """
-    fit, faults = list[Message](), dict[int, str]()
-    for reply in replies:
-        node = reply.metadata.src_node_id
-        if reply.has_error():
-            faults[node] = f"it failed: {shorten_error(reply.error.reason or '')}"
-            fit.append(reply)
-            continue
-        faults[node] = fault = find_fault(reply)
-        if fault:
-            log.log(WARNING, "round %s: the reply of node %s is left out: %s", server_round, node, fault)
-        else:
-            fit.append(reply)
-    return fit, faults
-
-
-def get_model(reply: Message) -> ArrayRecord:
-    """Return the one model of a reply, under any name."""
-    return next(iter(reply.content.array_records.values()))
-
-
 def get_metrics(content: RecordDict) -> MetricRecord:
     """Return the one record of metrics of a reply, under any name."""
     return next(iter(content.metric_records.values()))
 
 
-def get_weight(reply: Message, key: str) -> float:
-    """Return the weight of a reply, which :func:`find_metrics_fault` has checked."""
-    return float(get_metrics(reply.content)[key])  # type: ignore[arg-type]
-
-
-def find_metrics_fault(reply: Message, key: str) -> str:
-    """Return why a reply's metrics cannot be averaged; an empty string where they can."""
+def read_weight(reply: Message, key: str) -> float:
+    """Return the weight of a reply in means; raise ``ValueError`` if its metrics cannot be averaged."""
     if len(reply.content.metric_records) != 1:
-        return "it needs one MetricRecord"
+        raise ValueError("it needs one MetricRecord")
     weight = get_metrics(reply.content).get(key)
     if not isinstance(weight, int | float):
-        return f"it sent no {key!r} in its metrics"
-    return "" if 0 < weight < math.inf else f"{key!r} must be above 0, got {weight}"
+        raise ValueError(f"it sent no {key!r} in its metrics")
+    if not 0 < weight < math.inf:
+        raise ValueError(f"{key!r} must be above 0, got {weight}")
+    return float(weight)
 
 
 def find_model_fault(model: ArrayRecord, sent: ArrayRecord) -> str:
@@ -139,6 +104,18 @@ def average_common_metrics(mean: MetricMean, contents: list[RecordDict], key: st
     common = {name for name, _ in set.intersection(*forms)}
     kept = ({name: value for name, value in get_metrics(content).items() if name in common} for content in contents)
     return mean([RecordDict({"metrics": MetricRecord(metrics)}) for metrics in kept], key)
+
+
+def mix_models(sites: ArrayRecord, server: ArrayRecord, alpha: float) -> ArrayRecord:
+    """Mix every floating tensor of two models; whole numbers are the sites', and infinities, which both have."""
+    mixed = ArrayRecord(dict(sites))
+    for key, array in sites.items():
+        values = array.numpy()
+        if np.issubdtype(values.dtype, np.floating):
+            with np.errstate(invalid="ignore"):  # 0 times an infinity, which both hold
+                mean = mix_tensors(values, server[key].numpy(), alpha).astype(values.dtype)
+            mixed[key] = Array(np.where(np.isinf(values), values, mean))
+    return mixed
 
 
 # ---------------------------------------------------------------------- a method's statistics

@@ -1,0 +1,467 @@
+"""The methods as Flower strategies over plain ``state_dict``s: FedAvg with what a method and sites' labels change."""
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from logging import WARNING, getLogger
+from operator import attrgetter
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast, get_args
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result
+
+from common.contract import LabelContract
+from common.models.network import Head
+from common.models.zoo.spec import Task
+from common.wire.records import Arrays, Groups, RollCallAnswer
+from polyclinic.flower import records
+from polyclinic.flower.labels import SiteLabels, UnknownLabels, ask_labels, shorten_error, site_name
+from polyclinic.flower.site import ANNOTATED, CLASSES, HEAD, METHOD, PARAMETERS, START, STATISTICS, TASK
+from strategies.aggregation.means import WholeHeadMean
+from strategies.local.site_method import Parameters
+from strategies.methods import baselines, fedmlp, fedsld, surgical, unifed
+from strategies.methods.base import Method, RoundContext, SequentialMethod
+from strategies.methods.fedsld import Reduction
+
+Messages = Iterable[Message]
+ModelAndMetrics = tuple[ArrayRecord | None, MetricRecord | None]
+TrainAtServer = Callable[[int, ArrayRecord], ArrayRecord]
+"""Trains on the coordinator's own images: round and model in, model out."""
+Content = TypeVar("Content")
+log, source_node = getLogger("flwr"), attrgetter("metadata.src_node_id")
+ROLL_CALL_S = 600.0
+"""The longest wait for the sites' labels, in seconds; the wait is shorter where ``start``'s timeout is."""
+FEDMLP_PARAMETERS = (
+    fedmlp.FedMLPParameters.model_fields.keys() - Parameters.model_fields.keys() - {"heads", "stage_one_rounds"}
+)
+"""Parameters of FedMLP itself; the others are of the product's aggregation and training, and of no effect here."""
+SLOPE = "loss-slope"
+"""Key of a site's ``MetricRecord``: :func:`polyclinic.flower.loss_slope` of its training."""
+
+
+class TrainedModel(NamedTuple):
+    """A site's reply, in the form in which a method's rules read it (:class:`strategies.methods.base.SiteReply`)."""
+
+    model: ArrayRecord
+    train_samples: float
+    statistics: Arrays
+    update: Groups = Groups()
+
+
+class LabelledSites(FedAvg):
+    """Flower's FedAvg that knows which classes each site labels, and sends each site its part of a method.
+
+    Args:
+        head: Name of the model's last layer in its ``state_dict``: ``head.weight (classes, features)`` and, if there is
+            one, ``head.bias (classes,)``.
+        classes: Names of the head's rows, in their order.
+        task: ``multi_label``, or ``multi_class`` where classes exclude one another.
+        parameters: Parameters of the method, by name.
+        options: Those of Flower's ``FedAvg``. Without an aggregation function of your own for metrics, the mean is of
+            the metrics that all sites sent.
+
+    Raises:
+        ValueError: If ``classes`` is no list of different names, there is no such task, or a parameter does not fit.
+
+    Attributes:
+        method: The rules that the strategy follows.
+        not_wrapped: Why no other strategy, as Flower's for differential privacy, can wrap this one; else empty.
+    """
+
+    method_class: ClassVar[type[Method]] = baselines.PartialLoss
+    not_wrapped: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        *,
+        head: str,
+        classes: Sequence[str],
+        task: Task = "multi_label",
+        parameters: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if task not in get_args(Task):
+            raise ValueError(f"task must be one of {list(get_args(Task))}, got {task!r}")
+        self.method = self.method_class(parameters, task)
+        for name in ("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"):
+            if options.get(name) is None:
+                setattr(self, name, partial(records.average_common_metrics, getattr(self, name)))
+        self.head, self.classes = head, tuple(SiteLabels(classes).classes)
+        self._timeout, self._in_start = 3600.0, False
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what an earlier start left."""
+        self.answers: dict[str, RollCallAnswer] = {}
+        self.statistics: Arrays = {}
+        self._round, self._sent, self._start = -1, ArrayRecord(), secrets.token_hex(8)
+        self._nodes, self._asked, self._unowned = list[int](), set[int](), list[str]()
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        *args: Any,
+        **options: Any,
+    ) -> Result:
+        """Run the rounds; arguments and result as in Flower's ``Strategy.start``. Each start asks the labels anew.
+
+        Raises:
+            UnknownLabels: If, before round 1, a site does not say which classes it labels.
+            RuntimeError: If no reply of a round can be used, with each node's reason.
+        """
+        self._timeout, self._in_start = timeout, True
+        try:
+            return super().start(grid, initial_arrays, num_rounds, timeout, *args, **options)
+        finally:
+            self._in_start = False
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
+        """Choose sites as Flower does; each receives the model, and which of its rows it labels."""
+        self.refuse_wrapper()
+        self._head_of(arrays)  # refuse a wrong name before a site trains for an hour
+        if server_round <= self._round:  # a wrapper's start is not ours, rounds tell both
+            self.begin()
+        self._round, self._sent, self._asked = server_round, arrays, set()
+        messages = self._add_labels(list(super().configure_train(server_round, arrays, config, grid)), grid)
+        self._nodes = [message.metadata.dst_node_id for message in messages]
+        return messages
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
+        """Choose sites as Flower does; each receives what it receives for training."""
+        return self._add_labels(list(super().configure_evaluate(server_round, arrays, config, grid)), grid)
+
+    def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
+        """Combine the replies that fit the model; a warning names the node of every other one."""
+        self.refuse_wrapper()
+        ordered = sorted(replies, key=source_node)  # the same bits no matter who was first
+        fit, trained = self.read_replies(server_round, ordered, self.read_reply, self._nodes)
+        mean, metrics = super().aggregate_train(server_round, fit)
+        if mean is None or not trained:
+            return mean, metrics
+        self.learn(trained)
+        restored = records.restore_whole_numbers(mean, [reply.model for reply in trained.values()])
+        return self._average_owners_rows(restored, trained), metrics
+
+    def aggregate_evaluate(self, server_round: int, replies: Messages) -> MetricRecord | None:
+        """Combine the replies that have metrics and a weight; a warning names the nodes of all replies without."""
+        read = partial(records.read_weight, key=self.weighted_by_key)
+        fit, _ = self.read_replies(server_round, sorted(replies, key=source_node), read, nodes=())
+        return super().aggregate_evaluate(server_round, fit)
+
+    def _check_and_log_replies(
+        self, replies: Messages, is_train: bool, validate: bool = True
+    ) -> tuple[list[Message], list[Message]]:
+        """Leave out Flower's own check, which ends the run without a node: each reply was checked before."""
+        return super()._check_and_log_replies(replies, is_train, validate=False)
+
+    def refuse_wrapper(self) -> None:
+        """Raise ``TypeError`` if another strategy calls this one and cannot."""
+        if self.not_wrapped and not self._in_start:
+            name = type(self).__name__
+            raise TypeError(f"{name} cannot be wrapped by another strategy: {self.not_wrapped}; use {name}.start")
+
+    def read_replies(
+        self, server_round: int, replies: Messages, read: Callable[[Message], Content], nodes: Iterable[int]
+    ) -> tuple[list[Message], dict[str, Content]]:
+        """Return the replies that can be used or hold an error, and the contents of those that can be used, by site.
+
+        A warning names the node of every reply that is left out.
+
+        Args:
+            read: Reads a reply; raises ``ValueError`` if it cannot be used.
+            nodes: The nodes of which one has to send a reply that can be used; none where the round needs no reply.
+
+        Raises:
+            RuntimeError: If no reply can be used, with each node's reason.
+        """
+        fit, contents = list[Message](), dict[str, Content]()
+        faults = dict.fromkeys(nodes, f"no reply within {self._timeout:g} s")
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                faults[node] = f"it failed: {shorten_error(reply.error.reason)}"
+                fit.append(reply)
+                continue
+            try:
+                contents[site_name(node)] = read(reply)
+                fit.append(reply)
+            except ValueError as fault:
+                faults[node] = str(fault)
+                log.log(WARNING, "round %s: the reply of node %s is left out: %s", server_round, node, fault)
+        if nodes and not contents:
+            reasons = [f"node {node}: {fault}" for node, fault in sorted(faults.items())]
+            raise RuntimeError("\n".join([f"round {server_round}: no reply can be used:", *reasons]))
+        return fit, contents
+
+    def read_reply(self, reply: Message) -> TrainedModel:
+        """Read a reply to training; raise ``ValueError`` if it cannot be used."""
+        if len(reply.content.array_records) != 1 or len(reply.content.metric_records) != 1:
+            raise ValueError("it needs one ArrayRecord and one MetricRecord")
+        (model,), weight = reply.content.array_records.values(), records.read_weight(reply, self.weighted_by_key)
+        if fault := records.find_model_fault(model, self._sent):
+            raise ValueError(fault)
+        features, statistics = self._head_of(model).features, self.read_statistics(reply)
+        site = site_name(reply.metadata.src_node_id)
+        for name, shape in self.method.statistics_shape(self.round_context(), site, features).items():
+            sent = statistics[name].shape if name in statistics else ()
+            if name not in statistics or sent != shape:
+                raise ValueError(f"its {name} have the shape {sent}, not {shape}")
+        return TrainedModel(model, weight, statistics)
+
+    def read_statistics(self, reply: Message) -> Arrays:
+        """Return the method's statistics in a site's reply; raise ``ValueError`` if they are missing."""
+        if not self.method.site.traffic.statistics:
+            return {}
+        if STATISTICS not in reply.content.config_records:
+            remedy = "use FedMLPSite and put what its finish() returns into the reply"
+            raise ValueError(f"it sent no {STATISTICS!r}: {remedy}")
+        return records.unpack_arrays(reply.content.config_records[STATISTICS])
+
+    def learn(self, replies: Mapping[str, TrainedModel]) -> None:
+        """Let the method aggregate the statistics of replies, by site."""
+        self.statistics = self.method.aggregate_statistics(self.round_context(), replies)
+
+    def round_context(self) -> RoundContext:
+        """Return the context of this round that the method's rules receive."""
+        answers = dict(sorted(self.answers.items()))
+        contract = LabelContract(self.classes, {site: answer.class_names for site, answer in answers.items()})
+        return RoundContext(self.method.site.task, contract, answers, self.statistics, self._round)
+
+    def _head_of(self, model: ArrayRecord) -> Head:
+        return records.copy_head(model, self.head, self.classes)
+
+    def _add_labels(self, messages: Sequence[Message], grid: Grid) -> list[Message]:
+        """Return Flower's messages with each site's part of the method, for the sites whose labels are known.
+
+        Once some sites are known, one that cannot say its labels is left out with the reason.
+        """
+        if not messages:
+            return []
+        nodes = {node for node in grid.get_node_ids() if site_name(node) not in self.answers} - self._asked
+        self._asked |= nodes  # once a round: a silent node holds up training, not evaluation, too
+        answers, faults = ask_labels(grid, nodes, min(ROLL_CALL_S, self._timeout), self.classes, self.method.site)
+        if faults and not self.answers:
+            raise UnknownLabels(faults)
+        if faults:
+            log.log(WARNING, "left out of this round: %s", faults)
+        self.answers |= answers
+        context, labelled = self.round_context(), list[Message]()
+        unowned = [name for name in self.classes if not context.contract.owners(name)]
+        if unowned != self._unowned:
+            log.log(WARNING, "no site labels %s", unowned)
+            self._unowned = unowned
+        statistics_for, method = self.method.statistics_for(context), self.method.site
+        shared = {CLASSES: list(self.classes), TASK: method.task, HEAD: self.head, START: self._start}
+        shared |= {METHOD: method.name, PARAMETERS: method.parameters.model_dump_json()}
+        for message in messages:
+            node, sent = message.metadata.dst_node_id, message.content
+            if (site := site_name(node)) not in context.answers:
+                continue
+            annotated = [name in context.contract.sites[site] for name in self.classes]
+            config = ConfigRecord({**sent.config_records[self.configrecord_key], **shared, ANNOTATED: annotated})
+            arrays = sent.array_records[self.arrayrecord_key]
+            content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+            if statistics := statistics_for(site):
+                content[STATISTICS] = records.pack_arrays(statistics)
+            labelled.append(Message(content, message_type=message.metadata.message_type, dst_node_id=node))
+        return labelled
+
+    def _average_owners_rows(self, model: ArrayRecord, replies: Mapping[str, TrainedModel]) -> ArrayRecord:
+        """Return the model with rows that not every site labels averaged over their owners, if the method does so."""
+        owned = {site: self.answers[site].class_names for site in replies}
+        partial_rows = [name for name in self.classes if not all(name in classes for classes in owned.values())]
+        if self.method.head_mean is WholeHeadMean or not partial_rows:
+            return model
+        head, before = self._head_of(model), self._head_of(self._sent)
+        owners = self.method.head_mean(self.classes, head.features)
+        for site, reply in replies.items():
+            owners.add(self._head_of(reply.model).rows(owned[site]), reply.train_samples)
+        weight, bias, is_sent = owners.mean
+        for row in map(self.classes.index, partial_rows):
+            head.weight[row] = weight[row] if is_sent[row] else before.weight[row]
+            head.bias[row] = bias[row] if is_sent[row] else before.bias[row]
+        return records.replace_head(model, self.head, head)
+
+
+class PartialLoss(LabelledSites):
+    """FedAvg; a site's loss leaves out the classes that it does not label."""
+
+
+class VanillaFL(LabelledSites):
+    """FedAvg; a class that a site does not label counts as absent. The baseline that partial labels break."""
+
+    method_class = baselines.Vanilla
+
+
+class SurgicalAggregation(LabelledSites):
+    """Each class's head row is averaged over the sites that label it, the rest by FedAvg.
+
+    Kulkarni et al., "Surgical Aggregation: Federated Class-Heterogeneous Learning", ML4H 2024, eq. 2. Where every site
+    that replied labels a class, its row is the one that Flower's FedAvg computed: with the same labels everywhere the
+    result is Flower's, bit for bit. A row that nobody owns stays as it was sent.
+    """
+
+    method_class = surgical.SurgicalAggregation
+
+
+class FedSLD(LabelledSites):
+    """FedAvg; a site weighs each label by how common it is in its batch against how common it is in the federation.
+
+    Luo and Wu, "FedSLD: Federated Learning with Shared Label Distribution for Medical Image Classification", 2021,
+    eq. 3. The sites send how many of their images show each class (``SiteLabels.positives`` and ``.images``).
+
+    Args:
+        reduction: ``sum`` is eq. 3 (with ``multi_label``, our extension, divided by the classes of which the batch has
+            a label), ``sum_over_batch`` divides by the known images or entries, ``weighted_mean`` by the weights' sum.
+        options: As for :class:`LabelledSites`.
+    """
+
+    method_class = fedsld.FedSLD
+
+    def __init__(self, *, reduction: Reduction = "sum_over_batch", **options: Any) -> None:
+        super().__init__(parameters={"reduction": reduction}, **options)
+
+
+class FedMLP(LabelledSites):
+    """FedAvg; sites learn to detect the classes that they do not label from the prototypes of all sites.
+
+    Sun et al., "FedMLP: Federated Multi-label Medical Image Classification under Task Heterogeneity", MICCAI 2024.
+
+    Args:
+        stage_one_rounds: Rounds before missing labels are detected.
+        parameters: Those of :class:`strategies.methods.fedmlp.FedMLPParameters` that are FedMLP's own, by name.
+        options: As for :class:`LabelledSites`; the task is ``multi_label``.
+
+    Raises:
+        ValueError: For parameters that do not fit.
+    """
+
+    method_class = fedmlp.FedMLP
+    not_wrapped = "clipping and noise on models would leave its prototypes as they are"
+
+    def __init__(self, *, stage_one_rounds: int, parameters: Mapping[str, Any] | None = None, **options: Any) -> None:
+        if unknown := sorted((parameters or {}).keys() - FEDMLP_PARAMETERS):
+            raise ValueError(f"FedMLP has no parameter {unknown[0]!r}; it has {sorted(FEDMLP_PARAMETERS)}")
+        super().__init__(parameters={**(parameters or {}), "stage_one_rounds": stage_one_rounds}, **options)
+
+
+# ---------------------------------------------------------------------- one model that is passed on
+
+
+class SequentialTraining(LabelledSites):
+    """One model goes from site to site in a round, in ascending order of their node numbers.
+
+    A site that does not reply is skipped: the pass goes on from the last model that came back. A class that a site does
+    not label counts as absent, as in the paper: a softmax or a sigmoid over all classes. ``aggregate_train`` gets a
+    round's replies in the order of the pass; its model is the last one, and an override can save it or put another in
+    its place.
+    """
+
+    method_class: ClassVar[type[SequentialMethod]] = unifed.SequentialTraining
+    method: SequentialMethod
+    not_wrapped = "it passes one model on from site to site"
+
+    def start(self, grid: Grid, *args: Any, **options: Any) -> Result:
+        """Run the rounds; each site in turn has ``timeout`` seconds for its training."""
+        self._grid = grid
+        return super().start(cast(Grid, _PassingGrid(grid, self._send_and_receive)), *args, **options)
+
+    def _send_and_receive(self, messages: Messages, *, timeout: float | None = None) -> Messages:
+        """Return the replies; in training in the order of the pass, each to the model of the last good one before."""
+        messages, model, replies = list(messages), None, list[Message]()
+        if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
+            return self._grid.send_and_receive(messages, timeout=timeout)
+        by_site = {site_name(message.metadata.dst_node_id): message for message in messages}
+        for site in self.method.order(self.round_context(), sorted(by_site)):
+            if model is not None:
+                by_site[site].content[self.arrayrecord_key] = model
+            (reply,) = self._grid.send_and_receive([by_site[site]], timeout=timeout) or (None,)
+            if reply is not None:
+                replies.append(reply)
+            if reply is None or reply.has_error():
+                reason = "no reply" if reply is None else shorten_error(reply.error.reason)
+                log.log(WARNING, "round %s: node %s is skipped: %s", self._round, int(site), reason)
+                continue
+            with contextlib.suppress(ValueError):  # aggregate_train says why it is left out
+                trained = self.read_reply(reply)
+                self.learn({site: trained})
+                model = trained.model
+        return replies
+
+    def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
+        """Return the model of the last reply that can be used, and the mean of the metrics."""
+        self.refuse_wrapper()
+        fit, trained = self.read_replies(server_round, replies, self.read_reply, self._nodes)
+        if not trained:
+            return None, None
+        contents = [reply.content for reply in fit if reply.has_content()]
+        return [*trained.values()][-1].model, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+
+
+class _PassingGrid:
+    """A grid of which one method is replaced; all else is the grid's own."""
+
+    def __init__(self, grid: Grid, send_and_receive: Callable[..., Messages]) -> None:
+        self._grid, self.send_and_receive = grid, send_and_receive
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+
+class UniFed(SequentialTraining):
+    """The easiest task first: sites in the order in which their training loss falls, the fastest first.
+
+    Hassani and Rekik, "UniFed: A Universal Federation of a Mixture of Highly Heterogeneous Medical Image Classification
+    Tasks", 2024. Before round 1 every site trains once from the initial model to be put into an order. Each reply's
+    ``MetricRecord`` holds ``loss-slope``, :func:`polyclinic.flower.loss_slope` of the losses of all its batches; a site
+    stops when :class:`polyclinic.flower.EarlyStopping` says so.
+
+    Args:
+        train_at_server: Trains the mixed model of the round before; None mixes in nothing.
+        alpha: Share of the sites' model in the mixture with the coordinator's; 0.7 by the paper's text.
+        options: As for :class:`LabelledSites`.
+    """
+
+    method_class = unifed.UniFed
+
+    def __init__(self, *, train_at_server: TrainAtServer | None = None, alpha: float = 0.7, **options: Any) -> None:
+        super().__init__(parameters={"alpha": alpha}, **options)
+        self.train_at_server, self.alpha = train_at_server, alpha
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
+        """Choose sites as Flower does; before round 1 all train side by side, and only their slopes are kept."""
+        if server_round == 1:
+            fraction, self.fraction_train = self.fraction_train, 1.0  # all are ranked, no matter who is drawn later
+            messages = super().configure_train(0, arrays, config, grid)
+            self.fraction_train = fraction
+            replies = self._grid.send_and_receive(messages, timeout=self._timeout)
+            self.learn(self.read_replies(0, replies, self.read_reply, self._nodes)[1])
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def read_statistics(self, reply: Message) -> Arrays:
+        """Return the slope, which stands in the metrics; raise ``ValueError`` if there is none."""
+        slope = records.get_metrics(reply.content).get(SLOPE)
+        if not isinstance(slope, int | float):
+            raise ValueError(f"it sent no {SLOPE!r}: put polyclinic.flower.loss_slope(losses) in its metrics")
+        return {"slope": np.array([slope])}
+
+    def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
+        """Mix in what the coordinator trains on images of its own, from the mixed model of the round before.
+
+        Raises:
+            ValueError: If the coordinator's model does not fit: the check of the sites' replies.
+        """
+        model, metrics = super().aggregate_train(server_round, replies)
+        if self.train_at_server is None or model is None:
+            return model, metrics
+        trained = self.train_at_server(server_round, self._sent)
+        if fault := records.find_model_fault(trained, model):
+            raise ValueError(f"round {server_round}: what train_at_server returned does not fit: {fault}")
+        return records.mix_models(model, trained, self.alpha), metrics
