@@ -84,15 +84,14 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
         write_last_plan(site.folder, call.plan)
     counts_leave = method.traffic.label_counts and policy.label_counts
     layout = layout_of(network_without_values(plan.model, site.declaration.canonical, site.device, site.gpus))
+    validation = round_count_down(len(site.validation), policy) if site.reports("validation") else UNKNOWN_COUNT
     return RollCallAnswer(
         run=call.run,
         site=site.name,
         names=site.declaration.names,
         class_names=site.declaration.canonical,
         train_samples=site.train_samples,
-        validation_samples=round_count_down(len(site.validation), policy)
-        if site.reports("validation")
-        else UNKNOWN_COUNT,
+        validation_samples=validation,
         patients=round_count_down(count_patients(site.reported_train), policy),
         layout=layout.signature,
         version=__version__,

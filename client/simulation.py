@@ -48,9 +48,7 @@ class SimulatedSites:
         return site
 
 
-@lru_cache(maxsize=1)
-def _parse_experiment(text: str) -> Experiment:
-    return Experiment.model_validate_json(text)
+_parse_experiment = lru_cache(maxsize=1)(Experiment.model_validate_json)
 
 
 @lru_cache(maxsize=1)

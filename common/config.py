@@ -196,22 +196,17 @@ class PrivacySection(Section):
         return self.secure_aggregation or self.level != "none"
 
     @model_validator(mode="after")
-    def _check_distributed_noise(self) -> Self:
-        if self.noise == "local":
-            if self.honest_sites is not None:
-                raise ValueError('honest_sites goes with noise = "distributed"')
-            return self
-        if self.honest_sites is None:
+    def _check_noise(self) -> Self:
+        distributed = self.noise == "distributed"
+        if not distributed and self.honest_sites is not None:
+            raise ValueError('honest_sites goes with noise = "distributed"')
+        if distributed and self.honest_sites is None:
             raise ValueError('noise = "distributed" needs honest_sites: how many sites of a sum add noise at least')
-        if self.level != "update" or not self.secure_aggregation:
+        if distributed and (self.level != "update" or not self.secure_aggregation):
             reason = "a share hides nothing by itself, and DP-SGD adds its noise in each local step"
             raise ValueError(f'noise = "distributed" goes with level = "update" and secure_aggregation: {reason}')
-        if self.noise_multiplier == 0 or self.max_update_value is not None:
+        if distributed and (self.noise_multiplier == 0 or self.max_update_value is not None):
             raise ValueError('noise = "distributed" goes with noise, and with max_update_norm, not max_update_value')
-        return self
-
-    @model_validator(mode="after")
-    def _check_noise_is_set_once(self) -> Self:
         settings = (self.noise_multiplier is not None) + (self.epsilon is not None)
         if settings != (self.level != "none"):
             raise ValueError("noise_multiplier or epsilon, one of them, goes with a level other than none")
@@ -289,26 +284,19 @@ class Experiment(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_no_choice_by_private_figures(self) -> Self:
-        if self.privacy.level != "none" and self.evaluation.checkpoint == "best":
+    def _check_that_tables_fit_together(self) -> Self:
+        evaluation, participation = self.evaluation, self.participation
+        if self.privacy.level != "none" and evaluation.checkpoint == "best":
             raise ValueError(
                 "with privacy no site need tell its validation loss, and nothing can say which round was best: "
                 'set evaluation.checkpoint = "last"'
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_masked_updates_are_not_weighed(self) -> Self:
-        if self.privacy.secure_aggregation and self.participation.largest_share < 1:
+        if self.privacy.secure_aggregation and participation.largest_share < 1:
             reason = "under secure aggregation each site weighs its own update"
             raise ValueError(f"{reason}: participation.largest_share must be 1")
-        return self
-
-    @model_validator(mode="after")
-    def _check_test_each_round_is_multi_class(self) -> Self:
-        if self.evaluation.test_each_round and self.model.task != "multi_class":
+        if evaluation.test_each_round and self.model.task != "multi_class":
             raise ValueError('evaluation.test_each_round counts right classes: it needs model.task = "multi_class"')
-        if self.evaluation.test_each_round and self.participation.sites_per_round:
+        if evaluation.test_each_round and participation.sites_per_round:
             raise ValueError("evaluation.test_each_round is about all sites: it does not go with sites_per_round")
         return self
 
@@ -353,9 +341,7 @@ def parse_plan(text: str) -> Plan:
     return plan.model_copy(update={"method": copy.deepcopy(plan.method)})  # a plug-in may write into its parameters
 
 
-@lru_cache(maxsize=4)
-def _cached_plan(text: str) -> Plan:
-    return Plan.model_validate_json(text)
+_cached_plan = lru_cache(maxsize=4)(Plan.model_validate_json)
 
 
 def make_plan(experiment: Experiment) -> Plan:

@@ -75,11 +75,6 @@ SAVE_AS_UTF8 = "Save it as UTF-8 text."
 PICTURE = "is not text but a picture."
 
 
-def not_utf8(content: bytes, error: UnicodeDecodeError) -> str:
-    """Return why a text file is not UTF-8: its real type, or the line of the first wrong byte."""
-    return not_utf8_in(content, content.count(b"\n", 0, error.start) + 1)
-
-
 def not_utf8_in(content: bytes, line: int) -> str:
     """Return why a file is not UTF-8, from its first bytes and the line of the first wrong byte."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):

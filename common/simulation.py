@@ -93,9 +93,6 @@ Tell = Callable[[str], object]
 def simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda line: None) -> SimulatedData:
     """Load and divide the data of an experiment; cached in this process for its other sites.
 
-    Args:
-        tell: Prints a line about images that are being decoded.
-
     Raises:
         BadInput: With all faults of the data set and the partition.
     """

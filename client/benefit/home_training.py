@@ -34,8 +34,6 @@ def plan_for_training_alone(plan: Plan, method: SiteMethod, rounds: int, *, warm
     """Change the run's plan to training alone: all keys that are not about other sites stay.
 
     Args:
-        method: The run's method.
-        rounds: Number of rounds to train.
         warm_up: Begin with a frozen backbone if the run did.
     """
     parameters = {"trunk": method.parameters.trunk}

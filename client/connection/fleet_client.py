@@ -29,41 +29,7 @@ from common.security.call_signatures import ANOTHER_PROCESS, WAIT, key_bytes, si
 from common.security.signatures import SignatureFault, is_signed
 from common.system.plain_text import shorten_grpc_details
 from common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
-from common.wire.fleet_protocol import (
-    CONTENT_OF_PULL,
-    CONTENT_OF_PUSH,
-    HELLO_METHOD,
-    HELLO_SERVICE,
-    SMALL_CONTENTS,
-    ActivateNodeRequest,
-    ActivateNodeResponse,
-    ConfirmMessageReceivedRequest,
-    ConfirmMessageReceivedResponse,
-    DeactivateNodeRequest,
-    DeactivateNodeResponse,
-    GetFabRequest,
-    GetFabResponse,
-    GetRunRequest,
-    GetRunResponse,
-    Hello,
-    Node,
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PullObjectRequest,
-    PullObjectResponse,
-    PushMessagesRequest,
-    PushMessagesResponse,
-    PushObjectRequest,
-    PushObjectResponse,
-    SendNodeHeartbeatRequest,
-    SendNodeHeartbeatResponse,
-    append_field,
-    choose_small_objects,
-    extract_field,
-    name_by_sha256,
-    object_ids,
-)
-from common.wire.fleet_protocol import SERVICE as FLEET
+from common.wire import fleet_protocol as fleet
 from common.wire.flower_objects import join_message, message_without_content, set_identity, split_message
 
 BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
@@ -75,16 +41,8 @@ TRANSFERS = 2
 """Objects transferred at a time: on a slow line each must end before the call's time is over."""
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 1.0
 """Pauses between two tries to fetch an object that the coordinator is still writing: the first, and the longest."""
-RESPONSES = {
-    "ActivateNode": ActivateNodeResponse,
-    "DeactivateNode": DeactivateNodeResponse,
-    "SendNodeHeartbeat": SendNodeHeartbeatResponse,
-    "PullMessages": PullMessagesResponse,
-    "PushMessages": PushMessagesResponse,
-    "GetRun": GetRunResponse,
-    "GetFab": GetFabResponse,
-    "ConfirmMessageReceived": ConfirmMessageReceivedResponse,
-}
+_CALLS = ("ActivateNode", "DeactivateNode", "SendNodeHeartbeat", "PullMessages", "PushMessages", "GetRun", "GetFab")
+RESPONSES = {call: getattr(fleet, f"{call}Response") for call in (*_CALLS, "ConfirmMessageReceived")}
 T = TypeVar("T")
 
 _LINE_ERRORS = {
@@ -171,24 +129,26 @@ class FleetClient:
         self._key = key
         self._fleet = {  # the calls that bring no object
             name: self._raw.unary_unary(
-                f"/{FLEET}/{name}",
+                f"/{fleet.SERVICE}/{name}",
                 request_serializer=lambda request: request.SerializeToString(),
                 response_deserializer=response.FromString,
             )
             for name, response in RESPONSES.items()
         }
         self._push_object = self._raw.unary_unary(
-            f"/{FLEET}/PushObject", request_serializer=bytes, response_deserializer=PushObjectResponse.FromString
+            f"/{fleet.SERVICE}/PushObject",
+            request_serializer=bytes,
+            response_deserializer=fleet.PushObjectResponse.FromString,
         )
         self._pull_object = self._raw.unary_unary(
-            f"/{FLEET}/PullObject",
+            f"/{fleet.SERVICE}/PullObject",
             request_serializer=lambda request: request.SerializeToString(),
-            response_deserializer=lambda data: extract_field(data, CONTENT_OF_PULL),
+            response_deserializer=lambda data: fleet.extract_field(data, fleet.CONTENT_OF_PULL),
         )
         self._hello = self._raw.unary_unary(
-            f"/{HELLO_SERVICE}/{HELLO_METHOD}",
+            f"/{fleet.HELLO_SERVICE}/{fleet.HELLO_METHOD}",
             request_serializer=bytes,
-            response_deserializer=Hello.model_validate_json,
+            response_deserializer=fleet.Hello.model_validate_json,
         )
         self._public_key = key_bytes(key.public_key())
         self._bundles: dict[int, str] = {}
@@ -203,7 +163,7 @@ class FleetClient:
 
     # ------------------------------------------------------------------ presence
 
-    def hello(self) -> Hello | None:
+    def hello(self) -> fleet.Hello | None:
         """Ask the coordinator for its time, release and whether the key is admitted; None if it does not know the call.
 
         Raises:
@@ -211,7 +171,7 @@ class FleetClient:
         """
         with _translate_grpc_errors():
             try:
-                return cast(Hello, self._call(self._hello, b"", timeout=TLS_TIMEOUT_S))
+                return cast(fleet.Hello, self._call(self._hello, b"", timeout=TLS_TIMEOUT_S))
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                     return None
@@ -230,7 +190,7 @@ class FleetClient:
             Refused: If the key is not admitted.
             Unreachable: If nobody answers.
         """
-        request = ActivateNodeRequest(public_key=self._public_key, heartbeat_interval=HEARTBEAT_INTERVAL_S)
+        request = fleet.ActivateNodeRequest(public_key=self._public_key, heartbeat_interval=HEARTBEAT_INTERVAL_S)
         try:
             with _translate_grpc_errors(admitted_only=True):
                 self.node_id = self._call(self._fleet["ActivateNode"], request).node_id
@@ -244,7 +204,7 @@ class FleetClient:
     def heartbeat(self) -> None:
         """Send a heartbeat."""
         with _translate_grpc_errors():
-            request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_INTERVAL_S)
+            request = fleet.SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_INTERVAL_S)
             answer = self._call(self._fleet["SendNodeHeartbeat"], request, timeout=10)
         if not answer.success:
             raise Refused.key("the coordinator no longer knows it")
@@ -252,7 +212,7 @@ class FleetClient:
     def sign_off(self) -> None:
         """Sign off; a missing answer does not matter."""
         try:
-            self._call(self._fleet["DeactivateNode"], DeactivateNodeRequest(node_id=self.node_id), timeout=3)
+            self._call(self._fleet["DeactivateNode"], fleet.DeactivateNodeRequest(node_id=self.node_id), timeout=3)
         except grpc.RpcError:
             return
 
@@ -266,11 +226,11 @@ class FleetClient:
         Args:
             wait_s: Time for which the coordinator may hold the call until there is a message.
         """
-        request, wait = PullMessagesRequest(node=self._node), ((WAIT, f"{wait_s:g}"),)
+        request, wait = fleet.PullMessagesRequest(node=self._node), ((WAIT, f"{wait_s:g}"),)
         with _translate_grpc_errors():
             answer = self._call(self._fleet["PullMessages"], request, more_headers=wait)
-        self._small = name_by_sha256(answer.small_contents)
-        answer.ClearField(SMALL_CONTENTS)
+        self._small = fleet.name_by_sha256(answer.small_contents)
+        answer.ClearField(fleet.SMALL_CONTENTS)
         return cast(bytes, answer.SerializeToString()) if answer.messages_list else None
 
     def fetch_message(self, received: bytes) -> Message:
@@ -285,7 +245,7 @@ class FleetClient:
         run_id, message_id = metadata.run_id, metadata.message_id
         with _translate_grpc_errors():
             try:
-                names = object_ids(tree)
+                names = fleet.object_ids(tree)
                 contents = {name: memoryview(self._small[name]) for name in names if name in self._small}
                 missing = [name for name in dict.fromkeys(names) if name not in contents]
                 fetch = partial(self._fetch_object, run_id, time.monotonic() + CALL_TIMEOUT_S)
@@ -298,8 +258,8 @@ class FleetClient:
         set_identity(self.node_id, run_id)
         if run_id not in self._bundles:
             with _translate_grpc_errors():
-                run = self._call(self._fleet["GetRun"], GetRunRequest(node=self._node, run_id=run_id)).run
-                request = GetFabRequest(node=self._node, hash_str=run.fab_hash, run_id=run_id)
+                run = self._call(self._fleet["GetRun"], fleet.GetRunRequest(node=self._node, run_id=run_id)).run
+                request = fleet.GetFabRequest(node=self._node, hash_str=run.fab_hash, run_id=run_id)
                 content = self._call(self._fleet["GetFab"], request).fab.content
             self._bundles[run_id] = bundle_fault(content, run.fab_hash)
         if self._bundles[run_id]:
@@ -322,7 +282,7 @@ class FleetClient:
             RunOver: If none does.
         """
         with _translate_grpc_errors():
-            self._call(self._fleet["GetRun"], GetRunRequest(node=self._node, run_id=run_id), timeout=10)
+            self._call(self._fleet["GetRun"], fleet.GetRunRequest(node=self._node, run_id=run_id), timeout=10)
 
     def send_reply(self, received: bytes, reply: Message) -> None:
         """Send a reply, then release the message that it answers.
@@ -335,14 +295,14 @@ class FleetClient:
             ContentGone: If the reply cannot be sent completely.
         """
         run_id = reply.metadata.run_id
-        answered = PullMessagesResponse.FromString(received).messages_list[0].metadata
+        answered = fleet.PullMessagesResponse.FromString(received).messages_list[0].metadata
         reply.metadata.created_at, reply.metadata.ttl = answered.created_at, answered.ttl
         # A reply that is sent again after a lost connection keeps its signature: it is the same reply.
         if self._statements and reply.has_content() and not is_signed(reply.content):
             reply.content = self._statements.sign_records(reply.content, answered.message_id)
         tree, contents = split_message(reply)
-        small = choose_small_objects((name, len(content)) for name, content in contents.items())
-        request = PushMessagesRequest(
+        small = fleet.choose_small_objects((name, len(content)) for name, content in contents.items())
+        request = fleet.PushMessagesRequest(
             node=self._node,
             messages_list=[message_without_content(reply)],
             message_object_trees=[tree],
@@ -364,11 +324,11 @@ class FleetClient:
 
     def _fetch_object(self, run_id: int, until: float, name: str) -> memoryview:
         """Return the content of an object; raise :class:`ContentGone` if it is gone, or not written in time."""
-        request = PullObjectRequest(node=self._node, run_id=run_id, object_id=name)
+        request = fleet.PullObjectRequest(node=self._node, run_id=run_id, object_id=name)
         pause_s = FIRST_LOOK_S
         while True:
             rest, content = self._call(self._pull_object, request)
-            answer = PullObjectResponse.FromString(rest)
+            answer = fleet.PullObjectResponse.FromString(rest)
             if answer.object_available:
                 return cast(memoryview, content)
             if not answer.object_found or time.monotonic() > until:
@@ -377,23 +337,23 @@ class FleetClient:
             pause_s = min(2 * pause_s, LONGEST_LOOK_S)
 
     def _send_object(self, run_id: int, session: str, name: str, content: bytes) -> None:
-        request = PushObjectRequest(node=self._node, run_id=run_id, object_id=name, session_id=session)
-        data = append_field(request.SerializeToString(), CONTENT_OF_PUSH, content)
+        request = fleet.PushObjectRequest(node=self._node, run_id=run_id, object_id=name, session_id=session)
+        data = fleet.append_field(request.SerializeToString(), fleet.CONTENT_OF_PUSH, content)
         if not self._call(self._push_object, data).stored:
             raise ContentGone(f"the coordinator does not need object {name} any more")
 
     def confirm_receipt(self, received: bytes) -> None:
         """Tell the coordinator that this site no longer needs a message's content."""
         metadata, _ = _read_metadata_and_tree(received)
-        request = ConfirmMessageReceivedRequest(
+        request = fleet.ConfirmMessageReceivedRequest(
             node=self._node, run_id=metadata.run_id, message_object_id=metadata.message_id
         )
         with suppress(RunOver), _translate_grpc_errors():  # with its run it is gone by itself
             self._call(self._fleet["ConfirmMessageReceived"], request)
 
     @property
-    def _node(self) -> Node:
-        return Node(node_id=self.node_id)
+    def _node(self) -> fleet.Node:
+        return fleet.Node(node_id=self.node_id)
 
     def _call(
         self,
@@ -448,7 +408,7 @@ def is_expired(received: bytes, now: float) -> bool:
 def _read_metadata_and_tree(received: bytes) -> tuple[Any, Any]:
     """Return metadata and tree of objects of a received message; raise :class:`ContentGone` if one is missing."""
     try:
-        answer = PullMessagesResponse.FromString(received)
+        answer = fleet.PullMessagesResponse.FromString(received)
         return answer.messages_list[0].metadata, answer.message_object_trees[0]
     except (DecodeError, IndexError):
         raise ContentGone("what the coordinator sent is no message") from None

@@ -67,12 +67,7 @@ class SiteStatus:
 
 
 def is_healthy(status: Mapping[str, Any], now: float) -> bool:
-    """Return True if the site is training, or the coordinator has answered recently.
-
-    Args:
-        status: The fields of a :class:`SiteStatus`.
-        now: Unix time.
-    """
+    """Return True if at Unix time ``now`` the site is training, or the coordinator has answered recently."""
     return status["state"] in ("starting", "working") or now - status["last_contact"] < STALE_S
 
 

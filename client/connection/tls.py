@@ -152,11 +152,8 @@ def _explain_certificate_error(error: ssl.SSLCertVerificationError, host: str) -
         )
         return Refused(ExitCode.WRONG_HOST, problem, remedy)
     if error.verify_code == _EXPIRED:
-        problem, remedy = (
-            "the coordinator's certificate has expired.",
-            "The coordinator runs flwr-server init DIR --renew.",
-        )
-        return Refused(ExitCode.EXPIRED, problem, f"{remedy} If it has not, this machine's clock is wrong.")
+        remedy = "The coordinator runs flwr-server init DIR --renew. If it has not, this machine's clock is wrong."
+        return Refused(ExitCode.EXPIRED, "the coordinator's certificate has expired.", remedy)
     if error.verify_code == _NOT_YET_VALID:
         problem = "the coordinator's certificate is not valid yet."
         return Refused(ExitCode.EXPIRED, problem, "This machine's clock, or the coordinator's, is wrong.")

@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import re
+import shutil
 import signal
 import threading
 import time
@@ -31,7 +32,7 @@ from flwr.app import RecordDict
 from pydantic import ValidationError
 
 from client.gate.policy_rules import RequestedWork, Verdict, method_fault, request_verdict
-from client.site.memory import forget_other_runs, forget_run
+from client.site.memory import forget_other_runs
 from client.site.site import Site
 from common.config import Plan, parse_plan
 from common.errors import BadInput, Fault, WireError
@@ -74,8 +75,11 @@ class IncomingRequest:
         if verdict.allowed and is_run_name(self._run):  # a record with another name cannot be read: its handler says so
             plan = str(self._fields["plan"])
             if self._record is None:
-                forget_run(self._site.folder / "memory", self._run)
-                forget_other_runs(self._site.folder / "memory", self._run)
+                memory = self._site.folder / "memory"
+                # Of a run that begins there is one only where the site has forgotten the run and its plan. Under
+                # another plan it would disclose what the first plan kept at home.
+                shutil.rmtree(memory / self._run, ignore_errors=True)
+                forget_other_runs(memory, self._run)
                 self._record = self._runs.settle_plan(self._run, plan)
             if self._record.plan != hash_plan(plan):
                 reason = "this run was announced with another plan; another plan needs a new run"
@@ -297,11 +301,7 @@ class PlanRefused(ValueError):
 
 
 def read_plan(text: object, maximum_kb: float | None) -> Plan:
-    """Read a plan that a coordinator sent.
-
-    Args:
-        text: JSON.
-        maximum_kb: Of the site's policy; None for no limit.
+    """Read a plan that a coordinator sent as JSON, of at most ``maximum_kb`` where that is not None.
 
     Raises:
         PlanRefused: With the rule that it breaks.

@@ -74,11 +74,7 @@ class NetworkCost:
 
 
 def estimate_cost(spec: ModelSpec, rows: int) -> NetworkCost:
-    """Estimate the size of a plan's network.
-
-    Args:
-        rows: Of its head.
-    """
+    """Estimate the size of a plan's network, with ``rows`` head rows."""
     if is_external(spec.architecture):
         width, backbone, activations = _measure_network(spec)
     else:

@@ -53,14 +53,3 @@ def meaning_of_field(record: str, field: str) -> str:
     if name == "statistics" and rest.removesuffix("/shape") in STATISTICS:
         return STATISTICS[rest.removesuffix("/shape")]
     return MEANING[record].get(name.partition(".")[0], "how the program packs its records")
-
-
-def fields_in_markdown() -> str:
-    """Return the lists of ``docs/what-leaves.md``, without the fields that every record has."""
-    lines: list[str] = []
-    for record in SENT:
-        own = [name for name in field_names(record) if name not in OF_EACH]
-        explained = [f"- `{name}`: {MEANING[record.__name__][name]}" for name in own]
-        lines += [f"### {record.__name__}", "", *(explained or ["Nothing else: the site has noted a refusal."]), ""]
-    lines += ["### Statistics", "", *(f"- `{name}`: {text}" for name, text in STATISTICS.items())]
-    return "\n".join(lines) + "\n"

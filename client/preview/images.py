@@ -61,11 +61,7 @@ class LabelCountsRow:
 
 
 def write_preview(folder: Path, out: Path, experiment: Experiment | None, each: int = OF_A_CLASS) -> Path:
-    """Write the page, readable by its owner only.
-
-    Args:
-        experiment: What will be run, where the coordinator has given it.
-        each: Images of a class.
+    """Write the page with ``each`` images a class, readable by its owner only.
 
     Raises:
         BadInput: With every fault of site.toml and the data.

@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 
 from client.site.policy import Policy
 from common.data.base.image_set import ImageSet
-from common.errors import BadInput, Fault
 from common.metrics.auroc import ClassMetrics
 from common.models.zoo.spec import Task
 from common.wire.records import Arrays
-from strategies.local.site_method import Granularity, Statistic
+from strategies.local.site_method import Statistic
 
 Few = NDArray[np.bool_]
 
@@ -46,7 +45,9 @@ def find_hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
     """Find the hidden classes: no count and no figure of them is reported."""
     few = mark_few_patients(images, smallest)
     hidden = {name for name, kinds in zip(images.class_names, few, strict=True) if kinds.any()}
-    if not hidden or not _has_one_class_per_image(images.labels, smallest):
+    labelled = ~np.isnan(images.labels).all(axis=1)
+    others = np.nan_to_num(images.labels[labelled]).sum(axis=1) != 1  # images that do not show one class each
+    if not hidden or not labelled.any() or others.sum() >= max(smallest, 1):
         return frozenset(hidden)
     shown = dict(zip(images.class_names, (images.labels == 1).sum(axis=0).tolist(), strict=True))
     hidden.add(min(shown))
@@ -90,28 +91,9 @@ def remove_hidden_labels(images: ImageSet, hidden: Collection[str], unsaid: Few,
     return replace(images, labels=labels)
 
 
-def _has_one_class_per_image(labels: NDArray[np.float32], smallest: int) -> bool:
-    """Return True if each labelled image shows exactly one class, except images fewer than the threshold."""
-    labelled = ~np.isnan(labels).all(axis=1)
-    others = np.nan_to_num(labels[labelled]).sum(axis=1) != 1
-    return bool(labelled.any()) and int(others.sum()) < max(smallest, 1)
-
-
 def round_count_down(count: int, policy: Policy) -> int:
     """Round a count down to the policy's multiple; rounded down, parts never exceed their whole."""
     return count - count % policy.round_counts_to
-
-
-def may_report(images: ImageSet, policy: Policy) -> bool:
-    """Return True if figures of a whole part may be reported: it is empty, or of enough patients."""
-    return not len(images) or not policy.smallest_count or count_patients(images) >= policy.smallest_count
-
-
-def too_few_patients(policy: Policy) -> BadInput:
-    """Make the refusal of a site with too few patients; it names the threshold, not the number of patients."""
-    problem = f"there are training images of fewer than {policy.smallest_count} patients, and the policy tells "
-    remedy = "A smaller smallest_count in its [policy] lets it take part."
-    return BadInput([Fault("site.toml: policy.smallest_count", f"{problem}nothing of so few.", remedy)])
 
 
 def few_of_rows(images: ImageSet, class_names: Sequence[str], policy: Policy) -> Few:
@@ -140,15 +122,14 @@ def limit_statistics(statistics: Arrays, declared: Collection[Statistic], few: F
         few: ``(rows, 2)`` for the classes of the head's rows; see :func:`mark_few_patients`.
     """
     granularity_of = {statistic.name: statistic.granularity for statistic in declared}
-    return {name: _limit_array(array, granularity_of[name], few, policy) for name, array in statistics.items()}
-
-
-def _limit_array(array: NDArray[np.float32], granularity: Granularity, few: Few, policy: Policy) -> NDArray[np.float32]:
-    if granularity == "images":
-        return array
-    if granularity == "counts":
-        small = few.all(axis=1) | (array < policy.smallest_count)
-        return np.where(small, np.nan, array - array % policy.round_counts_to).astype(np.float32)
-    small = few if granularity == "signs" else few[:, 1]
-    place = small.reshape(small.shape + (1,) * (array.ndim - small.ndim))
-    return np.where(place, np.nan, array).astype(np.float32)
+    limited = dict(statistics)
+    for name, array in statistics.items():
+        granularity = granularity_of[name]
+        if granularity == "counts":
+            small = few.all(axis=1) | (array < policy.smallest_count)
+            limited[name] = np.where(small, np.nan, array - array % policy.round_counts_to).astype(np.float32)
+        elif granularity != "images":
+            small = few if granularity == "signs" else few[:, 1]
+            place = small.reshape(small.shape + (1,) * (array.ndim - small.ndim))
+            limited[name] = np.where(place, np.nan, array).astype(np.float32)
+    return limited

@@ -65,15 +65,6 @@ KEPT_BYTES = 4 * 10**9
 KEPT_RUNS = 100
 
 
-def forget_run(memory: Path, run: str) -> None:
-    """Remove the memory of a run that begins.
-
-    A run that begins has a memory only where the site has forgotten the run and its plan. Under another plan that
-    memory would disclose what the first plan kept at home.
-    """
-    shutil.rmtree(memory / run, ignore_errors=True)
-
-
 def forget_other_runs(memory: Path, run: str, *, days: float = KEPT_DAYS, most_bytes: int = KEPT_BYTES) -> None:
     """Remove the memory of runs that are not likely to be resumed.
 

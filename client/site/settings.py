@@ -1,10 +1,9 @@
 """Reading of a site from its folder: first ``site.toml`` with all its faults, then images and labels."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -12,7 +11,7 @@ from client.site.disclosure import find_hidden_classes, mark_images_of_hidden_cl
 from client.site.site import Site
 from client.site.site_file import FILE, Settings, SiteFile, read_with_faults
 from common.contract import Declaration, merge_declarations
-from common.data.base.image_set import PARTS, ImageSet, Splits
+from common.data.base.image_set import PARTS, ImageSet
 from common.data.images.store import ImageStore
 from common.data.load import faults as data_faults
 from common.data.load import load
@@ -70,6 +69,13 @@ def open_site(settings: Settings, tell: Callable[[str], None] = lambda line: Non
     declaration = make_declaration(settings, splits.class_names)
     if not len(splits.train):
         raise BadInput([Fault(f"{FILE}: data", "has no training image.")])
+    canonical = dict(zip(declaration.names, declaration.canonical, strict=True))
+    hidden, unsaid, smallest = {}, {}, settings.file.policy.smallest_count  # from all columns of the data
+    for part in PARTS:
+        images: ImageSet = getattr(splits, part)
+        classes = find_hidden_classes(images, smallest)
+        hidden[part] = frozenset(canonical[name] for name in classes if name in canonical)
+        unsaid[part] = mark_images_of_hidden_classes(images, classes, smallest)
     return Site(
         declaration=declaration,
         train=_keep_declared_classes(splits.train, declaration),
@@ -78,7 +84,8 @@ def open_site(settings: Settings, tell: Callable[[str], None] = lambda line: Non
         folder=settings.state,
         device=choose_device(settings),
         gpus=settings.file.gpus,
-        **_find_hidden(splits, declaration, settings.file.policy.smallest_count),
+        hidden=hidden,
+        unsaid=unsaid,
         policy=settings.file.policy,
         weights_folder=settings.folder / "weights",
         tell=tell,
@@ -112,23 +119,8 @@ def choose_device(settings: Settings) -> str:
     return settings.file.device
 
 
-def _find_hidden(splits: Splits, declaration: Declaration, smallest: int) -> Mapping[str, Any]:
-    """Find the hidden classes and images of each part from all columns of the data."""
-    canonical = dict(zip(declaration.names, declaration.canonical, strict=True))
-    hidden, unsaid = {}, {}
-    for part in PARTS:
-        images: ImageSet = getattr(splits, part)
-        classes = find_hidden_classes(images, smallest)
-        hidden[part] = frozenset(canonical[name] for name in classes if name in canonical)
-        unsaid[part] = mark_images_of_hidden_classes(images, classes, smallest)
-    return {"hidden": hidden, "unsaid": unsaid}
-
-
 def make_declaration(settings: Settings, classes: tuple[str, ...]) -> Declaration:
-    """Make the declaration of the site's labels, which the coordinator receives.
-
-    Args:
-        classes: Classes of its data.
+    """Make the declaration of the site's labels, which the coordinator receives, for the classes of its data.
 
     Raises:
         BadInput: With every fault.

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from client.site.disclosure import (
     Few,
+    count_patients,
     find_hidden_classes,
     mark_images_of_hidden_classes,
-    may_report,
     remove_hidden_labels,
     round_count_down,
-    too_few_patients,
 )
 from client.site.memory import FrozenParts, MemoryFolder
 from client.site.policy import UNLIMITED, WITHOUT_LIMITS, Policy
@@ -25,6 +24,7 @@ from common.config import Plan
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels, pixels_on_device
+from common.errors import BadInput, Fault
 from common.models.zoo.spec import Task
 from strategies.local.arithmetic import Arithmetic, choose_arithmetic
 from strategies.privacy.secure_aggregation.site import SigningIdentity
@@ -146,13 +146,10 @@ class Site:
         return remove_hidden_labels(images, self.hides(part), self.unsaid_images(part), task)
 
     def kept_rows(self, labelled: ImageSet) -> NDArray[np.intp] | None:
-        """Return the row numbers of the training images that a run uses; None if it uses all images.
+        """Return the rows of the images of :meth:`trained_on` that a run uses; None if it uses all images.
 
         An image all of whose labels were removed because of the classes that it shows is left out: the effect of an
         unlabelled image would disclose that it is one of these. Where no image would be left, all stay.
-
-        Args:
-            labelled: The result of :meth:`trained_on`.
         """
         if labelled is self.train:
             return None
@@ -166,12 +163,19 @@ class Site:
             BadInput: If so; it names the threshold, not the number of patients.
         """
         if not self.reports("train"):
-            raise too_few_patients(self.policy)
+            least = self.policy.smallest_count
+            problem = (
+                f"there are training images of fewer than {least} patients, and the policy tells nothing of so few."
+            )
+            remedy = "A smaller smallest_count in its [policy] lets it take part."
+            raise BadInput([Fault("site.toml: policy.smallest_count", problem, remedy)])
 
     def reports(self, part: str) -> bool:
         """Return True if figures of one whole part of the data are reported: not if it is of few patients."""
         if part not in self._reports:
-            self._reports[part] = may_report(getattr(self, part), self.policy)
+            images: ImageSet = getattr(self, part)
+            least = self.policy.smallest_count
+            self._reports[part] = not len(images) or not least or count_patients(images) >= least
         return self._reports[part]
 
     @cached_property

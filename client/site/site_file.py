@@ -112,10 +112,8 @@ def read_with_faults(folder: Path) -> tuple[Settings, list[Fault]]:
     except BadInput as error:
         raise BadInput([*error.faults, *wrong]) from None
     if not wrong:  # the names of the data's columns and classes are normalised as well
-        labels, synonyms = (
-            map(normalized, labels),
-            {normalized(own): normalized(name) for own, name in synonyms.items()},
-        )
+        labels = map(normalized, labels)
+        synonyms = {normalized(own): normalized(name) for own, name in synonyms.items()}
     return Settings(folder, file, tuple(labels), synonyms), wrong
 
 
@@ -130,8 +128,14 @@ def read_credentials(settings: Settings) -> SiteKit:
         key = read_key(settings.key_path)
     except BadInput as error:
         faults += error.faults
+    if not settings.kit_path.is_file():
+        problem = f"there is no {settings.kit_path.name} in {settings.folder}."
+        if others := sorted(path.name for path in settings.folder.glob("*.kit")):
+            problem += f" {quoted(others)} is there: the kit of another site, or under another name."
+        remedy = f"Send {settings.file.name}.request to the coordinator, who admits it and sends the kit back."
+        stop_on([*faults, Fault(f"{FILE}: kit", problem, remedy)])
     try:
-        kit = _read_kit(settings)
+        kit = read_kit(settings.kit_path)
     except BadInput as error:
         faults += error.faults
     stop_on(faults)
@@ -143,17 +147,6 @@ def read_credentials(settings: Settings) -> SiteKit:
         faults.append(Fault(settings.key_path.name, problem, "Ask for a kit for this key, or put the old key back."))
     stop_on(faults)
     return kit
-
-
-def _read_kit(settings: Settings) -> SiteKit:
-    if not settings.kit_path.is_file():
-        others = sorted(path.name for path in settings.folder.glob("*.kit"))
-        problem = f"there is no {settings.kit_path.name} in {settings.folder}."
-        if others:
-            problem += f" {quoted(others)} is there: the kit of another site, or under another name."
-        remedy = f"Send {settings.file.name}.request to the coordinator, who admits it and sends the kit back."
-        raise BadInput([Fault(f"{FILE}: kit", problem, remedy)])
-    return read_kit(settings.kit_path)
 
 
 def check_site_folder(folder: Path) -> Path:

@@ -54,8 +54,6 @@ class SignedStatements:
 
     Args:
         state: The site's folder of its own files.
-        site: Its name.
-        key: Its key.
         authority: The certificate in its kit.
     """
 
@@ -64,11 +62,7 @@ class SignedStatements:
         self._fingerprint = fingerprint(public_key_line(key, ""))
 
     def sign_records(self, content: RecordDict, message: str) -> RecordDict:
-        """Return a reply's records with the site's signature added.
-
-        Args:
-            message: The name of the message that is answered.
-        """
+        """Return a reply's records with the site's signature, which names the message that is answered."""
         run, server_round, record = run_round_and_kind(content)
         last = read_accepted_replies(self._state, run) if record in CHAINED else AcceptedReplies(-1)
         statement = ReplyStatement(
@@ -94,10 +88,7 @@ class SignedStatements:
         write_atomically(self._state / FILE, json.dumps(newest).encode())
 
     def accept_request(self, content: RecordDict, message: str) -> None:
-        """Check the coordinator's signature on a request, and note the request, so that it is not answered twice.
-
-        Args:
-            message: The name of the message that it came by.
+        """Check the coordinator's signature on a request, and note its message, so that it is not answered twice.
 
         Raises:
             SignatureFault: If the coordinator did not sign it, signed it for another site, or sent it before by another

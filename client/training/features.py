@@ -64,39 +64,35 @@ class FeatureCache:
 
     @torch.no_grad()
     def features_of(self, network: SplitNetwork, part: str, pixels: Pixels, plan: Plan) -> Tensor:
-        """Return the features ``(n, width)`` of one part of the site's data, float32 on the network's device.
-
-        Args:
-            network: The whole network, its frozen part filled.
-        """
+        """Return the float32 features ``(n, width)`` of a part of the site's data, on the filled network's device."""
         device = pixels.device.type
         arithmetic = read_arithmetic(plan.training, device)
         about = f"{plan.model.frozen_sha256} {plan.model.model_dump_json()} {arithmetic} {device}"
         if about != self._frozen:
             self._frozen, self._parts = about, {}
-        if part not in self._parts:
-            self._parts[part] = self._read_or_computed(network, part, pixels, plan)
+        if part in self._parts:
+            return self._parts[part]
+        path, name = self.folder / f"{part}.features", ""
+        features: Tensor | None = None
+        if self.key is not None:
+            images = hashlib.sha256()
+            for batch in pixels.batches(BATCH):
+                images.update(str(tuple(batch.shape)).encode())
+                images.update(batch.cpu().contiguous().numpy().tobytes())
+            name = hashlib.sha256(f"{about} {part} {images.hexdigest()}".encode()).hexdigest()
+            features = self._decrypted(path, name)
+        if features is None:
+            network.backbone.eval()
+            computed = []
+            for batch in pixels.batches(BATCH):
+                with autocast(batch.device, plan.training.precision):
+                    inputs = network.backbone_input(batch.float())
+                    computed.append(apply_with_single_doubled(network.backbone, inputs).float())
+            features = torch.cat(computed)
+            if self.key is not None:
+                self._write(path, name, features.cpu().numpy())
+        self._parts[part] = features.to(pixels.device)
         return self._parts[part]
-
-    def _read_or_computed(self, network: SplitNetwork, part: str, pixels: Pixels, plan: Plan) -> Tensor:
-        if self.key is None:
-            return self._computed(network, pixels, plan)
-        name = hashlib.sha256(f"{self._frozen} {part} {_hash_images(pixels)}".encode()).hexdigest()
-        path = self.folder / f"{part}.features"
-        if (stored := self._decrypted(path, name)) is not None:
-            return stored.to(pixels.device)
-        features = self._computed(network, pixels, plan)
-        self._write(path, name, features.cpu().numpy())
-        return features
-
-    @staticmethod
-    def _computed(network: SplitNetwork, pixels: Pixels, plan: Plan) -> Tensor:
-        network.backbone.eval()
-        parts = []
-        for batch in pixels.batches(BATCH):
-            with autocast(batch.device, plan.training.precision):
-                parts.append(apply_with_single_doubled(network.backbone, network.backbone_input(batch.float())).float())
-        return torch.cat(parts)
 
     def _write(self, path: Path, name: str, features: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> None:
         assert self.key is not None, "checked before"
@@ -118,21 +114,9 @@ class FeatureCache:
 
 def feature_cache_of(site: Site) -> FeatureCache:
     """Return the cache of a site's features, which lasts in memory as long as the site's images."""
-    key = (
-        derive_storage_key(site.identity.key, "features")
-        if site.identity is not None and site.policy.keep_features
-        else None
-    )
+    identity = site.identity if site.policy.keep_features else None
+    key = None if identity is None else derive_storage_key(identity.key, "features")
     features: FeatureCache = site.in_memory.setdefault(
         "features", FeatureCache(site.folder / "features", key, site.durable)
     )
     return features
-
-
-def _hash_images(pixels: Pixels) -> str:
-    """Return a hash of all images in their order."""
-    digest = hashlib.sha256()
-    for batch in pixels.batches(BATCH):
-        digest.update(str(tuple(batch.shape)).encode())
-        digest.update(batch.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()

@@ -104,9 +104,8 @@ class Figures:
             return {}, {}
         scores, labels, names = score_part(task, "test")
         metrics = per_class(scores, labels, names, self._plugin_metrics(task))
-        return metrics, make_score_histograms(
-            task.site.policy, scores, labels, names
-        ) if task.plan.evaluation.pooled else {}
+        pooled = task.plan.evaluation.pooled
+        return metrics, make_score_histograms(task.site.policy, scores, labels, names) if pooled else {}
 
     def validation_histograms(self, task: "LocalTask") -> Histograms:
         """Return score histograms of the validation part, from which the coordinator chooses thresholds."""

@@ -56,11 +56,7 @@ from strategies.local.training import (
 
 
 def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[RoundLayer] = ()) -> TrainReply:
-    """Take part in one round; the site's memory of it is on disk before the answer leaves.
-
-    Args:
-        layers: Layers around the training, the outermost first.
-    """
+    """Take part in one round inside layers, the outermost first; its memory is on disk before the answer leaves."""
     began = time.monotonic()
     task = prepare_task(site, request, layers)
     with reproducible_training(derive_seed(task.plan.run.seed, request.round, site.name), task.plan.training.threads):
@@ -195,11 +191,7 @@ def compute_model_difference(
 
 
 def answer_evaluate_request(site: Site, request: EvaluateRequest, layers: Sequence[RoundLayer] = ()) -> EvaluateReply:
-    """Answer with the validation loss and, for a test, with the metrics of the site's own classes on its test part.
-
-    Args:
-        layers: The layers around the evaluation, the outermost first.
-    """
+    """Answer, inside layers, with the validation loss and in a test with the metrics of the site's own classes."""
     step: Evaluate = evaluate_locally
     for layer in reversed(layers):
         step = partial(layer.evaluate, step)
@@ -334,9 +326,6 @@ def parts_in_best_round(memory: SiteMemory, request: Request, now: Groups) -> Gr
     """Return the site's own parts of the federation's best round; None where a lost disk held them.
 
     The parts change only in rounds in which the site counted: after the last of these they are the present parts.
-
-    Args:
-        now: The present parts.
     """
     if memory.round == request.counted <= request.best:
         return now

@@ -8,6 +8,7 @@ request is answered with new noise, at a new cost.
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -88,14 +89,15 @@ class PrivacyBudgetLedger:
             return ()
         return tuple(BudgetEntry(**entry) for entry in json.loads(self._path.read_text(encoding="utf-8"))["entries"])
 
-    def epsilon(self, delta: float, more: Sequence[NoisySteps] = ()) -> float:
-        """Return the epsilon that all runs together cost, with ``more`` steps added."""
-        return compute_epsilon(_join_equal_steps([*(entry.steps for entry in self.entries), *more]), delta, "prv")
-
-    def epsilon_of_run(self, run: str, delta: float, accountant: Accountant, more: Sequence[NoisySteps] = ()) -> float:
-        """Return the epsilon that one run costs, with ``more`` steps added."""
-        steps = [*(entry.steps for entry in self.entries if entry.run == run), *more]
-        return compute_epsilon(_join_equal_steps(steps), delta, accountant)
+    def epsilon(
+        self, delta: float, more: Sequence[NoisySteps] = (), run: str = "", accountant: Accountant = "prv"
+    ) -> float:
+        """Return the epsilon that one run costs, or all runs together, with ``more`` steps added."""
+        counts = Counter[tuple[float, float]]()  # equal steps as one entry, which is faster to account for
+        for step in (*(entry.steps for entry in self.entries if run in ("", entry.run)), *more):
+            counts[step.noise_multiplier, step.sample_rate] += step.count
+        steps = [NoisySteps(noise, rate, count) for (noise, rate), count in counts.items()]
+        return compute_epsilon(steps, delta, accountant)
 
     def reply_to(self, request: str) -> PaidReply | None:
         """Return the reply to this request, if it is the last one that was answered."""
@@ -112,7 +114,13 @@ class PrivacyBudgetLedger:
 
     def note_reply(self, entry: BudgetEntry, paid: PaidReply) -> None:
         """Write a reply and then its privacy cost to the disk, before the reply is sent."""
-        write_atomically(self._reply_path, _serialize_reply(paid, entry.request), durable=self._durable)
+        reply, head = paid.reply, paid.reply.update.head
+        facts = {name: value for name, value in vars(reply).items() if name not in ("update", "statistics")}
+        facts |= {"request": entry.request, "left": paid.left.hex(), "form": reply.update.form}
+        facts["classes"] = list(head.class_names) if head else []
+        arrays = {**_add_prefix("update", reply.update.named()), **_add_prefix("statistics", reply.statistics)}
+        content = save({name: array.copy() for name, array in arrays.items()}, {"facts": json.dumps(facts)})
+        write_atomically(self._reply_path, content, durable=self._durable)
         self.note_cost(entry)
 
     def note_cost(self, entry: BudgetEntry, *, once: bool = False) -> None:
@@ -136,31 +144,8 @@ class PrivacyBudgetLedger:
         return self._folder / "last-reply.safetensors"
 
 
-def _join_equal_steps(steps: Sequence[NoisySteps]) -> list[NoisySteps]:
-    """Merge steps of equal noise and sample rate into one entry, which is faster to account for."""
-    counts: dict[tuple[float, float], int] = {}
-    for step in steps:
-        kind = (step.noise_multiplier, step.sample_rate)
-        counts[kind] = counts.get(kind, 0) + step.count
-    return [NoisySteps(noise, rate, count) for (noise, rate), count in counts.items()]
-
-
 def _add_prefix(prefix: str, arrays: Arrays) -> Arrays:
     return {f"{prefix}/{name}": array for name, array in arrays.items()}
-
-
-def _serialize_reply(paid: PaidReply, request: str) -> bytes:
-    reply = paid.reply
-    facts = {name: value for name, value in vars(reply).items() if name not in ("update", "statistics")}
-    head = reply.update.head
-    facts |= {
-        "request": request,
-        "left": paid.left.hex(),
-        "classes": list(head.class_names) if head else [],
-        "form": reply.update.form,
-    }
-    arrays = {**_add_prefix("update", reply.update.named()), **_add_prefix("statistics", reply.statistics)}
-    return save({name: array.copy() for name, array in arrays.items()}, {"facts": json.dumps(facts)})
 
 
 def open_ledger(site: Site) -> PrivacyBudgetLedger:
@@ -222,7 +207,7 @@ class PrivacyBudget(RoundLayer):
         else:
             self._refuse_more_answers(ledger, request)
             refuse_unaffordable(site, plan, self.method)
-            spent = ledger.epsilon_of_run(request.run, section.delta, section.accountant, [cost])
+            spent = ledger.epsilon(section.delta, [cost], request.run, section.accountant)
             try:
                 reply = answer(request)
             except (BadInput, WireError):

@@ -61,11 +61,7 @@ class HeldUpdate:
 
 
 class PendingUpdates:
-    """The updates that the sites of this process hold until they are masked: one a site, in memory only.
-
-    Args:
-        tell: Receives messages to a site's staff.
-    """
+    """The updates that the sites of this process hold until they are masked: one a site, in memory only."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._updates: dict[str, HeldUpdate] = {}
@@ -208,16 +204,6 @@ def open_masked_rounds(site: Site, shares: NoiseShares | None = None) -> MaskedR
     return MaskedRoundMemory(site.folder / "masked", durable=site.durable)
 
 
-def _previous_agreement(site: Site, request: TrainRequest | EvaluateRequest) -> str:
-    """Return the agreement of the sites in the round whose memory a site trained from; empty for none.
-
-    Sites whose local parts belong to other rounds must not be summed. The number of a round is not enough: of two
-    attempts at a round, each can be opened by other sites.
-    """
-    agreed = site.memory(request.run).settled_as(request.counted)
-    return "" if agreed is None else f"round {request.counted}: {agreed}"
-
-
 def digest_request(site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod) -> RequestDigest:
     """Return hashes of a request, which the sites of a round compare before they mask.
 
@@ -227,10 +213,12 @@ def digest_request(site: Site, request: TrainRequest | EvaluateRequest, method: 
     rows = request.class_names if method.traffic.rows == "all" else ()
     statistics = request.statistics if isinstance(request, TrainRequest) else NO_ARRAYS
     test = [] if isinstance(request, TrainRequest) else ["test"]
+    # Sites whose local parts belong to other rounds must not be summed. The number of a round is not enough: of two
+    # attempts at a round, each can be opened by other sites.
+    agreed = site.memory(request.run).settled_as(request.counted)
+    before = "" if agreed is None else f"round {request.counted}: {agreed}"
     # By their names too: what a method does not find under its name could make a change of zero.
-    plan = json.dumps(
-        [request.plan, request.contract, rows, _previous_agreement(site, request), sorted(statistics), *test]
-    )
+    plan = json.dumps([request.plan, request.contract, rows, before, sorted(statistics), *test])
     annotated = request.class_names if rows else site.declaration.canonical
     own = [(row, name) for row, name in enumerate(request.class_names) if name in annotated]
     groups = [array for array in (request.model.trunk, request.model.norm) if array is not None]

@@ -149,11 +149,7 @@ class SitePlan:
 
 
 def read_site_plan(site: Site, text: str) -> SitePlan:
-    """Return a plan as the site follows it; it is read once for all requests of a run.
-
-    Args:
-        text: The plan as it travels, JSON.
-    """
+    """Return a plan, which travels as JSON, as the site follows it; all requests of a run share one reading."""
     read: tuple[str, SitePlan] | None = site.in_memory.get("plan")
     if read is None or read[0] != text:
         plan = parse_plan(text)

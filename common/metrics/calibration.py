@@ -71,14 +71,6 @@ class Decisions:
         return _ratio(self.true_negatives, self.false_positives)
 
     @property
-    def positive_predictive_value(self) -> float | None:
-        return _ratio(self.true_positives, self.false_positives)
-
-    @property
-    def negative_predictive_value(self) -> float | None:
-        return _ratio(self.true_negatives, self.false_negatives)
-
-    @property
     def balanced_accuracy(self) -> float | None:
         sensitivity, specificity = self.sensitivity, self.specificity
         return None if sensitivity is None or specificity is None else (sensitivity + specificity) / 2

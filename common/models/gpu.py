@@ -230,7 +230,8 @@ def record_graph(backbone: nn.Module, images: Tensor) -> Step:
             example = (images.detach().clone(), *stand_ins)
             graphed: Any = torch.cuda.make_graphed_callables(forward, example, allow_unused_input=True)
     except RuntimeError:
-        _end_recording(images.device)
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):  # an empty recording: else torch refuses the next random draw
+            torch.zeros(1, device=images.device)
         raise
     finally:
         with torch.no_grad():
@@ -238,12 +239,6 @@ def record_graph(backbone: nn.Module, images: Tensor) -> Step:
                 buffer.copy_(value)
         torch.cuda.set_rng_state(random, images.device)
     return lambda pixels: graphed(pixels, *parameters)
-
-
-def _end_recording(device: torch.device) -> None:
-    """Make an empty recording after a failed one; otherwise torch refuses the next random draw."""
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        torch.zeros(1, device=device)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from common.models.trained import (
     standardising_layers,
     trained_layers,
 )
-from common.models.weights import copy_into_backbone, read_backbone_weights
+from common.models.weights import read_backbone_weights
 from common.models.zoo.networks import make_grouped
 from common.models.zoo.registry import meta_backbone, new_backbone
 from common.models.zoo.spec import ModelSpec, Task, is_external
@@ -217,7 +217,10 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
         layers = [*standardising_layers(width, spec), *dense]
         neck = nn.Sequential(*layers) if layers else nn.Identity()
     if spec.weights is not None:
-        copy_into_backbone(backbone, read_backbone_weights(backbone, base / spec.weights, spec.weights_sha256))
+        own, weights = backbone.state_dict(), read_backbone_weights(backbone, base / spec.weights, spec.weights_sha256)
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                own[name].copy_(tensor)
     if spec.norm == "group" and not spec.norm_frozen:  # frozen, it mixes no images and must stay as published
         make_grouped(backbone)
     add_low_rank(backbone, spec.train)

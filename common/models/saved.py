@@ -99,7 +99,14 @@ def load_model(folder: Path) -> SplitNetwork:
         BadInput: If a file is missing or damaged, or the two do not belong together.
     """
     saved = read_description(folder)
-    tensors = _read_tensors(folder / TENSORS, saved.safetensors_sha256)
+    content, place = _read_content(folder / TENSORS), str(folder / TENSORS)
+    if (actual := hashlib.sha256(content).hexdigest()) != saved.safetensors_sha256:
+        problem = f"has SHA-256 {actual}, but {DESCRIPTION} beside it names {saved.safetensors_sha256}."
+        raise BadInput([Fault(place, problem, _WRITTEN_TOGETHER)])
+    try:
+        tensors = dict[str, Array](safetensors.numpy.load(content))
+    except (SafetensorError, LookupError, TypeError, ValueError) as error:  # the last three by types that numpy lacks
+        raise BadInput([Fault(place, f"is no safetensors file of float32 numbers: {error}.")]) from None
     network = build(saved.model, saved.class_names, seed=0)
     layout = layout_of(network)
     frozen = {name: tensors.pop(name) for name in frozen_tensors(network) if name in tensors}
@@ -108,7 +115,7 @@ def load_model(folder: Path) -> SplitNetwork:
         state = state_from_tensors(tensors, layout, network.class_names)
     except ValueError as error:
         problem = f"is not the {layout.architecture} of {DESCRIPTION}: {error}."
-        raise BadInput([Fault(str(folder / TENSORS), problem, _WRITTEN_TOGETHER)]) from None
+        raise BadInput([Fault(place, problem, _WRITTEN_TOGETHER)]) from None
     write_state(network, state.trunk, state.norm, state.head)
     return network.eval()
 
@@ -128,18 +135,6 @@ def read_description(folder: Path) -> SavedModel:
             place = ".".join(map(str, fault["loc"]))
             faults.append(Fault(f"{path}: {place}" if place else str(path), error_text(dict(fault)), _WRITTEN_TOGETHER))
         raise BadInput(faults) from None
-
-
-def _read_tensors(path: Path, sha256: str) -> dict[str, Array]:
-    content = _read_content(path)
-    actual = hashlib.sha256(content).hexdigest()
-    if actual != sha256:
-        problem = f"has SHA-256 {actual}, but {DESCRIPTION} beside it names {sha256}."
-        raise BadInput([Fault(str(path), problem, _WRITTEN_TOGETHER)])
-    try:
-        return dict(safetensors.numpy.load(content))
-    except (SafetensorError, LookupError, TypeError, ValueError) as error:  # the last three by types that numpy lacks
-        raise BadInput([Fault(str(path), f"is no safetensors file of float32 numbers: {error}.")]) from None
 
 
 def _write_frozen(network: SplitNetwork, frozen: dict[str, Array]) -> None:

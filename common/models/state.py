@@ -62,16 +62,6 @@ class Layout:
     frozen_sha256: str = ""
 
     @property
-    def trunk_size(self) -> int:
-        """Length of a flat trunk."""
-        return sum(tensor.size for tensor in self.trunk)
-
-    @property
-    def norm_size(self) -> int:
-        """Length of a flat norm group; 0 for a network without BatchNorm."""
-        return sum(tensor.size for tensor in self.norm)
-
-    @property
     def signature(self) -> str:
         """SHA-256 of the layout; only models of equal signature may be averaged."""
         groups = [[[tensor.name, *tensor.shape] for tensor in group] for group in (self.trunk, self.norm)]
@@ -277,8 +267,7 @@ class FrozenPart:
     @classmethod
     def of(cls, network: SplitNetwork) -> "FrozenPart":
         """Copy a network's frozen part."""
-        tensors = [tensor.detach().cpu().reshape(-1).numpy() for tensor in frozen_tensors(network).values()]
-        return cls(np.concatenate(tensors).astype(np.float32, copy=False))
+        return cls(_flatten_tensors(frozen_tensors(network)))
 
     @cached_property
     def sha256(self) -> str:
@@ -292,14 +281,12 @@ class FrozenPart:
             ValueError: If the network has another number of frozen values; nothing is written then.
         """
         tensors = frozen_tensors(network)
-        sizes = [tensor.numel() for tensor in tensors.values()]
-        if len(self.values) != sum(sizes):
-            has = f"has {sum(sizes):,} frozen values"
+        size = sum(map(Tensor.numel, tensors.values()))
+        if len(self.values) != size:
+            has = f"has {size:,} frozen values"
             raise ValueError(f"the frozen part of the model holds {len(self.values):,} values, and this network {has}.")
-        values = torch.from_numpy(np.array(self.values, dtype=np.float32))
         with torch.no_grad():
-            for tensor, part in zip(tensors.values(), torch.split(values, sizes), strict=True):
-                tensor.copy_(part.view(tensor.shape))
+            _copy_into_tensors(self.values, tensors)
 
 
 def frozen_tensors(network: SplitNetwork) -> dict[str, Tensor]:

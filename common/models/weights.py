@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from common.data.base.decoded_size import check_size, content_limit
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.models.trained import merged_tensors
-from common.models.zoo.registry import CLASSIFIERS, first_convolution, meta_backbone
+from common.models.zoo.registry import CLASSIFIERS, meta_backbone
 from common.models.zoo.spec import Architecture, ModelSpec, traits_of
 from common.system.files import write_atomically
 
@@ -66,7 +66,8 @@ def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -
         }
     except SafetensorError as error:
         raise BadInput([Fault(str(path), f"this is no safetensors file ({error}).")]) from error
-    first = first_convolution(backbone)
+    convolutions = (f"{name}.weight" for name, module in backbone.named_modules() if isinstance(module, nn.Conv2d))
+    first = next(convolutions, "")
     if first in tensors and tensors[first].ndim == 4 and backbone.state_dict()[first].shape[1] == 1:
         tensors[first] = tensors[first].sum(1, keepdim=True)
     stop_on(_tensor_faults(backbone, tensors, str(path)))
@@ -75,14 +76,6 @@ def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -
             [Fault(str(path), f"the weights file has numbers that are not finite: {quoted(broken, limit=5)}.")]
         )
     return tensors
-
-
-def copy_into_backbone(backbone: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into the backbone's tensors of the same names."""
-    own = backbone.state_dict()
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            own[name].copy_(tensor)
 
 
 def convert_efficientnet_lite0(destination: Path) -> str:
@@ -144,10 +137,8 @@ def _read_content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        problem, remedy = (
-            f"the weights file cannot be read ({error.strerror}).",
-            "Paths are relative to the folder of the experiment.",
-        )
+        problem = f"the weights file cannot be read ({error.strerror})."
+        remedy = "Paths are relative to the folder of the experiment."
         raise BadInput([Fault(str(path), problem, remedy)]) from error
 
 

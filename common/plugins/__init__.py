@@ -32,14 +32,17 @@ PLUGIN = "plugin:"
 PluginName = Annotated[str, Field(pattern=f"^{PLUGIN}{NAME_PATTERN}$")]
 
 
-def _accept_plugin(value: Any, ours: ValidatorFunctionWrapHandler) -> Any:
-    """Accept any name of a plug-in; a plan checks that the plug-in is installed."""
-    named = isinstance(value, str) and re.fullmatch(PLUGIN + NAME_PATTERN, value)
-    return value if named else ours(value)
+def or_name(pattern: str) -> WrapValidator:
+    """Accept names of a pattern beside our own choices; the fault of any other value lists those choices."""
+
+    def accept(value: Any, ours: ValidatorFunctionWrapHandler) -> Any:
+        return value if isinstance(value, str) and re.fullmatch(pattern, value) else ours(value)
+
+    return WrapValidator(accept)
 
 
-OrPlugin = WrapValidator(_accept_plugin)
-"""Accepts a plug-in beside our own choices; the fault of any other value lists those."""
+OrPlugin = or_name(PLUGIN + NAME_PATTERN)
+"""Accepts a plug-in beside our own choices; a plan checks that it is installed."""
 
 
 class PluginStamp(Section):

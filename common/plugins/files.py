@@ -19,7 +19,6 @@ import pkgutil
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, EntryPoint, distributions
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,8 +79,12 @@ def read_plugin_files(point: EntryPoint) -> PluginFiles:
             spec = find_spec(root)
         except ValueError:  # a module without a spec has been put into sys.modules
             spec = None
-        beside += _module_files(root, spec)
-        if spec is not None and root in elsewhere:
+        if spec is None:
+            continue
+        beside += [file for place in spec.submodule_search_locations or () for file in _walk_files(Path(place), root)]
+        if not spec.submodule_search_locations and (path := Path(spec.origin or "")).is_file():
+            beside.append((path.name, path))
+        if root in elsewhere:
             modules.add(root if spec.origin else point.module)
     more = {(name, os.path.realpath(path)): path for name, path in beside if not _is_left_out(name, owners)}
     parts_of = {key: _module_parts(key[0]) for key in more.keys() - recorded.keys()}
@@ -175,17 +178,6 @@ def _is_path_file(name: str) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------- what Python finds
-
-
-def _module_files(root: str, spec: ModuleSpec | None) -> Iterator[tuple[str, Path]]:
-    """Yield every file of a top-level module."""
-    if spec is None:
-        return
-    for place in spec.submodule_search_locations or ():
-        yield from _walk_files(Path(place), root)
-    path = Path(spec.origin or "")
-    if not spec.submodule_search_locations and path.is_file():
-        yield path.name, path
 
 
 def _walk_files(folder: Path, name: str, above: frozenset[str] = frozenset()) -> Iterator[tuple[str, Path]]:

@@ -241,7 +241,13 @@ class AuditFindings:
 def check_audit(folder: Path) -> AuditFindings:
     """Check an audit log from its first entry to its head."""
     findings, debris, where_torn, last = AuditFindings(), b"", "", ""
-    for where, line in _read_lines(folder):
+    lines = (
+        (f"{path.name} line {number}", line)
+        for path in audit_files(folder)
+        if (content := path.read_bytes().removesuffix(b"\n"))
+        for number, line in enumerate(content.split(b"\n"), 1)
+    )
+    for where, line in lines:
         if not line:
             findings.faults.append(Fault(where, "is empty: inserted."))
             continue
@@ -259,13 +265,6 @@ def check_audit(folder: Path) -> AuditFindings:
         findings.notes.append(f"{where_torn} is torn, as by a kill; the next entry will say so.")
     _check_head(findings, folder, last)
     return findings
-
-
-def _read_lines(folder: Path) -> Iterator[tuple[str, bytes]]:
-    for path in audit_files(folder):
-        lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
-        for number, line in enumerate(lines if lines != [b""] else (), 1):
-            yield f"{path.name} line {number}", line
 
 
 def _check_torn(findings: AuditFindings, entry: AuditEntry, there: TornLine | None, where: str) -> None:

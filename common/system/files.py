@@ -58,11 +58,7 @@ def is_file(path: Path) -> bool:
 
 
 def missing_file(where: str, path: Path) -> list[Fault]:
-    """Return the fault of a missing file that a config file names; empty where the file exists.
-
-    Args:
-        where: The key that names the file.
-    """
+    """Return the fault of a missing file that the key ``where`` of a config file names; empty where the file exists."""
     return [] if is_file(path) else [Fault(where, f"there is no file {path}.", _RELATIVE)]
 
 
@@ -109,11 +105,7 @@ def existing_output_faults(destination: Path) -> list[Fault]:
 
 
 def output_folder_faults(folder: Path, remedy: str = "Name another folder.") -> list[Fault]:
-    """Return why ``--out`` cannot be a new folder; empty where it can.
-
-    Args:
-        remedy: Remedy for a folder that is not empty.
-    """
+    """Return why ``--out`` cannot be a new folder, with the remedy where it is not empty; empty where it can."""
     if folder.is_file():
         return [Fault(f"--out {folder}", "is a file, and nothing is written over.", "Name a new folder.")]
     try:
@@ -139,7 +131,10 @@ def write_atomically(path: Path, content: bytes | Parts, *, durable: bool = True
     remove = partial(temporary.unlink, missing_ok=True)
     with removed_if_stopped(remove):
         try:
-            descriptor = _open_new(temporary, 0o600 if private else 0o666)
+            try:
+                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o666)
+            except FileNotFoundError:  # its folder is there: so answers /proc
+                raise PermissionError(errno.EACCES, "no file can be made there", str(temporary.parent)) from None
             with add_file_name_to_errors(path), os.fdopen(descriptor, "wb") as file:
                 file.writelines([content] if isinstance(content, bytes) else content)
                 file.flush()
@@ -151,13 +146,6 @@ def write_atomically(path: Path, content: bytes | Parts, *, durable: bool = True
             raise
     if durable:
         flush_folder(path.parent)
-
-
-def _open_new(path: Path, mode: int) -> int:
-    try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    except FileNotFoundError:  # its folder is there: so answers /proc
-        raise PermissionError(errno.EACCES, "no file can be made there", str(path.parent)) from None
 
 
 @contextlib.contextmanager
@@ -232,11 +220,7 @@ def partial_path(path: Path) -> Path:
 
 
 def remove_partial_files(folder: Path, *, below: bool = False) -> None:
-    """Remove the partial files that killed processes left in a folder; call this when a process starts.
-
-    Args:
-        below: Also remove those in all folders below.
-    """
+    """Remove the partial files that killed processes left in a folder, or also ``below`` it; call it at a start."""
     for path in folder.rglob(".*.part") if below else folder.glob(".*.part"):
         writer = re.search(r"\.(\d+)-\d+\.part$", path.name)
         gone = writer and (int(writer[1]) == os.getpid() or not Path(f"/proc/{writer[1]}").exists())

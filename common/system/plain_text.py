@@ -50,14 +50,10 @@ def _is_plain_character(character: str) -> bool:
 
 def escaped(text: str) -> str:
     """Escape every character that is not plain, as Python writes it; the length is not bounded."""
-    return (
-        text
-        if is_plain(text)
-        else "".join(
-            letter if _is_plain_character(letter) else letter.encode("unicode_escape").decode("ascii")
-            for letter in text
-        )
-    )
+    if is_plain(text):
+        return text
+    pairs = ((letter, letter.encode("unicode_escape").decode("ascii")) for letter in text)
+    return "".join(letter if _is_plain_character(letter) else escape for letter, escape in pairs)
 
 
 def printable(text: str, most: int = MOST_WORDS) -> str:
@@ -93,12 +89,6 @@ def printable_lines(text: str) -> str:
     )
 
 
-def indent_following_lines(text: str) -> str:
-    """Indent each line after the first, unless it is indented already."""
-    first, *others = text.split("\n")
-    return "\n".join([first, *(line if line.startswith(HANGING) else f"{HANGING}{line}" for line in others)])
-
-
 def terminal_safe(text: str) -> str:
     """Escape a text, but for its line feeds, so that no character acts on the terminal."""
     return text if is_plain(text) else "\n".join(map(escaped, text.split("\n")))
@@ -118,14 +108,8 @@ def json_text(value: Any, indent: int | None = None, *, allow_nan: bool = False)
     if is_plain(text.replace("\n", "")):
         return text
     # json.dumps writes a character beyond 16 bits as two surrogates, and leaves DEL alone.
-    return "".join(
-        letter
-        if letter == "\n" or _is_plain_character(letter)
-        else "\\u007f"
-        if letter == "\x7f"
-        else json.dumps(letter)[1:-1]
-        for letter in text
-    )
+    pairs = ((letter, "\\u007f" if letter == "\x7f" else json.dumps(letter)[1:-1]) for letter in text)
+    return "".join(letter if letter == "\n" or _is_plain_character(letter) else escape for letter, escape in pairs)
 
 
 @cache

@@ -16,7 +16,7 @@ from rich.segment import Segment
 from common import __version__
 from common.errors import BadInput, Fault
 from common.system.files import NO_PLACE_TO_WRITE, disk_full_message
-from common.system.plain_text import indent_following_lines, json_text, terminal_safe
+from common.system.plain_text import HANGING, json_text, terminal_safe
 from common.system.resources import raise_descriptor_limit
 
 if TYPE_CHECKING:
@@ -90,8 +90,6 @@ def program(name: str, purpose: str, exit_codes: str) -> typer.Typer:
     """Return a new program with ``--version`` and shell completion, without commands yet.
 
     Args:
-        name: Name of the program's file.
-        purpose: One sentence.
         exit_codes: Each code with its meaning, comma-separated.
     """
     app = typer.Typer(
@@ -248,11 +246,9 @@ def event_printer(console: Console) -> Callable[[str], None]:
         return lambda text: write({"level": "info", "message": terminal_safe(text)})
 
     def tell(text: str) -> None:
-        console.print(
-            f"[dim]{local_timestamp()}[/]  {escape(indent_following_lines(terminal_safe(text)))}",
-            soft_wrap=True,
-            highlight=False,
-        )
+        first, *others = terminal_safe(text).split("\n")
+        lines = "\n".join([first, *(line if line.startswith(HANGING) else f"{HANGING}{line}" for line in others)])
+        console.print(f"[dim]{local_timestamp()}[/]  {escape(lines)}", soft_wrap=True, highlight=False)
         console.file.flush()
 
     return tell

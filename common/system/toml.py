@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.errors import PICTURE, SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8, quoted
+from common.errors import PICTURE, SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8_in, quoted
 from common.system.files import is_file, missing_input_fault
 from common.system.plain_text import PLAIN_NAME
 
@@ -79,7 +79,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(content.decode("utf-8-sig"))  # Windows' editors put a mark in front
     except UnicodeDecodeError as error:
-        problem = not_utf8(content, error)
+        problem = not_utf8_in(content, content.count(b"\n", 0, error.start) + 1)
         remedy = "Name a TOML file." if problem == PICTURE else SAVE_AS_UTF8
         raise BadInput([Fault(path.name, problem, remedy)]) from None
     except ValueError as error:

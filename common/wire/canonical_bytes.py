@@ -10,7 +10,7 @@ AVX-512 and with instructions for SHA.
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,13 +34,9 @@ def canonical_pieces(content: RecordDict) -> Iterator[bytes]:
     yield from runs
 
 
-def record_sha256(content: RecordDict, but: Collection[str] = ()) -> str:
-    """Return the SHA-256 of the first line of the canonical bytes, in hexadecimal digits.
-
-    Args:
-        but: Prefixes of the names of records and small fields that are left out.
-    """
-    return hashlib.sha256(_first_line(content, but)[0]).hexdigest()
+def record_sha256(content: RecordDict) -> str:
+    """Return the SHA-256 of the first line of the canonical bytes, in hexadecimal digits."""
+    return hashlib.sha256(_first_line(content)[0]).hexdigest()
 
 
 def parse_canonical(data: bytes) -> RecordDict:
@@ -96,23 +92,23 @@ def small_fields(content: RecordDict) -> dict[str, Any]:
     return dict(record) if isinstance(record, ConfigRecord) else {}
 
 
-def _first_line(content: RecordDict, but: Collection[str] = ()) -> tuple[bytes, list[bytes]]:
+def _first_line(content: RecordDict) -> tuple[bytes, list[bytes]]:
     """Return the line of JSON, and the runs of bytes that it announces."""
     described: dict[str, dict[str, Any]] = {}
     runs: list[bytes] = []
-    skipped = tuple(but)
     for name in sorted(content):
-        if name.startswith(skipped):
-            continue
         record, entries = content[name], described.setdefault(name, {})
         for key in sorted(record):
-            if key.startswith(skipped) or (name == FIELDS and key.startswith(SIGNATURE)):
+            if name == FIELDS and key.startswith(SIGNATURE):
                 continue
             value = record[key]
             if isinstance(value, Array):
                 runs.append(value.data)
+                cached = vars(value).get(_CACHED)  # the hash, on the array itself as long as it holds these bytes
+                if cached is None or cached[0] is not value.data:
+                    cached = vars(value)[_CACHED] = value.data, blake3(value.data).hexdigest()
                 facts = {"dtype": value.dtype, "shape": list(value.shape), "stype": value.stype}
-                entries[key] = {**facts, _BYTES: len(value.data), _BLAKE3: _array_hash(value)}
+                entries[key] = {**facts, _BYTES: len(value.data), _BLAKE3: str(cached[1])}
             elif isinstance(value, bytes):
                 runs.append(value)
                 entries[key] = {_BYTES: len(value), _BLAKE3: blake3(value).hexdigest()}
@@ -123,14 +119,6 @@ def _first_line(content: RecordDict, but: Collection[str] = ()) -> tuple[bytes, 
             else:
                 entries[key] = value
     return json.dumps(described, sort_keys=True, separators=(",", ":")).encode() + b"\n", runs
-
-
-def _array_hash(array: Array) -> str:
-    """Return the BLAKE3 hash of an array's bytes, cached on the array itself as long as it holds these bytes."""
-    cached = vars(array).get(_CACHED)
-    if cached is None or cached[0] is not array.data:
-        cached = vars(array)[_CACHED] = array.data, blake3(array.data).hexdigest()
-    return str(cached[1])
 
 
 @dataclass(frozen=True)

@@ -105,10 +105,8 @@ def decode(content: RecordDict, expected: type[R]) -> R:
     """
     name, values = expected.__name__, dict[str, Any]()
     fields, schema = _checked_fields(content, name), _schema(typing.cast(type, expected))
-    for key in content:
-        if key != _FIELDS and schema.get(key) not in (Groups, Integers):
-            unknown = sorted(key for key in content if key != _FIELDS and schema.get(key) not in (Groups, Integers))
-            raise WireError(f"{name} does not have {', '.join(unknown)}.")
+    if unknown := sorted(key for key in content if key != _FIELDS and schema.get(key) not in (Groups, Integers)):
+        raise WireError(f"{name} does not have {', '.join(unknown)}.")
     for key, kind in schema.items():
         if isinstance(kind, _ValueField):
             values[key] = kind.read(fields, key, name)

@@ -111,11 +111,7 @@ def __getattr__(name: str) -> Any:
 
 
 def choose_small_objects(contents: Iterable[tuple[str, int]]) -> list[str]:
-    """Choose the small objects that travel in the call that announces their message.
-
-    Args:
-        contents: Name and size in bytes of each object.
-    """
+    """Choose, by name and size in bytes, the objects that travel in the call that announces their message."""
     chosen, left = list[str](), SMALL_BYTES_IN_ALL
     for name, size in contents:
         if 0 < size <= min(SMALL_BYTES, left):

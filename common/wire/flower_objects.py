@@ -86,11 +86,7 @@ def metadata_of(message: Message) -> dict[str, Any]:
 
 
 def rebuild_message(content: RecordDict | Error, metadata: Mapping[str, Any]) -> Message:
-    """Rebuild a message of another process of the same run.
-
-    Args:
-        metadata: The result of :func:`metadata_of` there.
-    """
+    """Rebuild a message of another process of the same run from its :func:`metadata_of` there."""
     message = Message(content, reply_to=Message(RecordDict(), 1, MessageType.TRAIN))
     vars(message.metadata).update(metadata)
     return message

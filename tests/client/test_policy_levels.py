@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from client.gate.gate import ANSWERS
-from client.preview.data_dictionary import MEANING, SENT, STATISTICS, fields_in_markdown
+from client.preview.data_dictionary import MEANING, OF_EACH, SENT, STATISTICS
 from client.site.policy import LEVELS, TRUST, Level, Policy
 from client.site.site_file import make_site_folder
 from common.config import Plan
@@ -98,7 +98,13 @@ def test_every_field_that_can_leave_is_explained_and_no_other() -> None:
 
 
 def test_the_page_says_the_same() -> None:
-    assert fields_in_markdown() in PAGE.read_text(encoding="utf-8")
+    lines = list[str]()
+    for record in SENT:
+        own = [name for name in field_names(record) if name not in OF_EACH]
+        explained = [f"- `{name}`: {MEANING[record.__name__][name]}" for name in own]
+        lines += [f"### {record.__name__}", "", *(explained or ["Nothing else: the site has noted a refusal."]), ""]
+    lines += ["### Statistics", "", *(f"- `{name}`: {text}" for name, text in STATISTICS.items())]
+    assert "\n".join(lines) + "\n" in PAGE.read_text(encoding="utf-8")
 
 
 def test_the_page_has_every_key_of_the_policy_and_a_new_site_toml_too(tmp_path: Path) -> None:

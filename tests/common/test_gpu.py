@@ -1,5 +1,6 @@
 """When a backbone's graph is used, with a graph that is none: what a GPU itself does is in ``tests/gpu``."""
 
+import contextlib
 import copy
 import subprocess
 import sys
@@ -46,7 +47,8 @@ class Graphs:
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
     recorded = Graphs()
     monkeypatch.setattr(gpu, "RECORD_AFTER", 2)
-    monkeypatch.setattr(gpu, "_end_recording", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "graph", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", recorded.make)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)

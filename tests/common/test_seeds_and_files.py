@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from common.config import read_experiment
 from common.errors import BadInput
-from common.system import files, stopping
+from common.system import stopping
 from common.system.files import missing_input_fault, partial_path, write_atomically
 from common.system.hashing import derive_seed
 
@@ -48,7 +48,7 @@ def test_a_writer_that_fails_before_the_end_leaves_the_old_content_and_nothing_b
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file.json": b"old"}
 
 
-@pytest.mark.parametrize(("owner", "name"), [(files, "_open_new"), (Path, "replace")])
+@pytest.mark.parametrize(("owner", "name"), [(os, "open"), (Path, "replace")])
 def test_a_program_that_is_stopped_while_it_writes_removes_what_is_half_done(
     owner: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,10 +59,10 @@ def test_a_program_that_is_stopped_while_it_writes_removes_what_is_half_done(
         removals = [getattr(remove, "func", None) for remove in stopping._to_remove]
         return any(getattr(function, "__self__", None) == partial_path(path) for function in removals)
 
-    def looking(*arguments: Any) -> Any:
+    def looking(*arguments: Any, **options: Any) -> Any:
         if arguments[0] == partial_path(path):
             registered.append(is_registered())
-        return real(*arguments)
+        return real(*arguments, **options)
 
     monkeypatch.setattr(owner, name, looking)
     write_atomically(path, b"new")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
+from client.preview.attack import coverage
 from client.preview.attack.adversary import Adversary, AttackResult, copy_site_with, draw_images
 from client.preview.attack.counts import (
     bypass_budget,
@@ -22,24 +23,6 @@ from client.preview.attack.counts import (
     counts_from_head_rows,
     counts_from_losses,
     counts_from_trunk,
-)
-from client.preview.attack.coverage import (
-    BUDGET,
-    BY_FIELD,
-    BY_STATISTIC,
-    DIGITS,
-    FAILURES,
-    HASHES,
-    IMPRINT,
-    INVERSION,
-    LIRA,
-    LOSSES,
-    MATCHED,
-    NOT_TRIED,
-    PERSONS,
-    ROWS,
-    TRUNK,
-    Covered,
 )
 from client.preview.attack.images import SIZE, imprint_images, invert_gradients
 from client.preview.attack.membership import likelihood_attack, matched_filter_attack
@@ -71,10 +54,6 @@ def _attack_by_imprint(site: Site, folder: Path, plan: Plan) -> AttackResult:
     return imprint_images(Adversary(copy_site_with(site, train=draw_images(site.train, most)), folder, plan), size)
 
 
-def _attack_by_inversion(site: Site, folder: Path, plan: Plan) -> AttackResult:
-    return invert_gradients(Adversary(copy_site_with(site, train=draw_images(site.train, FEW)), folder, plan))
-
-
 def _membership_attack(attack: Callable[[Adversary, ImageSet, Adversary], AttackResult]) -> Attack:
     def on_copies(site: Site, folder: Path, plan: Plan) -> AttackResult:
         members, strangers, others = draw_by_patient(site.train, MOST_IMAGES)
@@ -84,8 +63,14 @@ def _membership_attack(attack: Callable[[Adversary, ImageSet, Adversary], Attack
     return on_copies
 
 
-def _attack_on_whole_site(attack: Callable[[Adversary], AttackResult]) -> Attack:
-    return lambda site, folder, plan: attack(Adversary(site, folder, plan))
+def _attack_on_site(attack: Callable[[Adversary], AttackResult], most: int | None = None) -> Attack:
+    """Attack a site with at most ``most`` training images; None for all."""
+
+    def on_copy(site: Site, folder: Path, plan: Plan) -> AttackResult:
+        copy = site if most is None else copy_site_with(site, train=draw_images(site.train, most))
+        return attack(Adversary(copy, folder, plan))
+
+    return on_copy
 
 
 def _attack_on_patients(site: Site, folder: Path, plan: Plan) -> AttackResult:
@@ -107,18 +92,18 @@ def _attack_by_failures(site: Site, folder: Path, plan: Plan) -> AttackResult:
 
 
 ATTACKS: Mapping[str, Attack] = {
-    IMPRINT: _attack_by_imprint,
-    INVERSION: _attack_by_inversion,
-    MATCHED: _membership_attack(matched_filter_attack),
-    LIRA: _membership_attack(likelihood_attack),
-    LOSSES: _attack_on_whole_site(counts_from_losses),
-    DIGITS: _attack_on_whole_site(counts_from_digits),
-    ROWS: _attack_on_whole_site(counts_from_head_rows),
-    TRUNK: _attack_on_whole_site(counts_from_trunk),
-    HASHES: _attack_on_whole_site(counts_from_hash),
-    PERSONS: _attack_on_patients,
-    FAILURES: _attack_by_failures,
-    BUDGET: _attack_on_whole_site(bypass_budget),
+    coverage.IMPRINT: _attack_by_imprint,
+    coverage.INVERSION: _attack_on_site(invert_gradients, FEW),
+    coverage.MATCHED: _membership_attack(matched_filter_attack),
+    coverage.LIRA: _membership_attack(likelihood_attack),
+    coverage.LOSSES: _attack_on_site(counts_from_losses),
+    coverage.DIGITS: _attack_on_site(counts_from_digits),
+    coverage.ROWS: _attack_on_site(counts_from_head_rows),
+    coverage.TRUNK: _attack_on_site(counts_from_trunk),
+    coverage.HASHES: _attack_on_site(counts_from_hash),
+    coverage.PERSONS: _attack_on_patients,
+    coverage.FAILURES: _attack_by_failures,
+    coverage.BUDGET: _attack_on_site(bypass_budget),
 }
 """The attacks by name, in the order in which they are tried."""
 
@@ -176,13 +161,13 @@ def as_json(site: Site, plan: Plan, attempts: Sequence[AttackResult]) -> dict[st
             }
             for attempt in attempts
         ],
-        "fields": {record: _coverage_json(fields) for record, fields in BY_FIELD.items()},
-        "statistics": _coverage_json(BY_STATISTIC),
-        "not_tried": list(NOT_TRIED),
+        "fields": {record: _coverage_json(fields) for record, fields in coverage.BY_FIELD.items()},
+        "statistics": _coverage_json(coverage.BY_STATISTIC),
+        "not_tried": list(coverage.NOT_TRIED),
     }
 
 
-def _coverage_json(fields: Mapping[str, Covered]) -> dict[str, Any]:
+def _coverage_json(fields: Mapping[str, coverage.Covered]) -> dict[str, Any]:
     return {
         name: {"attacks": list(covered)} if isinstance(covered, tuple) else {"reason": covered}
         for name, covered in fields.items()
@@ -201,6 +186,8 @@ def write_page(site: Site, plan: Plan, attempts: Sequence[AttackResult], out: Pa
     environment = page_environment(Path(__file__).parent)
     environment.globals.update(code=_format_code)
     template = environment.get_template("attack.html.j2")
-    text = template.render(site=site.name, level=site.policy.level, plan=plan, attempts=attempts, not_tried=NOT_TRIED)
+    text = template.render(
+        site=site.name, level=site.policy.level, plan=plan, attempts=attempts, not_tried=coverage.NOT_TRIED
+    )
     write_atomically(out, text.encode(), private=True)
     return out

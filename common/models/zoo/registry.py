@@ -428,9 +428,3 @@ def meta_backbone(spec: ModelSpec) -> Backbone:
             if not spec.architecture.startswith(PLUGIN):
                 raise
             return new_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)
-
-
-def first_convolution(backbone: nn.Module) -> str:
-    """Return the name of the first convolution's weight; empty where there is no convolution."""
-    names = (f"{name}.weight" for name, module in backbone.named_modules() if isinstance(module, nn.Conv2d))
-    return next(names, "")

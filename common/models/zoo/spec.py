@@ -3,20 +3,12 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from common.errors import Fault
-from common.plugins import NAME_PATTERN, PLUGIN
+from common.plugins import NAME_PATTERN, PLUGIN, or_name
 from common.system.toml import SHA256_PATTERN
 
 Architecture = Literal[
@@ -31,7 +23,7 @@ Architecture = Literal[
     "tiny_cnn",
 ]
 
-_EXTERNAL = re.compile(f"(timm|torchvision|monai|torchxrayvision|plugin):{NAME_PATTERN}")
+_EXTERNAL = f"(timm|torchvision|monai|torchxrayvision|plugin):{NAME_PATTERN}"
 
 
 def is_external(architecture: str) -> bool:
@@ -39,13 +31,7 @@ def is_external(architecture: str) -> bool:
 
     ``timm:NAME``, ``torchvision:NAME``, ``monai:NAME``, ``torchxrayvision:NAME``, ``plugin:NAME``.
     """
-    return bool(_EXTERNAL.fullmatch(architecture))
-
-
-def _accept_external(value: Any, ours: ValidatorFunctionWrapHandler) -> Architecture:
-    """Accept names of external networks, which are checked when the network is built."""
-    external = isinstance(value, str) and is_external(value)
-    return cast(Architecture, value if external else ours(value))
+    return bool(re.fullmatch(_EXTERNAL, architecture))
 
 
 Task = Literal["multi_label", "multi_class"]
@@ -136,7 +122,7 @@ class ModelSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    architecture: Annotated[Architecture, WrapValidator(_accept_external)]
+    architecture: Annotated[Architecture, or_name(_EXTERNAL)]
     task: Task = "multi_label"
     channels: Literal[1, 3] = 3
     image_size: Annotated[int, Field(ge=1, le=4096)]

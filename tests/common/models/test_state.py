@@ -32,7 +32,8 @@ def head() -> Head:
 def test_trunk_and_norm_hold_everything_but_the_head_and_the_counters() -> None:
     layout = layout_of(network())
     # Convolutions 216 + 10,368 + 41,472 and neck 96*5 + 5; BatchNorm four tensors each of 24, 48, 96.
-    assert (layout.trunk_size, layout.norm_size, layout.features) == (52_541, 672, 5)
+    sizes = [sum(tensor.size for tensor in group) for group in (layout.trunk, layout.norm)]
+    assert (*sizes, layout.features) == (52_541, 672, 5)
     grouped = [tensor.name for tensor in (*layout.trunk, *layout.norm)]
     others = set(network().state_dict()) - set(grouped)
     assert others == {"head.weight", "head.bias", *(f"backbone.{block}.1.num_batches_tracked" for block in range(3))}
