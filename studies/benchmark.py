@@ -191,13 +191,16 @@ def all_runs(plan: FormPlan, lines: Mapping[str, ResultLine]) -> Iterator[Planne
 
 def planned_count(plan: FormPlan) -> int:
     """Return the number of all runs, with those whose learning rate is not chosen yet."""
-    return sum(times * len(plan.methods(data)) for data, times in _count_runs(plan))
+    return sum(times * len(plan.methods(data)) for data, times, _ in _count_runs(plan))
 
 
-def _count_runs(plan: FormPlan) -> Iterator[tuple[str, int]]:
-    """Yield data sets with the number of runs of each method: to choose its learning rate, then block by block."""
-    yield from ((data, len(plan.benchmark.learning_rates)) for data in plan.data_sets())
-    yield from ((data, plan.form.seeds) for data, _ in plan.form.blocks)
+def _count_runs(plan: FormPlan) -> Iterator[tuple[str, int, int]]:
+    """Yield data sets with the number of runs of each method, and the rounds of a run.
+
+    First come the runs that choose the method's learning rate, then those of each block.
+    """
+    yield from ((data, len(plan.benchmark.learning_rates), plan.rates_form.rounds) for data in plan.data_sets())
+    yield from ((data, plan.form.seeds, plan.form.rounds) for data, _ in plan.form.blocks)
 
 
 def estimate_cost(plan: FormPlan, lines: Sequence[ResultLine]) -> list[str]:
@@ -211,13 +214,13 @@ def estimate_cost(plan: FormPlan, lines: Sequence[ResultLine]) -> list[str]:
     for line in lines:
         costs.setdefault((line.data, line.method), []).append(line.cpu_seconds / line.rounds)
     overall = sum(line.cpu_seconds / line.rounds for line in lines) / len(lines)
-    seconds_a_round, unmeasured = 0.0, 0
-    for data, times in _count_runs(plan):
+    seconds, unmeasured = 0.0, 0
+    for data, times, rounds in _count_runs(plan):
         for method in plan.methods(data):
             own = costs.get((data, method.label), [])
             unmeasured += 0 if own else times
-            seconds_a_round += times * (sum(own) / len(own) if own else overall)
-    hours = seconds_a_round * plan.form.rounds / 3600
+            seconds += times * rounds * (sum(own) / len(own) if own else overall)
+    hours = seconds / 3600
     sized = [data for data in plan.data_sets() if plan.form.sizes.get(data)]
     about = "at least" if sized else "about"
     sentences = [

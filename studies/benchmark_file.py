@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -77,6 +77,8 @@ class BenchmarkForm(Section):
 
     Attributes:
         blocks: Pairs of a data set and a pattern, in the order of their runs.
+        methods: Labels of the rows of this form; all rows where empty.
+        rates: Form whose runs choose the learning rates; this form's own where empty.
         set: Overrides in all runs.
         sizes: Data set -> overrides in the runs on it.
     """
@@ -85,6 +87,8 @@ class BenchmarkForm(Section):
     rounds: Count
     seeds: Count
     blocks: Annotated[tuple[tuple[str, str], ...], Field(min_length=1)]
+    methods: tuple[str, ...] = ()
+    rates: str = ""
     set: tuple[str, ...] = ()
     sizes: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
@@ -127,9 +131,25 @@ class Benchmark(Section):
                         raise ValueError(f'"{name}" in form "{title}" is not {kind}; there are {quoted(of_kind)}')
             if self.tuning_seed < form.seeds:
                 raise ValueError(f'tuning_seed {self.tuning_seed} is a seed of form "{title}"')
+            self._check_rows_and_rates(title, form)
         if self.reference not in {method.label for method in self.methods if not method.beyond}:
             raise ValueError(f'the reference "{self.reference}" is no method that is ranked')
         return self
+
+    def _check_rows_and_rates(self, title: str, form: BenchmarkForm) -> None:
+        labels = [method.label for method in self.methods]
+        if unknown := [label for label in form.methods if label not in labels]:
+            raise ValueError(f'{quoted(unknown)} in form "{title}" is not a method; there are {quoted(labels)}')
+        if form.methods and self.reference not in form.methods:
+            raise ValueError(f'the reference "{self.reference}" is missing in the methods of form "{title}"')
+        if not form.rates:
+            return
+        if form.rates not in self.forms:
+            raise ValueError(f'rates "{form.rates}" of form "{title}" is no form; there are {quoted(self.forms)}')
+        source = self.forms[form.rates]
+        data_sets = {data for data, _ in source.blocks}
+        if missing := sorted({data for data, _ in form.blocks} - data_sets):
+            raise ValueError(f'form "{form.rates}" chooses no rates for {quoted(missing)}, which form "{title}" needs')
 
 
 def read_benchmark(folder: Path) -> Benchmark:
@@ -203,10 +223,21 @@ class FormPlan:
             raise BadInput([Fault("--variant", f'there is no form "{form}".', remedy)])
         return cls(benchmark, folder, benchmark.forms[form])
 
+    @property
+    def form_methods(self) -> list[BenchmarkMethod]:
+        """Return the methods of the form, in the order of the file."""
+        labels = self.form.methods
+        return [method for method in self.benchmark.methods if method.label in labels or not labels]
+
+    @property
+    def rates_form(self) -> BenchmarkForm:
+        """Return the form whose runs choose the learning rates."""
+        return self.benchmark.forms[self.form.rates] if self.form.rates else self.form
+
     def methods(self, data: str) -> list[BenchmarkMethod]:
         """Return the methods that can be run on a data set."""
         own = next(each.own for each in self.benchmark.data if each.name == data)
-        return [method for method in self.benchmark.methods if own or not method.own_images]
+        return [method for method in self.form_methods if own or not method.own_images]
 
     def data_sets(self) -> list[str]:
         """Return the data sets of the form, in the order of its blocks."""
@@ -228,10 +259,11 @@ class FormPlan:
 
     def tuning(self, data: str) -> Iterator[PlannedRun]:
         """Yield the runs that choose each method's learning rate on a data set, by its first pattern."""
-        pattern = self.patterns(data)[0]
+        plan = replace(self, form=self.rates_form)
+        pattern = plan.patterns(data)[0]
         for method in self.methods(data):
             for lr in self.benchmark.learning_rates:
-                yield self.run(data, pattern, method, lr, self.benchmark.tuning_seed)
+                yield plan.run(data, pattern, method, lr, self.benchmark.tuning_seed)
 
     def results(self, data: str, pattern: str, rates: dict[str, float]) -> Iterator[PlannedRun]:
         """Yield the runs of a block, seed by seed; a method without a rate is left out."""

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from common.system.plain_text import counted, listed, number, signed
 from server.reporting.page import write_page
 from server.reporting.svg import BLUE, INK, VERMILION, inline_svg, new_figure, page_theme
-from studies.benchmark_results import BenchmarkResult, MethodInBlock, MethodOverBlocks
+from studies.benchmark_results import BenchmarkResult, MeanAuroc, MethodInBlock, MethodOverBlocks
 from studies.claims import format_p_value, markdown_table
 from studies.comparison_report import TEMPLATES
 from studies.statistics import Ranking
@@ -20,7 +20,7 @@ COLUMNS = ("Mean rank", "AUROC", "mAP", "Balanced accuracy", "Against {reference
 
 
 def as_markdown(result: BenchmarkResult) -> str:
-    """Return headline, ranks, the table over all blocks, the table of each block, and what the figures rest on."""
+    """Return headline, ranks, the table over all blocks, that of each data set and block, and what they rest on."""
     head = ["method", "mean rank", "AUROC", "mAP", "balanced accuracy", f"against {result.reference}", "CPU s", "MB"]
     ranked = [[method.label, *method_cells(result, method)] for method in result.methods if not method.beyond]
     beyond = [[method.label, *method_cells(result, method)] for method in result.methods if method.beyond]
@@ -32,6 +32,11 @@ def as_markdown(result: BenchmarkResult) -> str:
         for method in result.methods
     ]
     titles = [f"{block.data}, {block.pattern}" for block in result.blocks]
+    data_sets = data_sets_of(result)
+    if len(data_sets) > 1:
+        means = [[method.label, *data_cells(result, method)] for method in result.methods]
+        head = ["AUROC", *data_sets, f"against {result.reference}"]
+        parts += ["## Data set by data set", by_data_sentence(result), markdown_table(head, means)]
     parts += ["## Block by block", markdown_table(["AUROC, mean ± SD over seeds", *titles], blocks)]
     parts += ["## What the figures rest on", "\n".join(f"- {line}" for line in condition_notes(result))]
     return "\n\n".join(parts)
@@ -47,6 +52,9 @@ def write_benchmark_report(result: BenchmarkResult, destination: Path) -> Path:
         columns=[name.format(reference=result.reference) for name in COLUMNS],
         method_cells=method_cells,
         block_cell=block_cell,
+        data_sets=data_sets_of(result),
+        data_cells=data_cells,
+        by_data_sentence=by_data_sentence(result),
         done=done_sentence(result),
         ranks=ranks_sentence(result.ranking, "block"),
         beyond_sentence=BEYOND,
@@ -123,12 +131,45 @@ def method_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]
         against = f"{signed(test.mean_difference)}, {tested}"
     return [
         "–" if rank is None else f"{rank:.2f}",
-        number(method.auroc) + ("" if method.half_width is None else f" ± {number(method.half_width)}"),
+        number(method.auroc) if method.auroc is None else mean_cell(MeanAuroc(method.auroc, method.half_width)),
         number(method.average_precision),
         number(method.balanced_accuracy),
         against,
         *("–" if amount is None else f"{amount:.0f}" for amount in (method.cpu_seconds, method.megabytes)),
     ]
+
+
+def data_sets_of(result: BenchmarkResult) -> list[str]:
+    """Return the data sets that have results, in the order of their blocks."""
+    return list(dict.fromkeys(block.data for block in result.blocks))
+
+
+def by_data_sentence(result: BenchmarkResult) -> str:
+    """Return the meaning of the cells of the table of data sets."""
+    of_data = "AUROC, mean over the blocks of a data set, with a 95 % interval over patients and seeds"
+    last = f"the data sets in which the method is ahead of {result.reference}, and a test over data sets"
+    return f"{of_data}; in the last column the mean difference, {last}, not corrected for the number of methods."
+
+
+def data_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]:
+    """Return a method's cells in the table of data sets."""
+    means, test = [method.by_data.get(data) for data in data_sets_of(result)], method.test_of_data
+    if test is None:
+        return [*map(mean_cell, means), "reference"]
+    if test.mean_difference is None:
+        return [*map(mean_cell, means), "–"]
+    reference = next(each for each in result.methods if each.label == result.reference).by_data
+    ahead = sum(mean.auroc > reference[data].auroc for data, mean in method.by_data.items())
+    tested = "not tested" if test.p is None else format_p_value(test.p)
+    against = f"{signed(test.mean_difference)}, {ahead} of {test.pairs}, {tested}"
+    return [*map(mean_cell, means), against]
+
+
+def mean_cell(mean: MeanAuroc | None) -> str:
+    """Format a mean AUROC with its interval."""
+    if mean is None:
+        return "–"
+    return number(mean.auroc) + ("" if mean.half_width is None else f" ± {number(mean.half_width)}")
 
 
 def block_cell(entry: MethodInBlock | None) -> str:

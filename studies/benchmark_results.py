@@ -208,6 +208,18 @@ class BlockResult:
 
 
 @dataclass(frozen=True)
+class MeanAuroc:
+    """A mean AUROC over blocks.
+
+    Attributes:
+        half_width: Half the width of its 95 % interval, over patients and seeds; None if unknown.
+    """
+
+    auroc: float
+    half_width: float | None
+
+
+@dataclass(frozen=True)
 class MethodOverBlocks:
     """One method over the blocks that all ranked methods have.
 
@@ -216,6 +228,9 @@ class MethodOverBlocks:
         test: The method against the reference, paired over blocks; None for the reference and for unranked methods.
         cpu_seconds, megabytes: Mean of a run.
         beyond: Advantage over hospitals with unlike labels, for which a method is not ranked; empty if it is ranked.
+        by_data: Data set -> mean over its blocks.
+        test_of_data: The method against the reference, paired over data sets and not corrected for the number of
+            methods; None for the reference.
     """
 
     label: str
@@ -226,7 +241,9 @@ class MethodOverBlocks:
     cpu_seconds: float | None
     megabytes: float | None
     beyond: str
+    by_data: Mapping[str, MeanAuroc]
     test: PairedTest | None = None
+    test_of_data: PairedTest | None = None
 
 
 @dataclass(frozen=True)
@@ -281,13 +298,14 @@ def benchmark_result(plan: FormPlan, form: str, by_block: Mapping[str, ResultLin
     lines, benchmark = list(by_block.values()), plan.benchmark
     blocks = [_block_result(plan, data, pattern, lines) for data, pattern in plan.form.blocks]
     shared = [block for block in blocks if block.entries and block.common_seeds]
-    labels = [method.label for method in benchmark.methods]
-    ranked = [method.label for method in benchmark.methods if not method.beyond]
+    labels = [method.label for method in plan.form_methods]
+    ranked = [method.label for method in plan.form_methods if not method.beyond]
     ranks = _rank_methods(ranked, [[block] for block in shared])
     of_data = [[block for block in shared if block.data == data] for data in plan.data_sets()]
     ordered = [*ranks.ranks, *(label for label in labels if label not in ranks.ranks)]
     run = {line.method for line in lines}
     methods = [_method_over_blocks(plan, label, shared, lines) for label in ordered]
+    reference = next(method for method in methods if method.label == benchmark.reference)
     # Each ranked method against the reference, paired over blocks; Holm's family is all of them.
     others = [label for label in ordered if label in ranked and label != benchmark.reference] if shared else []
     compared = [(label, benchmark.reference) for label in others]
@@ -305,13 +323,24 @@ def benchmark_result(plan: FormPlan, form: str, by_block: Mapping[str, ResultLin
         planned=planned,
         blocks=tuple(block for block in blocks if block.entries),
         blocks_planned=len(plan.form.blocks),
-        methods=tuple(replace(method, test=test_of.get(method.label)) for method in methods),
+        methods=tuple(
+            replace(method, test=test_of.get(method.label), test_of_data=_test_of_data(method, reference))
+            for method in methods
+        ),
         ranking=ranks,
         ranking_of_data=_rank_methods(ranked, [group for group in of_data if group]),
         codes=dict(Counter(line.code for line in lines)),
         untrained=dict(Counter(line.method for line in lines if line.best_round == 0 and not line.tuning)),
         not_run=tuple(label for label in labels if label not in run),
     )
+
+
+def _test_of_data(method: MethodOverBlocks, reference: MethodOverBlocks) -> PairedTest | None:
+    """Test a method against the reference, with the mean over its blocks as a data set's one value."""
+    if method.label == reference.label:
+        return None
+    means = [(mean.auroc, reference.by_data[data].auroc) for data, mean in method.by_data.items()]
+    return paired_test(np.array(means, np.float64).reshape(-1, 2), np.random.default_rng(0))
 
 
 def _rank_methods(labels: Sequence[str], groups: Sequence[Sequence[BlockResult]]) -> Ranking:
@@ -387,6 +416,9 @@ def _method_over_blocks(
     plan: FormPlan, label: str, shared: Sequence[BlockResult], lines: Iterable[ResultLine]
 ) -> MethodOverBlocks:
     entries = [(block.data, block.entries[label]) for block in shared if label in block.entries]
+    of_data: dict[str, list[tuple[str, MethodInBlock]]] = {}
+    for data, entry in entries:
+        of_data.setdefault(data, []).append((data, entry))
     runs = [line for line in lines if line.method == label]
     means = {
         name: float(np.mean([getattr(entry, name) for _, entry in entries])) if entries else None for name in MEASURES
@@ -400,6 +432,10 @@ def _method_over_blocks(
         cpu_seconds=float(np.mean([line.cpu_seconds for line in runs])) if runs else None,
         megabytes=float(np.mean([line.megabytes for line in runs])) if runs else None,
         beyond=next(method.beyond for method in plan.benchmark.methods if method.label == label),
+        by_data={
+            data: MeanAuroc(float(np.mean([entry.auroc for _, entry in own])), interval_half_width(own))
+            for data, own in of_data.items()
+        },
     )
 
 
