@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from common.config import LONGEST_CACHED, EvaluationSection, Experiment, Plan, parse_plan
+from common.config import LONGEST_CACHED, Experiment, Plan, parse_plan
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
-from common.models.zoo.spec import ModelSpec, Task
+from common.models.zoo.spec import Task
 from common.plugins import METHODS, PLUGIN, load_entry_point
 from common.system.toml import error_text, near_literal
 from strategies.aggregation.robust import RobustMean
@@ -20,14 +20,7 @@ from strategies.method_list import CLASSES, find_unknown_method
 from strategies.methods.base import Method
 from strategies.privacy.mechanism import find_privacy_faults, find_secure_aggregation_faults
 
-
-def _import_class(place: str) -> type[Method]:
-    module, _, name = place.partition(":")
-    method: type[Method] = getattr(import_module(module), name)
-    return method
-
-
-STRATEGIES: Mapping[str, type[Method]] = {name: _import_class(place) for name, place in CLASSES.items()}
+STRATEGIES: Mapping[str, type[Method]] = {name: resolve_name(place) for name, place in CLASSES.items()}
 """Name -> the coordinator's half of a method, which names the hospital's half."""
 
 TABLES: Mapping[str, type[BaseModel]] = {"server_optimizer": ServerOptimizer, "mean": RobustMean}
@@ -35,12 +28,20 @@ TABLES: Mapping[str, type[BaseModel]] = {"server_optimizer": ServerOptimizer, "m
 
 
 def build_strategy(name: str, parameters: Mapping[str, Any], task: Task = "multi_label") -> Method:
-    """Build a method from its name and its ``[method]`` table.
+    """Build a method of :data:`STRATEGIES` or of an installed package, from its name and its ``[method]`` table.
 
     Raises:
         BadInput: For an unknown name, unknown keys, bad values or values that contradict one another, all at once.
     """
-    kind = _find_method_class(name)
+    if name.startswith(PLUGIN):
+        kind = load_entry_point(METHODS, name.removeprefix(PLUGIN))
+        if not (isinstance(kind, type) and issubclass(kind, Method)):
+            problem = f'"{name}" is {kind!r}, not a subclass of polyclinic.methods.Method.'
+            raise BadInput([Fault("run.method", problem)])
+    elif name in STRATEGIES:
+        kind = STRATEGIES[name]
+    else:
+        raise BadInput([find_unknown_method(name)])
     try:
         method = kind(parameters, task)
     except ValidationError as error:
@@ -50,23 +51,6 @@ def build_strategy(name: str, parameters: Mapping[str, Any], task: Task = "multi
         ) from None
     stop_on(method.site.config_faults())
     return method
-
-
-def _find_method_class(name: str) -> type[Method]:
-    """Return the class of a method, from :data:`STRATEGIES` or from a package that is installed here.
-
-    Raises:
-        BadInput: If there is none, or the package's class is no subclass of :class:`Method`.
-    """
-    if name.startswith(PLUGIN):
-        kind = load_entry_point(METHODS, name.removeprefix(PLUGIN))
-        if isinstance(kind, type) and issubclass(kind, Method):
-            return kind
-        problem = f'"{name}" is {kind!r}, not a subclass of polyclinic.methods.Method.'
-        raise BadInput([Fault("run.method", problem)])
-    if name not in STRATEGIES:
-        raise BadInput([find_unknown_method(name)])
-    return STRATEGIES[name]
 
 
 def describe_statistics() -> dict[str, str]:
@@ -129,52 +113,36 @@ def build_experiment_strategy(experiment: Experiment | Plan) -> Method:
     strategy = build_strategy(experiment.run.method, experiment.method, experiment.model.task)
     method, training, level = strategy.site, experiment.training, experiment.privacy.level
     stop_on(find_loss_faults(training, experiment.model.task, method.chooses_loss, level))
-    stop_on(_find_standardising_faults(method, experiment.model))
-    if isinstance(experiment, Experiment):  # a plan names no weights: its reader starts from what it gets
-        stop_on(_find_untrained_norm_faults(method, experiment.model))
-    stop_on(_find_sample_faults(method, experiment.evaluation.sites))
+    stop_on(_find_setting_faults(method, experiment))
     stop_on(find_privacy_faults(method, experiment))
     if experiment.privacy.secure_aggregation:
         stop_on(find_secure_aggregation_faults(method))
-    stop_on(_find_comparison_faults(method, experiment.evaluation))
     return strategy
 
 
-def _find_comparison_faults(method: SiteMethod, evaluation: EvaluationSection) -> list[Fault]:
-    """Return the fault of a comparison with a model that a site trains alone, where there is none to compare."""
-    if not evaluation.compare_local or (method.pooled == "no" and not method.shares_nothing):
-        return []
-    why = "every site trains alone already" if method.pooled == "no" else "all images are in one place"
-    return [Fault("evaluation.compare_local", f"makes no sense in {method.name}: {why}.", "Leave it out.")]
-
-
-def _find_standardising_faults(method: SiteMethod, model: ModelSpec) -> list[Fault]:
-    """Return the fault of a layer that standardises features and would never learn their mean and variance."""
-    if not (model.backbone_frozen and model.norm == "batch" and method.frozen_norm):
-        return []
-    problem = f'"{model.train}" standardises features by batch normalisation, which {method.name} freezes.'
-    return [Fault("model.train", problem, 'Set model.norm = "group", which standardises each image by itself.')]
-
-
-def _find_untrained_norm_faults(method: SiteMethod, model: ModelSpec) -> list[Fault]:
-    """Return the fault of batch normalisation that is frozen as initialised, with mean 0 and variance 1.
-
-    A plug-in may bring a network with weights in it.
-    """
-    trained = model.weights is not None or model.architecture.startswith(PLUGIN)
-    if trained or not method.frozen_norm or model.norm != "batch":
-        return []
-    problem = f"there are none, and {method.name} freezes batch normalisation as it is in pre-trained weights."
-    hint = 'Give weights (make weights downloads some), or set method.trunk = "fedavg" or model.norm = "group".'
-    return [Fault("model.weights", problem, hint)]
-
-
-def _find_sample_faults(method: SiteMethod, sites: int | None) -> list[Fault]:
-    """Return the fault of a test on a sample of sites, where each site's own test chooses its model."""
-    if not sites or method.has_global_model:
-        return []
-    problem = f"is {sites}, but in this run each site ends with a model of its own, which its own test chooses."
-    return [Fault("evaluation.sites", problem, "Leave it out: all sites are asked.")]
+def _find_setting_faults(method: SiteMethod, experiment: Experiment | Plan) -> list[Fault]:
+    """Return the faults of ``[model]`` and ``[evaluation]`` that make no sense with this method."""
+    model, evaluation, faults = experiment.model, experiment.evaluation, list[Fault]()
+    if method.frozen_norm and model.norm == "batch":
+        # A plan names no weights, because its reader starts from what it gets; a plug-in may bring some.
+        trained = model.weights is not None or model.architecture.startswith(PLUGIN) or isinstance(experiment, Plan)
+        if model.backbone_frozen:  # the layer that standardises features would never learn their mean and variance
+            problem = f'"{model.train}" standardises features by batch normalisation, which {method.name} freezes.'
+            hint = 'Set model.norm = "group", which standardises each image by itself.'
+            faults.append(Fault("model.train", problem, hint))
+        elif not trained:
+            problem = f"there are none, and {method.name} freezes batch normalisation as it is in pre-trained weights."
+            hint = 'Give weights (make weights downloads some), or set method.trunk = "fedavg" or model.norm = "group".'
+            faults.append(Fault("model.weights", problem, hint))
+    if evaluation.sites and not method.has_global_model:
+        ends = "in this run each site ends with a model of its own, which its own test chooses"
+        faults.append(
+            Fault("evaluation.sites", f"is {evaluation.sites}, but {ends}.", "Leave it out: all sites are asked.")
+        )
+    if evaluation.compare_local and (method.pooled != "no" or method.shares_nothing):
+        why = "every site trains alone already" if method.pooled == "no" else "all images are in one place"
+        faults.append(Fault("evaluation.compare_local", f"makes no sense in {method.name}: {why}.", "Leave it out."))
+    return faults
 
 
 def _describe_table_fault(detail: dict[str, Any], schema: type[BaseModel]) -> Fault:

@@ -167,12 +167,10 @@ def _class_means(method: MethodResult) -> dict[str, Spread]:
 
 def gain_sentences(comparison: Comparison) -> list[str]:
     """Return the gains of the sites over each other method, and what could not be compared, in sentences."""
-    by_other: dict[str, list[SiteGain]] = {}
-    for gain in comparison.site_gains:
-        by_other.setdefault(gain.other, []).append(gain)
     sentences = []
-    for other, gains in by_other.items():
+    for other in dict.fromkeys(gain.other for gain in comparison.site_gains):
         words = PLAIN_WORDS.get(comparison.kinds.get(other, ""), "")
+        gains = [gain for gain in comparison.site_gains if gain.other == other]
         sentences.append(_site_sentence(f"{words} ({other})" if words and words != other else other, gains))
     return sentences
 

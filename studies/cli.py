@@ -45,8 +45,7 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. run.rounds=3. Repeatable."),
 ]
 Jobs = Annotated[
-    int | None,
-    typer.Option("--jobs", min=1, help="Runs at a time; by default as cores and GPUs allow, one with Ray."),
+    int | None, typer.Option("--jobs", min=1, help="Runs at a time; by default as cores and GPUs allow, one with Ray.")
 ]
 Progress = Annotated[
     ProgressForm,
@@ -215,8 +214,7 @@ def benchmark(
     ] = None,
     workers: Annotated[int, typer.Option("--workers", min=1, help="Runs at a time, a core each.")] = 1,
     minutes: Annotated[
-        float | None,
-        typer.Option("--minutes", min=0, help="No run begins after that; 0 only writes the page."),
+        float | None, typer.Option("--minutes", min=0, help="No run begins after that; 0 only writes the page.")
     ] = None,
     again: Annotated[bool, typer.Option("--rerun", help="Run anew what was made with other code.")] = False,
     estimate: Annotated[

@@ -45,7 +45,7 @@ def run_comparison(
         BadInput: With the faults of all experiments, before anything runs; or if a folder holds another experiment.
         FailedRuns: If a run fails; the others are finished first.
     """
-    refuse_seed(overrides, "is settled by --seeds.")
+    refuse_seed(overrides)
     trials = [
         Trial(path, out / f"{path.stem}-seed{seed}", (*overrides, f"run.seed={seed}"), path.stem, track)
         for path in experiments

@@ -190,11 +190,8 @@ def compare(runs: Sequence[Run], *, bootstrap_seed: int = 0) -> Comparison:
     external = None
     if all(run.summary.external is not None for run in runs):
         less: dict[str, object] = {"external": None, "ensemble": None, "client_accuracy": None, "per_site": {}}
-        changes = [{**less, "test": run.summary.external} for run in runs]
-        tested = [
-            replace(run, summary=run.summary.model_copy(update=change))
-            for run, change in zip(runs, changes, strict=True)
-        ]
+        summaries = [run.summary.model_copy(update={**less, "test": run.summary.external}) for run in runs]
+        tested = [replace(run, summary=summary) for run, summary in zip(runs, summaries, strict=True)]
         external = compare(tested, bootstrap_seed=bootstrap_seed)
     return Comparison(
         reference=reference,
@@ -270,12 +267,11 @@ def _method_result(label: str, seeds: Seeds, members: Members) -> MethodResult:
     measures = {name: [values[name] for values in measured if name in values] for name in MEASURES}
 
     def class_mean(subset: Subset, measure: Callable[[ClassMetrics], float | None]) -> Spread:
-        return over_seeds(
-            [
-                mean_and_sd(measure(r) for name, r in test.per_class.items() if (seed, name) in members[subset])[0]
-                for seed, test in tests.items()
-            ]
-        )
+        means = list[float | None]()
+        for seed, test in tests.items():
+            results = [result for name, result in test.per_class.items() if (seed, name) in members[subset]]
+            means.append(mean_and_sd(map(measure, results))[0])
+        return over_seeds(means)
 
     return MethodResult(
         label=label,

@@ -51,9 +51,12 @@ def write_comparison_report(comparison: Comparison, destination: Path, runs: Seq
         runs: The compared runs; their own reports are linked where they lie below the file's folder.
     """
     groups = [ClassGroup(kind, classes) for kind, classes in comparison.class_groups.items()]
-    deciding = _deciding_contrasts(comparison)
+    deciding = [each for each in comparison.contrasts if each.pairing == "classes"]
     pages = {(run.summary.label, run.summary.seed): run.folder / "report.html" for run in runs}
     folder, elsewhere = destination.parent, comparison.external
+    by_site: dict[str, list[SiteGain]] = {}  # site -> its gain over every other method in turn
+    for gain in comparison.site_gains:
+        by_site.setdefault(gain.site, []).append(gain)
     return write_page(
         "comparison.html.j2",
         destination,
@@ -73,7 +76,7 @@ def write_comparison_report(comparison: Comparison, destination: Path, runs: Seq
         by_seed=[each for each in comparison.contrasts if each.pairing == "classes x seeds"],
         by_method=draw_auroc_by_method(comparison.methods, groups),
         differences=draw_differences(deciding) if deciding else "",
-        gain_rows=list(gains_by_site(comparison).items())[:SITES_SHOWN],
+        gain_rows=list(by_site.items())[:SITES_SHOWN],
         gain_sentences=claims.gain_sentences(comparison),
         gains=draw_gains(comparison),
         subsets=draw_shared_and_unique(comparison.methods),
@@ -81,14 +84,10 @@ def write_comparison_report(comparison: Comparison, destination: Path, runs: Seq
         and {
             "comparison": elsewhere,
             "headline": claims.headline_sentence(elsewhere),
-            "deciding": _deciding_contrasts(elsewhere),
+            "deciding": [each for each in elsewhere.contrasts if each.pairing == "classes"],
             "best": best_per_class(elsewhere),
         },
     )
-
-
-def _deciding_contrasts(comparison: Comparison) -> list[Contrast]:
-    return [each for each in comparison.contrasts if each.pairing == "classes"]
 
 
 def best_per_class(comparison: Comparison) -> dict[str, str]:
@@ -99,14 +98,6 @@ def best_per_class(comparison: Comparison) -> dict[str, str]:
         if len(aurocs) > 1:
             best[name] = f"{max(aurocs):.3f}"
     return best
-
-
-def gains_by_site(comparison: Comparison) -> dict[str, list[SiteGain]]:
-    """Return site -> its gain over every other method in turn."""
-    by_site: dict[str, list[SiteGain]] = {}
-    for gain in comparison.site_gains:
-        by_site.setdefault(gain.site, []).append(gain)
-    return by_site
 
 
 # ---------------------------------------------------------------------- figures

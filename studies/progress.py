@@ -1,7 +1,6 @@
 """Progress of several runs with the time left: a table on a terminal, lines in a log, or JSON objects."""
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from common.system.plain_text import counted, duration, shortened
-from common.system.terminal import PlainConsole, ProgressForm, event_printer, json_printer, progress_form
+from common.system.terminal import ProgressForm, progress_form
+from server.runs.progress import Tell, choose_tell
 
 EVERY_S = 30.0
 """Seconds between two lines, or objects, on the progress of active runs."""
@@ -118,14 +118,6 @@ class GridProgress:
     def ended(self, run: str, label: str, failure: str, seconds: float) -> None:
         """Show that a run has ended."""
 
-    def is_due(self) -> bool:
-        """Check that :data:`EVERY_S` have passed since this was true the last time."""
-        now = time.monotonic()
-        if now - self._last < EVERY_S:
-            return False
-        self._last = now
-        return True
-
 
 class GridTable(GridProgress):
     """Shows the time left, and a line for each experiment with active or waiting runs."""
@@ -161,64 +153,42 @@ class GridTable(GridProgress):
         self._console.print(_end_line(run, failure, seconds, self.pace), soft_wrap=True, highlight=False, markup=False)
 
 
-class GridLines(GridProgress):
-    """Prints a line where a run begins or ends, and every :data:`EVERY_S` a line on active runs.
+class GridEvents(GridProgress):
+    """Writes where a run begins or ends, and every :data:`EVERY_S` the progress of active runs.
 
-    Args:
-        tell: Prints one line.
+    It writes lines for logs, or JSON objects, whose fields docs/simulation.md explains.
     """
 
-    def __init__(self, tell: Callable[[str], None], pace: GridPace) -> None:
+    def __init__(self, tell: Tell, pace: GridPace) -> None:
         super().__init__(pace)
         self._tell = tell
 
     def __enter__(self) -> Self:
         done, total = self.pace.counts()
-        if done < total:
-            self._tell(f"{counted(total - done, 'run')} to do, {self.pace.jobs} at a time")
+        line = f"{counted(total - done, 'run')} to do, {self.pace.jobs} at a time" if done < total else ""
+        self._tell(line, {"event": "runs", **self._totals(), "at_a_time": self.pace.jobs})
         return self
 
     def started(self, run: str, label: str, rounds: int) -> None:
-        self._tell(f"began  {run}, {counted(rounds, 'round')}")
+        event = {"event": "run_began", "run": run, "experiment": label, "rounds": rounds}
+        self._tell(f"began  {run}, {counted(rounds, 'round')}", event)
 
     def update(self) -> None:
-        if self.is_due():
-            active = [f"{run.name} round {run.rounds_done} of {run.rounds}" for run in self.pace.active()]
-            self._tell(f"at work: {shortened(active, MOST_NAMED)}; {self.pace.sentence()}")
-
-    def ended(self, run: str, label: str, failure: str, seconds: float) -> None:
-        self._tell(_end_line(run, failure, seconds, self.pace))
-
-
-class GridObjects(GridProgress):
-    """Writes a JSON object for each event, for programs. docs/simulation.md explains the fields.
-
-    Args:
-        tell: Writes one object.
-    """
-
-    def __init__(self, tell: Callable[[Mapping[str, Any]], None], pace: GridPace) -> None:
-        super().__init__(pace)
-        self._tell = tell
-
-    def __enter__(self) -> Self:
-        self._tell({"event": "runs", **self._totals(), "at_a_time": self.pace.jobs})
-        return self
-
-    def started(self, run: str, label: str, rounds: int) -> None:
-        self._tell({"event": "run_began", "run": run, "experiment": label, "rounds": rounds})
-
-    def update(self) -> None:
-        if self.is_due():
-            active = [
-                {"run": run.name, "round": run.rounds_done, "rounds": run.rounds, "seconds": round(run.seconds, 1)}
-                for run in self.pace.active()
-            ]
-            self._tell({"event": "at_work", "at_work": active, **self._totals()})
+        if time.monotonic() - self._last < EVERY_S:
+            return
+        self._last, active = time.monotonic(), self.pace.active()
+        names = shortened([f"{run.name} round {run.rounds_done} of {run.rounds}" for run in active], MOST_NAMED)
+        at_work = [
+            {"run": run.name, "round": run.rounds_done, "rounds": run.rounds, "seconds": round(run.seconds, 1)}
+            for run in active
+        ]
+        event = {"event": "at_work", "at_work": at_work, **self._totals()}
+        self._tell(f"at work: {names}; {self.pace.sentence()}", event)
 
     def ended(self, run: str, label: str, failure: str, seconds: float) -> None:
         how = {"ok": not failure, "reason": failure, "seconds": round(seconds, 1)}
-        self._tell({"event": "run_ended", "run": run, "experiment": label, **how, **self._totals()})
+        event = {"event": "run_ended", "run": run, "experiment": label, **how, **self._totals()}
+        self._tell(_end_line(run, failure, seconds, self.pace), event)
 
     def _totals(self) -> dict[str, Any]:
         (done, total), left = self.pace.counts(), self.pace.left()
@@ -234,9 +204,7 @@ def progress_of_grid(form: ProgressForm, console: Console, pace: GridPace) -> Gr
     form = progress_form(form, console)
     if form is ProgressForm.bar:
         return GridTable(console, pace)
-    if form is ProgressForm.lines:
-        return GridLines(event_printer(PlainConsole(stderr=True)), pace)
-    return GridObjects(json_printer(sys.stderr), pace) if form is ProgressForm.json else GridProgress(pace)
+    return GridEvents(tell, pace) if (tell := choose_tell(form)) else GridProgress(pace)
 
 
 def _end_line(run: str, failure: str, seconds: float, pace: GridPace) -> str:

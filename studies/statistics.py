@@ -86,7 +86,6 @@ def paired_test(pairs: NDArray[np.float64], generator: np.random.Generator) -> P
 
     Args:
         pairs: Reference and other, ``(pairs, 2)``.
-        generator: Source of the bootstrap resamples.
 
     Raises:
         ValueError: If a value is not finite.

@@ -45,7 +45,7 @@ def run_study(
         BadInput: With the faults of the study or of all its experiments, before anything runs.
         FailedRuns: If a run fails; the others are finished first.
     """
-    refuse_seed(overrides, "is settled by --seeds.")
+    refuse_seed(overrides)
     study = read_study(folder, quick=quick)
     quick_settings = ("scale=small", *study.quick.set) if quick and study.quick else ()
     grids = trials_of(study, folder, out / "runs", (*quick_settings, *overrides), range(seeds or study.seeds))

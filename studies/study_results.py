@@ -147,26 +147,21 @@ def _paired_tests(
     titles = [method.title for method in table.methods]
     reference = titles.index(table.reference)
     others = [index for index in range(len(titles)) if index != reference]
+    families = dict[str, list[PairedTest]]()  # by setting
     if table.tests == "settings":
         means = [[column[0].ours.mean for column in row] for row in entries]
-        seeds, tests = min(len(runs) for row in grid for runs in row), []
+        seeds = min(len(runs) for row in grid for runs in row)
         for other in others:
             pairs = [pair for pair in zip(means[reference], means[other], strict=True) if None not in pair]
             test = paired_test(np.array(pairs, np.float64).reshape(-1, 2), generator)
-            tests.append(replace(test, seeds=seeds))
-        yield from _comparisons(titles, others, "", tests)
-        return
-    for index, setting in enumerate(table.settings):
+            families.setdefault("", []).append(replace(test, seeds=seeds))
+    for index, setting in enumerate(table.settings if table.tests == "classes" else ()):
         scores = [auroc_scores(row[index]) for row in grid]
         tests = [paired_over_classes(scores[reference], scores[other], generator) for other in others]
-        yield from _comparisons(titles, others, setting.title, tests)
-
-
-def _comparisons(
-    titles: Sequence[str], others: Sequence[int], setting: str, tests: Sequence[PairedTest]
-) -> Iterator[PairedComparison]:
-    for other, test in zip(others, correct_family(tests), strict=True):
-        yield PairedComparison(titles[other], setting, test)
+        families[setting.title] = tests
+    for title, tests in families.items():
+        for other, test in zip(others, correct_family(tests), strict=True):
+            yield PairedComparison(titles[other], title, test)
 
 
 def _accuracy_curves(method: str, setting: str, runs: Sequence[Run]) -> Curves:
@@ -186,9 +181,6 @@ def _describe_run_size(summary: RunSummary) -> str:
     test = next(iter(summary.test.per_class.values()))
     tested = summary.test.multi_class.images if summary.test.multi_class else test.images
     test_images = "test images that no site counts" if tested is None else counted(tested, "test image")
-    model = summary.experiment.get("model", {})
-    return (
-        f"{counted(len(summary.sites), 'site')}, {counted(samples, 'training image')}, {test_images}, "
-        f"{counted(summary.rounds, 'round')}, "
-        f"{model.get('architecture')} on {model.get('image_size')} pixels"
-    )
+    model, rounds = summary.experiment.get("model", {}), counted(summary.rounds, "round")
+    size = f"{counted(len(summary.sites), 'site')}, {counted(samples, 'training image')}, {test_images}, {rounds}"
+    return f"{size}, {model.get('architecture')} on {model.get('image_size')} pixels"

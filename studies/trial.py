@@ -65,10 +65,10 @@ class Trial:
         return done == self.file.experiment.model_copy(update={"model": model.model_copy(update=hashes)})
 
 
-def refuse_seed(overrides: Iterable[str], remedy: str) -> None:
+def refuse_seed(overrides: Iterable[str]) -> None:
     """Refuse a seed among the overrides, because the caller sets the seeds."""
     if any(override.partition("=")[0].strip() == "run.seed" for override in overrides):
-        raise BadInput([Fault("--set run.seed", remedy, "Leave it out.")])
+        raise BadInput([Fault("--set run.seed", "is settled by --seeds.", "Leave it out.")])
 
 
 def check_trials(trials: Sequence[Trial]) -> None:

@@ -73,7 +73,7 @@ class RequestedWork:
     @property
     def total_epochs(self) -> int:
         """Return the local epochs of the whole run; a comparison with training alone trains twice as many on top."""
-        epochs = self.plan.run.rounds * self.epochs + self.method.warm_up.epochs
+        epochs = self.plan.run.rounds * self.epochs + self.method.parameters.warm_up_epochs
         return epochs * (3 if self.plan.evaluation.compare_local else 1)
 
 
@@ -114,7 +114,7 @@ _PLUGIN_RULES: tuple[tuple[str, str, Callable[[Plan], Iterable[str]]], ...] = (
 )
 """Key of the policy, kind of plug-in, and the names in a plan; Polyclinic's own need no entry."""
 _LIMITS: tuple[tuple[str, Callable[["RequestedWork"], int], str], ...] = (
-    ("epochs", lambda work: max(work.epochs, work.method.warm_up.epochs), "epochs a round"),
+    ("epochs", lambda work: max(work.epochs, work.method.parameters.warm_up_epochs), "epochs a round"),
     ("total_epochs", lambda work: work.total_epochs, "epochs in all"),
     ("batch_size", lambda work: work.plan.training.batch_size, "images a batch"),
     ("image_size", lambda work: work.plan.model.image_size, "pixels a side"),

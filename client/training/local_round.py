@@ -133,13 +133,13 @@ def make_training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: b
 def warm_up(task: LocalTask, validation: Examples | None, generator: torch.Generator) -> None:
     """Train neck and head with the backbone frozen; keep the epoch with the lowest loss (specs 1.4)."""
     spec, method, network = task.plan.training, task.method, task.network
-    if not method.warm_up.epochs:
+    if not method.parameters.warm_up_epochs:
         return
-    optimizer = make_optimizer(network, spec, method.warm_up.lr)
+    optimizer = make_optimizer(network, spec, method.parameters.warm_up_lr)
     minimised = method.training_loss(task.examples("train"), spec)
     exercise = make_training_task(task, LocalRound(plain(minimised)), backbone_frozen=True)
     best, best_loss = read_state(network), float("inf")
-    for _ in range(method.warm_up.epochs):
+    for _ in range(method.parameters.warm_up_epochs):
         losses = train_epoch(network, exercise, optimizer, generator)
         loss = validate(network, validation, method.loss, spec).loss if validation is not None else float(losses.mean())
         if loss is None or loss < best_loss:

@@ -168,12 +168,7 @@ def certificate_faults(coordinator: Coordinator) -> list[Fault]:
 
 
 def certificate_builder(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePublicKey,
-    days: float,
-    *,
-    is_authority: bool = False,
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float, *, is_authority: bool = False
 ) -> x509.CertificateBuilder:
     """Return the builder of a certificate of the authority itself, or of a certificate that it issues."""
     now = dt.datetime.now(dt.UTC)

@@ -141,10 +141,8 @@ class NetworkBackend:
         reader.look()  # calls that were refused before this run are none of its events
 
         def refused_calls() -> list[dict[str, Any]]:  # an event has a time of its own
-            return [
-                {name: value for name, value in call.items() if name not in ("time", "run")}
-                for call in reader.read_new()
-            ]
+            calls = reader.read_new()
+            return [{name: value for name, value in call.items() if name not in ("time", "run")} for call in calls]
 
         return RunContext(
             base=self.file.base,

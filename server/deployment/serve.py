@@ -8,9 +8,10 @@ from server.coordinator.admission import unrevoked_sites
 from server.coordinator.authority import RENEW_BEFORE_DAYS, days_until_expiry
 from server.coordinator.folder import Coordinator, lock_coordinator, make_private
 from server.coordinator.state import read_sign_offs, write_connections
-from server.deployment.superlink.control_client import ControlClient, RegisteredNode, SuperLinkGone, openssh_key_to_pem
+from server.deployment.superlink.control_client import ControlClient, SuperLinkGone, openssh_key_to_pem
 from server.deployment.superlink.database import set_aside_if_unusable
 from server.deployment.superlink.process import START_TIMEOUT_S, SuperLink
+from server.deployment.superlink.registrations import RegisteredSite
 from server.deployment.timers import list_timers, timer_order_faults
 from server.runs.live_status import stopped_at
 
@@ -87,7 +88,7 @@ def _watch_superlink(coordinator: Coordinator, link: SuperLink, control: Control
         time.sleep(POLL_S)
 
 
-def synchronize_registrations(coordinator: Coordinator, control: ControlClient) -> list[RegisteredNode]:
+def synchronize_registrations(coordinator: Coordinator, control: ControlClient) -> list[RegisteredSite]:
     """Bring the SuperLink's registrations in line with the folder's admissions; return the registered sites.
 
     ``admit`` and ``revoke`` only write files, no matter on which machine they run; here the files take effect.

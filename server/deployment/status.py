@@ -21,11 +21,7 @@ from server.coordinator.state import read_sign_offs
 from server.deployment.superlink.control_client import ControlClient, SuperLinkGone, is_superlink_answering
 from server.runs.live_status import PresentRun, describe_part_in_run, read_present, stopped_at
 
-LINK = {
-    "up": "up",
-    "starting": "starting: it takes up to a minute",
-    "down": "down: start it with flwr-server start",
-}
+LINK = {"up": "up", "starting": "starting: it takes up to a minute", "down": "down: start it with flwr-server start"}
 
 
 def status_fields(coordinator: Coordinator) -> dict[str, Any]:
@@ -77,11 +73,9 @@ def status_tables(status: Mapping[str, Any]) -> RenderableType:
         if limits:
             claims.append(Text(f"{name} may claim {'; '.join(limits)}"))
     # outside the table, which would break them at 80 columns: they are compared by telephone and copied
-    keys = [
-        Text(f"{site['fingerprint']}  {name}", no_wrap=True, overflow="ignore")
-        for name, site in status["sites"].items()
-    ]
-    return Group(Text(heading), table, *keys, *claims, Text(_describe_run(run, status)))
+    keys = [f"{site['fingerprint']}  {name}" for name, site in status["sites"].items()]
+    lines = [Text(key, no_wrap=True, overflow="ignore") for key in keys]
+    return Group(Text(heading), table, *lines, *claims, Text(_describe_run(run, status)))
 
 
 def _describe_run(run: Mapping[str, Any], status: Mapping[str, Any]) -> str:

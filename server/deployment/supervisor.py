@@ -36,16 +36,11 @@ class RunExit(IntEnum):
 
 
 def supervise(
-    arguments: Sequence[str],
-    done: Callable[[], int],
-    note: Callable[[str, int, float], None],
-    *,
-    resume: bool,
+    arguments: Sequence[str], done: Callable[[], int], note: Callable[[str, int, float], None], *, resume: bool
 ) -> int:
     """Lead the run in a child process, and restart the child as long as that helps.
 
     Args:
-        arguments: Command-line arguments of ``flwr-server``.
         done: Returns the number of completed rounds.
         note: Called at each death with its cause, the number of deaths in a row, and the seconds until the restart;
             0 for no restart.

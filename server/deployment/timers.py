@@ -1,7 +1,7 @@
 """The timers of a federation for ``flwr-server deadlines``: value, source, and effect when the timer fires."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich.table import Table
 
@@ -32,7 +32,7 @@ class Timer:
 
     name: str
     seconds: float
-    source: str
+    source: str = field(default="fixed", kw_only=True)
     effect: str
 
 
@@ -72,32 +72,27 @@ def timer_order_faults(all_timers: Sequence[Timer]) -> list[Fault]:
 
 
 FIXED = (
-    Timer("late joiner's roll call", JOIN_DEADLINE_S, "fixed", "the site is not asked again before it reconnects"),
-    Timer("refused site says that it knows", REFUSAL_NOTED_S, "fixed", "the site is left without the reason"),
-    Timer("heartbeat of a site", HEARTBEAT_PAUSE_S, "fixed", "the site sends the next one"),
+    Timer("late joiner's roll call", JOIN_DEADLINE_S, "the site is not asked again before it reconnects"),
+    Timer("refused site says that it knows", REFUSAL_NOTED_S, "the site is left without the reason"),
+    Timer("heartbeat of a site", HEARTBEAT_PAUSE_S, "the site sends the next one"),
     Timer(
         "site taken for lost",
         PATIENCE * HEARTBEAT_INTERVAL_S,
-        "fixed (two heartbeats as told to the SuperLink)",
         "the round waits for it only if it is needed, and sends its work again when it is back",
+        source="fixed (two heartbeats as told to the SuperLink)",
     ),
-    Timer("call of a site", CALL_TIMEOUT_S, "fixed", "the site reconnects and sends again"),
-    Timer("clocks of site and coordinator", CLOCKS_DIFFER_S, "fixed", "flwr-client ends with exit code 15"),
-    Timer("TLS check of a site", TLS_TIMEOUT_S, "fixed", "the site tries again"),
-    Timer("a refused key is tried again for", KEY_PATIENCE_S, "fixed", "flwr-client ends with exit code 14"),
-    Timer("longest pause between a site's tries", MAX_RETRY_S, "fixed", "the site tries again, for ever"),
-    Timer("a reply's upload stands still", UPLOAD_STALL_S, "fixed", "the site gets its work again"),
-    Timer("SuperLink away during a run", LINK_PATIENCE_S, "fixed", "the run stops"),
-    Timer("SuperLink's start", START_TIMEOUT_S, "fixed", "flwr-server start ends with the end of its log"),
-    Timer("SuperLink's stop", STOP_GRACE_S, "fixed", "it is killed; its database stands that"),
-    Timer("call of a run to the SuperLink", ANSWER_S, "fixed", "the run makes the call again"),
-    Timer("heartbeat of a run", HEARTBEAT_EVERY_S, "fixed", "the run sends the next one"),
-    Timer(
-        "run taken for dead",
-        RUN_SILENT_S,
-        "fixed",
-        "sites drop their work on it; if it still lives, it goes on anew",
-    ),
+    Timer("call of a site", CALL_TIMEOUT_S, "the site reconnects and sends again"),
+    Timer("clocks of site and coordinator", CLOCKS_DIFFER_S, "flwr-client ends with exit code 15"),
+    Timer("TLS check of a site", TLS_TIMEOUT_S, "the site tries again"),
+    Timer("a refused key is tried again for", KEY_PATIENCE_S, "flwr-client ends with exit code 14"),
+    Timer("longest pause between a site's tries", MAX_RETRY_S, "the site tries again, for ever"),
+    Timer("a reply's upload stands still", UPLOAD_STALL_S, "the site gets its work again"),
+    Timer("SuperLink away during a run", LINK_PATIENCE_S, "the run stops"),
+    Timer("SuperLink's start", START_TIMEOUT_S, "flwr-server start ends with the end of its log"),
+    Timer("SuperLink's stop", STOP_GRACE_S, "it is killed; its database stands that"),
+    Timer("call of a run to the SuperLink", ANSWER_S, "the run makes the call again"),
+    Timer("heartbeat of a run", HEARTBEAT_EVERY_S, "the run sends the next one"),
+    Timer("run taken for dead", RUN_SILENT_S, "sites drop their work on it; if it still lives, it goes on anew"),
 )
 """The timers that no experiment changes."""
 
@@ -110,25 +105,19 @@ def list_timers(experiment: Experiment | None) -> list[Timer]:
         is_set = experiment is not None and key in section.model_fields_set
         return "the experiment" if is_set else "the experiment (here: default)"
 
+    effects = {
+        "roll_call_deadline_s": "the run begins with min_sites sites, or stops and says who is missing",
+        "round_deadline_s": "the round goes on without the missing sites if min_sites replied, or the run stops",
+    }
     run_timers = [
-        Timer(
-            "participation.roll_call_deadline_s",
-            section.roll_call_deadline_s,
-            source("roll_call_deadline_s"),
-            "the run begins with min_sites sites, or stops and says who is missing",
-        ),
-        Timer(
-            "participation.round_deadline_s",
-            section.round_deadline_s,
-            source("round_deadline_s"),
-            "the round goes on without the missing sites if min_sites replied, or the run stops",
-        ),
+        Timer(f"participation.{key}", getattr(section, key), effect, source=source(key))
+        for key, effect in effects.items()
     ]
     if experiment and experiment.evaluation.compare_local:
         longer = f"plus {ALONE_TIMES:g} times what all rounds took, where all sites take part in each"
         effect = "a site that has not answered has no sentence in the report; the run ends"
         name = "evaluation.compare_local, after the test"
-        run_timers.append(Timer(name, section.round_deadline_s, f"the experiment; {longer}", effect))
+        run_timers.append(Timer(name, section.round_deadline_s, effect, source=f"the experiment; {longer}"))
     return [*run_timers, *FIXED]
 
 

@@ -89,12 +89,8 @@ def rendering_from_options(
         rendering = _RenderingOptions.model_validate(options)
     except ValidationError as error:
         wrong = {str(each["loc"][0]) for each in error.errors()}
-        faults = [
-            Fault(f"--{key.replace('_', '-')} {texts[key]}", f"expected {_EXPECTED[key]}.")
-            for key in _EXPECTED
-            if key in wrong
-        ]
-        raise BadInput(faults) from None
+        named = {key: f"--{key.replace('_', '-')} {texts[key]}" for key in _EXPECTED if key in wrong}
+        raise BadInput([Fault(where, f"expected {_EXPECTED[key]}.") for key, where in named.items()]) from None
     return Rendering(rendering.frame, rendering.axis, rendering.window, bit_depth=rendering.bit_depth)
 
 

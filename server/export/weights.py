@@ -20,9 +20,8 @@ def make_weights(architecture: str, checkpoint: Path | None, destination: Path, 
         BadInput: If the architecture has no known source, a file is missing, or the destination exists.
     """
     if destination.exists():
-        raise BadInput(
-            [Fault(str(destination), "exists, and nothing is written over.", "Remove it, or name another file.")]
-        )
+        remedy = "Remove it, or name another file."
+        raise BadInput([Fault(str(destination), "exists, and nothing is written over.", remedy)])
     if architecture == "efficientnet_lite0" and checkpoint is None:
         from common.models.weights import convert_efficientnet_lite0  # here: a wrong call does not wait for torch
 

@@ -43,7 +43,6 @@ def ensemble_result(
 
     Args:
         folders: Folders of the local models; read one at a time, as a thousand do not fit into memory.
-        contract: The classes that each site annotates.
         test: Pooled test images.
         site_tests: Images of the sites that have test images of their own; the others are tested on the pooled ones.
     """
@@ -66,10 +65,7 @@ def ensemble_result(
         per_site[site] = site_result(per_class(mean[key][:, own], site_labels, annotated))
     pooled = summarise(per_class(mean[""], labels, names), contract.shared_classes, contract.unique_classes, NOTE)
     one_class = multi_class(mean[""], labels) if task == "multi_class" else None
-    return {
-        "test": asdict(replace(pooled, multi_class=one_class)),
-        "per_site": per_site,
-    }
+    return {"test": asdict(replace(pooled, multi_class=one_class)), "per_site": per_site}
 
 
 def evaluate_own_models(

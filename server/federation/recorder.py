@@ -3,6 +3,7 @@
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -36,6 +37,8 @@ from strategies.engine.state import FederationState
 
 _RECORD, _TALLIES = TypeAdapter(RoundRecord), TypeAdapter(dict[str, CorrectCount])
 _VALIDATION = TypeAdapter(FederationValidation)
+_SUMS = ("train_seconds", "aggregate_seconds", "round_seconds", "site_seconds", "epochs", "epsilon", "arithmetic")
+"""Attributes of :class:`RunTotals` that a checkpoint holds as they are."""
 
 
 @dataclass
@@ -71,8 +74,6 @@ class RunTotals:
         """Add a round to the sums, and write the line of the round before, whose validation figures are known now.
 
         Args:
-            record: The figures of the round.
-            state: The state after it.
             learned: Figures that only this method has (:meth:`strategies.methods.base.Method.round_figures`).
         """
         self.finalize(record.validation, state)
@@ -105,10 +106,10 @@ class RunTotals:
         (record, learned), self._pending = self._pending, None
         self.tallies[record.round] = validation.tallies
         accuracy = round_accuracy(validation.tallies) if validation.tallies else None
-        site_losses = {}
-        for site in record.sites:
-            losses = record.train_loss.get(site), validation.loss.get(site)
-            site_losses[site] = dict(zip(("train_loss", "validation_loss"), losses, strict=True))
+        site_losses = {
+            site: {"train_loss": record.train_loss.get(site), "validation_loss": validation.loss.get(site)}
+            for site in record.sites
+        }
         self.folder.round(
             {
                 "round": record.round,
@@ -136,30 +137,18 @@ class RunTotals:
 
     def facts(self) -> dict[str, Any]:
         """Return the sums and the pending round for a checkpoint, as JSON has them."""
-        pending = None
-        if self._pending is not None:
-            pending = {"record": asdict(self._pending[0]), "learned": dict(self._pending[1])}
-        tallies = {}
-        for number, of_sites in self.tallies.items():
-            tallies[str(number)] = {site: asdict(tally) for site, tally in of_sites.items()} if of_sites else {}
-        return {
-            "train_seconds": self.train_seconds,
-            "aggregate_seconds": self.aggregate_seconds,
-            "round_seconds": self.round_seconds,
-            "site_seconds": dict(self.site_seconds),
-            "epochs": dict(self.epochs),
-            "epsilon": dict(self.epsilon),
-            "arithmetic": dict(self.arithmetic),
-            "tallies": tallies,
-            "pending": pending,
+        pending = self._pending and {"record": asdict(self._pending[0]), "learned": dict(self._pending[1])}
+        tallies = {
+            str(number): {site: asdict(tally) for site, tally in of_sites.items()}
+            for number, of_sites in self.tallies.items()
         }
+        sums = {name: copy(getattr(self, name)) for name in _SUMS}
+        return {**sums, "tallies": tallies, "pending": pending}
 
     def restore(self, facts: Mapping[str, Any], last_round: int) -> None:
         """Restore the sums from :meth:`facts`, and remove the lines of later rounds."""
-        self.train_seconds, self.aggregate_seconds = facts["train_seconds"], facts["aggregate_seconds"]
-        self.round_seconds = facts["round_seconds"]
-        self.site_seconds, self.epochs = Counter(facts["site_seconds"]), Counter(facts["epochs"])
-        self.epsilon, self.arithmetic = dict(facts["epsilon"]), dict(facts["arithmetic"])
+        for name in _SUMS:
+            setattr(self, name, type(getattr(self, name))(facts[name]))
         self.tallies = {int(number): _TALLIES.validate_python(tallies) for number, tallies in facts["tallies"].items()}
         self._pending = None
         if (pending := facts["pending"]) is not None:
@@ -319,7 +308,7 @@ class Recorder(Callbacks):
     def on_exclusion(self, server_round: int, site: str, reason: str) -> None:
         """Note the site that is left out for the rest of the run."""
         self.setting.folder.event("excluded", round=server_round, site=site, reason=reason)
-        self.ledger.excluded(server_round, site, reason)
+        self.ledger.audit.append(event="excluded", round=server_round, site=site, reason=reason)
         for watcher in self.watchers:
             watcher.excluded(server_round, site, reason)
 
@@ -332,7 +321,7 @@ class Recorder(Callbacks):
             state = checkpoint.state
         facts = {"round": rolled_back.collapsed, "to": rolled_back.to, "because": rolled_back.because}
         self.setting.folder.event("rolled_back", **facts)
-        self.ledger.rolled_back(rolled_back)
+        self.ledger.audit.append(event="rolled_back", round=rolled_back.to, because=rolled_back.because)
         for watcher in self.watchers:
             watcher.rolled_back(rolled_back)
         return state
@@ -359,7 +348,8 @@ class Recorder(Callbacks):
     def done(self, summary: Mapping[str, Any]) -> None:
         """Write the receipt and the summary of a run that is done."""
         folder = self.setting.folder
-        self.ledger.done(result_round=self.coordinator.result_round, model_sha256=summary["model_sha256"])
+        result = {"result_round": self.coordinator.result_round, "model_sha256": summary["model_sha256"]}
+        self.ledger.audit.append(event="result", **result)
         if reason := write_receipt(self.ledger.audit):
             folder.event("no_receipt", reason=reason)
         self._note_refused_calls()

@@ -145,9 +145,7 @@ def draw_density_of_sites(accuracies: Sequence[float]) -> Markup:
 
 
 def draw_auroc_bars(
-    groups: Sequence[ClassGroup],
-    aurocs: Mapping[str, Measured | None],
-    intervals: Mapping[str, tuple[float, float]],
+    groups: Sequence[ClassGroup], aurocs: Mapping[str, Measured | None], intervals: Mapping[str, tuple[float, float]]
 ) -> Markup:
     """Draw the AUROC of each class as a bar from 0.5, with its interval; groups by how many sites annotate a class."""
     with page_theme():

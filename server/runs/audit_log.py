@@ -20,7 +20,7 @@ from common.system.plain_text import MOST_WORDS, printable
 from common.wire.canonical_bytes import canonical_pieces, record_sha256
 from common.wire.codec import encode, payload_bytes
 from common.wire.records import TrainReply
-from strategies.engine.events import ReplyArrival, RollbackEvent, RoundRecord, RunStopped
+from strategies.engine.events import ReplyArrival, RoundRecord, RunStopped
 from strategies.engine.membership import RunMember
 from strategies.engine.state import FederationState, serialize_state
 
@@ -43,13 +43,7 @@ class RunAudit:
     """
 
     def __init__(
-        self,
-        run_folder: Path,
-        layout: Layout,
-        *,
-        keep: bool,
-        durable: bool,
-        key_of: Callable[[str], str] | None = None,
+        self, run_folder: Path, layout: Layout, *, keep: bool, durable: bool, key_of: Callable[[str], str] | None = None
     ) -> None:
         self.layout, self.keep, self.durable, self._key_of = layout, keep, durable, key_of
         self.audit = Audit(run_folder, durable=durable)
@@ -87,14 +81,6 @@ class RunAudit:
                 remedy = f"one of them was changed. Put copies of {FILE} and checkpoints/ back, or take a new --out."
                 raise RunStopped(f"resume: {problem} {remedy}")
         self.audit.append(event="resumed", round=state.round, **facts)
-
-    def rolled_back(self, rolled_back: RollbackEvent) -> None:
-        """Record that a model collapsed, and that the run goes on from the model of an earlier round."""
-        self.audit.append(event="rolled_back", round=rolled_back.to, because=rolled_back.because)
-
-    def excluded(self, server_round: int, site: str, reason: str) -> None:
-        """Record that a site is left out for the rest of the run."""
-        self.audit.append(event="excluded", round=server_round, site=site, reason=reason)
 
     def enrolled(self, server_round: int, site: str, member: RunMember) -> None:
         """Record that a site takes part from this round on, with its answer to the roll call."""
@@ -143,10 +129,6 @@ class RunAudit:
             contract_sha256=contract,
             model_sha256=state_sha256(state.model, self.layout),
         )
-
-    def done(self, **facts: Any) -> None:
-        """Record the result of the run."""
-        self.audit.append(event="result", **facts)
 
     def figures(self, folder: Path) -> None:
         """Record the hashes of the files with the run's figures, so that later changes are noticed."""

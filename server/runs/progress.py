@@ -117,58 +117,36 @@ class ProgressBar(NullProgress):
         return Group(line, Text(f"  {self._facts}", no_wrap=True, overflow="ellipsis"))
 
 
-class ProgressLines(NullProgress):
-    """Prints a line for each round, with the time, for logs.
+Tell = Callable[[str, Mapping[str, Any]], None]
+"""Writes an event, given as a line for people, which may be empty, and as the fields of an object for programs."""
 
-    Args:
-        tell: Prints one line.
-    """
 
-    def __init__(self, tell: Callable[[str], None], title: str) -> None:
+class ProgressEvents(NullProgress):
+    """Writes the events of a run: lines for logs, or JSON objects, whose fields docs/simulation.md lists."""
+
+    def __init__(self, tell: Tell, title: str) -> None:
         super().__init__(title)
         self._tell = tell
 
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        reason = "" if kind is None else str(error) or kind.__name__
+        self._tell("", {"event": "ended", "run": self.title, "ok": kind is None, "reason": reason})
+
     def note(self, sentence: str) -> None:
-        self._tell(sentence)
+        self._tell(sentence, {"event": "note", "run": self.title, "text": sentence})
 
     def began(self, sites: Sequence[str], rounds: int) -> None:
         super().began(sites, rounds)
-        self._tell(f"{self.title}: {counted(len(sites), 'site')}, {counted(rounds, 'round')}")
+        line = f"{self.title}: {counted(len(sites), 'site')}, {counted(rounds, 'round')}"
+        self._tell(line, {"event": "began", "run": self.title, "sites": list(sites), "rounds": rounds})
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None:
         super().round_done(record, state)
         assert self.seconds_left is not None
         left = f"about {duration(self.seconds_left)} left" if record.round < self.rounds else "the test is left"
         facts = ", ".join([*round_facts(record), duration(record.seconds), left])
-        self._tell(f"round {record.round} of {self.rounds}: {facts}")
-
-
-class ProgressObjects(NullProgress):
-    """Writes a JSON object for each event, for programs; docs/simulation.md lists the fields.
-
-    Args:
-        tell: Writes one object.
-    """
-
-    def __init__(self, tell: Callable[[Mapping[str, Any]], None], title: str) -> None:
-        super().__init__(title)
-        self._tell = tell
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        reason = "" if kind is None else str(error) or kind.__name__
-        self._tell({"event": "ended", "run": self.title, "ok": kind is None, "reason": reason})
-
-    def note(self, sentence: str) -> None:
-        self._tell({"event": "note", "run": self.title, "text": sentence})
-
-    def began(self, sites: Sequence[str], rounds: int) -> None:
-        super().began(sites, rounds)
-        self._tell({"event": "began", "run": self.title, "sites": list(sites), "rounds": rounds})
-
-    def round_done(self, record: RoundRecord, state: FederationState) -> None:
-        super().round_done(record, state)
-        assert self.seconds_left is not None
         self._tell(
+            f"round {record.round} of {self.rounds}: {facts}",
             {
                 "event": "round",
                 "run": self.title,
@@ -181,8 +159,19 @@ class ProgressObjects(NullProgress):
                 "validation_auroc": _finite_or_none(record.validation.mean_auroc),
                 "seconds": round(record.seconds, 3),
                 "seconds_left": round(self.seconds_left, 1),
-            }
+            },
         )
+
+
+def choose_tell(form: ProgressForm) -> Tell | None:
+    """Return the function that writes events to standard error in this form; None for forms without events."""
+    if form is ProgressForm.lines:
+        print_line = event_printer(PlainConsole(stderr=True))
+        return lambda line, event: print_line(line) if line else None
+    if form is ProgressForm.json:
+        print_object = json_printer(sys.stderr)
+        return lambda line, event: print_object(event)
+    return None
 
 
 def progress_of_run(form: ProgressForm, console: Console, title: str) -> NullProgress:
@@ -194,9 +183,7 @@ def progress_of_run(form: ProgressForm, console: Console, title: str) -> NullPro
     form = progress_form(form, console)
     if form is ProgressForm.bar:
         return ProgressBar(console, title)
-    if form is ProgressForm.lines:
-        return ProgressLines(event_printer(PlainConsole(stderr=True)), title)
-    return ProgressObjects(json_printer(sys.stderr), title) if form is ProgressForm.json else NullProgress(title)
+    return ProgressEvents(tell, title) if (tell := choose_tell(form)) else NullProgress(title)
 
 
 def round_facts(record: RoundRecord) -> list[str]:

@@ -62,9 +62,8 @@ class RunReporter(NullProgress):
     def waiting(self, waiting: WaitingStatus) -> None:
         present, stopped = self._present, self._signed_off()
         if waiting.phase == "roll call" and waiting.sites:
-            names = ", ".join(
-                f"{site} ({stopped_at(stopped[site])})" if site in stopped else site for site in waiting.sites
-            )
+            notes = {site: f" ({stopped_at(when)})" for site, when in stopped.items()}
+            names = ", ".join(f"{site}{notes.get(site, '')}" for site in waiting.sites)
             self._tell(f"waiting for {names} to connect and answer; at most {waiting.deadline_s:.0f} s")
         for site in sorted(set(waiting.lost) - self._lost):
             self._lost.add(site)

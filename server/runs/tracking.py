@@ -103,11 +103,8 @@ def round_scalars(line: Mapping[str, Any]) -> dict[str, float]:
     for site, losses in line["site_losses"].items():
         figures[f"site train loss/{site}"] = losses["train_loss"]
         figures[f"site validation loss/{site}"] = losses["validation_loss"]
-    for site, seconds in line["site_seconds"].items():
-        figures[f"site seconds/{site}"] = seconds
-    for tag in [tag for tag, value in figures.items() if value is None]:
-        del figures[tag]
-    return figures
+    figures |= {f"site seconds/{site}": seconds for site, seconds in line["site_seconds"].items()}
+    return {tag: value for tag, value in figures.items() if value is not None}
 
 
 def summary_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -151,11 +148,8 @@ def _format_setting(value: object) -> str:
         return "–"
     if isinstance(value, bool):
         return str(value).lower()
-    return (
-        ", ".join(map(_format_setting, value))
-        if isinstance(value, Sequence) and not isinstance(value, str)
-        else str(value)
-    )
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    return ", ".join(map(_format_setting, value)) if is_list else str(value)
 
 
 # ---------------------------------------------------------------------- TensorBoard
@@ -220,9 +214,8 @@ def open_store(track: TrackingStore | None) -> NewRun | None:
     try:
         client = mlflow.MlflowClient()
         experiment = client.get_experiment_by_name(name)
-        return partial(
-            begin_mlflow_run, client, experiment.experiment_id if experiment else client.create_experiment(name)
-        )
+        store = experiment.experiment_id if experiment else client.create_experiment(name)
+        return partial(begin_mlflow_run, client, store)
     except (mlflow.MlflowException, OSError, ImportError) as error:
         problem = f"{mlflow.get_tracking_uri()} cannot be used: {_first_line(error)}."
         raise BadInput([Fault("--track mlflow", problem, "Set MLFLOW_TRACKING_URI to a store that can.")]) from None

@@ -88,9 +88,8 @@ def verify(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Verifi
         return report
     try:
         for replayed in Replay.of(path.parent, receipt, experiment).rounds():
-            report.right.append(
-                f"round {replayed.round}: {len(replayed.sites)} updates make the model {replayed.model_sha256[:12]}..."
-            )
+            made = f"{len(replayed.sites)} updates make the model {replayed.model_sha256[:12]}..."
+            report.right.append(f"round {replayed.round}: {made}")
     except AlteredFile as error:
         report.faults.append(error.fault)
     return report
@@ -184,9 +183,8 @@ def _check_model(report: VerificationReport, folder: Path, receipt: Receipt) -> 
         report.faults += error.faults
         return
     if (sha256 := state_sha256(read_state(network), layout_of(network))) != receipt.model_sha256:
-        report.faults.append(
-            Fault("model.safetensors", f"is the model {sha256}, the receipt names {receipt.model_sha256}.")
-        )
+        problem = f"is the model {sha256}, the receipt names {receipt.model_sha256}."
+        report.faults.append(Fault("model.safetensors", problem))
         return
     report.right.append("model.safetensors: the model that the receipt names")
     if (class_names := read_description(folder).class_names) != receipt.classes:
@@ -272,9 +270,8 @@ class Replay:
         except (ValueError, KeyError, AssertionError) as error:
             raise AlteredFile(Path(INITIAL), f"is no model of this run ({type(error).__name__}): changed.") from None
         if sha256 != receipt.initial_model_sha256:
-            raise AlteredFile(
-                Path(INITIAL), f"holds the model {sha256}, the receipt names {receipt.initial_model_sha256}."
-            )
+            problem = f"holds the model {sha256}, the receipt names {receipt.initial_model_sha256}."
+            raise AlteredFile(Path(INITIAL), problem)
         if initial.best is not None or initial.moments or initial.statistics:
             raise AlteredFile(Path(INITIAL), "holds more than a model to begin with: changed.")
         replay = cls(updates, receipt, experiment, layout, build_experiment_strategy(experiment), model)
@@ -319,13 +316,11 @@ class Replay:
         """Return the coordinator's context at the start of a round."""
         sites = sorted(self.receipt.sites.items())
         answers = {name: self.answers[name] for name, site in sites if site.joined <= server_round}
-        contract = merge_declarations(
-            (
-                Declaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
-                for answer in answers.values()
-            ),
-            self.receipt.classes,
-        )
+        declarations = [
+            Declaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
+            for answer in answers.values()
+        ]
+        contract = merge_declarations(declarations, self.receipt.classes)
         task, seed = self.experiment.model.task, self.experiment.run.seed
         return RoundContext(task, contract, answers, self.statistics, server_round, seed)
 

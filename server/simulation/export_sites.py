@@ -1,5 +1,6 @@
 """``flwr-sim sites``: each simulated site's images as files, to run the same federation over the network."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,25 +36,19 @@ def write_sites(file: ExperimentFile, out: Path) -> list[Path]:
         for index, (part, folder) in enumerate(zip(data.parts, folders, strict=True)):
             folder.mkdir(parents=True, exist_ok=True)
             site = simulated_site(data, index, "no")
-            arrays = {
-                **_image_arrays("train", site.train),
-                **_image_arrays("val", site.validation),
-                **_image_arrays("test", site.test),
-            }
+            parts = {"train": site.train, "val": site.validation, "test": site.test}
+            arrays = {name: array for prefix, images in parts.items() for name, array in _image_arrays(prefix, images)}
             np.savez(folder / "images.npz", allow_pickle=False, **arrays)
             write_atomically(folder / "site.toml", _site_toml(part.site, part.class_names).encode())
     return folders
 
 
-def _image_arrays(prefix: str, images: ImageSet) -> dict[str, NDArray[Any]]:
+def _image_arrays(prefix: str, images: ImageSet) -> Iterator[tuple[str, NDArray[Any]]]:
     labels = images.labels
     if labels.shape[1] == 1:
         labels = np.column_stack([labels, np.full(len(labels), np.nan, np.float32)])
-    return {
-        f"{prefix}_images": images.images,
-        f"{prefix}_labels": labels,
-        f"{prefix}_patient": images.patients,
-    }
+    for name, array in (("images", images.images), ("labels", labels), ("patient", images.patients)):
+        yield f"{prefix}_{name}", array
 
 
 def _site_toml(site: str, class_names: tuple[str, ...]) -> str:

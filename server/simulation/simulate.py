@@ -3,9 +3,9 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -84,6 +84,7 @@ def simulate(
         return lead_run(simulation, file, out, track=track, resume=resume, pages=pages)
 
 
+@dataclass
 class Simulation:
     """A run with simulated sites, in this process or on Ray.
 
@@ -93,22 +94,18 @@ class Simulation:
         ray_process: The process that drives Ray; None where the sites are in this process.
     """
 
-    durable = False
+    file: ExperimentFile
+    console: Console
+    web_port: int | None
+    progress: ProgressForm
+    ray_process: RayProcess | None = None
+    durable: bool = field(default=False, init=False)
+    method: Method = field(init=False)
+    data: SimulatedData = field(init=False)
+    external: ImageSet | None = field(init=False)
 
-    def __init__(
-        self,
-        file: ExperimentFile,
-        console: Console,
-        web_port: int | None,
-        progress: ProgressForm,
-        ray_process: RayProcess | None = None,
-    ) -> None:
-        self.file, self.experiment, self.console, self.web_port = file, file.experiment, console, web_port
-        self.progress, self.ray_process = progress, ray_process
-        self.tell: Callable[[str], None] = console.print
-        self.method: Method
-        self.data: SimulatedData
-        self.external: ImageSet | None
+    def __post_init__(self) -> None:
+        self.experiment, self.tell = self.file.experiment, cast(Callable[[str], None], self.console.print)
 
     def check(self, *, resume: bool) -> None:
         """Read the data anew and check it and the experiment.
@@ -152,6 +149,7 @@ class Simulation:
 
     def _make_run_context(self, opening: OpenedRunFolder, precision: Precision) -> RunContext:
         experiment, data = self.experiment, self.data
+        table = getattr(experiment.data, "labels", None)
         return RunContext(
             base=self.file.base,
             folder=opening.folder,
@@ -168,7 +166,7 @@ class Simulation:
             coverage=data.contract,
             resumed=opening.resumed,
             positives=data.positives,
-            table_sha256=self._table_sha256(),
+            table_sha256=table and hashlib.sha256((self.file.base / table).read_bytes()).hexdigest(),
             patients_known=data.patients_known,
             skipped=self._skipped_images(),
             notes=self._notes(),
@@ -183,12 +181,6 @@ class Simulation:
         """Return the images that could not be read, those of the external test set among them."""
         sets = [*self.data.splits.parts, *([self.external] if self.external else [])]
         return [skip for images in sets for skip in images.skipped]
-
-    def _table_sha256(self) -> str | None:
-        table = getattr(self.experiment.data, "labels", None)
-        if table is None:
-            return None
-        return hashlib.sha256((self.file.base / table).read_bytes()).hexdigest()
 
     def _site_names(self) -> tuple[str, ...]:
         """Return the names of the sites, in the order of the partition."""
@@ -294,9 +286,8 @@ def read_external_test_set(
         BadInput: With all faults, or if it labels no class that a site labels.
     """
     try:
-        images = external_images(
-            file.experiment.external_test, file.base, image_store(file.experiment, file.base, tell)
-        )
+        store = image_store(file.experiment, file.base, tell)
+        images = external_images(file.experiment.external_test, file.base, store)
         if images is not None:
             refuse_other_classes(images, data.contract.class_names)
     except BadInput as error:
@@ -309,11 +300,8 @@ def _participation_faults(experiment: Experiment, sites: int, file_name: str) ->
     section = experiment.participation
     counts = {f"participation.{key}": getattr(section, key) for key in ("min_sites", "sites_per_round")}
     counts["evaluation.sites"] = experiment.evaluation.sites or 0
-    return [
-        Fault(f"{file_name}: {key}", f"is {count}, but the partition makes {sites} sites.")
-        for key, count in counts.items()
-        if count > sites
-    ]
+    few = f"but the partition makes {sites} sites."
+    return [Fault(f"{file_name}: {key}", f"is {count}, {few}") for key, count in counts.items() if count > sites]
 
 
 def _section_faults(experiment: Experiment) -> list[Fault]:

@@ -46,10 +46,8 @@ Lengths = Mapping[str, float]
 
 def measure_update_lengths(update: Groups) -> dict[str, float]:
     """Return the Euclidean length of each part of an update: trunk, batch normalisation and the longest head row."""
-    lengths = {}
-    for part, values in ((TRUNK, update.trunk), (NORM, update.norm)):
-        if values is not None:
-            lengths[part] = _measure_length(values)
+    parts = {TRUNK: update.trunk, NORM: update.norm}
+    lengths = {part: _measure_length(values) for part, values in parts.items() if values is not None}
     if update.head is not None:
         lengths[ROW] = float(_measure_row_lengths(update.head).max(initial=0.0))
     return lengths
@@ -61,11 +59,7 @@ def compute_median_lengths(lengths: Iterable[Lengths]) -> dict[str, float]:
     for of_site in lengths:
         for part, length in of_site.items():
             sent.setdefault(part, []).append(length)
-    medians = dict[str, float]()
-    for part, values in sent.items():
-        if len(values) >= FEWEST:
-            medians[part] = statistics.median(values)
-    return medians
+    return {part: statistics.median(values) for part, values in sent.items() if len(values) >= FEWEST}
 
 
 def shorten_update(update: Groups, lengths: Lengths, medians: Lengths, clip: float) -> tuple[Groups, str]:
@@ -82,7 +76,13 @@ def shorten_update(update: Groups, lengths: Lengths, medians: Lengths, clip: flo
     if NORM in long and update.norm is not None:
         update = replace(update, norm=_scale_array(update.norm, clip / long[NORM]))
     if ROW in long and update.head is not None:
-        update = replace(update, head=_shorten_head_rows(update.head, clip * medians[ROW]))
+        head, bound = update.head, clip * medians[ROW]
+        rows = _measure_row_lengths(head)  # (classes,)
+        factors = np.minimum(1.0, bound / np.where(rows > 0, rows, 1.0))
+        too_long = rows > bound  # a row that is not long keeps its very bits
+        weight = np.where(too_long[:, None], head.weight * factors[:, None], head.weight).astype(np.float32)
+        bias = np.where(too_long, head.bias * factors, head.bias).astype(np.float32)
+        update = replace(update, head=Head(head.class_names, weight, bias))
     worst = max(sorted(long), key=long.__getitem__)
     return update, f"its {worst} was {long[worst]:.3g} times the median length, and was shortened to {clip:g} times"
 
@@ -100,9 +100,7 @@ def shorten_long_updates(
     Returns:
         All replies with their bounded updates; and, for the sites whose update was shortened, a sentence about it.
     """
-    measured = dict[str, Lengths]()
-    for site, reply in replies.items():
-        measured[site] = lengths.get(site) or measure_update_lengths(reply.update)
+    measured = {site: lengths.get(site) or measure_update_lengths(reply.update) for site, reply in replies.items()}
     medians, result, done = compute_median_lengths(measured.values()), dict(replies), dict[str, str]()
     for site, reply in replies.items():
         update, sentence = shorten_update(reply.update, measured[site], medians, clip)
@@ -123,14 +121,6 @@ def compare_with_medians(lengths: Lengths, medians: Lengths) -> dict[str, float]
 def _scale_array(array: Float32, factor: float) -> Float32:
     """Return array times factor as float32, multiplied in float64, because float32 rounds a tiny factor too much."""
     return (array * np.float64(factor)).astype(np.float32)
-
-
-def _shorten_head_rows(head: Head, bound: float) -> Head:
-    lengths = _measure_row_lengths(head)  # (classes,)
-    factors = np.minimum(1.0, bound / np.where(lengths > 0, lengths, 1.0))
-    long = lengths > bound  # a row that is not long keeps its very bits
-    weight = np.where(long[:, None], head.weight * factors[:, None], head.weight).astype(np.float32)
-    return Head(head.class_names, weight, np.where(long, head.bias * factors, head.bias).astype(np.float32))
 
 
 def _measure_row_lengths(head: Head) -> Float64:

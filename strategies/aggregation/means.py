@@ -181,8 +181,6 @@ class HeadRowsMean(Protocol):
     @property
     def mean(self) -> HeadArrays: ...
 
-    def moved(self, head: Head) -> Head: ...
-
 
 class RunningHeadMean(HeadRowsMean, Protocol):
     """A mean of head rows to which sites' heads are added one by one."""
@@ -199,11 +197,6 @@ class PrecomputedHeadMean:
     """A mean of head rows that is already computed, such as a robust one."""
 
     mean: HeadArrays
-
-    def moved(self, head: Head) -> Head:
-        """Return a head with each row moved by its mean update; a row that nobody sent stays as it was."""
-        weight, bias, _ = self.mean
-        return Head(head.class_names, add_update(head.weight, weight), add_update(head.bias, bias))
 
 
 class WholeHeadMean:
@@ -237,9 +230,11 @@ class WholeHeadMean:
         divisor = np.float64(self._total)
         return self._weight / divisor, self._bias / divisor, np.ones(len(self._names), np.bool_)
 
-    def moved(self, head: Head) -> Head:
-        """Return a head with each row moved by its mean update."""
-        return PrecomputedHeadMean(self.mean).moved(head)
+
+def move_head(head: Head, mean: HeadArrays) -> Head:
+    """Return a head with each row moved by its mean update; a row that nobody sent (mean 0) stays as it was."""
+    weight, bias, _ = mean
+    return Head(head.class_names, add_update(head.weight, weight), add_update(head.bias, bias))
 
 
 # ---------------------------------------------------------------------- means of updates, group by group
@@ -264,7 +259,7 @@ class UpdateMeans:
         return ModelState(
             trunk=self.trunk.moved(model.trunk) if self.trunk else model.trunk,
             norm=self.norm.moved(model.norm) if self.norm else model.norm,
-            head=self.head.moved(model.head) if self.head else model.head,
+            head=move_head(model.head, self.head.mean) if self.head else model.head,
         )
 
     def stepped(self, optimizer: ServerOptimizer, moments: Moments) -> tuple[ModelState, Moments]:
@@ -285,7 +280,7 @@ class UpdateMeans:
                 update = np.append(weight[row], bias[row])  # (features + 1,)
                 step, moments = compute_server_step(optimizer, update, moments, f"head {head.class_names[row]}")
                 weight[row], bias[row] = step[:-1], step[-1]
-            head = Head(head.class_names, add_update(head.weight, weight), add_update(head.bias, bias))
+            head = move_head(head, (weight, bias, sent))
         return ModelState(trunk, norm, head), MappingProxyType(dict(moments))
 
 
@@ -309,7 +304,6 @@ class RunningUpdateMeans:
 
     Args:
         model: The model that the sites started from.
-        head_mean: Makes the mean of head rows.
     """
 
     def __init__(self, model: ModelState, head_mean: HeadMean) -> None:
@@ -350,7 +344,6 @@ def average_updates(
         model: The model that the sites started from.
         replies: Accepted replies in the order of site names; at least one.
         weights: One weight for each reply.
-        head_mean: Makes the mean of head rows.
     """
     trunks, norms = list[tuple[Float32, float]](), list[tuple[Float32, float]]()
     head: RunningHeadMean | None = None
@@ -381,12 +374,7 @@ def mix_tensors(clients: Float32, server: Float32, alpha: float) -> Float32:
 def mix_models(hospitals: ModelState, server: ModelState, alpha: float) -> ModelState:
     """Return ``alpha * hospitals + (1 - alpha) * server``, value by value; head rows are matched by class name."""
     other = server.head.rows(hospitals.head.class_names)
-    weight, bias = (
-        mix_tensors(hospitals.head.weight, other.weight, alpha),
-        mix_tensors(hospitals.head.bias, other.bias, alpha),
-    )
-    return ModelState(
-        mix_tensors(hospitals.trunk, server.trunk, alpha),
-        mix_tensors(hospitals.norm, server.norm, alpha),
-        Head(hospitals.head.class_names, np.asarray(weight), np.asarray(bias)),
-    )
+    weight = mix_tensors(hospitals.head.weight, other.weight, alpha)
+    head = Head(other.class_names, weight, mix_tensors(hospitals.head.bias, other.bias, alpha))
+    trunk, norm = mix_tensors(hospitals.trunk, server.trunk, alpha), mix_tensors(hospitals.norm, server.norm, alpha)
+    return ModelState(trunk, norm, head)

@@ -90,7 +90,6 @@ def compute_robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMean) 
     Args:
         vectors: One vector for each site, at least :attr:`RobustMean.fewest`; each vector is a list of flat arrays,
             whose lengths are the same at all sites.
-        rule: The robust mean.
     """
     parts = [[site[place] for site in vectors] for place in range(len(vectors[0]))]
     if rule.kind == "krum":
@@ -113,7 +112,6 @@ def average_updates_robustly(
         model: The model that the sites started from.
         updates: Updates in the order of site names; at least one; with the same groups.
         weights: One weight for each site, which only plain means use.
-        rule: The robust mean.
     """
     flat = [[array for array in (update.trunk, update.norm) if array is not None] for update in updates]
     of_trunk = iter(map(PrecomputedMean, _robust_or_plain_mean(flat, weights, rule)))
@@ -169,7 +167,6 @@ def krum(distances: Float64, byzantine: int, keep: int = 1) -> list[int]:
     Args:
         distances: Squared distances ``(n, n)``; ``n`` is at least ``2 * byzantine + 3``.
         byzantine: Number of sites that may send arbitrary values.
-        keep: Number of sites to return.
     """
     sites = len(distances)
     near = np.sort(distances + np.diag(np.full(sites, np.inf)), axis=1)[:, : sites - byzantine - 2]

@@ -4,7 +4,7 @@ Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: "Adaptive Fede
 2 (FedAdam, FedYogi); Hsu, Qi, Brown, arXiv 1909.06335 (momentum). As there, without bias correction.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -44,7 +44,6 @@ def compute_server_step(
     """Return the step that a server optimiser takes for a mean update, and the optimiser's new moments.
 
     Args:
-        spec: The server optimiser.
         update: Mean of the sites' updates, of any shape.
         moments: First and second moments of all groups before the step.
         group: Name under which the moments of this update are stored.
@@ -55,20 +54,10 @@ def compute_server_step(
         first = spec.beta1 * before + update
         return lr * first, {**moments, f"{group}.first": first}
     first = spec.beta1 * before + (1 - spec.beta1) * update
-    second = SECOND[spec.kind](moments.get(f"{group}.second", np.full_like(update, spec.tau**2)), update, spec.beta2)
+    second, square = moments.get(f"{group}.second", np.full_like(update, spec.tau**2)), update**2
+    if spec.kind == "adam":
+        second = spec.beta2 * second + (1 - spec.beta2) * square
+    else:
+        second = second - (1 - spec.beta2) * square * np.sign(second - square)
     step = lr * first / (np.sqrt(second) + spec.tau)
     return step, {**moments, f"{group}.first": first, f"{group}.second": second}
-
-
-def _adam_second_moment(second: Float64, update: Float64, beta2: float) -> Float64:
-    return beta2 * second + (1 - beta2) * update**2
-
-
-def _yogi_second_moment(second: Float64, update: Float64, beta2: float) -> Float64:
-    return second - (1 - beta2) * update**2 * np.sign(second - update**2)
-
-
-SECOND: Mapping[Kind, Callable[[Float64, Float64, float], Float64]] = {
-    "adam": _adam_second_moment,
-    "yogi": _yogi_second_moment,
-}

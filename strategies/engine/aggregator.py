@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Protocol
+from typing import IO
 
 import numpy as np
 
@@ -42,47 +42,12 @@ from strategies.local.site_method import SiteMethod
 from strategies.methods.base import Method, RoundContext
 
 
-class Aggregator(Protocol):
-    """Collects the updates of one round's accepted replies, which come in any order, and merges them."""
-
-    def take(self, reply: TrainReply) -> TrainReply:
-        """Collect the update of an accepted reply; return the reply without the update."""
-
-    def leave_out(self, site: str) -> None:
-        """Note that a site's update will not be merged, because its reply does not count."""
-
-    def whole(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
-        """Return the replies with their updates put back, where the aggregator keeps updates."""
-
-    def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
-        """Return the mean updates of these replies, which are in the order of site names."""
-
-
-def make_aggregator(
-    method: Method, model: ModelState, sites: Collection[str], folder: Path | None, *, buffered: bool
-) -> Aggregator:
-    """Return an aggregator that adds updates up as they come, or keeps them until all are there.
-
-    Args:
-        method: The coordinator's half of the method.
-        model: The model that the sites started from.
-        sites: The sites that were asked.
-        folder: Folder for files of updates that wait; the system's own for temporary files where None.
-        buffered: True if some rule needs all updates of the round together.
-    """
-    if buffered or method.site.parameters.mean is not None:
-        return BufferedAggregator(method, model, folder)
-    return StreamingAggregator(model, sites, method.site.parameters.weighting, method.head_mean, folder)
-
-
 class StreamingAggregator:
     """Adds each update to running means as soon as the updates of all sites with earlier names are added.
 
     Args:
         model: The model that the sites started from.
-        sites: The sites that were asked.
         weighting: A site's weight in every mean.
-        head_mean: Makes the mean of head rows.
         folder: Folder for files of updates that wait.
     """
 
@@ -136,7 +101,6 @@ class BufferedAggregator:
     The first updates stay in memory. The trunks of the others are written to a file and read from it in pieces.
 
     Args:
-        method: The coordinator's half of the method.
         model: The model that the sites started from.
         folder: Folder for files of updates that wait.
     """
@@ -156,14 +120,29 @@ class BufferedAggregator:
 
     def whole(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
         """Return the replies with their stored updates."""
-        whole = dict[str, TrainReply]()
-        for site, reply in replies.items():
-            whole[site] = replace(reply, update=self._waiting[site])
-        return whole
+        return {site: replace(reply, update=self._waiting[site]) for site, reply in replies.items()}
 
     def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
         """Return the means of the replies' updates by the method's own weights, or its robust mean."""
         return merge_updates(self._method, context, self._model, replies)
+
+
+Aggregator = StreamingAggregator | BufferedAggregator
+
+
+def make_aggregator(
+    method: Method, model: ModelState, sites: Collection[str], folder: Path | None, *, buffered: bool
+) -> Aggregator:
+    """Return an aggregator that adds updates up as they come, or keeps them until all are there.
+
+    Args:
+        model: The model that the sites started from.
+        folder: Folder for files of updates that wait; the system's own for temporary files where None.
+        buffered: True if some rule needs all updates of the round together.
+    """
+    if buffered or method.site.parameters.mean is not None:
+        return BufferedAggregator(method, model, folder)
+    return StreamingAggregator(model, sites, method.site.parameters.weighting, method.head_mean, folder)
 
 
 # ---------------------------------------------------------------------- the rules
@@ -186,14 +165,12 @@ def merge_updates(
     """Return the means of a round's updates, by this method's weights or its robust mean.
 
     Args:
-        method: The coordinator's half of the method.
         context: The coordinator's knowledge when the round began.
         model: The model that the sites started from.
         replies: Replies that count, in the order of site names.
     """
-    parameters, weights = method.site.parameters, list[float]()
-    for reply in replies.values():
-        weights.append(site_weight(reply, parameters.weighting))
+    parameters = method.site.parameters
+    weights = [site_weight(reply, parameters.weighting) for reply in replies.values()]
     if parameters.mean is not None:
         return average_updates_robustly(model, [reply.update for reply in replies.values()], weights, parameters.mean)
     weighted = method.site_weights(context, replies, weights)
@@ -247,9 +224,8 @@ def pass_through_site(
     if clip is not None:
         own, usual = measure_update_lengths(reply.update), compute_median_lengths(lengths.values())
         if not usual:
-            usual = {
-                part: length / clip for part, length in measure_update_lengths(Groups.of_model(model)).items() if length
-            }
+            of_model = measure_update_lengths(Groups.of_model(model))
+            usual = {part: length / clip for part, length in of_model.items() if length}
         if (times := max(compare_with_medians(own, usual).values(), default=0.0)) > UNTRAINED * clip:
             reason = f"its update is {times:.3g} times as long as usual: no training moves so far"
             return SiteVisit(model, lengths, reason=reason)
@@ -278,8 +254,6 @@ class WaitingUpdates(Mapping[str, Groups]):
         """Store a site's update in memory, or its trunk on disk if memory is full.
 
         Args:
-            site: Name of the site.
-            update: The update.
             briefly: The update is removed again at once, so it may go to memory in any case.
         """
         if site in self._updates:

@@ -38,10 +38,8 @@ def find_excess_claims(claims: ClaimsBySite, members: Iterable["RunMember"]) -> 
         if limit.classes and (foreign := sorted(set(answer.class_names) - limit.classes)):
             allowed = quoted(sorted(limit.classes))
             problem = f"claims {quoted(foreign)}, which it was not admitted for. It may annotate {allowed}."
-            remedy = (
-                "Leave them out of data.annotates, or map them in data.synonyms; or the coordinator admits it for them."
-            )
-            faults.append(Fault(f"site {site}", problem, remedy, site))
+            remedy = "Leave them out of data.annotates, or map them in data.synonyms"
+            faults.append(Fault(f"site {site}", problem, f"{remedy}; or the coordinator admits it for them.", site))
         if 0 < limit.images < answer.train_samples:
             problem = f"claims {answer.train_samples:,} training images; it was admitted for {limit.images:,} at most."
             faults.append(Fault(f"site {site}", problem, "The coordinator can admit it for more.", site))

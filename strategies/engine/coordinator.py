@@ -65,7 +65,6 @@ class Coordinator:
         method: The coordinator's half; its rules hold no state of the run.
         plan: The part of the experiment that hospitals receive.
         participation: How many sites take part, and how long they are waited for.
-        run: Identifier of the run.
         callbacks: Receive what happens.
         registered: Names of nodes; None in simulation.
         admission: Rules that a site must keep to take part.
@@ -100,9 +99,7 @@ class Coordinator:
         if plan.model.train != "all" and (frozen is None or frozen.sha256 != plan.model.frozen_sha256):
             raise ValueError("the plan's model has a frozen part; pass it as frozen, and name its hash in the plan")
         self.frozen = None if frozen is None else FrozenPartDelivery(frozen)
-        self.sites = Membership(
-            method, plan, participation, run, callbacks=self.callbacks, registered=registered, admission=admission
-        )
+        self.sites = Membership(method, plan, participation, run, self.callbacks, registered, admission)
         self.state: FederationState
         self.last_validation = FederationValidation()
         self.requests: ExchangeRequests
@@ -178,7 +175,6 @@ class Coordinator:
         Makes the roll call first, unless ``sites.roll_call`` was called before.
 
         Args:
-            grid: Flower's connection to the sites.
             initial_arrays: The first model, which must be the one that the plan's seed or weights file gives, since
                 hospitals build it too and compare. Either the result of :func:`make_array_record`, or the
                 ``state_dict`` of a network from :func:`common.models.network.build` for the run's classes.
@@ -198,10 +194,8 @@ class Coordinator:
             connected = len(list(grid.get_node_ids()))
             contract = self.sites.roll_call(grid, max(connected, self.participation.min_sites, 1))
             self.settle_model(layout_of(build(self.plan.model, contract.class_names, self.plan.run.seed)))
-        self.state = self._resumed or FederationState(
-            0, read_model(initial_arrays, self.sites.contract.class_names, self.plan)
-        )
-        result = Result()
+        initial = read_model(initial_arrays, self.sites.contract.class_names, self.plan)
+        self.state, result = self._resumed or FederationState(0, initial), Result()
         if not self.state.round:
             self._before_rounds()
         while True:
@@ -440,9 +434,7 @@ class Coordinator:
         """Send messages and yield the replies as they come; the callbacks receive the sites that are waited for.
 
         Args:
-            messages: One message for each site.
             phase: Name of the exchange, as progress displays show it.
-            server_round: Number of the round.
             deadline_s: Seconds after which nobody is waited for; by default :attr:`deadline_s`.
             enough: Number of good replies from which on lost sites are not waited for; by default ``min_sites``.
         """
@@ -471,10 +463,7 @@ class Coordinator:
             aggregator: Takes the updates of good training replies, and learns of sites that it need not wait for.
         """
 
-        layers = self.layers if expected is TrainReply else ()
-        on_reply = self.callbacks.on_reply
-        result = check_replies(
-            self.requests, replies, expected, on_reply=on_reply, layers=layers, aggregator=aggregator
-        )
+        taking = {"layers": self.layers if expected is TrainReply else (), "aggregator": aggregator}
+        result = check_replies(self.requests, replies, expected, on_reply=self.callbacks.on_reply, **taking)
         self.sites.bytes_up.update(result.bytes_up)
         return result

@@ -91,7 +91,6 @@ class FrozenPartDelivery:
         """Return the frozen part for a site that still needs it, or empty groups.
 
         Args:
-            site: Name of the site.
             held_before: True if the site said at this process's roll call that it stores the part.
         """
         needed = site in self.lost or not (held_before or site in self.held)
@@ -101,7 +100,6 @@ class FrozenPartDelivery:
         """Learn from a site's reply whether it stores the frozen part.
 
         Args:
-            site: Name of the site.
             fault: Why the reply does not count; empty where it does.
         """
         if not fault:
@@ -165,7 +163,6 @@ class ExchangeRequests:
         """Make the message that asks a site to train this model.
 
         Args:
-            site: Name of the site.
             model: The global model, of which the site receives its own head rows only.
             statistics: Statistics of the method, sent with the model.
             update: The reply must hold an update.
@@ -194,8 +191,6 @@ class ExchangeRequests:
 
         Args:
             make: Makes the record from its fields.
-            site: Name of the site.
-            model: The global model.
         """
         rows = self.method.site.rows_of(site, self.context.contract)
         held_before = self.context.answers[site].holds_frozen
@@ -232,8 +227,6 @@ def send_and_receive(
     site as its source, too.
 
     Args:
-        grid: Flower's connection to the sites.
-        messages: One message for each site.
         waiting: Receives the nodes that have not replied, and those of them that are lost, whenever either changes.
         deadline_s: Seconds after which the round goes on without the missing sites.
         enough: Number of good replies from which on lost sites are not waited for; connected sites still are.
@@ -257,13 +250,13 @@ def send_and_receive(
             waiting(*unanswered.nodes)
             pause_s = FIRST_POLL_S  # more may be on its way
         elif unanswered.pending or unanswered.lost:
-            time.sleep(pause_s)
-            pause_s = next_polling_pause_s(pause_s)
+            pause_s = pause_longer(pause_s)
     yield from unanswered.errors.values()
 
 
-def next_polling_pause_s(pause_s: float) -> float:
-    """Return the next pause between two checks for replies, longer than the last, in which none came."""
+def pause_longer(pause_s: float) -> float:
+    """Pause between two checks for replies, and return the next pause, which is longer because none came."""
+    time.sleep(pause_s)
     return min(pause_s * 1.3, MAX_POLL_S)
 
 
@@ -345,11 +338,8 @@ def push_messages(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]
 
     Flower does not accept a message to a site that is no longer registered, and there will be no reply to it.
     """
-    accepted, by_id = set(grid.push_messages(messages)) if messages else (), dict[str, Message]()
-    for message in messages:
-        if message.metadata.message_id in accepted:
-            by_id[message.metadata.message_id] = message
-    return by_id
+    accepted = set(grid.push_messages(messages)) if messages else ()
+    return {name: message for message in messages if (name := message.metadata.message_id) in accepted}
 
 
 # ---------------------------------------------------------------------- replies

@@ -86,7 +86,6 @@ class RoundLayer:
         """Return the state after a round with what this layer stores in it.
 
         Args:
-            state: The state after the round.
             validation: The sites' figures of the model that the round began with.
         """
         return state
@@ -151,10 +150,8 @@ class NormBoundLayer(RoundLayer):
         """Return True if any of the updates is longer than the bound."""
         lengths = list(map(self._lengths.__getitem__, replies))
         medians = compute_median_lengths(lengths)
-        for measured in lengths:
-            if max(compare_with_medians(measured, medians).values(), default=0.0) > self.clip:
-                return True
-        return False
+        relative = [compare_with_medians(measured, medians) for measured in lengths]
+        return any(times > self.clip for of_site in relative for times in of_site.values())
 
     def wrap_merge(self, merge: Merge) -> Merge:
         """Shorten updates that are too long before they are merged."""
@@ -200,13 +197,9 @@ def describe_collapse(losses: Mapping[str, float], absent: Mapping[str, str], be
         absent: Site -> why its reply does not count.
         before: Site -> validation loss of the last model that had not collapsed.
     """
-    lost, worse = set[str](), list[float]()
-    for site, why in absent.items():
-        if any(words in why for words in CANNOT_GO_ON):
-            lost.add(site)
-    for site in losses.keys() & before.keys():
-        if (ratio := _loss_ratio(losses[site], before[site])) > COLLAPSE:
-            worse.append(ratio)
+    lost = {site for site, why in absent.items() if any(words in why for words in CANNOT_GO_ON)}
+    ratios = [_loss_ratio(losses[site], before[site]) for site in losses.keys() & before.keys()]
+    worse = [ratio for ratio in ratios if ratio > COLLAPSE]
     voters = len(lost | (before.keys() & (losses.keys() | absent.keys())))
     if 2 * (len(lost) + len(worse)) <= voters:
         return ""
@@ -216,10 +209,9 @@ def describe_collapse(losses: Mapping[str, float], absent: Mapping[str, str], be
 
 def has_stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> bool:
     """Return whether more than half of the sites find a model no better than the one before."""
-    judges, no_better = losses.keys() & before.keys(), 0
-    for site in judges:
-        no_better += losses[site] > LEAST_LOSS and _loss_ratio(losses[site], before[site]) > STALL
-    return 2 * no_better > len(judges) > 0
+    judges = losses.keys() & before.keys()
+    stalled = [s for s in judges if losses[s] > LEAST_LOSS and _loss_ratio(losses[s], before[s]) > STALL]
+    return 2 * len(stalled) > len(judges) > 0
 
 
 def find_harmful_site(whole: FederationValidation, without: Mapping[str, FederationValidation]) -> tuple[str, str]:
@@ -233,7 +225,13 @@ def find_harmful_site(whole: FederationValidation, without: Mapping[str, Federat
         whole: The sites' validation figures of the model that all updates make; a loss that is not finite is missing.
         without: Site -> the same figures of the model made without that site's update.
     """
-    harm = {site: _measure_harm(site, whole, validation) for site, validation in without.items()}
+    harm = dict[str, tuple[float, float]]()  # factor on most other sites' loss, and fall of their AUROC
+    for site, trial in without.items():
+        judges = (whole.loss.keys() | trial.loss.keys()) - {site}
+        ratios = [_loss_ratio(whole.loss.get(judge, math.inf), trial.loss.get(judge, math.inf)) for judge in judges]
+        tested = (whole.auroc.keys() & trial.auroc.keys()) - {site}
+        drops = [trial.auroc[judge] - whole.auroc[judge] for judge in tested]
+        harm[site] = _majority_bound(ratios, 1.0), _majority_bound(drops, 0.0)
     site = max(sorted(harm), key=lambda name: harm[name])
     times, drop = harm[site]
     if times < HARM and drop < HARM_AUROC:
@@ -242,18 +240,9 @@ def find_harmful_site(whole: FederationValidation, without: Mapping[str, Federat
     return site, f"more than half of the other sites have {much}, or more, with its update, and {drop:.2f} less AUROC"
 
 
-def _measure_harm(site: str, whole: FederationValidation, without: FederationValidation) -> tuple[float, float]:
-    """Return the factor by which an update raises most other sites' loss, and how far it lowers their AUROC."""
-    judges = sorted((whole.loss.keys() | without.loss.keys()) - {site})
-    times = sorted(_loss_ratio(whole.loss.get(judge, math.inf), without.loss.get(judge, math.inf)) for judge in judges)
-    tested = sorted((whole.auroc.keys() & without.auroc.keys()) - {site})
-    drops = sorted(without.auroc[judge] - whole.auroc[judge] for judge in tested)
-    return _majority_bound(times, 1.0), _majority_bound(drops, 0.0)
-
-
 def _majority_bound(values: list[float], none: float) -> float:
     """Return the largest value that more than half of all values reach; ``none`` if too few sites state one."""
-    return values[(len(values) - 1) // 2] if len(values) >= FEWEST_JUDGES else none
+    return sorted(values)[(len(values) - 1) // 2] if len(values) >= FEWEST_JUDGES else none
 
 
 def _loss_ratio(loss: float, other: float) -> float:
@@ -276,7 +265,6 @@ class RollbackLayer(RoundLayer):
     by little.
 
     Args:
-        coordinator: The run.
         bound: The bound on the length of updates; trials are made where it shortens an update.
     """
 

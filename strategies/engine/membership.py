@@ -30,7 +30,7 @@ from strategies.engine.exchange import (
     NODE_UNAVAILABLE,
     REVOKED,
     decode_reply,
-    next_polling_pause_s,
+    pause_longer,
     push_messages,
     send_and_receive,
 )
@@ -147,11 +147,6 @@ class SiteRoll:
         return [member.declaration for member in self.members.values()]
 
     @property
-    def awaits(self) -> bool:
-        """Return True while a connected site has not answered the roll call."""
-        return bool(self._asked)
-
-    @property
     def missing(self) -> tuple[str, ...]:
         """Return the names of the registered sites that are neither members nor refused."""
         names = self.registered() if self.registered else {}
@@ -164,8 +159,7 @@ class SiteRoll:
         self.ask(timeout_s)
         while self._asked and time.monotonic() < deadline:
             if not (members := self.answered()) and self._asked:
-                time.sleep(pause_s)
-                pause_s = next_polling_pause_s(pause_s)
+                pause_s = pause_longer(pause_s)
             new += members
         self.give_up(timeout_s)
         return new
@@ -206,10 +200,6 @@ class SiteRoll:
                 new.append(self.members[node])
         return new
 
-    def leave_unanswered(self) -> None:
-        """Go on without sites that have not answered; they are asked again as late joiners."""
-        self._asked.clear()
-
     def give_up(self, timeout_s: float) -> None:
         """Stop waiting for sites that have not answered."""
         self.refused |= dict.fromkeys(self._asked.values(), f"no answer within {timeout_s:.0f} s")
@@ -239,48 +229,44 @@ class SiteRoll:
             if reasons := by_site.get(member.answer.site):
                 self.refuse(node, kind, "\n".join(reasons))
 
+    def wait_for(self, expected: int, needed: int, deadline_s: float, on_wait: Callable[[WaitingStatus], None]) -> None:
+        """Ask every site who it is and which classes it annotates.
 
-def call_the_roll(
-    roll: SiteRoll, expected: int, needed: int, deadline_s: float, on_wait: Callable[[WaitingStatus], None]
-) -> None:
-    """Ask every site who it is and which classes it annotates.
+        Args:
+            expected: Number of sites to wait for. A site that declines counts only once all connected sites have
+                answered.
+            needed: Number of sites that suffice after ``deadline_s``.
+            deadline_s: Seconds to wait for ``expected`` sites.
+            on_wait: Receives the sites that are missing, whenever these change.
 
-    Args:
-        roll: Receives the answers.
-        expected: Number of sites to wait for. A site that declines counts only once all connected sites have answered.
-        needed: Number of sites that suffice after ``deadline_s``.
-        deadline_s: Seconds to wait for ``expected`` sites.
-        on_wait: Receives the sites that are missing, whenever these change.
-
-    Raises:
-        TooFewSites: If fewer than ``needed`` answered in time, with the reasons.
-        BadInput: If two sites use one name.
-    """
-    deadline, pause_s = time.monotonic() + deadline_s, FIRST_POLL_S
-    shown: tuple[str, ...] | None = None
-    while (left := deadline - time.monotonic()) > 0:
-        roll.ask(left)
-        members = roll.answered()
-        heard = len(roll.members) + len(roll.refused)
-        if len(roll.members) >= expected or (heard >= expected and not roll.awaits):
-            roll.leave_unanswered()
-            break
-        if deadline_s - left >= SHOWN_AFTER_S and shown != (missing := roll.missing):
-            on_wait(WaitingStatus("roll call", 0, missing, (), left))
-            shown = missing
-        if not members:
-            time.sleep(pause_s)
-            pause_s = next_polling_pause_s(pause_s)
-    roll.give_up(deadline_s)
-    if len(roll.members) < needed:
-        reasons = "; ".join(f"{roll.name_of(node)}: {why}" for node, why in sorted(roll.refused.items()))
-        present = quoted(sorted(member.answer.site for member in roll.members.values())) or "none"
-        absent = f" Not there: {quoted(roll.missing)}." if roll.missing else ""
-        answered = f"{len(roll.members)} of {needed} sites answered the roll call ({present})."
-        raise TooFewSites(f"{answered}{absent} {reasons}".strip())
-    names = Counter(member.answer.site for member in roll.members.values())
-    remedy = "Give each a name of its own."
-    stop_on([Fault(f"site {name}", "two sites use this name.", remedy) for name, n in sorted(names.items()) if n > 1])
+        Raises:
+            TooFewSites: If fewer than ``needed`` answered in time, with the reasons.
+            BadInput: If two sites use one name.
+        """
+        deadline, pause_s = time.monotonic() + deadline_s, FIRST_POLL_S
+        shown: tuple[str, ...] | None = None
+        while (left := deadline - time.monotonic()) > 0:
+            self.ask(left)
+            members = self.answered()
+            heard = len(self.members) + len(self.refused)
+            if len(self.members) >= expected or (heard >= expected and not self._asked):
+                self._asked.clear()  # the others are asked again as late joiners
+                break
+            if deadline_s - left >= SHOWN_AFTER_S and shown != (missing := self.missing):
+                on_wait(WaitingStatus("roll call", 0, missing, (), left))
+                shown = missing
+            if not members:
+                pause_s = pause_longer(pause_s)
+        self.give_up(deadline_s)
+        if len(self.members) < needed:
+            reasons = "; ".join(f"{self.name_of(node)}: {why}" for node, why in sorted(self.refused.items()))
+            present = quoted(sorted(member.answer.site for member in self.members.values())) or "none"
+            absent = f" Not there: {quoted(self.missing)}." if self.missing else ""
+            answered = f"{len(self.members)} of {needed} sites answered the roll call ({present})."
+            raise TooFewSites(f"{answered}{absent} {reasons}".strip())
+        names = Counter(member.answer.site for member in self.members.values())
+        twice, remedy = sorted(name for name, count in names.items() if count > 1), "Give each a name of its own."
+        stop_on([Fault(f"site {name}", "two sites use this name.", remedy) for name in twice])
 
 
 def find_layout_faults(members: Iterable[RunMember], layout: str) -> list[Fault]:
@@ -366,6 +352,7 @@ def _strict_majority(votes: Counter[Choice]) -> Choice | None:
 # ---------------------------------------------------------------------- who takes part
 
 
+@dataclass(eq=False)
 class Membership:
     """The sites of one run.
 
@@ -377,24 +364,22 @@ class Membership:
         bytes_down, bytes_up: Bytes by site, from the roll call to the test.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        plan: Plan,
-        participation: ParticipationSection,
-        run: str,
-        *,
-        callbacks: Callbacks | None = None,
-        registered: Registered | None = None,
-        admission: Sequence[AdmissionRule] = (),
-    ) -> None:
-        self.method, self.plan, self.participation, self.run = method, plan, participation, run
-        self.callbacks, self.registered, self.admission = callbacks or Callbacks(), registered, admission
-        self.contract = LabelContract((), MappingProxyType({}))
-        self.members: dict[str, RunMember] = {}
-        self.bytes_down, self.bytes_up = Counter[str](), Counter[str]()
-        self._roll: SiteRoll
-        self._layout = ""
+    method: Method
+    plan: Plan
+    participation: ParticipationSection
+    run: str
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    registered: Registered | None = None
+    admission: Sequence[AdmissionRule] = ()
+    contract: LabelContract = field(default_factory=lambda: LabelContract((), MappingProxyType({})))
+    members: dict[str, RunMember] = field(default_factory=dict)
+    bytes_down: Counter[str] = field(default_factory=Counter)
+    bytes_up: Counter[str] = field(default_factory=Counter)
+    _roll: SiteRoll = field(init=False)
+    _layout: str = ""
+
+    def __post_init__(self) -> None:
+        self._evaluated = count_evaluating_sites(self.plan.evaluation.sites, self.participation.sites_per_round)
 
     def needed(self, requests: int) -> int:
         """Return how many replies are needed to that many requests: ``min_sites``, or all where it is 0."""
@@ -404,7 +389,6 @@ class Membership:
         """Ask every site who it is and which classes it annotates; settle the label contract.
 
         Args:
-            grid: Flower's connection to the sites.
             expected: Number of sites to wait for; after the deadline ``min_sites`` of them suffice.
 
         Raises:
@@ -414,7 +398,7 @@ class Membership:
         section = self.participation
         self._roll = roll = SiteRoll(grid, RollCall(self.run, self.plan.model_dump_json()), self.registered)
         needed = section.min_sites or expected
-        call_the_roll(roll, expected, needed, section.roll_call_deadline_s, self.callbacks.on_wait)
+        roll.wait_for(expected, needed, section.roll_call_deadline_s, self.callbacks.on_wait)
         for rule in self.admission:
             self._leave_out(rule(roll.members.values()), "labels")
         if section.min_sites:  # else every site is needed: merging says all that is wrong at once
@@ -459,10 +443,7 @@ class Membership:
     @property
     def left_out(self) -> dict[str, str]:
         """Return the sites that do not take part at present, with reasons: they declined or were refused."""
-        left_out = dict[str, str]()
-        for node, reason in sorted(self._roll.refused.items()):
-            left_out[self._roll.name_of(node)] = reason
-        return left_out
+        return {self._roll.name_of(node): reason for node, reason in sorted(self._roll.refused.items())}
 
     def context(self, server_round: int, statistics: Arrays) -> RoundContext:
         """Return what the method's rules may look at in a round: contract, answers to the roll call and statistics."""
@@ -491,22 +472,18 @@ class Membership:
         for member in self._roll.ask_newcomers(JOIN_DEADLINE_S):
             if faults := find_layout_faults([member], self._layout):
                 self._roll.refuse_faulty(faults, "version")
-            elif faults := [fault for rule in self.admission for fault in rule([member])] or self._joining(member):
-                self._roll.refuse_faulty([replace(fault, site=member.answer.site) for fault in faults], "labels")
-            else:
-                self._enrol(member)
-                self.callbacks.on_join(server_round, member.answer.site)
-
-    def _joining(self, member: RunMember) -> list[Fault]:
-        """Add a late joiner to the contract, whose classes stay the same; or return the faults that prevent it."""
-        declarations = [other.declaration for other in self.members.values()] + [member.declaration]
-        try:
-            contract = merge_declarations(declarations, self.contract.class_names)
-            stop_on(self.method.contract_faults(contract))
-        except BadInput as error:
-            return list(error.faults)
-        self.contract = contract
-        return []
+                continue
+            declarations = [other.declaration for other in (*self.members.values(), member)]
+            try:
+                stop_on([fault for rule in self.admission for fault in rule([member])])
+                contract = merge_declarations(declarations, self.contract.class_names)
+                stop_on(self.method.contract_faults(contract))
+            except BadInput as error:
+                self._roll.refuse_faulty([replace(fault, site=member.answer.site) for fault in error.faults], "labels")
+                continue
+            self.contract = contract
+            self._enrol(member)
+            self.callbacks.on_join(server_round, member.answer.site)
 
     def drawn(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
         """Return the sites of a round without the excluded: all, or ``sites_per_round`` drawn by seed and round."""
@@ -517,10 +494,6 @@ class Membership:
     def samples(self) -> bool:
         """Return True if only a drawn sample of the sites evaluates models, False if all do."""
         return 0 < self._evaluated < len(self.members)
-
-    @property
-    def _evaluated(self) -> int:
-        return count_evaluating_sites(self.plan.evaluation.sites, self.participation.sites_per_round)
 
     def drawn_to_evaluate(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
         """Return the sites that evaluate a model in a round, without the excluded ones.

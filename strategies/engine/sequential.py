@@ -61,11 +61,11 @@ class CoordinatorTraining:
         if self.frozen is not None:
             self.frozen.write_to(network)
         self.network = on_device(network, self.device)
-        self.train = self._examples(self.images.train)
-        self.validation = self._examples(self.images.validation)
 
-    def _examples(self, images: ImageSet) -> Examples:
-        return pair_with_labels(images, pixels_on_device(images, self.device), self.class_names)
+        def examples(images: ImageSet) -> Examples:
+            return pair_with_labels(images, pixels_on_device(images, self.device), self.class_names)
+
+        self.train, self.validation = examples(self.images.train), examples(self.images.validation)
 
     def put(self, model: ModelState) -> None:
         """Load a model into the network."""
@@ -103,10 +103,8 @@ class CoordinatorTraining:
         self.put(model)
         with reproducible_training(0, self.plan.training.threads):
             validation = validate(self.network, self.validation, self.method.loss, self.plan.training)
-        loss, auroc = (
-            {} if value is None or not math.isfinite(value) else {COORDINATOR: value}
-            for value in (validation.loss, validation.mean_auroc)
-        )
+        figures = validation.loss, validation.mean_auroc
+        loss, auroc = ({COORDINATOR: value} if value is not None and math.isfinite(value) else {} for value in figures)
         return FederationValidation(loss, auroc)
 
 
@@ -229,9 +227,8 @@ class SequentialCoordinator(Coordinator):
                 unfit.add(site)
                 needed = max(self.sites.needed(len(order) - len(unfit)), 1)
             if len(done.replies) + len(order) - place - 1 < needed:
-                raise make_too_few_sites_error(
-                    f"round {server_round}", ExchangeReplies(done.replies, done.absent, {}), len(order)
-                )
+                counted = ExchangeReplies(done.replies, done.absent, {})
+                raise make_too_few_sites_error(f"round {server_round}", counted, len(order))
         return done
 
     def _note_hop(self, done: ModelPass, site: str, received: ExchangeReplies[TrainReply]) -> None:

@@ -139,16 +139,12 @@ def record_absent_sites(
     """Return the state with the reasons why replies did not count; each site receives its own with the next request.
 
     Args:
-        state: The state before.
         where: Name of the exchange, with which each reason begins.
         counted: The sites whose replies count.
         absent: Site -> why its reply does not count, for the other sites that were asked.
     """
-    left_out = dict(state.left_out)
-    for site in counted:
-        left_out.pop(site, None)
-    for site, why in absent.items():
-        left_out[site] = f"{where}: {why}"
+    left_out = {site: why for site, why in state.left_out.items() if site not in counted}
+    left_out |= {site: f"{where}: {why}" for site, why in absent.items()}
     return replace(state, left_out=MappingProxyType(left_out))
 
 
@@ -181,11 +177,6 @@ def record_validation(
     The first validated model fixes the criterion, so that all rounds of a run are compared by the same one. It is
     ``loss`` where not more than half of the sites that state a loss have an AUROC: their validation parts show one kind
     of image only, and the few others, of which one may lie, would decide alone.
-
-    Args:
-        state: The state before.
-        validation: Figures of the current model.
-        criterion: The criterion of the method or the experiment.
     """
     if not validation.loss:
         return state
@@ -194,10 +185,7 @@ def record_validation(
         state = replace(state, criterion=criterion if 2 * len(with_auroc) > len(validation.loss) else "loss")
     if state.criterion == "loss":
         return record_losses(state, validation.loss)
-    losses = dict[str, float]()
-    for site, auroc in validation.auroc.items():
-        losses[site] = 1 - auroc
-    return record_losses(state, losses)
+    return record_losses(state, {site: 1 - auroc for site, auroc in validation.auroc.items()})
 
 
 def record_losses(state: FederationState, losses: Losses) -> FederationState:
@@ -209,9 +197,8 @@ def record_losses(state: FederationState, losses: Losses) -> FederationState:
     """
     if not losses:
         return state
-    lowest = dict(state.lowest_losses)
-    for site, loss in losses.items():
-        lowest[site] = min(loss, lowest.get(site, loss))
+    lowest = {**state.lowest_losses}
+    lowest |= {site: min(loss, lowest.get(site, loss)) for site, loss in losses.items()}
     judged = replace(state, lowest_losses=MappingProxyType(lowest))
     if state.best is not None and not is_better_model(losses, state.best_losses, lowest):
         return judged
@@ -227,8 +214,7 @@ def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
         lowest: Site -> the lowest loss that it stated for any model up to now.
     """
     judges = sorted(now.keys() & before.keys())
-    now = dict(zip(judges, map(now.__getitem__, judges), strict=True))
-    before = dict(zip(judges, map(before.__getitem__, judges), strict=True))
+    now, before = ({site: losses[site] for site in judges} for losses in (now, before))
     regrets = compute_regret(now, lowest), compute_regret(before, lowest)
     if len(judges) >= FEWEST and max(regrets) > TOLERATED:
         return regrets[0] < regrets[1]
@@ -237,10 +223,8 @@ def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
 
 def compute_regret(losses: Losses, lowest: Losses) -> float:
     """Return the smallest bound that more than half of the sites' ratios of loss to own lowest loss do not exceed."""
-    ratios = list[float]()
-    for site, loss in losses.items():
-        ratios.append((loss + SMALL) / (lowest[site] + SMALL))
-    return sorted(ratios)[len(ratios) // 2] if ratios else 1.0
+    ratios = sorted((loss + SMALL) / (lowest[site] + SMALL) for site, loss in losses.items())
+    return ratios[len(ratios) // 2] if ratios else 1.0
 
 
 # ---------------------------------------------------------------------- as bytes: tensors by name, facts as JSON
@@ -287,15 +271,13 @@ def serialize_state_in_parts(state: FederationState) -> Parts:
         facts[name] = dict(fact) if isinstance(fact, Mapping) else fact
     facts["sound_losses"] = dict(sorted(state.sound_losses.items()))  # the same bytes no matter who replied first
     facts["lengths"] = {site: dict(lengths) for site, lengths in sorted(state.lengths.items())}
-    tensors: dict[str, NDArray[Any]] = {}
-    for prefix, model in (("model", state.model), ("best", state.best)):
-        for name, array in Groups.of_model(model).named().items() if model else ():
-            tensors[f"{prefix}/{name}"] = array
-    for prefix, arrays in (("moments", state.moments), ("statistics", state.statistics)):
-        for name, array in arrays.items():
-            tensors[f"{prefix}/{name}"] = array
+    models = (("model", state.model), ("best", state.best))
+    by_prefix: dict[str, Mapping[str, NDArray[Any]]]
+    by_prefix = {prefix: Groups.of_model(model).named() for prefix, model in models if model}
+    by_prefix |= {"moments": state.moments, "statistics": state.statistics}
+    tensors = {f"{prefix}/{name}": array for prefix, arrays in by_prefix.items() for name, array in arrays.items()}
     tensors[_FACTS] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-    return _lay_out_safetensors({name: np.asarray(array, order="C") for name, array in tensors.items()})
+    return _lay_out_safetensors(tensors)
 
 
 def _lay_out_safetensors(tensors: Mapping[str, NDArray[Any]]) -> Parts:
@@ -304,7 +286,7 @@ def _lay_out_safetensors(tensors: Mapping[str, NDArray[Any]]) -> Parts:
     ordered = sorted((widest_first.index(array.dtype.str), name) for name, array in tensors.items())
     header, end, data = dict[str, object](), 0, []
     for _, name in ordered:
-        array = tensors[name]
+        array = np.asarray(tensors[name], order="C")
         begin, end = end, end + array.nbytes
         header[name] = {"dtype": _DTYPES[array.dtype.str], "shape": array.shape, "data_offsets": (begin, end)}
         if array.nbytes:
@@ -326,8 +308,7 @@ def deserialize_state(content: bytes) -> FederationState:
         if unknown := sorted(name for name in tensors if name != _FACTS and name.partition("/")[0] not in _KINDS):
             raise ValueError(f"it holds {quoted(unknown)}, which no state has")
         names = facts.pop("class_names")
-        for name, fact in facts.items():
-            facts[name] = MappingProxyType(fact) if isinstance(fact, dict) else fact
+        facts |= {name: MappingProxyType(fact) for name, fact in facts.items() if isinstance(fact, dict)}
         return FederationState(
             model=Groups.of_named(arrays_under("model", tensors), names).model(),
             best=Groups.of_named(arrays_under("best", tensors), names).model() if "best/trunk" in tensors else None,

@@ -70,7 +70,11 @@ def choose_arithmetic(plan: Plan, device: str, folder: Path, *, durable: bool) -
     """
     if plan.training.precision != "fastest" or device != "cpu":
         return read_arithmetic(plan.training, device)
-    stored, about = _read_stored_choices(folder / FILE), _hash_circumstances(plan)
+    about = _hash_circumstances(plan)
+    try:
+        stored = {name: Arithmetic(**fields) for name, fields in json.loads((folder / FILE).read_bytes()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):  # a damaged file: the choices can be measured again
+        stored = {}
     if about not in stored:
         stored[about] = find_fastest(time_training_steps(plan, list_arithmetics()))
         newest = dict(list(stored.items())[-MOST_KEPT:])
@@ -133,24 +137,10 @@ def _run_training_step(network: SplitNetwork, images: torch.Tensor, arithmetic: 
     return time.process_time() - began
 
 
-def _read_stored_choices(path: Path) -> dict[str, Arithmetic]:
-    """Read the stored choices; return none where the file is damaged, because they can be measured again."""
-    try:
-        return {name: Arithmetic(**fields) for name, fields in json.loads(path.read_bytes()).items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
-
-
 def _hash_circumstances(plan: Plan) -> str:
     """Return a hash of all that a choice depends on: the network, the batch, the threads, torch and the CPU."""
     training, (name, flags) = plan.training, cpu_name_and_flags()
     spec = plan.model.model_dump_json(exclude={"weights", "weights_sha256", "frozen_sha256"})
-    facts = (
-        spec,
-        training.batch_size,
-        training.threads,
-        torch.__version__,
-        platform.machine(),
-        f"{name} {sorted(flags)}",
-    )
+    machine = torch.__version__, platform.machine(), f"{name} {sorted(flags)}"
+    facts = spec, training.batch_size, training.threads, *machine
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

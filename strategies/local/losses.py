@@ -30,16 +30,6 @@ class Loss(Protocol):
     def __call__(self, logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor: ...
 
 
-def choose_plain_loss(task: Task, missing: Missing) -> Loss:
-    """Return the plain loss for a task and for the meaning of missing labels.
-
-    Args:
-        task: Multi-label or multi-class.
-        missing: How a class counts that the site does not annotate.
-    """
-    return LOSSES[task, missing]
-
-
 def partial_loss(logits: Tensor, labels: Tensor, annotated: Tensor, positive_weight: Tensor | None = None) -> Tensor:
     """Return the binary cross-entropy as a mean over the known entries (specs 1.4; 1.6 "partial loss").
 
@@ -112,12 +102,13 @@ def mean_of_chosen(chosen: Tensor, values: Tensor) -> Tensor:
     return torch.where(chosen, values, 0.0).sum() / chosen.sum().clamp(min=1)
 
 
-LOSSES: Mapping[tuple[Task, Missing], Loss] = {
+PLAIN_LOSSES: Mapping[tuple[Task, Missing], Loss] = {
     ("multi_label", "masked"): partial_loss,
     ("multi_label", "negative"): missing_as_negative_loss,
     ("multi_class", "masked"): softmax_over_known_loss,
     ("multi_class", "negative"): softmax_over_all_loss,
 }
+"""The plain loss by the task and by how a class counts that the site does not annotate."""
 
 
 def make_training_loss(spec: TrainingSection, plain: Loss, task: Task, missing: Missing, labels: Tensor) -> Loss:
@@ -194,20 +185,15 @@ def _multi_label_loss(
     """Return the mean loss over the known labels of a multi-label task; 0 without gradient if there are none."""
     targets = fill_missing_labels(labels, annotated, missing)
     is_known, present = ~targets.isnan(), targets.nan_to_num()
-    entries = (
-        _asymmetric_loss(spec, logits, present)
-        if spec.loss == "asymmetric"
-        else _binary_focal_loss(spec, logits, present)
-    )
+    if spec.loss == "asymmetric":
+        entries = _asymmetric_loss(spec, logits, present)
+    else:
+        entries = binary_cross_entropy_with_logits(logits, present, reduction="none")
+        if spec.loss == "focal":  # (1 - p_t) ** gamma, Lin et al., ICCV 2017, eq. 4
+            entries = entries * (1 - torch.exp(-entries)) ** spec.focal_gamma
     if positive_weight is not None:
         entries = entries * torch.where(present > 0, positive_weight, 1.0)
     return torch.where(is_known, entries, 0.0).sum() / is_known.sum().clamp(min=1)
-
-
-def _binary_focal_loss(spec: TrainingSection, logits: Tensor, present: Tensor) -> Tensor:
-    """Return the binary cross-entropy; with ``focal``, times ``(1 - p_t) ** gamma`` (Lin et al., ICCV 2017, eq. 4)."""
-    entries = binary_cross_entropy_with_logits(logits, present, reduction="none")
-    return entries * (1 - torch.exp(-entries)) ** spec.focal_gamma if spec.loss == "focal" else entries
 
 
 def _asymmetric_loss(spec: TrainingSection, logits: Tensor, present: Tensor) -> Tensor:

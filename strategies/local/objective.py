@@ -104,11 +104,9 @@ class ClientContext:
 
     Attributes:
         network: The received model, with the site's own parts in place. It is trained later: copy what must last.
-        examples: The training part of the site's data.
         statistics: The federation's statistics, as the coordinator sent them.
         method_state: What the method stored at this site in the last round that counted.
         round: The number of the round, from 1.
-        spec: The experiment's training settings.
     """
 
     network: Model
@@ -145,7 +143,6 @@ def add_proximal_term(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> 
     """Add ``mu / 2`` times the squared distance from the received model to the loss (FedProx, MLSys 2020, eq. 2).
 
     Args:
-        half: The hospital's half of any method.
         mu: Strength of the pull to the received model.
         head: True if the head comes from the federation; then it is part of the distance.
         norm: True if batch normalisation comes from the federation; then it is part of the distance.

@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from inspect import unwrap
 from typing import TypeVar
 
@@ -48,7 +48,12 @@ def make_optimizer(network: nn.Module, spec: TrainingSection, lr: float) -> torc
     """
     learning = list(filter(operator.attrgetter("requires_grad"), network.parameters()))
     if spec.optimizer.startswith(PLUGIN):
-        return _make_plugin_optimizer(spec, learning, lr)
+        factory = load_entry_point(OPTIMIZERS, spec.optimizer.removeprefix(PLUGIN))
+        optimizer = factory(learning, lr=lr, weight_decay=spec.weight_decay)
+        if isinstance(optimizer, torch.optim.Optimizer):
+            return optimizer
+        problem = f'"{spec.optimizer}" made a {type(optimizer).__name__}, not a torch.optim.Optimizer.'
+        raise BadInput([Fault("training.optimizer", problem)])
     if spec.optimizer != "sgd":
         kind = _ADAM if spec.optimizer == "adam" else _ADAMW
         return kind(learning, lr=lr, eps=1e-7, weight_decay=spec.weight_decay, fused=True)
@@ -60,11 +65,6 @@ def learning_rate_factor(spec: TrainingSection, server_round: int, rounds: int) 
 
     Built-in schedules give factors above 0 and at most 1; those of plug-ins give 0 or more.
 
-    Args:
-        spec: The training settings, which name the schedule.
-        server_round: Number of the round, from 1.
-        rounds: Number of rounds of the whole run.
-
     Raises:
         BadInput: If it is a plug-in's that is not installed, or returns no such number.
     """
@@ -72,7 +72,15 @@ def learning_rate_factor(spec: TrainingSection, server_round: int, rounds: int) 
     if server_round <= rising:
         return server_round / (rising + 1)
     if spec.schedule.startswith(PLUGIN):
-        return _schedule_factor(spec.schedule, server_round, rounds)
+        factor = load_entry_point(SCHEDULES, spec.schedule.removeprefix(PLUGIN))(server_round, rounds)
+        try:
+            value = float(factor)
+        except (TypeError, ValueError):
+            value = math.nan
+        if 0 <= value < math.inf:
+            return value
+        returned = f'"{spec.schedule}" returned {factor!r} for round {server_round} of {rounds}'
+        raise BadInput([Fault("training.schedule", f"{returned}, not a finite number of 0 or more.")])
     if spec.schedule == "constant" or rounds <= rising:
         return 1.0
     return 0.5 * (1 + math.cos(math.pi * min(server_round - 1 - rising, rounds - 1 - rising) / (rounds - rising)))
@@ -119,26 +127,3 @@ def restore_optimizer_state(
         # Like the parameter in memory too: a fused step reads both as they lie there.
         restored = torch.empty_like(parameter) if array.ndim else torch.empty((), device=parameter.device)
         optimizer.state[parameter][key] = restored.copy_(torch.from_numpy(array.copy()))
-
-
-def _make_plugin_optimizer(spec: TrainingSection, learning: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    factory = load_entry_point(OPTIMIZERS, spec.optimizer.removeprefix(PLUGIN))
-    optimizer = factory(learning, lr=lr, weight_decay=spec.weight_decay)
-    if isinstance(optimizer, torch.optim.Optimizer):
-        return optimizer
-    problem = f'"{spec.optimizer}" made a {type(optimizer).__name__}, not a torch.optim.Optimizer.'
-    raise BadInput([Fault("training.optimizer", problem)])
-
-
-def _schedule_factor(name: str, server_round: int, rounds: int) -> float:
-    factor = load_entry_point(SCHEDULES, name.removeprefix(PLUGIN))(server_round, rounds)
-    try:
-        value = float(factor)
-    except (TypeError, ValueError):
-        value = math.nan
-    if not 0 <= value < math.inf:
-        problem = (
-            f'"{name}" returned {factor!r} for round {server_round} of {rounds}, not a finite number of 0 or more.'
-        )
-        raise BadInput([Fault("training.schedule", problem)])
-    return value

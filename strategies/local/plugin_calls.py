@@ -13,7 +13,7 @@ from common.errors import BadInput, Fault
 from common.metrics.auroc import load_metrics, metric_value
 from common.models.zoo.spec import Task
 from common.plugins import PLUGIN, describe_plugin
-from strategies.local.losses import Missing, choose_plain_loss, make_training_loss
+from strategies.local.losses import PLAIN_LOSSES, Missing, make_training_loss
 from strategies.local.optimisation import learning_rate_factor, make_optimizer
 
 _IMAGES = 4
@@ -39,10 +39,15 @@ def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, *
     training, transform = experiment.training, experiment.augmentation.transform or ""
     calls: list[tuple[str, str, Callable[[], object]]] = [
         ("loss", training.loss, partial(_call_loss, experiment, classes, missing, has_unknown=has_unknown)),
-        ("transform", transform, partial(_call_transform, experiment)),
-        ("optimizer", training.optimizer, partial(_call_optimizer, experiment)),
-        ("schedule", training.schedule, partial(_call_schedule, experiment)),
-        *(("metrics", name, partial(_call_metric, name)) for name in experiment.evaluation.metrics),
+        *(
+            (argument, name, partial(_call_plugin, argument, name, experiment))
+            for argument, name in (
+                ("transform", transform),
+                ("optimizer", training.optimizer),
+                ("schedule", training.schedule),
+                *(("metrics", name) for name in experiment.evaluation.metrics),
+            )
+        ),
     ]
     faults = []
     for argument, name, call in calls:
@@ -67,7 +72,7 @@ def _call_loss(experiment: Experiment, classes: int, missing: Missing, *, has_un
     labels = torch.eye(classes)[torch.arange(_IMAGES) % classes]
     if has_unknown and task == "multi_label":
         labels[0, 0] = torch.nan
-    loss = make_training_loss(experiment.training, choose_plain_loss(task, missing), task, missing, labels)
+    loss = make_training_loss(experiment.training, PLAIN_LOSSES[task, missing], task, missing, labels)
     logits = torch.linspace(-1, 1, _IMAGES * classes).reshape(_IMAGES, classes).requires_grad_()
     value: Tensor = loss(logits, labels, torch.ones(classes, dtype=torch.bool))
     if not value.isfinite():
@@ -77,24 +82,19 @@ def _call_loss(experiment: Experiment, classes: int, missing: Missing, *, has_un
         raise BadInput([Fault("", "returns a value that does not depend on the logits, so nothing is trained.")])
 
 
-def _call_transform(experiment: Experiment) -> None:
-    model = experiment.model
-    images = torch.full((_IMAGES, model.channels, model.image_size, model.image_size), 127.0)
-    augment(images, experiment.augmentation, torch.Generator().manual_seed(0))
-
-
-def _call_optimizer(experiment: Experiment) -> None:
-    network = nn.Linear(2, 2, device="cpu")
-    optimizer = make_optimizer(network, experiment.training, experiment.training.lr)
-    network(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-
-
-def _call_schedule(experiment: Experiment) -> None:
-    for server_round in range(1, experiment.run.rounds + 1):
-        learning_rate_factor(experiment.training, server_round, experiment.run.rounds)
-
-
-def _call_metric(name: str) -> None:
-    labels = np.arange(40) % 2.0
-    metric_value(name, load_metrics([name])[name], np.linspace(0.1, 0.9, 40), labels)
+def _call_plugin(argument: str, name: str, experiment: Experiment) -> None:
+    model, training = experiment.model, experiment.training
+    match argument:
+        case "transform":
+            images = torch.full((_IMAGES, model.channels, model.image_size, model.image_size), 127.0)
+            augment(images, experiment.augmentation, torch.Generator().manual_seed(0))
+        case "optimizer":
+            network = nn.Linear(2, 2, device="cpu")
+            optimizer = make_optimizer(network, training, training.lr)
+            network(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        case "schedule":
+            for server_round in range(1, experiment.run.rounds + 1):
+                learning_rate_factor(training, server_round, experiment.run.rounds)
+        case "metrics":
+            metric_value(name, load_metrics([name])[name], np.linspace(0.1, 0.9, 40), np.arange(40) % 2.0)

@@ -20,7 +20,7 @@ from strategies.aggregation.means import Weighting
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer
 from strategies.local.early_stopping import EarlyStopping
-from strategies.local.losses import Loss, Missing, choose_plain_loss, make_training_loss
+from strategies.local.losses import PLAIN_LOSSES, Loss, Missing, make_training_loss
 from strategies.local.objective import ClientContext, Examples, LocalRound, add_proximal_term, plain
 
 TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
@@ -45,7 +45,8 @@ class Parameters(BaseModel):
     Attributes:
         trunk: How trunk and batch normalisation are averaged.
         weighting: A site's weight in every mean.
-        warm_up_epochs: Local epochs with a frozen backbone before round 1.
+        warm_up_epochs: Local epochs with a frozen backbone before round 1; the epoch with the lowest validation loss is
+            kept.
         warm_up_lr: Learning rate of these epochs.
         proximal_mu: Strength of the pull to the received model (FedProx), added to the method's own loss.
         clip_update: The largest Euclidean length of a site's update.
@@ -65,14 +66,6 @@ class Parameters(BaseModel):
     compress_update: Form = "float32"
     server_optimizer: ServerOptimizer | None = None
     mean: RobustMean | None = None
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """Local epochs before round 1 with the backbone frozen; the epoch with the lowest validation loss is kept."""
-
-    epochs: int
-    lr: float
 
 
 Granularity = Literal["images", "signs", "positives", "counts"]
@@ -127,7 +120,6 @@ class SiteMethod:
 
     Args:
         parameters: The ``[method]`` table.
-        task: The model's task.
 
     Raises:
         pydantic.ValidationError: For a table that does not fit.
@@ -201,7 +193,7 @@ class SiteMethod:
     @cached_property
     def loss(self) -> Loss:
         """Return the loss that validation measures, and that a plain client minimises by default."""
-        return choose_plain_loss(self.task, self.counts_missing_as)
+        return PLAIN_LOSSES[self.task, self.counts_missing_as]
 
     def training_loss(self, examples: Examples, spec: TrainingSection) -> Loss:
         """Return the loss that a plain client minimises, as ``[training]`` chooses it.
@@ -233,11 +225,6 @@ class SiteMethod:
     def early_stopping(self) -> EarlyStopping | None:
         """Return the rule by which a site stops training in a round; None for the experiment's number of epochs."""
         return None
-
-    @cached_property
-    def warm_up(self) -> WarmUp:
-        """Return the warm-up before round 1: its number of epochs and its learning rate."""
-        return WarmUp(self.parameters.warm_up_epochs, self.parameters.warm_up_lr)
 
     @cached_property
     def sends_norm(self) -> bool:
@@ -279,8 +266,6 @@ class SiteMethod:
 
         Args:
             statistics: The federation's statistics, as the coordinator sent them.
-            examples: The training part of the site's data.
-            spec: The experiment's training settings.
         """
         return self.training_loss(examples, spec)
 

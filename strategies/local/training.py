@@ -171,8 +171,6 @@ class StopCriterion:
     Attributes:
         validation: The validation images; None to decide by each epoch's training loss, so that the choice of an epoch
             reveals nothing about validation images.
-        loss: The loss that is computed on the validation images.
-        early_stopping: The early stopping rule.
     """
 
     validation: Examples | None
@@ -185,13 +183,7 @@ class StopCriterion:
         return self.validation is not None and not self.validation.any_known
 
     def loss_after(self, network: SplitNetwork, losses: Losses, spec: TrainingSection) -> float:
-        """Return the loss by which to decide after an epoch; NaN where there is none.
-
-        Args:
-            network: The network after the epoch.
-            losses: Training losses of the epoch's batches.
-            spec: The training settings.
-        """
+        """Return the loss by which to decide after an epoch; NaN where there is none."""
         if self.validation is None:
             return float(losses.mean())
         loss = validate(network, self.validation, self.loss, spec).loss
@@ -246,11 +238,7 @@ class ValidationFigures:
 
 
 def validate(
-    network: SplitNetwork,
-    examples: Examples,
-    loss: Loss,
-    spec: TrainingSection,
-    but: Collection[str] = (),
+    network: SplitNetwork, examples: Examples, loss: Loss, spec: TrainingSection, but: Collection[str] = ()
 ) -> ValidationFigures:
     """Return the loss over all examples and the mean AUROC over the annotated classes, except those in ``but``."""
     if not examples.any_known:

@@ -33,12 +33,10 @@ class RoundContext:
     """All that a method's rules may look at: the knowledge of the coordinator when a round begins or ends.
 
     Attributes:
-        task: The model's task.
         contract: The run's classes, and which of them each site annotates.
         answers: Answers to the roll call, by site.
         statistics: Statistics that the method aggregated so far; part of the coordinator's state.
         round: Number of the round that begins or has just ended.
-        seed: Seed of the run.
     """
 
     task: Task
@@ -74,7 +72,6 @@ class Method(Strategy):
 
     Args:
         parameters: The ``[method]`` table.
-        task: The model's task.
 
     Raises:
         pydantic.ValidationError: For a table that does not fit.
@@ -113,7 +110,6 @@ class Method(Strategy):
 
         Args:
             context: The knowledge when the round began.
-            site: Name of the site.
             features: Width of a head row.
         """
         return {}
@@ -178,7 +174,6 @@ class Method(Strategy):
 
         Args:
             plan: The part of the experiment that hospitals receive.
-            run: Identifier of the run.
             options: Options of :class:`strategies.engine.coordinator.Coordinator`.
         """
         from strategies.engine.sequential import make_coordinator  # here: a hospital's process loads no engine

@@ -226,9 +226,8 @@ class CBAFed(Method):
             return model, moments
         if finished:
             earlier = Groups.of_named(arrays_under("earlier", moments), model.head.class_names)
-            model = mix_with_earlier_model(
-                model, earlier, parameters.residual_stage_one if first else parameters.residual
-            )
+            share = parameters.residual_stage_one if first else parameters.residual
+            model = mix_with_earlier_model(model, earlier, share)
         named = Groups.of_model(model).named()
         return model, {**moments, **{f"earlier/{name}": array for name, array in named.items()}}
 

@@ -20,7 +20,7 @@ that tags no negatives, by a condition typed twice, and sends zeros for a protot
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -35,7 +35,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from common.models.network import Model, features_and_logits
 from common.wire.records import Arrays
 from strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
-from strategies.local.losses import Loss, choose_plain_loss
+from strategies.local.losses import PLAIN_LOSSES, Loss
 from strategies.local.objective import Batch, ClientContext, LocalRound, Losses, copy_as_teacher
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
 from strategies.methods.base import Method, RoundContext, SiteReply, convert_to_json_numbers
@@ -338,7 +338,7 @@ class FedMLPSite(SiteMethod):
     @cached_property
     def loss(self) -> Loss:
         """Return cross-entropy on the site's own classes; on all where missing labels count as negative."""
-        return choose_plain_loss(self.task, "masked" if self.parameters.weighted_partial_loss else "negative")
+        return PLAIN_LOSSES[self.task, "masked" if self.parameters.weighted_partial_loss else "negative"]
 
     def client(self, context: ClientContext) -> LocalRound:
         """Return a round that tags before training in stage 2, sends statistics after it, and keeps the tags."""
@@ -393,13 +393,11 @@ class FedMLPRound:
     def objective(self, model: Model, batch: Batch) -> Tensor:
         """Return the loss of a batch: in stage 1 of two views of the images, in stage 2 of one."""
         views = [batch.view()] if self.second_stage else [batch.view(), batch.view()]
-        teachers, students = list[Tensor](), list[Tensor]()
+        teachers = list[Tensor]()
         if self.parameters.consistency and (self.second_stage or self.parameters.consistency_stage_one):
             with torch.no_grad():
-                for view in views:
-                    teachers.append(batch.logits(self.teacher, view))
-        for view in views:
-            students.append(batch.logits(model, view))
+                teachers = [batch.logits(self.teacher, view) for view in views]
+        students = [batch.logits(model, view) for view in views]
         targets, annotated = self.targets[batch.rows], batch.annotated
         if not self.second_stage:
             return first_stage_loss(students, teachers or None, targets, annotated, self.adjustment)
@@ -471,9 +469,8 @@ class FedMLP(Method):
             site: np.where(own[site][:, None, None], reply.statistics["prototypes"], np.nan)
             for site, reply in sent.items()
         }
-        sure = {
-            site: np.where(own[site], np.nan, reply.statistics["difficulty"].clip(0, 1)) for site, reply in sent.items()
-        }
+        difficulty = {site: reply.statistics["difficulty"].clip(0, 1) for site, reply in sent.items()}
+        sure = {site: np.where(own[site], np.nan, of_site) for site, of_site in difficulty.items()}
         now = {"prototypes": average_over_sites(local, weights), "difficulty": average_over_sites(sure, images)}
         first = {"prototypes": now["prototypes"], "difficulty": np.ones(len(context.contract.class_names))}
         return {
@@ -493,10 +490,10 @@ class FedMLP(Method):
         if "prototypes" not in context.statistics:
             return {}
         prototypes = context.statistics["prototypes"]
-        positives = [
-            [None if np.isnan(value) else float(value) for value in row] for row in pairwise_cosines(prototypes[:, 1])
-        ]
-        signs = [
-            None if np.isnan(value) else float(value) for value in (pairwise_cosines(pair)[0, 1] for pair in prototypes)
-        ]
+
+        def numbers(values: Iterable[np.floating]) -> list[float | None]:
+            return [None if np.isnan(value) else float(value) for value in values]
+
+        positives = [numbers(row) for row in pairwise_cosines(prototypes[:, 1])]
+        signs = numbers(pairwise_cosines(pair)[0, 1] for pair in prototypes)
         return {"prototypes": {"classes": list(context.contract.class_names), "positives": positives, "signs": signs}}

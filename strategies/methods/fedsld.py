@@ -245,10 +245,7 @@ def _reduce_losses(weighted: Tensor, weights: Tensor, count: Tensor, reduction: 
     return weighted.sum() / divisor
 
 
-WEIGHTS: Mapping[Task, Callable[[Tensor, Tensor], Tensor]] = {
-    "multi_class": weigh_images,
-    "multi_label": weigh_entries,
-}
+WEIGHTS: Mapping[Task, Callable[[Tensor, Tensor], Tensor]] = {"multi_class": weigh_images, "multi_label": weigh_entries}
 
 WEIGHTED: Mapping[Task, Callable[[Tensor, Tensor, Tensor, Reduction], Tensor]] = {
     "multi_class": weighted_cross_entropy,
@@ -301,11 +298,9 @@ class ScaledFedAvgSite(SiteMethod):
         prior = torch.from_numpy(context.statistics["prior"].copy()).to(context.examples.labels.device)
 
         def objective(model: Model, batch: Batch) -> Tensor:
-            weights = WEIGHTS[self.task](
-                fill_missing_labels(batch.labels, batch.annotated, self.parameters.missing), prior
-            )
-            counted = weights > 0
-            return mean_of_chosen(counted, weights) * plain(loss)(model, batch)
+            labels = fill_missing_labels(batch.labels, batch.annotated, self.parameters.missing)
+            weights = WEIGHTS[self.task](labels, prior)
+            return mean_of_chosen(weights > 0, weights) * plain(loss)(model, batch)
 
         return LocalRound(objective)
 

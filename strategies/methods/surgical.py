@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.models.network import Head
-from strategies.aggregation.means import HeadMean, PrecomputedHeadMean
+from strategies.aggregation.means import HeadMean
 from strategies.local.site_method import Payload, SiteMethod
 from strategies.methods.base import Method
 
@@ -52,10 +52,6 @@ class OwnersMean:
         sent = self._total > 0
         divisor = np.where(sent, self._total, 1.0)
         return self._weight / divisor[:, None], self._bias / divisor, sent
-
-    def moved(self, head: Head) -> Head:
-        """Move each row by the mean of its owners; a row that no site sent stays as it was."""
-        return PrecomputedHeadMean(self.mean).moved(head)
 
 
 class SurgicalSite(SiteMethod):

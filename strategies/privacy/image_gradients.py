@@ -243,7 +243,10 @@ def _try_random_images(probe: SplitNetwork, first: Tensor, second: Tensor, seed:
     images = len(first)
     numbers = torch.arange(images, device=first.device)
     weights = torch.randn(images + 1, len(probe.class_names), device=first.device)
-    masks = _record_mask_sizes(probe)
+    masks = list[int]()  # each dropout layer adds the size of its mask at every call
+    for layer in probe.modules():
+        if isinstance(layer, SecretDropout):
+            layer.sizes = masks
     with record_image_gradients(probe) as learning:
         gradients = partial(_compute_trial_gradients, probe, learning, masks, seed=seed)
         before = gradients(first, weights[:images])
@@ -283,15 +286,6 @@ def _compute_trial_gradients(
     if not _are_rows_alike([whole[None].flatten(1) for whole in wholes if whole is not None], sums):
         raise _mixed_images_error()
     return [gradients.flatten(1) for gradients in by_image], [count / len(images) for count in (*rows, *masks)]
-
-
-def _record_mask_sizes(probe: SplitNetwork) -> list[int]:
-    """Return a list that is empty at first; each dropout layer adds the size of its mask to it at every call."""
-    sizes = list[int]()
-    for layer in probe.modules():
-        if isinstance(layer, SecretDropout):
-            layer.sizes = sizes
-    return sizes
 
 
 def _are_rows_alike(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:

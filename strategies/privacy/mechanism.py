@@ -49,7 +49,6 @@ class NoisySteps:
     Attributes:
         noise_multiplier: Standard deviation of the noise over the sensitivity.
         sample_rate: Probability with which a step looks at an image or patient, above 0 and at most 1.
-        count: Number of steps.
     """
 
     noise_multiplier: float
@@ -91,7 +90,6 @@ def find_noise_multiplier(
     Args:
         epsilon, delta: The privacy that all steps together must keep.
         sample_rate: Probability with which a step looks at an image or patient.
-        count: Number of steps.
         accountant: Bound by which the cost is computed.
     """
     from opacus.accountants.utils import get_noise_multiplier
@@ -205,8 +203,6 @@ class SitePrivacy:
         """Return what trains epochs with noise in each step.
 
         Args:
-            method: The hospital's half of the method.
-            noise: Source of the noise.
             patients: Patient of each training image.
         """
         by_patient = self.section.level == "patient"
@@ -264,7 +260,7 @@ def find_privacy_faults(method: SiteMethod, experiment: Experiment | Plan) -> li
         reasons = {
             f"{method.name} minimises more than each image's own loss, so that one image's gradient does not hold all "
             'that it changes; use "update"': not method.plain_client,
-            "method.warm_up_epochs are trained without noise; leave it out": method.warm_up.epochs > 0,
+            "method.warm_up_epochs are trained without noise; leave it out": method.parameters.warm_up_epochs > 0,
             "the pull of method.proximal_mu would be clipped with each image's gradient; leave it out": (
                 bool(method.parameters.proximal_mu)
             ),

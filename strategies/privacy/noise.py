@@ -59,8 +59,6 @@ def draw_discrete_gaussian(count: int, bits: BitStream, scale_bits: int = SCALE_
     """Draw whole numbers, each y with probability proportional to ``exp(-y^2 / (2 s^2))``, independently.
 
     Args:
-        count: Number of draws.
-        bits: Source of random bits.
         scale_bits: Binary logarithm of the standard deviation s, from 0 to 24.
 
     Returns:
@@ -107,29 +105,19 @@ def _draw_run_lengths(count: int, bits: BitStream) -> Integers:
 def _draw_exp_events(exponent: Words, bits: BitStream, unit_bits: int) -> NDArray[np.bool_]:
     """Draw events of probability ``exp(-exponent / 2^unit_bits)`` (algorithm 1)."""
     whole, rest = exponent >> np.uint64(unit_bits), exponent & np.uint64((1 << unit_bits) - 1)
-    survived = _draw_exp_events_below_one(rest, bits, unit_bits)
+    shift = np.uint64(WORD_BITS - unit_bits)
+
+    def below_one(active: NDArray[np.intp]) -> NDArray[np.bool_]:
+        return bits.words(active.size) >> shift < rest[active] if unit_bits else np.zeros(active.size, bool)
+
+    survived = _draw_by_alternating_series(rest.size, below_one, bits)
     active = np.flatnonzero(survived & (whole > 0))
     while active.size:  # exp(-1) for every whole unit of the exponent
-        once = _draw_exp_events_of_one(active.size, bits)
+        once = _draw_by_alternating_series(active.size, lambda places: np.ones(places.size, bool), bits)
         survived[active[~once]] = False
         whole[active] -= np.uint64(1)
         active = active[once & (whole[active] > 0)]
     return survived
-
-
-def _draw_exp_events_below_one(rest: Words, bits: BitStream, unit_bits: int) -> NDArray[np.bool_]:
-    """Draw events of probability ``exp(-rest / 2^unit_bits)``, for exponents below 1."""
-    shift = np.uint64(WORD_BITS - unit_bits)
-
-    def happened(active: NDArray[np.intp]) -> NDArray[np.bool_]:
-        return bits.words(active.size) >> shift < rest[active] if unit_bits else np.zeros(active.size, bool)
-
-    return _draw_by_alternating_series(rest.size, happened, bits)
-
-
-def _draw_exp_events_of_one(count: int, bits: BitStream) -> NDArray[np.bool_]:
-    """Draw ``count`` events of probability exp(-1)."""
-    return _draw_by_alternating_series(count, lambda active: np.ones(active.size, bool), bits)
 
 
 def _draw_by_alternating_series(
@@ -138,9 +126,7 @@ def _draw_by_alternating_series(
     """Draw events of probability exp(-x): the first failure among draws of x/1, x/2, x/3, ... has an odd number.
 
     Args:
-        count: Number of events.
         happened: Draws events of probability x, for some of the places.
-        bits: Source of random bits.
     """
     result, active, k = np.zeros(count, bool), np.arange(count), 1
     while active.size:
@@ -217,7 +203,6 @@ class NoiseGrid:
 
         Args:
             total: The sum in whole numbers of steps, float64.
-            noise: Source of the noise.
         """
         noisy = total + noise.steps(total.shape, total.device) if self.deviation else total
         return (noisy * self.step).float()

@@ -42,12 +42,11 @@ from server.deployment.serve import synchronize_registrations
 from server.deployment.superlink.control_client import (
     SERVICE,
     ControlClient,
-    RegisteredNode,
     is_superlink_answering,
     openssh_key_to_pem,
 )
 from server.deployment.superlink.process import SuperLink
-from server.deployment.superlink.registrations import Presence
+from server.deployment.superlink.registrations import Presence, RegisteredSite
 from tests.network.real import flwr_client, flwr_server, free_ports
 from tests.processes import command_line
 
@@ -230,19 +229,19 @@ def test_a_folder_of_another_account_stays_as_it_is(tmp_path: Path, monkeypatch:
 class Registrations:
     """The SuperLink's list of nodes; like the real one it lets no key be registered again."""
 
-    there: list[RegisteredNode] = field(default_factory=list)
+    there: list[RegisteredSite] = field(default_factory=list)
     ever: set[bytes] = field(default_factory=set)
 
-    def nodes(self) -> list[RegisteredNode]:
+    def nodes(self) -> list[RegisteredSite]:
         return list(self.there)
 
     def register(self, name: str, public_key: str) -> None:
         key = openssh_key_to_pem(public_key)
         assert key not in self.ever
         self.ever.add(key)
-        self.there.append(RegisteredNode(len(self.ever), name, Presence.NEVER, key))
+        self.there.append(RegisteredSite(len(self.ever), name, key))
 
-    def unregister(self, node: RegisteredNode) -> None:
+    def unregister(self, node: RegisteredSite) -> None:
         self.there.remove(node)
 
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from common.errors import BadInput
 from common.system.terminal import ProgressForm, progress_form
 from studies import progress
-from studies.progress import ActiveRun, GridLines, GridObjects, GridPace
+from studies.progress import ActiveRun, GridEvents, GridPace
 from tests.federations import DIGITS
 
 STEERING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -178,17 +178,16 @@ def test_the_table_of_a_grid_is_whole_at_eighty_columns_and_shows_rounds_before_
 
 
 def test_those_at_work_are_named_every_thirty_seconds_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, lines, written = [100.0], list[str](), list[Any]()
+    now, told = [100.0], list[tuple[str, Any]]()
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
     at_work = [ActiveRun("a", 30.0, 3, 6, "a-seed0"), ActiveRun("b", 30.0, 0, 6, "b-seed0")]
     pace = GridPace({"a": 1, "b": 1}, {"a": 0, "b": 0}, 2, lambda: at_work)
-    with GridLines(lines.append, pace) as as_lines, GridObjects(written.append, pace) as as_objects:
-        lines.clear()
-        written.clear()
+    with GridEvents(lambda line, event: told.append((line, event)), pace) as shown:
+        told.clear()
         for _ in range(122):
             now[0] += 0.5
-            as_lines.update()
-            as_objects.update()
+            shown.update()
+    lines, written = [line for line, _ in told], [event for _, event in told]
     assert lines == ["at work: a-seed0 round 3 of 6, b-seed0 round 0 of 6; 0 of 2 runs, about 30.0 s left"] * 2
     assert [line["event"] for line in written] == ["at_work", "at_work"]
     assert written[0]["at_work"][0] == {"run": "a-seed0", "round": 3, "rounds": 6, "seconds": 30.0}

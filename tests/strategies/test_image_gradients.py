@@ -11,7 +11,7 @@ from common.data.base.spec import AugmentationSpec
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build, train_mode
 from common.models.zoo.spec import ModelSpec
-from strategies.local.losses import choose_plain_loss
+from strategies.local.losses import PLAIN_LOSSES
 from strategies.local.objective import Examples, plain
 from strategies.local.training import FrozenParts, TrainingTask
 from strategies.privacy.gradients import PrivateEpochs, sum_clipped_gradients
@@ -24,7 +24,7 @@ from strategies.privacy.image_gradients import (
 from strategies.privacy.noise import NoiseGrid, make_seeded_noise
 
 SIDE, CLASSES = 8, ("a", "b")
-BCE = choose_plain_loss("multi_label", "masked")
+BCE = PLAIN_LOSSES["multi_label", "masked"]
 
 
 class Windows(nn.Module):

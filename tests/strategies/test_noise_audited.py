@@ -15,7 +15,7 @@ from common.config import TrainingSection
 from common.data.base.spec import AugmentationSpec
 from common.models.network import SplitNetwork
 from common.models.zoo.spec import ModelSpec
-from strategies.local.losses import choose_plain_loss
+from strategies.local.losses import PLAIN_LOSSES
 from strategies.local.objective import Examples, plain
 from strategies.local.training import FrozenParts, TrainingTask
 from strategies.privacy.gradients import PrivateEpochs
@@ -25,7 +25,7 @@ from strategies.privacy.noise import make_seeded_noise
 SIZE = 64
 CANARIES = SIZE * SIZE
 DELTA = 1e-5
-BCE = choose_plain_loss("multi_label", "masked")
+BCE = PLAIN_LOSSES["multi_label", "masked"]
 
 
 class Brightest(nn.Module):

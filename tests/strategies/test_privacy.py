@@ -19,7 +19,7 @@ from common.models.network import Head, SplitNetwork, build, train_mode
 from common.models.state import read_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Groups
-from strategies.local.losses import choose_plain_loss
+from strategies.local.losses import PLAIN_LOSSES
 from strategies.local.objective import Examples, plain
 from strategies.local.optimisation import make_optimizer
 from strategies.local.training import FrozenParts, TrainingTask, train_epoch
@@ -46,7 +46,7 @@ from strategies.privacy.noise import SHRUNK, NoiseGrid, make_seeded_noise
 from strategies.registry import build_site_method
 from tests.federations import experiment, federation, given_weights
 
-BCE = choose_plain_loss("multi_label", "masked")
+BCE = PLAIN_LOSSES["multi_label", "masked"]
 EVERY = torch.tensor([True, True])
 SAMPLE = ("privacy.level=sample", "privacy.noise_multiplier=1", "evaluation.checkpoint=last")
 GROUP = (*SAMPLE, "model.norm=group")

@@ -12,7 +12,7 @@ from common.wire.codec import decode, encode, payload_bytes
 from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
 from common.wire.records import Refusal, RefusalNoted, RollCall, RollCallAnswer
 from strategies.engine.events import TooFewSites, WaitingStatus
-from strategies.engine.membership import RunMember, SiteRoll, call_the_roll, find_layout_faults
+from strategies.engine.membership import RunMember, SiteRoll, find_layout_faults
 from tests.strategies.scripted import Answer, Clock, Makes, ScriptedGrid, Site, at, failed, lost
 
 CALL = RollCall("run-1", "{}")
@@ -61,7 +61,7 @@ def refusal_to(roll: SiteRoll, node: int) -> Refusal:
 def called(roll: SiteRoll, expected: int, needed: int = 0) -> list[WaitingStatus]:
     """Call the roll; return what anyone who watches was told."""
     statuses: list[WaitingStatus] = []
-    call_the_roll(roll, expected, needed or expected, DEADLINE_S, statuses.append)
+    roll.wait_for(expected, needed or expected, DEADLINE_S, statuses.append)
     return statuses
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from common.config import TrainingSection
 from common.errors import BadInput
 from common.models.zoo.spec import Task
-from strategies.local.losses import Loss, Missing, choose_plain_loss, make_training_loss
+from strategies.local.losses import PLAIN_LOSSES, Loss, Missing, make_training_loss
 from strategies.registry import STRATEGIES, build_site_method
 from tests.federations import experiment, federation, finished
 from tests.third_parties import install, stairs
@@ -34,11 +34,11 @@ def of_classes(images: int = 40) -> tuple[Tensor, Tensor]:
 
 def chosen(labels: Tensor, task: Task = "multi_label", missing: Missing = "masked", **training: object) -> Loss:
     spec = TrainingSection.model_validate(training)
-    return make_training_loss(spec, choose_plain_loss(task, missing), task, missing, labels)
+    return make_training_loss(spec, PLAIN_LOSSES[task, missing], task, missing, labels)
 
 
 def test_without_a_choice_it_is_the_methods_own_loss() -> None:
-    plain = choose_plain_loss("multi_label", "masked")
+    plain = PLAIN_LOSSES["multi_label", "masked"]
     assert make_training_loss(TrainingSection(), plain, "multi_label", "masked", drawn()[1]) is plain
 
 

@@ -24,7 +24,6 @@ from studies.comparison_report import (
     draw_auroc_by_method,
     draw_gains,
     draw_shared_and_unique,
-    gains_by_site,
     terminal_tables,
 )
 from tests.studies.made_runs import compared, metrics, run_of, summary
@@ -402,5 +401,5 @@ def test_many_sites_are_counted_in_words_and_ranked_in_the_figure() -> None:
     sentence = gain_sentences(comparison)[0]
     assert "site39 +0.390" in sentence
     assert sentence.endswith("and 35 more.")
-    assert len(gains_by_site(comparison)) == 40
+    assert len({gain.site for gain in comparison.site_gains}) == 40
     assert "from the largest loss" in draw_gains(comparison)

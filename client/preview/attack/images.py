@@ -34,7 +34,7 @@ from common.data.images.pixels import channels_first
 from common.data.images.reading import encode_png
 from common.models.network import SplitNetwork, backbone_pixels, train_mode
 from common.models.state import layout_of, read_state
-from strategies.local.losses import choose_plain_loss
+from strategies.local.losses import PLAIN_LOSSES
 from strategies.local.objective import pair_with_labels
 
 SIZE = 112
@@ -133,7 +133,7 @@ def _search_images_by_gradient(update: NDArray[np.float32], network: SplitNetwor
     target = -torch.from_numpy(update.copy())
     train_mode(network)
     examples = pair_with_labels(train, channels_first(train.images), network.class_names)
-    loss = choose_plain_loss(network.spec.task, "masked")
+    loss = PLAIN_LOSSES[network.spec.task, "masked"]
     trunk = [value for name, value in network.named_parameters() if not name.startswith("head.")]
     guess = torch.rand(len(train), 1, 16, 16, generator=torch.Generator().manual_seed(4)).mul(255).requires_grad_()
     search = torch.optim.Adam([guess], lr=8.0)

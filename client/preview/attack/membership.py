@@ -23,7 +23,7 @@ from common.metrics.auroc import mean_auroc
 from common.models.network import SplitNetwork
 from common.models.state import ModelState, layout_of, read_state, write_state
 from common.wire.records import TrainReply
-from strategies.local.losses import choose_plain_loss
+from strategies.local.losses import PLAIN_LOSSES
 from strategies.local.objective import Examples, pair_with_labels
 
 SHADOWS = 8
@@ -122,7 +122,7 @@ def compute_matched_filter(data: AttackerData, reply: TrainReply) -> Floats:
     assert update is not None
     network, examples = data.network.eval(), data.examples
     write_state(network, trunk=data.start.trunk, norm=data.start.norm, head=data.start.head)
-    loss, pixels, places = choose_plain_loss(network.spec.task, "masked"), data.pixels(), layout_of(network).slices()
+    loss, pixels, places = PLAIN_LOSSES[network.spec.task, "masked"], data.pixels(), layout_of(network).slices()
     names, parameters = zip(*[pair for pair in network.named_parameters() if pair[0] in places], strict=True)
     target = np.concatenate([update[places[name]] for name in names])
     steps = np.empty((len(data.images), len(target)), np.float32)
@@ -167,7 +167,7 @@ def _compute_image_losses(data: AttackerData, reply: TrainReply) -> Floats:
     weight, bias = start.head.weight, start.head.bias
     moved = start.head if head is None else replace(start.head, weight=weight + head.weight, bias=bias + head.bias)
     write_state(data.network, trunk=start.trunk + update.trunk, norm=start.norm, head=moved)
-    loss, examples = choose_plain_loss(data.network.spec.task, "masked"), data.examples
+    loss, examples = PLAIN_LOSSES[data.network.spec.task, "masked"], data.examples
     with torch.no_grad():
         logits = data.network.eval()(data.pixels())
         rows = range(len(examples))

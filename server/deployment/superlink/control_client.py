@@ -20,7 +20,7 @@ from common.wire.fleet_protocol import message_classes
 from server.coordinator.folder import Coordinator
 from server.coordinator.state import ControlSocket
 from server.deployment.superlink.messages import NoReplyReason, parse_message
-from server.deployment.superlink.registrations import Presence
+from server.deployment.superlink.registrations import Presence, RegisteredSite
 
 LINK_PATIENCE_S = 900.0
 """Time that a run waits for a SuperLink that does not answer."""
@@ -80,21 +80,6 @@ class RunLost(RuntimeError):
 
 
 @dataclass(frozen=True)
-class RegisteredNode:
-    """A registered site as the SuperLink sees it; ``public_key`` is PEM, as Flower sends it."""
-
-    node_id: int
-    name: str
-    state: Presence
-    public_key: bytes
-
-    @property
-    def online(self) -> bool:
-        """True while the site is connected."""
-        return self.state == Presence.CONNECTED
-
-
-@dataclass(frozen=True)
 class RequestStatus:
     """The SuperLink's answer about a request: envelope and tree of its reply, or the reason why there is none."""
 
@@ -147,16 +132,16 @@ class ControlClient:
         """Raise :class:`SuperLinkGone` unless the SuperLink answers."""
         self._call_until_answered("health", proto.Nothing())
 
-    def nodes(self) -> list[RegisteredNode]:
+    def nodes(self) -> list[RegisteredSite]:
         """Return all registered sites."""
         sites = self._call_until_answered("list_sites", proto.Nothing()).sites
-        return [RegisteredNode(site.node_id, site.name, Presence(site.state), site.public_key) for site in sites]
+        return [RegisteredSite(site.node_id, site.name, site.public_key, Presence(site.state)) for site in sites]
 
     def register(self, name: str, public_key: str) -> None:
         """Register a site's key, an OpenSSH line, under its name."""
         self._call_until_answered("register", proto.Site(name=name, public_key=openssh_key_to_pem(public_key)))
 
-    def unregister(self, node: RegisteredNode) -> None:
+    def unregister(self, node: RegisteredSite) -> None:
         """Remove a site's registration: from now on every call signed with its key is refused."""
         self._call_until_answered("unregister", proto.Site(node_id=node.node_id))
 

@@ -135,15 +135,12 @@ def method_handlers(fleet: FleetService, authenticator: Authenticator) -> Mappin
     def serialize(response: Any) -> bytes:
         return bytes(response.SerializeToString())
 
-    handlers = {
-        name: authenticator.make_handler(name, answer, request.FromString, serialize)
-        for name, (answer, request) in methods.items()
+    make = authenticator.make_handler
+    return {
+        **{name: make(name, answer, kind.FromString, serialize) for name, (answer, kind) in methods.items()},
+        "PushObject": make("PushObject", fleet.push_object, ObjectPush.parse, serialize),
+        "PullObject": make("PullObject", fleet.pull_object, PullObjectRequest.FromString, bytes),
     }
-    handlers["PushObject"] = authenticator.make_handler("PushObject", fleet.push_object, ObjectPush.parse, serialize)
-    handlers["PullObject"] = authenticator.make_handler(
-        "PullObject", fleet.pull_object, PullObjectRequest.FromString, bytes
-    )
-    return handlers
 
 
 def hello_handler(admitted: AdmittedKeys, strangers: StrangerCalls) -> grpc.GenericRpcHandler:
@@ -157,12 +154,8 @@ def hello_handler(admitted: AdmittedKeys, strangers: StrangerCalls) -> grpc.Gene
             is_admitted = False
         if not is_admitted:
             strangers.count(context.peer(), "asked whether its key is admitted, which it is not")
-        answer = Hello(
-            time=time.time(),
-            release=__version__,
-            wire=WIRE_VERSION,
-            key="admitted" if is_admitted else "unknown",
-        )
+        known = "admitted" if is_admitted else "unknown"
+        answer = Hello(time=time.time(), release=__version__, wire=WIRE_VERSION, key=known)
         return answer.model_dump_json().encode()
 
     # As a stream of requests that nobody reads: a stranger may ask, and no byte of the request is accepted.

@@ -12,6 +12,7 @@ import threading
 import zipfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,9 +157,8 @@ class FleetService:
         """Mark the calling site as connected."""
         if request.public_key != caller.key:
             other = self._admitted.caller(request.public_key)
-            raise _forged_call_refusal(
-                "the public key in the request did not sign the call", other.name if other else ""
-            )
+            reason = "the public key in the request did not sign the call"
+            raise _forged_call_refusal(reason, other.name if other else "")
         _check_interval(request.heartbeat_interval)
         if not self._sites.activate(caller.node_id, request.heartbeat_interval):
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this key is in use by another process")
@@ -228,11 +228,8 @@ class FleetService:
             reason = "nobody waits for this reply any more: its time is over, or its run"
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, reason, run=metadata.run_id)
         small = name_by_sha256(request.small_contents)
-        to_push = [
-            name
-            for name in missing
-            if name not in small or not self._store_object(caller, metadata.run_id, name, small[name])
-        ]
+        store = partial(self._store_object, caller, metadata.run_id)
+        to_push = [name for name in missing if name not in small or not store(name, small[name])]
         results = [Result(key=metadata.message_id, value=0)]
         return PushMessagesResponse(results=results, objects_to_push=to_push, session_id=metadata.message_id)
 
@@ -258,15 +255,13 @@ class FleetService:
         run, answered = metadata.run_id, metadata.reply_to_message_id
         owner = self._messages.owner_of(answered) if answered else None
         if metadata.src_node_id != caller.node_id:
-            raise _forged_call_refusal(
-                "the reply names another site as its source", self._site_name(metadata.src_node_id), run
-            )
+            named = self._site_name(metadata.src_node_id)
+            raise _forged_call_refusal("the reply names another site as its source", named, run)
         if not answered or metadata.dst_node_id != COORDINATOR:
             raise _forged_call_refusal("a site sends replies to the coordinator and nothing else", run=run)
         if not self._messages.was_handed(caller.node_id, answered):
-            raise _forged_call_refusal(
-                "the reply answers a message that was not handed to this site", self._site_name(owner), run
-            )
+            reason = "the reply answers a message that was not handed to this site"
+            raise _forged_call_refusal(reason, self._site_name(owner), run)
         if proto.HasField("error"):
             # The run reads the error in the reply's objects, and cuts it; here it would only fill the database.
             proto.error.reason = proto.error.reason[:LONGEST_REASON]

@@ -416,11 +416,7 @@ class SuperLinkStorage:
 
     @classmethod
     def open(
-        cls,
-        path: Path,
-        files: ObjectFiles,
-        clock: Callable[[], float],
-        steady: Callable[[], float] = time.monotonic,
+        cls, path: Path, files: ObjectFiles, clock: Callable[[], float], steady: Callable[[], float] = time.monotonic
     ) -> "SuperLinkStorage":
         """Open a database or make a new one; remove files that no message needs or that a crash damaged.
 

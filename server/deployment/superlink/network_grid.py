@@ -45,13 +45,7 @@ from server.deployment.superlink.control_client import (
     openssh_key_to_pem,
 )
 from server.deployment.superlink.messages import NoReplyReason
-from server.deployment.superlink.object_store import (
-    NO_REPLY,
-    SPARE_BYTES,
-    ObjectFiles,
-    ReplyBound,
-    masked_update_bytes,
-)
+from server.deployment.superlink.object_store import NO_REPLY, SPARE_BYTES, ObjectFiles, ReplyBound, masked_update_bytes
 from server.deployment.superlink.process import CLOCK, OBJECTS, steady_clock
 from server.deployment.superlink.request_signing import Recipient, RequestSigner
 from server.runs.live_status import stopped_at
@@ -209,15 +203,7 @@ class NetworkGrid(Grid):
         return [node.node_id for node in self._control.nodes() if node.online]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and wait for their replies."""
-        pending, until = set(self.push_messages(messages)), time.monotonic() + (timeout or float("inf"))
-        replies = list[Message]()
-        while pending and time.monotonic() < until:
-            new = self.pull_messages(pending)
-            replies += new
-            pending -= {reply.metadata.reply_to_message_id for reply in new}
-            time.sleep(0 if new else POLL_S)
-        return replies
+        raise NotImplementedError("use push_messages and pull_messages")
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Sign each message for its site, write the objects into files, and announce the messages.
@@ -239,9 +225,8 @@ class NetworkGrid(Grid):
             sizes, assembled = [len(content) for content in parts.values()], array_bytes(message.content)
             bound = ReplyBound.for_request(sizes, assembled, masked_update_bytes(message.content))
             metadata = message.metadata
-            empty = Message(
-                RecordDict(), metadata.dst_node_id, metadata.message_type, ttl=metadata.ttl, group_id=metadata.group_id
-            )
+            site, kind, group = metadata.dst_node_id, metadata.message_type, metadata.group_id
+            empty = Message(RecordDict(), site, kind, ttl=metadata.ttl, group_id=group)
             set_message_id(empty, metadata.message_id)
             self._requests[metadata.message_id] = _SentRequest(empty, bound)
             self._signer.remember_sent(message)
@@ -297,9 +282,8 @@ class NetworkGrid(Grid):
                 message = join_message(name, objects, size)
                 statement = self._signer.read_signed_statement(node, message.content)
                 if statement.run == run:
-                    yield ReplyArrival(
-                        statement.record, statement.round, statement.site, message.content, CAME_WHILE_AWAY
-                    )
+                    about = statement.record, statement.round, statement.site
+                    yield ReplyArrival(*about, message.content, CAME_WHILE_AWAY)
             self._control.release([name])
         self._earlier_replies = ()
 

@@ -33,7 +33,8 @@ class RegisteredSite:
         node_id: Number in Flower's protocol, derived from the key: the same in every database.
         name: Name under which the site was admitted.
         public_key: PEM, as Flower sends it.
-        state: Last state that the site reported; never ``LOST``, which follows from ``until``.
+        state: Last state that the site reported, in the SuperLink's own memory never ``LOST``, which follows from
+            ``until``.
         until: Time on the steady clock after which the site counts as lost unless it sends a heartbeat.
     """
 
@@ -42,6 +43,11 @@ class RegisteredSite:
     public_key: bytes
     state: Presence = Presence.NEVER
     until: float = 0.0
+
+    @property
+    def online(self) -> bool:
+        """Return True if the site was connected when its state was read."""
+        return self.state == Presence.CONNECTED
 
     def at(self, now: float) -> Presence:
         """Return the presence of the site at this time."""
@@ -53,11 +59,9 @@ class SiteRegistry:
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database, self._clock = database, clock
-        rows = database.read("SELECT node, name, key, state, until FROM sites")
-        self._sites = {
-            int(node): RegisteredSite(int(node), name, bytes(key), Presence(state), until)
-            for node, name, key, state, until in rows
-        }
+        self._sites = dict[int, RegisteredSite]()
+        for node, name, key, state, until in database.read("SELECT node, name, key, state, until FROM sites"):
+            self._sites[int(node)] = RegisteredSite(int(node), name, bytes(key), Presence(state), until)
 
     def all(self) -> list[RegisteredSite]:
         """Return all sites, each with its presence now."""

@@ -33,15 +33,6 @@ class Recipient:
     public_key: str
 
 
-@dataclass(frozen=True)
-class SentRequest:
-    """A request that was sent to a site, with its run and round."""
-
-    site: Recipient
-    run: str
-    round: int
-
-
 class RequestSigner:
     """Signs requests and verifies replies.
 
@@ -55,7 +46,7 @@ class RequestSigner:
     ) -> None:
         self._key, self._certificate, self._read_sites = key, certificate, sites
         self._sites: Mapping[int, Recipient] = {}
-        self._sent: dict[str, SentRequest] = {}  # by the name of the message
+        self._sent: dict[str, tuple[Recipient, str, int]] = {}  # name of the message -> its site, run and round
 
     def sites(self) -> Mapping[int, Recipient]:
         """Read the sites that may take part again, and return them by node."""
@@ -84,7 +75,7 @@ class RequestSigner:
         site = self._find_site(message.metadata.dst_node_id)
         if site is not None:
             run, server_round, _ = run_round_and_kind(message.content)
-            self._sent[message.metadata.message_id] = SentRequest(site, run, server_round)
+            self._sent[message.metadata.message_id] = site, run, server_round
 
     def fault(self, message_id: str, reply: Message) -> str:
         """Explain why a reply is not the recipient's own answer to a request; empty where it is.
@@ -92,19 +83,19 @@ class RequestSigner:
         Args:
             message_id: Name of the request's message.
         """
-        sent = self._sent.pop(message_id, None)
-        if sent is None:
+        if (sent := self._sent.pop(message_id, None)) is None:
             return "nothing was asked"
+        site, run, server_round = sent
         try:
-            statement = _verify_statement(reply.content, sent.site.public_key)
+            statement = _verify_statement(reply.content, site.public_key)
             stated = (statement.site, statement.run, statement.round, statement.message)
-            if stated != (sent.site.name, sent.run, sent.round, message_id):
+            if stated != (site.name, run, server_round, message_id):
                 raise SignatureFault("its statement names another site, run, round or message")
             record = run_round_and_kind(reply.content)[2]
             if statement.record != record or (statement.number > 0) != (record in CHAINED):
                 raise SignatureFault("its statement names another kind of record")
         except SignatureFault as fault:
-            return f"its reply is not signed by {sent.site.name} as an answer to what it was asked: {fault}"
+            return f"its reply is not signed by {site.name} as an answer to what it was asked: {fault}"
         return ""
 
     def read_signed_statement(self, node_id: int, content: RecordDict) -> ReplyStatement:

@@ -29,28 +29,22 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 12, 30, 34
 """Margins of a figure."""
 
 _ASSETS = Path(__file__).parent / "assets"
-_STATES = {
-    "running": "running",
-    "done": "done",
-    "stopped": "stopped",
-    "interrupted": "interrupted: --resume goes on",
-}
 _SUMMARY = TypeAdapter(Summary)
 
 
 def render_page(snapshot: RunSnapshot) -> str:
     """Return the whole page, which can be read without scripts."""
     style, script = Markup(_read_asset("live.css")), Markup(_read_asset("live.js"))
-    return (
-        _template_environment()
-        .get_template("live.html.j2")
-        .render(shown=template_variables(snapshot), style=style, script=script)
-    )
+    return _render("live.html.j2", shown=template_variables(snapshot), style=style, script=script)
 
 
 def render_changing_part(snapshot: RunSnapshot) -> str:
     """Return the part of the page that changes."""
-    return _template_environment().get_template("view.html.j2").render(shown=template_variables(snapshot))
+    return _render("view.html.j2", shown=template_variables(snapshot))
+
+
+def _render(template: str, **variables: object) -> str:
+    return _template_environment().get_template(template).render(**variables)
 
 
 @cache
@@ -99,7 +93,7 @@ def template_variables(snapshot: RunSnapshot) -> dict[str, object]:
     }
     if run is None:
         return shown | {"tab": snapshot.title, "announcement": "no run yet", "run": None}
-    words, done = _STATES.get(run.state, "no run yet"), rounds_done(run)
+    words, done = "interrupted: --resume goes on" if run.state == "interrupted" else run.state, rounds_done(run)
     progress = f"round {done} of {run.rounds} done" if run.rounds else ""
     reason = run.last_error if run.state != "done" else ""
     return shown | {
@@ -152,16 +146,10 @@ def _figure_tiles(snapshot: RunSnapshot, run: PresentRun, done: int) -> list[tup
 def _draw_figures(snapshot: RunSnapshot, last_round: int) -> list[tuple[str, Markup]]:
     rounds = snapshot.rounds
     numbers = [line.round for line in rounds]
-    losses = {
-        "training": [line.train_loss for line in rounds],
-        "validation": [line.validation_loss for line in rounds],
-    }
+    losses = {"training": [r.train_loss for r in rounds], "validation": [r.validation_loss for r in rounds]}
     aurocs = {"validation": [line.validation_auroc for line in rounds]}
-    figures = [
-        ("Loss", draw_curves("loss", numbers, losses, last_round)),
-        ("Mean AUROC", draw_curves("mean AUROC", numbers, aurocs, last_round)),
-    ]
-    return [(name, svg) for name, svg in figures if svg]
+    panels = (("Loss", "loss", losses), ("Mean AUROC", "mean AUROC", aurocs))
+    return [(name, svg) for name, title, lines in panels if (svg := draw_curves(title, numbers, lines, last_round))]
 
 
 def draw_curves(
@@ -194,21 +182,14 @@ def draw_curves(
 
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     ticks = [low + index * step for index in range(round((high - low) / step) + 1)]
-    return Markup(
-        _template_environment()
-        .get_template("curves.svg.j2")
-        .render(
-            title=title,
-            frame={"left": LEFT, "right": WIDTH - RIGHT, "width": WIDTH, "height": HEIGHT},
-            ticks=[(y(value), f"{value:.{digits}f}") for value in ticks],
-            last=last,
-            lines=[
-                {"name": name, "newest": points[-1], "corners": [(x(n), y(v)) for n, v in points]}
-                for name, points in lines.items()
-            ],
-            most_dots=MOST_DOTS,
-        )
-    )
+    drawn = [
+        {"name": name, "newest": points[-1], "corners": [(x(n), y(v)) for n, v in points]}
+        for name, points in lines.items()
+    ]
+    frame = {"left": LEFT, "right": WIDTH - RIGHT, "width": WIDTH, "height": HEIGHT}
+    labels = [(y(value), f"{value:.{digits}f}") for value in ticks]
+    svg = _render("curves.svg.j2", title=title, frame=frame, ticks=labels, last=last, lines=drawn, most_dots=MOST_DOTS)
+    return Markup(svg)
 
 
 def _choose_axis_range(low: float, high: float) -> tuple[float, float, float]:

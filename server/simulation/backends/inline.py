@@ -4,11 +4,11 @@ The hospital's app is imported by its name (``module:attribute``, as in Flower),
 import one another.
 """
 
-import importlib
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -28,8 +28,7 @@ Main = Callable[[Grid], None]
 
 def import_site_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
     """Import the ClientApp that serves every site, by its name."""
-    module, _, attribute = CLIENT_APP.partition(":")
-    app: ClientApp = getattr(importlib.import_module(module), attribute)(experiment, base, run_folder)
+    app: ClientApp = resolve_name(CLIENT_APP)(experiment, base, run_folder)
     return app
 
 

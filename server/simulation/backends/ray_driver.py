@@ -121,14 +121,11 @@ class RayDriver:
         machines = cluster.node_resources(cluster.living_nodes())
         self.workers = choose_workers(self.settings, len(self.names), machines)
         stop_on(cluster.room_faults(self.settings, self.workers, machines))
-        images = [
-            array_from_bytes(data, dtype, shape)
-            for data, (dtype, shape) in zip(frame.data, about["shapes"], strict=True)
-        ]
+        described = zip(frame.data, about["shapes"], strict=True)
+        images = [array_from_bytes(data, dtype, shape) for data, (dtype, shape) in described]
         shared = {key: about[key] for key in ("experiment", "base", "facts")}
-        self.setup = ray.put(
-            {**shared, "sites": len(self.names), "images": images, "versions": cluster.node_versions()}
-        )
+        own = {"sites": len(self.names), "images": images, "versions": cluster.node_versions()}
+        self.setup = ray.put({**shared, **own})
         frozen = folder_contents(self.run_folder / "frozen")
         self.frozen = {name: ray.put((name, start, data)) for name, start, data in frozen}
         send_frame(self.connection, {"kind": "begun", "workers": self.workers.count})
@@ -139,10 +136,8 @@ class RayDriver:
         arrays = [ray.put(buffer) if buffer.nbytes > SHARED_BYTES else buffer for buffer in buffers]
         for message in frame.about["messages"]:
             head, *places = message["data"]
-            task = SiteTask(
-                message["id"], message["site"], bytes(frame.data[head]), [arrays[place] for place in places]
-            )
-            self._waiting.append(task)
+            parts = [arrays[place] for place in places]
+            self._waiting.append(SiteTask(message["id"], message["site"], bytes(frame.data[head]), parts))
         async with self._changed:
             self._changed.notify_all()
 
@@ -194,20 +189,17 @@ class RayDriver:
                 reason = f"its worker was lost {MOST_LOSSES} times, the last time because: {_describe_loss(error)}"
                 send_frame(self.connection, {"kind": "lost", "id": task.identifier, "reason": reason})
         else:
-            head, data, files, frozen = answer
+            head, arrays, files, frozen = answer
             apply_changes(folder, files)
-            self._keep_frozen(frozen)
-            send_frame(self.connection, {"kind": "reply", "id": task.identifier}, [head, *data])
+            # Frozen parts that this site received are shared with all sites; each part is named by its hash.
+            new = [(part, start, bytes(data)) for part, start, data in frozen if data and part not in self.frozen]
+            apply_changes(self.run_folder / "frozen", new)
+            self.frozen |= {change[0]: ray.put(change) for change in new}
+            send_frame(self.connection, {"kind": "reply", "id": task.identifier}, [head, *arrays])
         async with self._changed:
             self._busy.remove(task.site)
             self._changed.notify_all()
         return answer is not None
-
-    def _keep_frozen(self, changes: list[Any]) -> None:
-        """Share the frozen parts of a model that one site received with all sites: each is named by its hash."""
-        new = [(name, start, bytes(data)) for name, start, data in changes if data and name not in self.frozen]
-        apply_changes(self.run_folder / "frozen", new)
-        self.frozen |= {change[0]: ray.put(change) for change in new}
 
     def _record_event(self, event: str, **facts: Any) -> None:
         """Add an event to those of the run."""

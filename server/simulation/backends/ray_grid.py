@@ -13,7 +13,7 @@ from common.data.images.pixel_cache import MappedRows
 from common.system.resources import keep_large_buffers
 from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, LocalGrid, Main, prepare_flower
 from server.simulation.backends.ray_process import RayProcess
-from server.simulation.backends.transfer import Frame, pack_message, unpack_message
+from server.simulation.backends.transfer import pack_message, unpack_message
 
 LOOK_S = 0.1
 
@@ -39,11 +39,6 @@ class SimulatedRun:
     note: Callable[..., None] = lambda event, **facts: None
 
 
-def _describe_here(stored: PixelRows) -> dict[str, Any] | None:
-    """Describe pictures that workers on this machine map from the same file."""
-    return stored.describe() if isinstance(stored, MappedRows) else None
-
-
 def run_on_ray(main: Main, run: SimulatedRun, process: RayProcess) -> None:
     """Run ``main`` with a Grid whose sites Ray's workers serve."""
     prepare_flower()
@@ -66,7 +61,10 @@ class RayGrid(LocalGrid):
         self._note, self._process = run.note, process
         self._pending: dict[str, Message] = {}
         draws = any(isinstance(part.stored, PixelRows) and part.stored.draws for part in run.images.parts)
-        describe = _describe_here if not process.settings.address else lambda stored: None
+
+        def describe(stored: PixelRows) -> dict[str, Any] | None:  # workers on this machine map the same file
+            return stored.describe() if isinstance(stored, MappedRows) and not process.settings.address else None
+
         facts, arrays = (None, list[Any]()) if draws else flatten(run.images, describe)
         about = {
             "kind": "begin",
@@ -100,19 +98,19 @@ class RayGrid(LocalGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
         """Return the next reply, if it comes soon: there is never more than one."""
-        frame = self._process.receive(LOOK_S)
-        reply = None if frame is None else self._reply(frame)
-        return [reply] if reply is not None and reply.metadata.reply_to_message_id in message_ids else []
+        if (frame := self._process.receive(LOOK_S)) is None:
+            return []
+        about = frame.about
+        if about["kind"] == "note":
+            self._note(about["event"], **about["facts"])
+            return []
+        message = self._pending.pop(about["id"])
+        if about["kind"] == "lost":
+            reply = Message(Error(CLIENT_APP_RAISED, about["reason"]), reply_to=message)
+        else:
+            head, *arrays = frame.data
+            reply = unpack_message(head, arrays)
+        return [reply] if reply.metadata.reply_to_message_id in message_ids else []
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:
         raise NotImplementedError("use push_messages and pull_messages")
-
-    def _reply(self, frame: Frame) -> Message | None:
-        if frame.about["kind"] == "note":
-            self._note(frame.about["event"], **frame.about["facts"])
-            return None
-        message = self._pending.pop(frame.about["id"])
-        if frame.about["kind"] == "lost":
-            return Message(Error(CLIENT_APP_RAISED, frame.about["reason"]), reply_to=message)
-        head, *arrays = frame.data
-        return unpack_message(head, arrays)

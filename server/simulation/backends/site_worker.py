@@ -78,7 +78,6 @@ class SiteWorker:
         Args:
             call: ``site`` and its ``place`` in the partition; the message's ``head``; ``files`` of the site's folder;
                 ``frozen``, the parts of models that sites keep, by name as references to Ray's objects.
-            arrays: The bytes of the message's arrays.
 
         Returns:
             The reply's head, the bytes of its arrays, the changes in the site's folder and among the frozen parts.

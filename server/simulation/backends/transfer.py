@@ -95,7 +95,14 @@ def pack_message(message: Message) -> tuple[bytes, list[bytes]]:
     if not message.has_content():
         head["error"] = message.error.code, message.error.reason
         return json.dumps(head).encode(), []
-    head["records"] = [(name, *_to_kind_and_json(record)) for name, record in message.content.items()]
+    records = head["records"] = list[tuple[str, str, Any]]()  # values in Flower's encoding, arrays without their bytes
+    for name, record in message.content.items():
+        if isinstance(record, ArrayRecord):
+            arrays = [(key, array.dtype, array.shape, array.stype) for key, array in record.items()]
+            records.append((name, _ARRAYS, arrays))
+        else:
+            kind = "config" if isinstance(record, ConfigRecord) else "metrics"
+            records.append((name, kind, base64.b64encode(record.deflate()).decode()))
     return json.dumps(head).encode(), [array.data for array in _message_arrays(message.content)]
 
 
@@ -104,24 +111,16 @@ def unpack_message(head: Any, arrays: Sequence[Any]) -> Message:
     described = json.loads(bytes(head))
     if "error" in described:
         return rebuild_message(Error(*described["error"]), described["metadata"])
-    content = RecordDict({name: _rebuild_record(kind, about) for name, kind, about in described["records"]})
+    content = RecordDict()
+    for name, kind, about in described["records"]:
+        if kind == _ARRAYS:
+            arrays_of = {key: Array(dtype, tuple(shape), stype, b"") for key, dtype, shape, stype in about}
+            content[name] = ArrayRecord(arrays_of)
+        else:
+            content[name] = _VALUES[kind].inflate(base64.b64decode(about))
     for array, data in zip(_message_arrays(content), arrays, strict=True):
         array.data = data
     return rebuild_message(content, described["metadata"])
-
-
-def _to_kind_and_json(record: Any) -> tuple[str, Any]:
-    """Return a record's kind and its JSON form: values in Flower's encoding, or arrays without their bytes."""
-    if isinstance(record, ArrayRecord):
-        return _ARRAYS, [(key, array.dtype, array.shape, array.stype) for key, array in record.items()]
-    kind = next(kind for kind, record_type in _VALUES.items() if isinstance(record, record_type))
-    return kind, base64.b64encode(record.deflate()).decode()
-
-
-def _rebuild_record(kind: str, about: Any) -> Any:
-    if kind != _ARRAYS:
-        return _VALUES[kind].inflate(base64.b64decode(about))
-    return ArrayRecord({key: Array(dtype, tuple(shape), stype, b"") for key, dtype, shape, stype in about})
 
 
 def _message_arrays(content: RecordDict) -> Iterator[Array]:

@@ -77,7 +77,6 @@ class UnmaskedSum:
     """A sum whose masks are taken off.
 
     Attributes:
-        request: The request for the sum.
         vector: Sum of updates divided by ``divisor``, over the body and all rows; rows that are not opened are zero.
         survivors: The sites whose updates are in the sum, sorted.
         divisor: Number of sites that were asked in the round's first attempt.
@@ -181,7 +180,12 @@ class MaskedSummation:
         sum_request, layout = self.request, self.request.layout
         total = np.zeros(layout.size(sum_request.classes), np.uint32)
         opened = {site for statement in self._statements.values() for site in statement.opened}  # by an earlier attempt
-        requests = {site: self._masked_request(site, letters) for site in letters if not opened or site in opened}
+        requests = dict[str, MaskedRequest]()
+        for site in (site for site in letters if not opened or site in opened):
+            senders = tuple(sorted(set(letters) - {site}))
+            written = tuple(letters[sender][site] for sender in senders)
+            numbers = layout.size(sum_request.rows[site])
+            requests[site] = MaskedRequest(sum_request.run, sum_request.round, senders, written, numbers)
         self._refuse_fewer(requests, self._needed, "are those whose sum was opened before")
         survivors = list[str]()
         for site, answer in self.ask(requests, MaskedAnswer, self._needed):
@@ -193,12 +197,6 @@ class MaskedSummation:
                 survivors.append(site)
         self._refuse_fewer(survivors, self._needed, "sent a masked update")
         return total, sorted(survivors)
-
-    def _masked_request(self, site: str, letters: Mapping[str, Mapping[str, bytes]]) -> MaskedRequest:
-        senders = tuple(sorted(set(letters) - {site}))
-        written = tuple(letters[sender][site] for sender in senders)
-        numbers = self.request.layout.size(self.request.rows[site])
-        return MaskedRequest(self.request.run, self.request.round, senders, written, numbers)
 
     # ------------------------------------------------------------------ unmasking
 
@@ -267,9 +265,8 @@ class MaskedSummation:
     def _needed(self) -> int:
         """Return how many sites must stay to the end, which is how many shares make each site's secrets."""
         honest = self.request.shares.honest if self.request.shares else 0
-        return count_needed_survivors(
-            self._divisor, max((statement.cohort for statement in self._statements.values()), default=0), honest
-        )
+        cohort = max((statement.cohort for statement in self._statements.values()), default=0)
+        return count_needed_survivors(self._divisor, cohort, honest)
 
     def _refuse_fewer(self, sites: Iterable[str], needed: int, what: str) -> None:
         names = sorted(sites)

@@ -102,8 +102,6 @@ class MaskedRoundMemory:
         """Return the members and opened sums of this round, and of any that began with the same model.
 
         Args:
-            run: Identifier of the run.
-            server_round: Number of the round.
             start: Hash of the model that the round begins with; empty for none that is known.
 
         Raises:

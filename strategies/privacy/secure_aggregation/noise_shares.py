@@ -54,7 +54,6 @@ class ShareGrid:
 
         Args:
             update: An update at most as long as the bound.
-            bits: Source of the noise.
         """
         truncated = np.trunc(update.astype(np.float64) * (1 / self.divisor * self.steps)).astype(np.int64)
         noisy = truncated + draw_discrete_gaussian(len(update), bits, self.scale_bits)

@@ -125,9 +125,6 @@ class SiteRound:
     """One site's part in the secure aggregation of one round: its secrets and its answers.
 
     Args:
-        run: Identifier of the run.
-        server_round: Number of the round.
-        site: Name of the site.
         update: The update that is to be added to the sum; dropped once it is masked.
         terms: The terms on which the site takes part.
 
@@ -198,9 +195,8 @@ class SiteRound:
     def rows_of_few(self) -> tuple[str, ...]:
         """Return the rows of this site that too few sites of the round own, once it is known who takes part."""
         own = [segment for segment in self._segments if self.site in segment.owners]
-        few = [
-            segment for segment in own if len(segment.owners) < count_needed_owners(segment.owners, self._statements)
-        ]
+        needed = [count_needed_owners(segment.owners, self._statements) for segment in own]
+        few = [segment for segment, least in zip(own, needed, strict=True) if len(segment.owners) < least]
         return tuple(name for segment in few for name in segment.classes)
 
     def _once(self, request: Any, kind: type[Answer], answer: Callable[[Any], Answer]) -> Answer:

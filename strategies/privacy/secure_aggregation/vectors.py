@@ -31,7 +31,6 @@ def compute_share_threshold(sites: int, honest: int = 0) -> int:
     more: that help counts in both halves, so twice the shares have to exceed ``honest + 2 * (sites - honest)``.
 
     Args:
-        sites: Number of sites.
         honest: Of the sites, so many help the coordinator in nothing; 0 where nothing is promised about that.
     """
     two_thirds = -(-2 * sites // 3)
@@ -133,7 +132,6 @@ def convert_to_fixed_point(update: NDArray[np.float32], divisor: int, largest: f
     """Return an update's numbers as integers.
 
     Args:
-        update: Numbers of the update.
         divisor: Number of sites, or more.
         largest: Bound r; numbers beyond are cut.
 
