@@ -1,6 +1,5 @@
 """``flwr-sim sites``: each simulated site's images as files, to run the same federation over the network."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.config import ExperimentFile
-from common.data.base.image_set import ImageSet
 from common.errors import BadInput, Fault, stop_on
 from common.simulation import simulated_site
 from common.system.files import atomic_outputs, write_atomically
@@ -33,22 +31,19 @@ def write_sites(file: ExperimentFile, out: Path) -> list[Path]:
     full = [folder for folder in folders if any((folder / name).exists() for name in ("images.npz", "site.toml"))]
     stop_on([Fault(f"--out {out}", f"{folder} holds a site already.", "Name another folder.") for folder in full])
     with atomic_outputs(out, *folders):
-        for index, (part, folder) in enumerate(zip(data.parts, folders, strict=True)):
+        for index, (own, folder) in enumerate(zip(data.parts, folders, strict=True)):
             folder.mkdir(parents=True, exist_ok=True)
             site = simulated_site(data, index, "no")
-            parts = {"train": site.train, "val": site.validation, "test": site.test}
-            arrays = {name: array for prefix, images in parts.items() for name, array in _image_arrays(prefix, images)}
+            arrays = dict[str, NDArray[Any]]()
+            for part, images in {"train": site.train, "val": site.validation, "test": site.test}.items():
+                labels = images.labels
+                if labels.shape[1] == 1:
+                    labels = np.column_stack([labels, np.full(len(labels), np.nan, np.float32)])
+                named = {"images": images.images, "labels": labels, "patient": images.patients}
+                arrays |= {f"{part}_{name}": array for name, array in named.items()}
             np.savez(folder / "images.npz", allow_pickle=False, **arrays)
-            write_atomically(folder / "site.toml", _site_toml(part.site, part.class_names).encode())
+            write_atomically(folder / "site.toml", _site_toml(own.site, own.class_names).encode())
     return folders
-
-
-def _image_arrays(prefix: str, images: ImageSet) -> Iterator[tuple[str, NDArray[Any]]]:
-    labels = images.labels
-    if labels.shape[1] == 1:
-        labels = np.column_stack([labels, np.full(len(labels), np.nan, np.float32)])
-    for name, array in (("images", images.images), ("labels", labels), ("patient", images.patients)):
-        yield f"{prefix}_{name}", array
 
 
 def _site_toml(site: str, class_names: tuple[str, ...]) -> str:

@@ -70,9 +70,13 @@ def choose_arithmetic(plan: Plan, device: str, folder: Path, *, durable: bool) -
     """
     if plan.training.precision != "fastest" or device != "cpu":
         return read_arithmetic(plan.training, device)
-    about = _hash_circumstances(plan)
+    training, (name, flags) = plan.training, cpu_name_and_flags()
+    spec = plan.model.model_dump_json(exclude={"weights", "weights_sha256", "frozen_sha256"})
+    machine = torch.__version__, platform.machine(), f"{name} {sorted(flags)}"
+    facts = spec, training.batch_size, training.threads, *machine  # all that a choice depends on
+    about = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     try:
-        stored = {name: Arithmetic(**fields) for name, fields in json.loads((folder / FILE).read_bytes()).items()}
+        stored = {key: Arithmetic(**fields) for key, fields in json.loads((folder / FILE).read_bytes()).items()}
     except (OSError, ValueError, TypeError, AttributeError):  # a damaged file: the choices can be measured again
         stored = {}
     if about not in stored:
@@ -135,12 +139,3 @@ def _run_training_step(network: SplitNetwork, images: torch.Tensor, arithmetic: 
     logits.float().square().mean().backward()
     network.zero_grad()
     return time.process_time() - began
-
-
-def _hash_circumstances(plan: Plan) -> str:
-    """Return a hash of all that a choice depends on: the network, the batch, the threads, torch and the CPU."""
-    training, (name, flags) = plan.training, cpu_name_and_flags()
-    spec = plan.model.model_dump_json(exclude={"weights", "weights_sha256", "frozen_sha256"})
-    machine = torch.__version__, platform.machine(), f"{name} {sorted(flags)}"
-    facts = spec, training.batch_size, training.threads, *machine
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
