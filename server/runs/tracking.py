@@ -148,8 +148,9 @@ def _format_setting(value: object) -> str:
         return "–"
     if isinstance(value, bool):
         return str(value).lower()
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    return ", ".join(map(_format_setting, value)) if is_list else str(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(_format_setting, value))
+    return str(value)
 
 
 # ---------------------------------------------------------------------- TensorBoard

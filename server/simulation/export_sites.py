@@ -39,7 +39,7 @@ def write_sites(file: ExperimentFile, out: Path) -> list[Path]:
                 labels = images.labels
                 if labels.shape[1] == 1:
                     labels = np.column_stack([labels, np.full(len(labels), np.nan, np.float32)])
-                named = {"images": images.images, "labels": labels, "patient": images.patients}
+                named: dict[str, NDArray[Any]] = {"images": images.images, "labels": labels, "patient": images.patients}
                 arrays |= {f"{part}_{name}": array for name, array in named.items()}
             np.savez(folder / "images.npz", allow_pickle=False, **arrays)
             write_atomically(folder / "site.toml", _site_toml(own.site, own.class_names).encode())

@@ -463,7 +463,7 @@ class Coordinator:
             aggregator: Takes the updates of good training replies, and learns of sites that it need not wait for.
         """
 
-        taking = {"layers": self.layers if expected is TrainReply else (), "aggregator": aggregator}
-        result = check_replies(self.requests, replies, expected, on_reply=self.callbacks.on_reply, **taking)
+        layers, note = self.layers if expected is TrainReply else (), self.callbacks.on_reply
+        result = check_replies(self.requests, replies, expected, on_reply=note, layers=layers, aggregator=aggregator)
         self.sites.bytes_up.update(result.bytes_up)
         return result

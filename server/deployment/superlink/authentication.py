@@ -204,8 +204,8 @@ class Authenticator:
             except Exception as error:  # the edge of the process: the caller learns nothing of what is inside
                 if context.is_active():
                     _log.error("%s failed: %r", name, error)
-                    refused = CallRefused(grpc.StatusCode.INTERNAL, "the coordinator failed")
-                    self._abort_call(context, caller, name, refused)
+                    failure = CallRefused(grpc.StatusCode.INTERNAL, "the coordinator failed")
+                    self._abort_call(context, caller, name, failure)
                 raise
 
         return grpc.stream_unary_rpc_method_handler(respond, response_serializer=serialize)
