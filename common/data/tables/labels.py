@@ -183,7 +183,8 @@ def decode_table(table: LabelTable, spec: PictureTableSpec, store: ImageStore) -
         BadInput: If more than ``spec.skip_budget`` of them cannot be read, or their archive gives no more.
     """
     form = ImageForm(spec.image_size, spec.color, spec.resize, spec.rendering)
-    names, files, reader = [file.name for file in table.files], table.files, table.reader
+    files, reader = table.files, table.reader
+    names = [name.rpartition("/")[2] for name in files.names.tolist()]
     decoded = decode_pictures(
         names,
         lambda row: reader.read(files[row]),
