@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.config import validate_experiment
-from common.data.base.image_set import SkippedImage, is_placeholder
+from common.data.base.image_set import SkippedImage, is_placeholder, patients_known
 from common.data.base.names import normalized
 from common.data.base.spec import NO_FINDING, FolderSpec
 from common.data.images.reading import decode_picture, is_deep_png, is_grey, open_png_or_jpeg, png_samples
@@ -101,7 +101,8 @@ class Dataset:
     """A table and its pictures.
 
     Attributes:
-        columns: The columns of the table, with only the rows whose picture is present.
+        whole: The columns of the table, which it is not read for again as long as they are here.
+        columns: The same with only the rows whose picture is present.
         spec: The data set as a run reads it.
         checked: The table as a run reads it, with all its checks made.
         hospitals: The hospitals of the table; None where no column names them.
@@ -117,6 +118,7 @@ class Dataset:
 
     table: Path
     images: Path
+    whole: Columns
     columns: Columns
     roles: ColumnRoles
     spec: FolderSpec
@@ -190,7 +192,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Datas
     """
     if not is_file(table):
         raise BadInput([missing_input_fault(table)])
-    columns = read_columns(table, "labels")
+    columns = whole = read_columns(table, "labels")
     required = {
         "--image-column": hints.image,
         "--patient-column": hints.patient,
@@ -219,7 +221,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Datas
     from common.data.images.headers import display_problems, read_dicom_heads  # once nothing is wrong with the call
 
     absent = _name_absent(columns.column(column), present)
-    columns = columns.rows(present)
+    columns = whole if present.all() else whole.rows(present)
     roles = guess_roles(columns, column, given[1], given[2], [normalized(name) for name in hints.findings])
     settings: dict[str, object] = {
         "kind": "folder",
@@ -247,6 +249,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Datas
     return Dataset(
         table,
         folder,
+        whole,
         columns,
         roles,
         spec,
@@ -387,12 +390,8 @@ def _describe_patients(data: Dataset) -> list[str]:
             *([f"    If each patient has one number in it: --patient-column {quote(case)}"] if case else []),
         ]
     source, count = data.patients
-    if nameless := int(is_placeholder(data.checked.patients).sum()):
-        return [
-            f"patients: {source}, {count} of them. {counted(nameless, 'image')} without a PatientID: each study of",
-            "    these counts as a patient of its own, and may be of one who stands in another part.",
-        ]
-    return [f"patients: {source}, {count} of them; no patient is split over two parts."]
+    whose = "no patient" if patients_known(data.checked.patients) else "none of these"
+    return [f"patients: {source}, {count} of them; {whose} is split over two parts."]
 
 
 def _describe_data(data: Dataset) -> list[str]:

@@ -142,7 +142,8 @@ def test_mixed_modalities_and_missing_windows_are_told(tmp_path: Path) -> None:
     text = made(path)
     assert "30 CT, 10 CR" in text
     assert "10 of 40 DICOM files name no window" in text
-    assert "20 of them. 1 image without a PatientID" in text
+    assert "20 of them; none of these is split" in text
+    assert "1 image without a PatientID" in text
 
 
 def test_names_of_findings_in_one_column_are_taken(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Pictures and labels in the one form that the rest of the program reads, and as arrays for other processes."""
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,6 +20,26 @@ UNKNOWN_PATIENT = "unknown#"
 def unknown_patients(count: int, start: int = 0) -> NDArray[np.str_]:
     """Return placeholder patients ``(count,)``, one for each image, numbered from ``start``."""
     return np.char.add(UNKNOWN_PATIENT, np.arange(start, start + count).astype(np.str_))
+
+
+def patients_by_study(patients: Sequence[str], studies: Sequence[str]) -> list[str]:
+    """Return the patient of each image; of one without a name the only patient of its study, else a placeholder.
+
+    A placeholder stands for a study, or for an image without one.
+
+    Args:
+        patients: ``(n,)`` names, empty where unknown.
+        studies: ``(n,)`` UIDs, empty where unknown.
+    """
+    named = defaultdict[str, set[str]](set)
+    for patient, study in zip(patients, studies, strict=True):
+        if patient and study:
+            named[study].add(patient)
+    of_study = {study: next(iter(names)) for study, names in named.items() if len(names) == 1}
+    return [
+        patient or of_study.get(study) or f"{UNKNOWN_PATIENT}{study or place}"
+        for place, (patient, study) in enumerate(zip(patients, studies, strict=True))
+    ]
 
 
 def is_placeholder(patients: NDArray[np.str_]) -> NDArray[np.bool_]:

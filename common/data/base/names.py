@@ -105,7 +105,7 @@ def fold_likeness(name: str) -> str:
 
 def _lower_without_tag(name: str) -> str:
     lower = name.lower()
-    return _TAG.sub("", lower) if lower[:1] in "mpis" else lower
+    return _TAG.sub("", lower) if lower.startswith(("mrn", "pid", "id", "pat", "subject")) else lower
 
 
 def fold_spelling(name: str) -> str:

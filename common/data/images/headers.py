@@ -22,7 +22,7 @@ from pydicom.tag import BaseTag, Tag
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from common.data.base.decoded_size import LARGEST_MB, check_size, picture_limit
-from common.data.base.image_set import UNKNOWN_PATIENT
+from common.data.base.image_set import patients_by_study
 from common.data.images.jpeg import jpeg_segments
 from common.data.images.reading import is_dicom
 from common.data.images.store import IN_MEMORY
@@ -335,7 +335,7 @@ def _names_window(head: Any, tag: BaseTag) -> bool:
 
 
 def dicom_patients(heads: Sequence[DicomHead]) -> list[str] | None:
-    """Return the patient of each file: PatientID; of a DICOM file without it the study, of any other the file itself.
+    """Return the patient of each file: PatientID, else as :func:`patients_by_study` says.
 
     The result is None where no DICOM file has a PatientID, or where all have the same one, which then stands for names
     that were removed.
@@ -343,7 +343,7 @@ def dicom_patients(heads: Sequence[DicomHead]) -> list[str] | None:
     names = {head.patient for head in heads if head.patient}
     if not names or len(names) < min(2, len(heads)):
         return None
-    return [head.patient or f"{UNKNOWN_PATIENT}{head.study or place}" for place, head in enumerate(heads)]
+    return patients_by_study([head.patient for head in heads], [head.study for head in heads])
 
 
 def display_problems(heads: Sequence[DicomHead]) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import UNKNOWN_PATIENT
+from common.data.base.image_set import patients_by_study
 from common.data.base.names import names_of_array
 from common.data.base.spec import DicomwebSpec
 from common.data.dicomweb.archive import ArchiveKey, PacsArchive, open_archive
@@ -71,11 +71,9 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
     by_archive = cells.patients is None and len(ids) >= max(1, min(2, sum(image is not None for image in images)))
     if cells.patients is not None:
         patients = cells.patients[rows]
-    else:  # where the PACS names none, a patient for each study; a line without an image is one of its own
-        names = [
-            (by_archive and image and image.patient) or f"{UNKNOWN_PATIENT}{image.study if image else row}"
-            for row, image in zip(rows, images, strict=True)
-        ]
+    else:  # a line without an image is a patient of its own
+        of_archive = [image.patient if image and by_archive else "" for image in images]
+        names = patients_by_study(of_archive, [image.study if image else "" for image in images])
         patients = join_similar_patients(names_of_array(np.array(names, dtype=np.str_)), spec, "data.url", faults)
         stop_on(faults)
     table = LabelTable(

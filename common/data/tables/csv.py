@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import IO, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,8 +143,14 @@ class Columns(Mapping[str, Names]):
         return Columns(columns, lines, self.unnamed)
 
 
+_in_use = WeakValueDictionary[tuple[object, ...], Columns]()
+"""Tables that somebody holds, by their files: ``flwr-sim init`` looks at a table and then checks it as a run does."""
+
+
 def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> Columns:
     """Read a ``.csv`` or ``.csv.gz``; lines without any cell are left out.
+
+    A table that was read and is still in use is not read again, unless its file has changed.
 
     Args:
         where: The key of the config file that names the table, for faults.
@@ -155,7 +162,11 @@ def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> Column
     stop_on(missing_file(where, path))
     try:
         try:
-            return _read_blocks(path, where, content_limit(path.stat().st_size, largest_mb))
+            file = path.stat()
+            key = path.absolute(), file.st_size, file.st_mtime_ns, file.st_ctime_ns, largest_mb
+            if (columns := _in_use.get(key)) is None:
+                columns = _in_use[key] = _read_blocks(path, where, content_limit(file.st_size, largest_mb))
+            return columns
         except UnicodeDecodeError:
             problem = _not_text_problem(path)
         remedy = "Name a csv file." if problem == PICTURE else f"{SAVE_AS_UTF8} In Excel: CSV UTF-8."

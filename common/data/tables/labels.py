@@ -14,7 +14,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PARTS, ImageSet, Splits, describe_blank, patients_known, unknown_patients
+from common.data.base.image_set import (
+    PARTS,
+    ImageSet,
+    Splits,
+    describe_blank,
+    is_placeholder,
+    patients_known,
+    unknown_patients,
+)
 from common.data.base.names import find_similar, is_blank, is_nameless, names_of_array
 from common.data.base.spec import FolderSpec, LabelColumnsSpec, PictureSpec, PictureTableSpec
 from common.data.base.splits import (
@@ -107,6 +115,11 @@ class LabelTable:
             notes.append(
                 "Other findings of the table count as no class, with the rows of each: "
                 f"{list_first_and_count_rest(texts, _MOST_OTHERS)}."
+            )
+        if 0 < (nameless := int(is_placeholder(self.patients).sum())) < len(self.patients):
+            notes.append(
+                f"{counted(nameless, 'image')} without a PatientID: each study of these counts as a patient of its "
+                "own, and may be of one who stands on the other side of the split."
             )
         return tuple(notes)
 

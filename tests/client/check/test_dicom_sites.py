@@ -92,11 +92,11 @@ def checked(folder: Path, change: Callable[[bytes], bytes], count: int) -> Check
 
 
 def test_patients_stay_known_beside_files_without_one_whose_study_stays_together(tmp_path: Path) -> None:
-    write_site(tmp_path, [of_patient(name, study) for name, study in zip("ABAB  C ", "12345567", strict=True)])
+    write_site(tmp_path, [of_patient(name, study) for name, study in zip("ABAB  C  ", "123455672", strict=True)])
     patients = open_folder(FolderSpec.model_validate(tomllib.loads(SPEC)), tmp_path).patients.tolist()
-    assert patients == ["A", "B", "A", "B", "unknown#1.5", "unknown#1.5", "C", "unknown#1.7"]
+    assert patients == ["A", "B", "A", "B", "unknown#1.5", "unknown#1.5", "C", "unknown#1.7", "B"]
     area = check_data(read_settings(tmp_path), None).area
-    assert any("PatientID of 5 of 8 files" in line for line in area.passed)
+    assert any("PatientID of 5 of 9 files" in line for line in area.passed)
     assert any(finding.problem.startswith("3 images without a PatientID") for finding in area.findings)
 
 

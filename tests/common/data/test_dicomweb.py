@@ -119,6 +119,9 @@ def test_patients_are_those_that_the_archive_names_and_else_one_for_each_study(p
     opened = open_dicomweb(spec(pacs), folder)
     assert opened.patients_from_archive
     assert set(opened.table.patients) == {f"P{number}" for number in range(STUDIES // 2)}
+    pacs.pictures = [replace(MEMBERS[0], patient=""), *MEMBERS[1:]]  # another image of its study has a name
+    opened = open_dicomweb(spec(pacs, cache="one"), folder)
+    assert set(opened.table.patients) == {f"P{number}" for number in range(STUDIES // 2)}
     pacs.pictures = [replace(image, patient="") for image in MEMBERS]
     opened = open_dicomweb(spec(pacs, cache="nameless"), folder)
     assert not opened.patients_from_archive

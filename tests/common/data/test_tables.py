@@ -158,6 +158,15 @@ def test_names_come_from_arrays_of_any_kind(values: NDArray[Any], names: list[st
     assert names_of_array(values).tolist() == names
 
 
+def test_a_table_in_use_is_not_read_again_unless_it_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("a,b\n1,2\n")
+    columns = read_columns(file, "labels")
+    assert read_columns(file, "data.labels") is columns
+    file.write_text("a,b\n1,23\n")
+    assert read_columns(file, "labels")["b"].tolist() == ["23"]
+
+
 # ---------------------------------------------------------------------- forms of a table
 
 PLAIN = [
