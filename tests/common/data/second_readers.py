@@ -215,14 +215,24 @@ def by_pydicom_alone(content: bytes, frame: int | None, pixels: NDArray[Any] | N
     return reference(dataset, pixels)
 
 
-def by_simple_itk(content: bytes) -> NDArray[Any]:
-    """Rescaled pixels of every frame, as SimpleITK reads them."""
+def by_simple_itk(content: bytes, dataset: Any, frame: int | None) -> NDArray[np.int64] | None:
+    """Stored grey pixels as SimpleITK reads them, None where it refuses the file; it rescales and inverts them."""
     import SimpleITK
 
+    SimpleITK.ProcessObject_SetGlobalWarningDisplay(False)
     with tempfile.NamedTemporaryFile(suffix=".dcm") as file:
         file.write(content)
         file.flush()
-        return np.asarray(SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(file.name)))
+        try:
+            rescaled = SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(file.name))[(frame or 1) - 1]
+        except RuntimeError:
+            return None
+    slope, intercept = float(dataset.get("RescaleSlope", 1)), float(dataset.get("RescaleIntercept", 0))
+    pixels = np.asarray(rescaled if "ModalityLUTSequence" in dataset else (rescaled - intercept) / slope)
+    pixels = np.round(pixels).astype(np.int64)
+    if dataset.PhotometricInterpretation == "MONOCHROME2":
+        return pixels
+    return (-1 if dataset.PixelRepresentation else (1 << dataset.BitsStored) - 1) - pixels
 
 
 def disagreement(seed: int, reader: str) -> float | None:
@@ -237,21 +247,21 @@ def disagreement(seed: int, reader: str) -> float | None:
         raise
     pixels = None
     if reader != "pydicom":
-        if not dataset.PhotometricInterpretation.startswith("MONO") or frame is not None:
+        if not dataset.PhotometricInterpretation.startswith("MONO"):
             return None
         if reader == "gdcm":
             # An exception of gdcm on other depths ends the process.
-            if dataset.PhotometricInterpretation != "MONOCHROME2" or dataset.BitsStored not in (8, 12, 16):
+            depths = (8, 12, 16)
+            if dataset.PhotometricInterpretation != "MONOCHROME2" or dataset.BitsStored not in depths or frame:
                 return None
             try:
                 pixels = by_gdcm_pixels(content)
             except AssertionError:
                 return None
         else:
-            if "ModalityLUTSequence" in dataset or dataset.BitsStored not in (8, 16):
+            pixels = by_simple_itk(content, dataset, frame)
+            if pixels is None:
                 return None
-            slope, intercept = float(dataset.get("RescaleSlope", 1)), float(dataset.get("RescaleIntercept", 0))
-            pixels = np.round((by_simple_itk(content)[0] - intercept) / slope).astype(np.int64)
     return float(np.abs(by_pydicom_alone(content, frame, pixels) - ours).max())
 
 
