@@ -104,10 +104,13 @@ def test_the_check_notes_mixed_modalities_and_files_without_a_window(tmp_path: P
     window = {"WindowCenter": 128, "WindowWidth": 256}
     files = [plain(source(8), 8, PatientID=f"P{n}", Modality="CT" if n < 12 else "CR", **window) for n in range(19)]
     files.append(plain(source(8), 8, PatientID="Z", Modality="CR"))
+    files[3] = plain(source(8), 8, PatientID="P3", Modality="CT", WindowCenter=9000, WindowWidth=20)
     area = check_data(read_settings(write_site(tmp_path, files)), None).area
     problems = [finding.problem for finding in area.findings]
     assert any("12 CT, 8 CR" in problem for problem in problems)
     assert any(problem.startswith("1 of 20 DICOM files name no window") for problem in problems)
+    (name,) = (problem.rpartition(": ")[2] for problem in problems if problem.startswith("1 DICOM file is one grey"))
+    assert name == "03.dcm."
 
 
 def test_the_check_counts_transfer_syntaxes_and_names_the_source_of_patients(tmp_path: Path) -> None:
