@@ -21,12 +21,9 @@ from strategies.registry import STRATEGIES
 CLASSES, ANNOTATED, TASK = "polyclinic-classes", "polyclinic-annotated", "polyclinic-task"
 METHOD, PARAMETERS = "polyclinic-method", "polyclinic-parameters"
 HEAD, START = "polyclinic-head", "polyclinic-start"
-"""Keys of the ``ConfigRecord`` that a strategy sends: last of all the name of the model's last layer and a mark of this
-start, for tags of another start are not used."""
-STATISTICS = "polyclinic-statistics"
-"""Name of the record with a method's statistics, in messages and replies."""
-TAGS = "polyclinic-fedmlp"
-"""Name of the record with FedMLP's tags, in a site's state."""
+"""Keys of the ``ConfigRecord`` that a strategy sends; the last marks a start, for tags of another one are not used."""
+STATISTICS, TAGS = "polyclinic-statistics", "polyclinic-fedmlp"
+"""Names of the records with a method's statistics, in messages and replies, and with tags, in a site's state."""
 
 
 class Site:
@@ -204,17 +201,10 @@ class HeadedModel(nn.Module):
 
     def __init__(self, model: nn.Module, head: str, class_names: tuple[str, ...]) -> None:
         super().__init__()
-        self.model, self._name, self.class_names = model, head, class_names
-        layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         if head not in layers:
-            raise ValueError(f"the model has no torch.nn.Linear {head!r}; its linear layers are {layers}")
-
-    @property
-    def head(self) -> nn.Linear:
-        """Return the last layer."""
-        layer = self.model.get_submodule(self._name)
-        assert isinstance(layer, nn.Linear), "checked when made"
-        return layer
+            raise ValueError(f"the model has no torch.nn.Linear {head!r}; its linear layers are {list(layers)}")
+        self.model, self.head, self.class_names = model, layers[head], class_names
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits ``(batch, classes)``."""

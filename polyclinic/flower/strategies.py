@@ -34,9 +34,7 @@ Content = TypeVar("Content")
 log, source_node = getLogger("flwr"), attrgetter("metadata.src_node_id")
 ROLL_CALL_S = 600.0
 """The longest wait for the sites' labels, in seconds; the wait is shorter where ``start``'s timeout is."""
-FEDMLP_PARAMETERS = (
-    fedmlp.FedMLPParameters.model_fields.keys() - Parameters.model_fields.keys() - {"heads", "stage_one_rounds"}
-)
+FEDMLP_PARAMETERS = {*fedmlp.FedMLPParameters.model_fields} - {*Parameters.model_fields, "heads", "stage_one_rounds"}
 """Parameters of FedMLP itself; the others are of the product's aggregation and training, and of no effect here."""
 SLOPE = "loss-slope"
 """Key of a site's ``MetricRecord``: :func:`polyclinic.flower.loss_slope` of its training."""
