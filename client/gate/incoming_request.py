@@ -286,11 +286,7 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 class PlanRefused(ValueError):
-    """Raised for a plan that breaks a rule before it can be read.
-
-    Attributes:
-        rule: The rule's name, for the audit.
-    """
+    """Raised for a plan that breaks a rule before it can be read; ``rule`` is the rule's name for the audit."""
 
     def __init__(self, rule: str, reason: str) -> None:
         self.rule = rule

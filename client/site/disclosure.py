@@ -118,7 +118,6 @@ def limit_statistics(statistics: Arrays, declared: Collection[Statistic], few: F
     """Replace the entries of a method's statistics that rest on few patients by NaN.
 
     Args:
-        declared: The statistics that the method declares.
         few: ``(rows, 2)`` for the classes of the head's rows; see :func:`mark_few_patients`.
     """
     granularity_of = {statistic.name: statistic.granularity for statistic in declared}

@@ -87,11 +87,7 @@ class Figures:
         return ReceivedFigures(validation, self.validation(task, validation), *counts)
 
     def validation(self, task: "LocalTask", own: ValidationFigures) -> ValidationFigures:
-        """Return the validation figures that leave.
-
-        Args:
-            own: The figures over all labels, by which the site chooses.
-        """
+        """Return the validation figures that leave; ``own`` are those over all labels, by which the site chooses."""
         return own
 
     def test_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:

@@ -276,11 +276,7 @@ def select_local_parts(state: ModelState, method: SiteMethod) -> Groups:
 def write_round_memory(
     task: LocalTask, request: TrainRequest, received: ValidationFigures, result: LocalResult
 ) -> None:
-    """Write the site's memory of this round, if the method or the optimiser has any.
-
-    Args:
-        received: Validation figures of the received model.
-    """
+    """Write the site's memory of this round, if the method or the optimiser has any."""
     method, memory = task.method, task.memory
     keeps_optimizer = task.plan.keeps_optimizer
     if not (method.keeps_local_parts or keeps_optimizer or result.method_state or result.unsent.trunk is not None):

@@ -56,11 +56,7 @@ def metric_value(name: str, metric: Metric, scores: NDArray[np.floating], labels
 
 
 def tolerant_metric(name: str, metric: Metric, tell: Callable[[str], None]) -> Metric:
-    """Wrap a metric, so that a failure or too large a number makes it undefined for that class.
-
-    Args:
-        tell: Called with the reason.
-    """
+    """Wrap a metric, to be undefined for a class for which it fails or is too large; ``tell`` gets the reason."""
 
     def value(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
         try:
@@ -196,11 +192,7 @@ class Summary:
         return None if value is None else Measured(value, self.errors.get(name, 0.0))
 
     def headline(self, members: Collection[str] | None = None) -> Headline:
-        """Return the mean AUROC over the classes with enough positive test images.
-
-        Args:
-            members: Names of the classes that may count; None for all.
-        """
+        """Return the mean AUROC over the classes (of ``members``, if named) with enough positive test images."""
         names = [name for name, metrics in self.per_class.items() if metrics.auroc is not None]
         all_positives = {name: self.counts(name)[0] or 0 for name in names if members is None or name in members}
         counted = tuple(name for name, positives in all_positives.items() if positives >= FEWEST_POSITIVES)

@@ -88,11 +88,7 @@ class Benefit:
 
 
 def benefit_sentence(site: str, benefit: Benefit, annotated: Sequence[str]) -> str:
-    """Return the sentence with a site's verdict and its figures; no verdict where the intervals include zero.
-
-    Args:
-        annotated: All classes that the site annotates.
-    """
+    """Return the sentence with a site's verdict and its figures; no verdict where the intervals include zero."""
     classes, own = len(benefit.classes), benefit.mean["alone"]
     every = counted(len(annotated), "class", "classes")
     of_all = f"its {every}" if classes == len(annotated) else f"{classes} of its {every}"

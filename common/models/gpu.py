@@ -168,11 +168,7 @@ class BackboneGraph:
         return BackboneGraph()
 
     def begin_epoch(self, backbone: nn.Module, more: object) -> None:
-        """Discard the recording if the backbone has moved, or is trained in another way than when it was recorded.
-
-        Args:
-            more: Further settings that a step depends on.
-        """
+        """Discard the recording if backbone, training or further settings (``more``) are not as they were recorded."""
         parameters = tuple((parameter.data_ptr(), parameter.requires_grad) for parameter in backbone.parameters())
         buffers = tuple(buffer.data_ptr() for buffer in backbone.buffers())
         like = (parameters, buffers, tuple(module.training for module in backbone.modules()), more)

@@ -112,11 +112,7 @@ class SignedStatement(BaseModel):
 
 
 def sign(content: RecordDict, statement: _Statement, key: ec.EllipticCurvePrivateKey, **more: bytes) -> RecordDict:
-    """Return a copy of the records with the signature among their fields.
-
-    Args:
-        more: Further fields beside the signature, such as the coordinator's certificate.
-    """
+    """Return a copy of the records with the signature, and ``more`` such as a certificate, among their fields."""
     text, prefix = statement.model_dump_json(), OF_A_REPLY if isinstance(statement, ReplyStatement) else OF_A_REQUEST
     values = {"statement": text, "signature": key.sign(prefix + text.encode(), SIGNED_WITH), **more}
     fields: dict[str, Any] = {
@@ -161,10 +157,7 @@ def attached_signature(content: RecordDict) -> SignedStatement | None:
 
 
 def verified_reply(signed: SignedStatement, public_key: str) -> ReplyStatement:
-    """Verify a site's signature and return its statement.
-
-    Args:
-        public_key: The site's public key as an OpenSSH line.
+    """Verify a site's signature by its public key, an OpenSSH line, and return its statement.
 
     Raises:
         SignatureFault: If another key signed, or the text is no statement.
