@@ -72,21 +72,13 @@ class ModelScores:
         names, labels = tuple(self.class_names[c] for c in columns), self.labels[:, columns]
         scores: Scores = {model: self.scores[model][:, columns] for model in MODELS}
         generator = np.random.default_rng(derive_seed(seed, site.name, "benefit"))
-        patients = self.patients
-        means, gains = paired_means([scores[model] for model in MODELS], labels, patients, generator)
-        return Benefit(
-            {
-                model: {
-                    name: row.auroc
-                    for name, row in per_class(scores[model], labels, names).items()
-                    if row.auroc is not None
-                }
-                for model in MODELS
-            },
-            dict(zip(MODELS, means, strict=True)),
-            dict(zip(OVER_ALONE, gains, strict=True)),
-            "patients" if patients_known(patients) else "images",
-        )
+        means, gains = paired_means([scores[model] for model in MODELS], labels, self.patients, generator)
+        aurocs = dict[SiteModel, dict[str, float]]()
+        for model in MODELS:
+            rows = per_class(scores[model], labels, names)
+            aurocs[model] = {name: row.auroc for name, row in rows.items() if row.auroc is not None}
+        by_model = dict(zip(MODELS, means, strict=True)), dict(zip(OVER_ALONE, gains, strict=True))
+        return Benefit(aurocs, *by_model, "patients" if patients_known(self.patients) else "images")
 
 
 def compare(site: Site, request: BenefitRequest) -> BenefitReply:

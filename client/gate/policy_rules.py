@@ -134,7 +134,13 @@ def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, st
     plan, method = work.plan, work.method
     last = plan.run.rounds
     yield "policy.methods", method_fault(policy, plan)
-    yield "policy.networks", _network_fault(policy, work)
+    network, fault = plan.model.architecture, ""
+    if is_external(network) and not (fault := _plugin_fault(MODELS, network, policy.networks, plan)):
+        try:
+            estimate_cost(plan.model, work.rows)
+        except BadInput as bad:
+            fault = f"it cannot be made here: {bad.faults[0]}"
+    yield "policy.networks", fault
     for key, group, names_in in _PLUGIN_RULES:
         plugins = (name for name in names_in(plan) if name.startswith(PLUGIN))
         faults = (_plugin_fault(group, name, getattr(policy, key), plan) for name in plugins)
@@ -172,19 +178,6 @@ def method_fault(policy: Policy, plan: Plan) -> str:
         listed = tuple(method for method in policy.methods or () if method.startswith(PLUGIN))
         return _plugin_fault(METHODS, name, listed, plan)
     return "" if policy.methods is None or {name, "*"} & set(policy.methods) else f'it does not have "{name}"'
-
-
-def _network_fault(policy: Policy, work: RequestedWork) -> str:
-    name = work.plan.model.architecture
-    if not is_external(name):
-        return ""
-    if fault := _plugin_fault(MODELS, name, policy.networks, work.plan):
-        return fault
-    try:
-        estimate_cost(work.plan.model, work.rows)
-    except BadInput as bad:
-        return f"it cannot be made here: {bad.faults[0]}"
-    return ""
 
 
 def _plugin_fault(group: str, name: str, allowed: tuple[str, ...], plan: Plan) -> str:

@@ -348,17 +348,9 @@ def label_matrix(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
     return matrix
 
 
-@torch.no_grad()
 def compute_logits(network: Model, images: Tensor | Pixels, precision: Precision = "auto") -> Tensor:
     """Return logits ``(n, rows)`` of uint8 images ``(n, channels, height, width)``, in evaluation mode."""
-    network.eval()
-    parts = []
-    for batch in (
-        images.batches(EVALUATION_BATCH) if isinstance(images, Pixels) else torch.split(images, EVALUATION_BATCH)
-    ):
-        with autocast(batch.device, precision):
-            parts.append(apply_with_single_doubled(network, batch.float()).float())
-    return torch.cat(parts)
+    return _apply_in_batches(network, network, images, precision)
 
 
 @torch.no_grad()
@@ -366,15 +358,20 @@ def features_and_logits(
     network: Model, images: Tensor | Pixels, precision: Precision = "auto"
 ) -> tuple[Tensor, Tensor]:
     """Return features ``(n, features)`` and logits ``(n, rows)`` of uint8 images, in evaluation mode."""
+    features = _apply_in_batches(network, network.features, images, precision)
+    return features, network.head(features)
+
+
+@torch.no_grad()
+def _apply_in_batches(
+    network: Model, function: Callable[[Tensor], Tensor], images: Tensor | Pixels, precision: Precision
+) -> Tensor:
     network.eval()
-    features = []
-    for batch in (
-        images.batches(EVALUATION_BATCH) if isinstance(images, Pixels) else torch.split(images, EVALUATION_BATCH)
-    ):
+    parts, size = [], EVALUATION_BATCH
+    for batch in images.batches(size) if isinstance(images, Pixels) else torch.split(images, size):
         with autocast(batch.device, precision):
-            features.append(apply_with_single_doubled(network.features, batch.float()).float())
-    joined = torch.cat(features)
-    return joined, network.head(joined)
+            parts.append(apply_with_single_doubled(function, batch.float()).float())
+    return torch.cat(parts)
 
 
 def apply_with_single_doubled(network: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:

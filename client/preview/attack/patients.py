@@ -22,7 +22,6 @@ from client.preview.attack.adversary import (
     DENSE,
     Adversary,
     AttackResult,
-    Floats,
     change_of_tensor,
     compute_passed_pixels,
     fedsld_cnn_layers,
@@ -67,9 +66,7 @@ def place_pictures(at: Adversary, pictures: SoughtPictures) -> AttackResult:
     plan = at.plan("fedsld_cnn", SIZE, 1e3)
     network = at.network(plan)
     pass_pixels_through(network)
-    _make_units_answer_to(
-        network, compute_passed_pixels(network, pictures.images), compute_passed_pixels(network, pictures.alike)
-    )
+    _make_units_answer_to(network, pictures.images, pictures.alike)
     count, truth = len(pictures.parts), pictures.parts
     trained, tested = _find_moved_units(at, plan, network, count), _find_moved_scores(at, plan, network, count)
     guesses = [
@@ -97,8 +94,9 @@ def place_pictures(at: Adversary, pictures: SoughtPictures) -> AttackResult:
 
 
 @torch.no_grad()
-def _make_units_answer_to(network: SplitNetwork, pictures: Floats, alike: Floats, strength: float = 1.0) -> None:
-    """Set the dense layer's weights so that one unit is above 0 for each picture ``(n, numbers)`` and for no other."""
+def _make_units_answer_to(network: SplitNetwork, images: ImageSet, others: ImageSet, strength: float = 1.0) -> None:
+    """Set the dense layer's weights so that one unit is above 0 for each of these images and for no other."""
+    pictures, alike = (compute_passed_pixels(network, each) for each in (images, others))  # (n, numbers)
     centre, covariance = alike.mean(axis=0), np.cov(alike, rowvar=False)
     numbers = len(centre)
     covariance = covariance + SHRINKAGE * np.trace(covariance) / numbers * np.eye(numbers)
@@ -195,10 +193,7 @@ def _ask_about_picture(
     with torch.no_grad():
         network.head.weight.zero_()
         if place is not None:
-            picture = pictures.images.rows(np.array([place]))
-            _make_units_answer_to(
-                network, compute_passed_pixels(network, picture), compute_passed_pixels(network, pictures.alike), STRONG
-            )
+            _make_units_answer_to(network, pictures.images.rows(np.array([place])), pictures.alike, STRONG)
             network.head.weight[:, 0] = STRONG
     model = read_state(network)
     images: tuple[int | None, ...] = ()

@@ -83,7 +83,12 @@ def _build_torchvision(name: str, channels: int, image_size: int) -> nn.Module:
     network = cast(nn.Module, builder(**options))
     _remove_classifier(network, f"torchvision:{name}")
     if channels != 3:
-        _replace_first_convolution(network, channels)
+        modules = network.named_modules()
+        path, first = next((path, module) for path, module in modules if isinstance(module, nn.Conv2d))
+        form: dict[str, Any] = {key: getattr(first, key) for key in ("kernel_size", "stride", "padding", "dilation")}
+        stem = nn.Conv2d(channels, first.out_channels, bias=first.bias is not None, **form)
+        parent, _, last = path.rpartition(".")
+        setattr(network.get_submodule(parent), last, stem)
     return network
 
 
@@ -344,23 +349,6 @@ def _remove_classifier(network: nn.Module, name: str) -> None:
         raise BadInput([Fault("model.architecture", problem, 'Try the same network as "timm:...".')])
     parent, _, last = layers[-1].rpartition(".")
     setattr(network.get_submodule(parent), last, nn.Identity())
-
-
-def _replace_first_convolution(network: nn.Module, channels: int) -> None:
-    """Replace the first convolution by one for another number of channels."""
-    modules = network.named_modules()
-    name, first = next((name, module) for name, module in modules if isinstance(module, nn.Conv2d))
-    parent, _, last = name.rpartition(".")
-    stem = nn.Conv2d(
-        channels,
-        first.out_channels,
-        cast(Any, first.kernel_size),
-        cast(Any, first.stride),
-        cast(Any, first.padding),
-        cast(Any, first.dilation),
-        bias=first.bias is not None,
-    )
-    setattr(network.get_submodule(parent), last, stem)
 
 
 class Backbone(NamedTuple):
