@@ -1,6 +1,6 @@
 """Reading of a site from its folder: first ``site.toml`` with all its faults, then images and labels."""
 
-import shutil
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from client.site.site import Site
 from client.site.site_file import FILE, Settings, SiteFile, read_with_faults
 from common.contract import Declaration, merge_declarations
 from common.data.base.image_set import PARTS, ImageSet
-from common.data.images.store import ImageStore
+from common.data.images.store import ImageStore, remove_store
 from common.data.load import faults as data_faults
 from common.data.load import load
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
@@ -97,12 +97,16 @@ def image_store(settings: Settings, tell: Callable[[str], None]) -> ImageStore:
     policy = settings.file.policy
     folders = {form: settings.state / f"images-{form}" for form in ("encrypted", "plain")}
     for form, folder in folders.items():
-        if form != policy.keep_images and folder.exists():
-            shutil.rmtree(folder)
+        if form != policy.keep_images and os.path.lexists(folder):
+            try:
+                remove_store(folder)
+            except OSError as error:
+                problem = f"cannot be removed ({error.strerror or error})."
+                remedy = f'Remove it: policy.keep_images = "{policy.keep_images}" does not allow these decoded images.'
+                raise BadInput([Fault(str(folder), problem, remedy)]) from None
             tell(f"removed {folder}: policy.keep_images is {policy.keep_images}")
-    store = ImageStore(
-        folders.get(policy.keep_images), int(policy.keep_images_gb * 1e9), "policy.keep_images_gb", tell=tell
-    )
+    limit, off = int(policy.keep_images_gb * 1e9), 'policy.keep_images = "no"'
+    store = ImageStore(folders.get(policy.keep_images), limit, "policy.keep_images_gb", off, tell=tell)
     if policy.keep_images != "encrypted":
         return store
     try:

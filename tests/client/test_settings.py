@@ -1,6 +1,7 @@
 """A hospital's folder: the files of init, the keys of site.toml, and refusals before the start."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from client.site.policy import Policy
 from client.site.settings import choose_device, open_site, read_settings
 from client.site.site_file import make_site_folder, read_credentials
 from common.data.base.image_set import PixelRows
@@ -80,6 +82,26 @@ def test_decoded_images_are_kept_as_the_policy_says_and_no_longer(
         assert (bytes([50] * 100) in content) == (policy == "plain")
         assert site.train.images.max(axis=(1, 2)).tolist() == [0, 100]
     assert sum("removed" in line for line in lines) == 2
+
+
+def test_images_behind_a_link_go_when_the_policy_changes_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "SMALL_BYTES", 0)
+    site, disk = tmp_path / "site", tmp_path / "disk"
+    make_site_folder(site, "north")
+    pictures(site, "train train test")
+    (site / "state").mkdir()
+    disk.mkdir()
+    (disk / "other").write_text("mine")
+    (site / "state" / "images-encrypted").symlink_to(disk)
+    settings = read_settings(site)
+    open_site(settings)
+    assert len(list(disk.glob("*/*/pixels"))) == 1
+    gone = replace(settings, file=settings.file.model_copy(update={"policy": Policy(keep_images="no")}))
+    assert len(open_site(gone).train.images) == 2
+    assert not (site / "state" / "images-encrypted").is_symlink()
+    assert [path.name for path in disk.iterdir()] == ["other"]
 
 
 def test_without_its_key_a_folder_keeps_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,9 @@ from common.data.base.spec import DicomwebSpec
 from common.data.dicomweb.client import DicomwebClient, PacsServer, ResponseUnusable, ServerFailed
 from common.data.dicomweb.search import SEARCHES, UID, ImageLocation
 from common.data.images.headers import read_dataset, tags_by_keyword
+from common.data.images.pixel_cache import MARK, MARK_TEXT
 from common.data.images.reading import is_dicom
-from common.data.images.store import MARK, MARK_TEXT, FileIdentity
+from common.data.images.store import FileIdentity
 from common.errors import BadInput, Fault, stop_on
 from common.system.files import is_disk_full, make_private_folder, remove_partial_files, write_atomically
 

@@ -4,18 +4,25 @@ A folder holds the pictures of one form (:class:`PixelCache`). Its files:
 
 ========== ============================================================================================================
 pixels     row after row, each of the same length; encrypted rows hold a nonce, the pixels and a tag (AES-256-GCM)
-rows       a record for each row of ``pixels``: the key of the picture's content, and a checksum of the row
+rows       a record for each row of ``pixels``: the key of the picture's content, and a checksum of key and row
 blank      the content key of each picture that is one grey because its window misses all of its values
-files      a record for each file that was read: its path, size and times as a hash, and the key of its content
+files      a record for each file that was read: its path, place on the disk, size and times as a hash, and the key of
+           its content
 lock       locked by the program that adds rows
 in_use     locked by each program that maps the pixels; a folder in use is not removed
 ========== ============================================================================================================
 
+``CACHEDIR.TAG`` marks the folder as ours: no folder without it is ever removed.
+
 A row counts once its record is written, after its pixels are on the disk: a kill loses the rows of a few seconds, and
 the next program writes over them. Content keys are BLAKE3 hashes of whole files, so that a picture that was copied or
 renamed is not decoded again; with encryption they are keyed hashes, which say nothing to others.
+
+A row is compared with its checksum when a program reads it for the first time, and decryption checks each encrypted one
+at each reading. This finds what disks do to files, not what a person does who may write into the folder.
 """
 
+import errno
 import fcntl
 import mmap
 import os
@@ -24,7 +31,8 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +44,6 @@ from numpy.typing import NDArray
 
 from common.data.base.image_set import PixelRows
 from common.errors import BadInput, Fault
-from common.system.files import make_private_folder
 
 PIXELS, ROWS, BLANK, FILES, LOCK, IN_USE = "pixels", "rows", "blank", "files", "lock", "in_use"
 _KEY, _CHECK, _IDENTITY = 32, 4, 16
@@ -44,8 +51,11 @@ _KEY, _CHECK, _IDENTITY = 32, 4, 16
 _NONCE, _TAG = 12, 16
 FLUSH_S = 2.0
 """Seconds between two moments at which new rows are made to last."""
-_EXAMINED = 64
-"""Rows whose checksum is compared when a folder is opened."""
+MARK = "CACHEDIR.TAG"
+"""Name of a file that marks a folder as one that may be emptied, for back-up programs too (bford.info/cachedir)."""
+MARK_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# Images, kept by Polyclinic. May be removed.\n"
+LAYOUT = 2
+"""Number of the form of these files, which is a part of a folder's name."""
 SETTLED_S = 2.0
 """A file that changed later than this before it was read may change again without another time."""
 
@@ -54,29 +64,59 @@ class FolderInUse:
     """Keeps other programs from removing a folder of the cache, which it makes if need be, as long as it lives."""
 
     def __init__(self, folder: Path) -> None:
+        self._descriptor = -1
         while True:
-            make_private_folder(folder)
+            if not make_marked_folder(folder):
+                raise FileExistsError(errno.EEXIST, f"it has no {MARK} of ours", str(folder))
             with suppress(FileNotFoundError):
                 self._descriptor = os.open(folder / IN_USE, os.O_WRONLY | os.O_CREAT, 0o600)
                 fcntl.flock(self._descriptor, fcntl.LOCK_SH)
                 os.utime(self._descriptor)
                 if os.fstat(self._descriptor).st_nlink:
                     return
-                os.close(self._descriptor)  # another program has removed the folder in between
+                self.close()  # another program has removed the folder in between
+
+    def close(self) -> None:
+        """Let others remove the folder."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def __del__(self) -> None:
-        os.close(self._descriptor)
+        self.close()
 
 
 class MappedRows(PixelRows):
-    """Pictures in a file that is mapped into memory, where all programs share one copy."""
+    """Pictures in a file that is mapped into memory, where all programs share one copy.
+
+    Each is checked to be what was written when it is read for the first time.
+    """
 
     def __init__(self, path: Path, count: int, shape: tuple[int, ...], in_use: FolderInUse | None = None) -> None:
         self.path, self.shape, self._in_use = path, (count, *shape), in_use
         self.array = _map_file(path, count, int(np.prod(shape))).reshape(self.shape)
+        self._records = _read_records(path.parent / ROWS, _KEY + _CHECK)
+        self._checked = np.zeros(count, np.bool_)
 
     def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[np.uint8]:
+        self._check(rows)
         return self.array[rows]
+
+    def check_all(self) -> None:
+        """Check all pictures, for a caller that uses the array itself.
+
+        Raises:
+            BadInput: If one is not what was written.
+        """
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(self._check, np.array_split(np.arange(len(self)), 64)))
+
+    def _check(self, rows: NDArray[np.intp]) -> None:
+        for row in rows[~self._checked[rows]].tolist():
+            record = self._records[row]
+            if _checksum(record[:_KEY], self.array[row].data) != record[_KEY:]:
+                raise _damaged(self.path.parent)
+            self._checked[row] = True
 
     def describe(self) -> dict[str, Any]:
         """Return, as JSON, what another process on this machine opens them by."""
@@ -103,14 +143,15 @@ class EncryptedRows(PixelRows):
     def __init__(self, path: Path, count: int, shape: tuple[int, ...], secret: bytes, in_use: FolderInUse) -> None:
         self.path, self.shape, self._in_use = path, (count, *shape), in_use
         self._sealed = _map_file(path, count, int(np.prod(shape)) + _NONCE + _TAG)
+        self._records = _read_records(path.parent / ROWS, _KEY + _CHECK)
         self._cipher = AESGCM(secret)
 
     def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[np.uint8]:
         pictures = np.empty((len(rows), *self.shape[1:]), np.uint8)
         for picture, row in zip(pictures, rows.tolist(), strict=True):
-            sealed = self._sealed[row]
+            sealed, name = self._sealed[row], _row_name(self.path, row, self._records[row][:_KEY])
             try:
-                content = self._cipher.decrypt(sealed[:_NONCE].data, sealed[_NONCE:].data, _row_name(self.path, row))
+                content = self._cipher.decrypt(sealed[:_NONCE].data, sealed[_NONCE:].data, name)
             except InvalidTag:
                 raise _damaged(self.path.parent) from None
             picture[...] = np.frombuffer(content, np.uint8).reshape(picture.shape)
@@ -136,12 +177,20 @@ class PixelCache:
         self.row_bytes = int(np.prod(shape)) + (0 if secret is None else _NONCE + _TAG)
         self._in_use = FolderInUse(folder)
 
-    def rows(self) -> dict[bytes, int]:
-        """Return the row of each picture by the key of its content."""
+    def close(self) -> None:
+        """Let others remove the folder."""
+        self._in_use.close()
+
+    def keys(self) -> list[bytes]:
+        """Return the key of the content of each row."""
         records = _read_records(self.folder / ROWS, _KEY + _CHECK)
         path = self.folder / PIXELS
         whole = path.stat().st_size // self.row_bytes if path.exists() else 0
-        return {record[:_KEY]: row for row, record in enumerate(records[:whole])}
+        return [record[:_KEY] for record in records[:whole]]
+
+    def rows(self) -> dict[bytes, int]:
+        """Return the row of each picture by the key of its content."""
+        return {key: row for row, key in enumerate(self.keys())}
 
     def blank(self) -> set[bytes]:
         """Return the content keys of pictures whose window misses all of their values."""
@@ -159,18 +208,9 @@ class PixelCache:
         """Return the key of a picture's file, given its bytes or its path."""
         return content_key(content, self.secret)
 
-    def map_rows(self, count: int) -> PixelRows:
-        """Return the first ``count`` rows as pictures.
-
-        Raises:
-            BadInput: If rows are not what was written.
-        """
-        path = self.folder / PIXELS
-        records = _read_records(self.folder / ROWS, _KEY + _CHECK)
-        stored = _map_file(path, count, self.row_bytes)
-        for row in np.unique(np.linspace(0, count - 1, min(count, _EXAMINED)).astype(int)).tolist():
-            if zlib.crc32(stored[row].data) != int.from_bytes(records[row][_KEY:], "little"):
-                raise _damaged(self.folder)
+    def map_rows(self) -> PixelRows:
+        """Return all rows as pictures."""
+        path, count = self.folder / PIXELS, len(self.keys())
         if self.secret is None:
             return MappedRows(path, count, self.shape, self._in_use)
         return EncryptedRows(path, count, self.shape, self.secret, self._in_use)
@@ -204,7 +244,7 @@ class CacheRowWriter:
 
     def __init__(self, cache: PixelCache) -> None:
         self._cache, self.places = cache, cache.rows()
-        self._next = self._lasting = len(self.places)
+        self._next = self._lasting = len(cache.keys())
         self._rows = (cache.folder / ROWS).open("ab", buffering=0)
         self._files = (cache.folder / FILES).open("ab", buffering=0)
         self._blank = (cache.folder / BLANK).open("ab", buffering=0)
@@ -230,9 +270,9 @@ class CacheRowWriter:
             row, self._next = self._next, self._next + 1
         content: Any = np.ascontiguousarray(picture).data.cast("B")
         if self._cache.secret is not None:
-            nonce, name = os.urandom(_NONCE), _row_name(self._cache.folder / PIXELS, row)
+            nonce, name = os.urandom(_NONCE), _row_name(self._cache.folder / PIXELS, row, key)
             content = memoryview(nonce + AESGCM(self._cache.secret).encrypt(nonce, content, name))
-        record, offset = key + zlib.crc32(content).to_bytes(_CHECK, "little"), row * self._cache.row_bytes
+        record, offset = key + _checksum(key, content), row * self._cache.row_bytes
         while len(content):
             count = os.pwrite(self._pixels, content, offset)
             content, offset = content[count:], offset + count
@@ -278,30 +318,90 @@ class CacheRowWriter:
             self._blank.close()
 
 
+def make_marked_folder(folder: Path) -> bool:
+    """Make a folder that only its owner may open, and mark it as ours; an empty folder is marked as it is.
+
+    Returns:
+        False for a folder that holds other things, which stays as it is.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(0o700)
+    if not any(path.name != MARK or path.stat().st_size for path in folder.iterdir()):  # another program may write it
+        (folder / MARK).write_text(MARK_TEXT, encoding="ascii")
+    return _is_marked(folder)
+
+
+def _is_marked(folder: Path) -> bool:
+    try:
+        return (folder / MARK).read_text(encoding="ascii") == MARK_TEXT
+    except (OSError, ValueError):
+        return False
+
+
+def _forms(root: Path) -> list[Path]:
+    """Return the folders of forms, those used last at the end."""
+    marked, used = list(filter(_is_marked, root.iterdir())), dict[Path, float]()
+    for folder in marked:
+        used[folder] = (folder / IN_USE).stat().st_mtime if (folder / IN_USE).exists() else 0
+    return sorted(marked, key=lambda folder: used[folder])
+
+
+def _pixel_bytes(folder: Path) -> int:
+    with suppress(FileNotFoundError):
+        return (folder / PIXELS).stat().st_size
+    return 0
+
+
 def total_bytes(root: Path) -> int:
     """Return the bytes that the pixels of all forms in a folder take, with those that are reserved."""
-    return sum(file.stat().st_size for file in root.glob(f"*/{PIXELS}"))
+    return sum(map(_pixel_bytes, _forms(root)))
 
 
 def remove_unused(root: Path, wanted: int, spare: Path | None = None) -> int:
-    """Remove forms that no program uses, those used last at the end, until so many bytes are free; return the bytes.
+    """Remove forms that no program uses, those used longest ago first, until so many bytes are free.
 
     Args:
         spare: The folder of a form that stays.
+
+    Returns:
+        The bytes that are free now: none where those of all such forms are too few, and nothing is removed.
     """
-    freed, used = 0, list[tuple[float, Path]]()
-    for folder in root.iterdir():
-        with suppress(OSError):
-            used.append(((folder / IN_USE).stat().st_mtime if (folder / IN_USE).exists() else 0, folder))
-    for _, folder in sorted(used):
-        if freed >= wanted or folder == spare or not folder.is_dir():
-            continue
-        with suppress(OSError), (folder / IN_USE).open("ab") as in_use:
-            fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            size = (folder / PIXELS).stat().st_size if (folder / PIXELS).exists() else 0
-            shutil.rmtree(folder.rename(root / f".{folder.name}.{os.getpid()}"))  # never half of a folder by its name
-            freed += size
+    freed, unused = 0, list[Path]()
+    with ExitStack() as locks:
+        for folder in _forms(root):
+            if freed >= wanted or folder == spare:
+                continue
+            with suppress(OSError):
+                fcntl.flock(locks.enter_context((folder / IN_USE).open("ab")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                unused.append(folder)
+                freed += _pixel_bytes(folder)
+        if freed < wanted:
+            return 0
+        for folder in unused:
+            _remove_form(folder)
     return freed
+
+
+def _remove_form(folder: Path) -> None:
+    moved = folder.rename(folder.with_name(f".{folder.name}.{os.getpid()}"))  # never half of a folder by its name
+    (moved / PIXELS).unlink(missing_ok=True)  # before the mark, by which the rest of a folder is found
+    shutil.rmtree(moved)
+
+
+def remove_forms(root: Path) -> None:
+    """Remove all forms in a folder of ours, used or not, and the folder itself where it holds nothing else.
+
+    Raises:
+        OSError: If they cannot be removed.
+    """
+    if not _is_marked(root):
+        return
+    for folder in _forms(root):
+        _remove_form(folder)
+    (root / MARK).unlink()
+    with suppress(OSError):
+        root.rmdir()
 
 
 def keyed_hash(secret: bytes | None) -> blake3:
@@ -334,9 +434,14 @@ def _map_file(path: Path, count: int, row_bytes: int) -> NDArray[np.uint8]:
         ).reshape(count, row_bytes)
 
 
-def _row_name(path: Path, row: int) -> bytes:
-    """Return what an encrypted row is bound to: no row stands for another one."""
-    return f"{path.parent.name}/{row}".encode()
+def _row_name(path: Path, row: int, key: bytes) -> bytes:
+    """Return what an encrypted row is bound to, its place and its content's key: no row stands for another one."""
+    return f"{path.parent.name}/{row}/".encode() + key
+
+
+def _checksum(key: bytes, content: Any) -> bytes:
+    """Return the checksum of a row and of the key of its content."""
+    return zlib.crc32(content, zlib.crc32(key)).to_bytes(_CHECK, "little")
 
 
 def _damaged(folder: Path) -> BadInput:

@@ -104,9 +104,11 @@ def pixels_on_device(images: ImageSet, device: str) -> Pixels:
     stored = images.stored
     on_disk = isinstance(stored, PixelRows) and not stored.draws
     pixels: Tensor | PixelRows = stored if isinstance(stored, PixelRows) else _copy_to_device(stored, device)
-    if isinstance(stored, MappedRows):
-        pixels = _copy_to_device(stored.array, device)
-        on_disk = pixels.device.type == "cpu"
+    if isinstance(stored, MappedRows) and device != "cpu":
+        copy = _copy_to_device(stored.array, device)
+        if copy.device.type != "cpu":
+            stored.check_all()
+            pixels, on_disk = copy, False
     rows = None
     if images.places is not None:
         rows = torch.from_numpy(images.places)

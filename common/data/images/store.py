@@ -27,11 +27,14 @@ from numpy.typing import NDArray
 from common.data.base.decoded_size import SHARE_OF_MEMORY, available_memory
 from common.data.base.image_set import PixelRows, SkippedImage
 from common.data.images.pixel_cache import (
+    LAYOUT,
     SETTLED_S,
     CacheRowWriter,
     PixelCache,
     content_key,
     keyed_hash,
+    make_marked_folder,
+    remove_forms,
     remove_unused,
     total_bytes,
 )
@@ -45,7 +48,7 @@ from common.data.images.reading import (
     unreadable_reason,
 )
 from common.errors import BadInput, Fault
-from common.system.files import is_disk_full, make_private_folder
+from common.system.files import is_disk_full
 from common.system.plain_text import counted, duration, json_text, size
 
 SMALL_BYTES = 16 << 20
@@ -53,9 +56,8 @@ SMALL_BYTES = 16 << 20
 PROGRESS_S = 5.0
 SPARE_BYTES = 1 << 30
 """Bytes of a disk that a cache leaves free."""
-MARK = "CACHEDIR.TAG"
-"""Name of a file that marks a folder as one that may be emptied, for back-up programs (bford.info/cachedir)."""
-MARK_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# Images, kept by Polyclinic. May be removed.\n"
+_INSIDE = "polyclinic-images"
+"""Name of the folder of the cache inside a folder that holds other things."""
 _AT_A_TIME = 4096
 _DECODERS = (
     *("pillow", "pydicom", "nibabel", "numpy", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg", "pylibjpeg-rle"),
@@ -71,6 +73,7 @@ class ImageStore:
         folder: The folder of the cache; None holds all pictures in memory, and decodes them anew at each start.
         limit_bytes: Bytes that the folder may take.
         limit_key: The key of the config file that sets them, for messages.
+        off: The line of the config file by which pictures are decoded into memory, for messages.
         secret: Key of AES-256, 32 bytes, by which pictures are encrypted; None stores them as they are.
         workers: Number of decoding threads.
         tell: Prints a line for the person who waits.
@@ -79,6 +82,7 @@ class ImageStore:
     folder: Path | None = None
     limit_bytes: int = 100 * 10**9
     limit_key: str = "simulation.image_cache_gb"
+    off: str = "simulation.image_cache_gb = 0"
     secret: bytes | None = field(default=None, repr=False)
     workers: int = min(8, os.cpu_count() or 1)
     tell: Callable[[str], object] = field(default=lambda line: None, compare=False)
@@ -125,7 +129,8 @@ class FileIdentity:
         except (OSError, ValueError):
             return None
         name = str(path) if path.is_absolute() else os.path.abspath(path)
-        about = f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
+        place = f"{name}\0{status.st_dev}\0{status.st_ino}"
+        about = f"{place}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
         return cls(about, status.st_size, status.st_ctime)
 
 
@@ -245,14 +250,15 @@ class _Decoding:
         """
         cache = _open_cache(self.store, root, asdict(self.form), self.form.shape)
         if missing := self._find_rows(cache, cache.rows()):
-            _make_room(cache, len(missing), self.store)
+            if not _make_room(cache, len(missing), len(self.names), self.store):
+                cache = _open_cache(self.store, root, asdict(self.form), self.form.shape)
             with cache.writing(lambda: self.store.tell("another program decodes these images: waiting for it")) as out:
                 missing = self._find_rows(cache, out.places)
                 out.reserve(len(missing))
                 decoder = _DecodingIntoCache(self, cache, out)
                 self._for_each(missing, decoder.decode)
-        _tell_place(self.store, root, len(self.names), len(missing))
-        return self._result(cache.map_rows(len(cache.rows())))
+        _tell_place(self.store, cache.folder.parent, len(self.names), len(missing))
+        return self._result(cache.map_rows())
 
     def read_content(self, number: int) -> bytes | Path:
         """Return the bytes of a picture; of a volume, of which only a slice is decoded, its path."""
@@ -267,6 +273,8 @@ class _Decoding:
     def _find_rows(self, cache: PixelCache, rows: dict[bytes, int]) -> list[int]:
         """Find the places of pictures that are in the cache; return the numbers of the others."""
         files, blank, missing = cache.files(), cache.blank(), list[int]()
+        self.places[:] = -1
+        self.blank.clear()
         for number, identity in enumerate(self.identities):
             key = files.get(cache.identity(identity.about)) if identity else None
             if key in rows:
@@ -412,7 +420,8 @@ def keep_rows(
         keys = [blake3(content + name.encode()).digest() for name in names]
         places, written = cache.rows(), list[int]()
         if whole is None or not set(keys) <= places.keys():
-            _make_room(cache, len(set(keys) - places.keys()), store)
+            if not _make_room(cache, len(set(keys) - places.keys()), len(set(keys)), store):
+                cache = _open_cache(store, store.folder, form, tuple(form["shape"]))
             with cache.writing(lambda: store.tell("another program reads these images: waiting for it")) as out:
                 written = [number for number, key in enumerate(keys) if key not in out.places]
                 out.reserve(len(written))
@@ -423,8 +432,8 @@ def keep_rows(
                 if began - identity.changed > SETTLED_S and identity == FileIdentity.of(file):
                     out.add_file(cache.identity(identity.about), content)
                 places = out.places
-        _tell_place(store, store.folder, len(keys), len(written))
-        return cache.map_rows(len(cache.rows())), np.array([places[key] for key in keys], np.intp)
+        _tell_place(store, cache.folder.parent, len(keys), len(written))
+        return cache.map_rows(), np.array([places[key] for key in keys], np.intp)
     return None
 
 
@@ -439,7 +448,7 @@ def _cache_errors(store: ImageStore) -> Iterator[None]:
         yield
     except OSError as error:
         if is_disk_full(error):
-            remedy = f"Make room, or set a smaller {store.limit_key}."
+            remedy = f"Make room, or decode images into memory: {store.off}."
             raise BadInput([Fault(str(store.folder), "the disk is full.", remedy)]) from None
         store.tell(f"{store.folder} cannot be used ({error.strerror or error}): images are decoded at each start")
 
@@ -447,10 +456,10 @@ def _cache_errors(store: ImageStore) -> Iterator[None]:
 def _open_cache(store: ImageStore, root: Path, form: Mapping[str, Any], shape: tuple[int, ...]) -> PixelCache:
     """Open the cache of a form, which is named by a hash of everything that determines the pixels beside the files."""
     about = {"form": dict(form), "decoders": _decoder_versions(), "encrypted": store.secret is not None}
-    text = json_text(about, indent=1)
-    make_private_folder(root)
-    if not (root / MARK).exists():
-        (root / MARK).write_text(MARK_TEXT, encoding="ascii")
+    text = json_text(about | {"layout": LAYOUT}, indent=1)
+    if not make_marked_folder(root):
+        root = root / _INSIDE
+        make_marked_folder(root)
     folder = root / keyed_hash(store.secret).update(text.encode()).hexdigest(16)
     cache = PixelCache(folder, shape, store.secret)
     if not (folder / "form.json").exists():
@@ -464,23 +473,47 @@ def _tell_place(store: ImageStore, root: Path, count: int, decoded: int) -> None
     store.tell(f"{counted(count, 'image')}, {decoded:,} of them read now; {kept}, {limit}")
 
 
-def _make_room(cache: PixelCache, count: int, store: ImageStore) -> None:
+def _make_room(cache: PixelCache, missing: int, count: int, store: ImageStore) -> bool:
     """Remove what other data sets left in the cache, where there is no room for so many further rows.
 
+    First go other forms. If all of them are too few, this form goes too, with the rows of other data sets.
+
+    Args:
+        missing: Number of pictures to be added.
+        count: Number of all pictures of the data set.
+
+    Returns:
+        False if the cache is removed, and has to be opened anew for all pictures.
+
     Raises:
-        BadInput: If that does not suffice.
+        BadInput: If that does not suffice; nothing is removed then.
     """
-    root = cache.folder.parent
-    needed = count * cache.row_bytes
+    root, needed = cache.folder.parent, missing * cache.row_bytes
     free = min(store.limit_bytes - total_bytes(root), shutil.disk_usage(root).free - SPARE_BYTES)
-    if needed > free:
-        free += remove_unused(root, needed - free, spare=cache.folder)
-    if needed <= free:
+    if needed <= free or remove_unused(root, needed - free, spare=cache.folder):
+        return True
+    cache.close()
+    if remove_unused(root, count * cache.row_bytes - free):
+        return False
+    problem = f"has room for {size(max(0, free))}, and {counted(missing, 'image')} take {size(needed)} once decoded."
+    limit = f"All decoded images may take {size(store.limit_bytes)} ({store.limit_key}). "
+    limit += f"{size(shutil.disk_usage(root).free)} of the disk are free, of which {size(SPARE_BYTES)} stay free. "
+    remedy = f"Raise the limit, make room, or decode images into memory at each start: {store.off}."
+    raise BadInput([Fault(str(root), problem, limit + remedy)])
+
+
+def remove_store(folder: Path) -> None:
+    """Remove the decoded pictures that a program of this account keeps at a place, and the place; a link goes too.
+
+    Raises:
+        OSError: If they cannot be removed.
+    """
+    if not folder.is_symlink():
+        shutil.rmtree(folder)
         return
-    problem = f"has room for {size(max(0, free))}, and {counted(count, 'image')} take {size(needed)} once decoded."
-    limit = f"all decoded images may take {size(store.limit_bytes)} ({store.limit_key}), "
-    limit += f"and {size(shutil.disk_usage(root).free)} of the disk are free"
-    raise BadInput([Fault(str(root), problem, f"Raise the limit or make room: {limit}.")])
+    for root in (folder.resolve() / _INSIDE, folder.resolve()):
+        remove_forms(root)
+    folder.unlink()
 
 
 @lru_cache(maxsize=1)
