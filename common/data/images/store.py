@@ -219,26 +219,29 @@ class _Decoding:
         self.places[:] = -1  # a cache that failed may have had some
         self.reasons.clear()
         self.blank.clear()
-        sizes = Counter(identity.size if identity else None for identity in self.identities)
-        keys = dict[int, bytes]()
+        keys, volumes = dict[int, bytes](), dict[int, Path]()
 
         def decode(row: int) -> None:
             try:
-                content, identity = self.read_content(row), self.identities[row]
+                content = self.read_content(row)
                 images[row], is_blank = self.decode(content)
                 self.places[row] = row
-                if identity is None or identity.size is None or sizes[identity.size] > 1:  # else it has no copy
+                if isinstance(content, bytes):
                     keys[row] = content_key(content)
+                else:
+                    volumes[row] = content
                 if is_blank:
                     self.blank.add(row)
             except Exception as error:  # any error of a decoder on a broken file: the others go on
                 self.reasons[row] = unreadable_reason(error)
 
         self._for_each(range(len(self.names)), decode)
-        first = dict[bytes, int]()
+        # Of a volume only a slice was read: the whole is read where another volume has the same slice.
+        slices = {row: content_key(images[row].tobytes()) for row in volumes}
+        counts, first = Counter(slices.values()), dict[bytes, int]()
+        keys |= {row: content_key(volumes[row]) for row, key in slices.items() if counts[key] > 1}
         for row, key in sorted(keys.items()):
-            if row not in self.reasons:
-                self.places[row] = first.setdefault(key, row)
+            self.places[row] = first.setdefault(key, row)
         return self._result(images)
 
     def in_cache(self, root: Path) -> DecodedPictures:

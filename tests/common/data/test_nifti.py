@@ -172,6 +172,16 @@ def test_a_volume_is_known_by_its_content(tmp_path: Path) -> None:
     assert reasons == ["neither PNG, JPEG, DICOM nor NIfTI"] * 2
 
 
+def test_copies_of_a_volume_have_one_place_and_volumes_that_share_a_slice_have_not(tmp_path: Path) -> None:
+    changed = volume()
+    changed[..., 0] += 1  # not in the slice that is read
+    for name, voxels in (("a", volume()), ("b", volume()), ("c", changed)):
+        write(tmp_path / f"{name}.nii", voxels)
+    files = [tmp_path / f"{name}.nii" for name in "abc"]
+    form = ImageForm(8, color=False, resize="pad", rendering=Rendering(3, "axial"))
+    assert decode_pictures(["a", "b", "c"], files.__getitem__, form).places.tolist() == [0, 0, 2]
+
+
 @pytest.mark.parametrize("fill", [np.nan, np.inf])
 def test_a_slice_without_a_number_is_no_picture(tmp_path: Path, fill: float) -> None:
     voxels = np.full((4, 4, 2), fill, "<f4")
