@@ -12,11 +12,12 @@ from common import __version__
 
 if TYPE_CHECKING:
     from common.data.sources.plugin import LabelledImages
+    from common.errors import BadInput
     from polyclinic.runs import FinishedRun, compare, load, predict, simulate
 
-__all__ = ["FinishedRun", "LabelledImages", "__version__", "compare", "load", "predict", "simulate"]
+__all__ = ["BadInput", "FinishedRun", "LabelledImages", "__version__", "compare", "load", "predict", "simulate"]
 
-_PLACES = {"LabelledImages": "polyclinic.data"}
+_PLACES = {"BadInput": "common.errors", "LabelledImages": "polyclinic.data"}
 
 
 def __dir__() -> list[str]:

@@ -21,6 +21,11 @@ def plain_array(values: Any) -> NDArray[Any]:
     return np.asarray(values)
 
 
+def has_running_index(rows: Any) -> bool:
+    """Return False for a table or column of pandas whose rows may be meant in another order: those of its index."""
+    return not hasattr(rows, "iloc") or list(rows.index) == list(range(len(rows)))
+
+
 def label_array(labels: Any, class_names: Sequence[str]) -> NDArray[Any]:
     """Return labels as an array: NaN where a masked array hides them, columns of a table in the order of the classes.
 
@@ -36,6 +41,11 @@ def label_array(labels: Any, class_names: Sequence[str]) -> NDArray[Any]:
             raise ValueError(
                 f"has labels in a table without exactly one column for {quoted(unclear)}; "
                 f"its columns are {quoted(columns)}. Name the columns as the classes, or give labels.to_numpy()."
+            )
+        if labels.ndim == 2 and not has_running_index(labels):
+            raise ValueError(
+                "has labels in a table whose index is not 0, 1, 2, ... Give its rows in the order of the images, and "
+                "labels.reset_index(drop=True)."
             )
         places = [columns.index(name) for name in class_names]
         labels = labels.iloc[places] if labels.ndim == 1 else labels.iloc[:, places]

@@ -21,7 +21,7 @@ from common.data.base.splits import (
     split_by_patient,
 )
 from common.data.images.reading import resize_images
-from common.data.sources.label_array import label_array
+from common.data.sources.label_array import has_running_index, label_array
 from common.data.tables.class_names import repeated_name_faults
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.plugins import DATASETS, describe_plugin, is_local_name, load_entry_point, stamp_of
@@ -205,6 +205,7 @@ def _open_torch_dataset(
         open_dataset,
         read_labels,
         repeated_item_faults,
+        repeated_picture_faults,
     )
 
     if spec.image_size is not None:
@@ -235,7 +236,7 @@ def _open_torch_dataset(
     items = read_labels(stored, names, tell, patients=pictures.patients is None)
     patients = items.patients if pictures.patients is None else pictures.patients
     if patients is None:
-        stop_on(repeated_item_faults(where, pictures.images))
+        stop_on(repeated_item_faults(where, pictures.images) or repeated_picture_faults(where, stored.digests))
     return stored, replace(pictures, class_names=names, labels=items.labels, patients=patients)
 
 
@@ -267,13 +268,18 @@ def _find_problems(pictures: LabelledImages, images: NDArray[np.uint8] | PixelRo
     elif labels.dtype.kind not in "biuf" or not (np.isnan(labels.astype(float)) | np.isin(labels, (0, 1))).all():
         yield "labels must be 1 (present), 0 (absent) or NaN (unknown)."
     for name in ("patients", "parts", "sources"):
-        entries = getattr(pictures, name)
-        if entries is not None and np.shape(entries) != (len(images),):
-            yield f"{name} must have one entry an image, {len(images)}, not the shape {np.shape(entries)}."
-        elif entries is not None and any(_is_missing(entry, blank=name != "patients") for entry in entries):
-            yield f"{name} must be a name for each image, or None for all of them together."
+        yield from _find_name_problems(name, getattr(pictures, name), len(images))
     if pictures.parts is not None and (other := sorted(set(map(str, pictures.parts)) - set(PARTS))):
         yield f"parts must be {quoted(PARTS)}, not {quoted(other, limit=3)}."
+
+
+def _find_name_problems(name: str, entries: Any, count: int) -> Iterator[str]:
+    if not has_running_index(entries):
+        yield f"{name} must be in the order of the images; its index is not 0, 1, 2, ... Give {name}.to_numpy()."
+    if entries is not None and np.shape(entries) != (count,):
+        yield f"{name} must have one entry an image, {count}, not the shape {np.shape(entries)}."
+    elif entries is not None and any(_is_missing(entry, blank=name != "patients") for entry in entries):
+        yield f"{name} must be a name for each image, or None for all of them together."
 
 
 def _is_missing(entry: Any, *, blank: bool) -> bool:

@@ -37,9 +37,11 @@ _KEYS = {
     "patient": ("patient", "patients", "patientid", "patientids", "pid", "subject", "subjects", "subjectid"),
 }
 """Keys of a dictionary, by their meaning, in small letters and digits only."""
-_LIKE_PATIENT = re.compile("patient|subject|participant|person|mrn")
+_LIKE_PATIENT = re.compile("patient|subj|participant|person|individual|mrn|^pat(id|key|nr|no)?$")
 _NO_PATIENT = re.compile("age$|sex|gender|birth|size|height|weight|position|orientation|comment")
+_LIKE_ID = re.compile("id$|uid|case|study|accession|client")
 _LIKE_LABELS = re.compile("label|target|annotat|known|uncertain")
+_LIKE_MASK = re.compile("mask|valid|observ|missing")
 _CLASSES = ("class_names", "classes", "pathologies")
 """Attributes by which data sets name their classes."""
 _LISTED, _MOST_FAILURES = 5, 100
@@ -58,6 +60,7 @@ class Item:
 
     Attributes:
         unclear: Why its ``labels`` or ``patient`` cannot be read, a sentence for each.
+        unread: The other entries of a dictionary, by their keys.
     """
 
     image: Any
@@ -65,6 +68,7 @@ class Item:
     mask: Any = None
     patient: str | None = None
     unclear: Mapping[str, str] = field(default_factory=dict)
+    unread: Mapping[Any, Any] = field(default_factory=dict)
 
 
 class TorchDatasetRows(PixelRows):
@@ -131,8 +135,8 @@ class TorchDatasetRows(PixelRows):
                     f'has "{keys["segmentation"][0]}" and "{keys["mask"][0]}", neither of an image\'s size.'
                 )
             values["mask"] = values["segmentation"]
-        unused = [key for key in item if not any(key in names for names in keys.values())]
-        for key in unused:
+        unread = {key: item[key] for key in item if not any(key in names for names in keys.values())}
+        for key in unread:
             name = plain[key]
             if not keys["patient"] and _LIKE_PATIENT.search(name) and not _NO_PATIENT.search(name):
                 unclear["patient"] = f'has "{key}", which may name its patient. Call it "patient", or leave it out.'
@@ -149,7 +153,7 @@ class TorchDatasetRows(PixelRows):
             patient = _patient_name(values.get("patient"))
         except ValueError as error:
             unclear["patient"] = str(error)
-        return Item(values["image"], values.get("labels"), values.get("mask"), patient, unclear)
+        return Item(values["image"], values.get("labels"), values.get("mask"), patient, unclear, unread)
 
     def pixels(self, row: int, image: Any) -> NDArray[Any]:
         """Bring the image of an item to ``(height, width[, 3])``, uint8 or float32 from 0 to 255.
@@ -335,6 +339,19 @@ def _items_inside(dataset: Any, rows: Iterable[int] | None = None) -> Iterator[t
         yield from ((id(dataset), row) for row in rows)
 
 
+def repeated_picture_faults(where: str, digests: NDArray[np.uint64]) -> list[Fault]:
+    """Return a fault if a data set of unknown patients holds more than a few pictures more than once.
+
+    Args:
+        digests: ``(n,)``, of its pictures.
+    """
+    repeated = len(digests) - len(np.unique(digests))
+    if repeated <= _COPIES * len(digests):
+        return []
+    problem = f"holds {repeated} pictures again, and names no patients: a picture would be for training and for tests."
+    return [Fault(where, problem, "Give each picture once, or patients=[...].")]
+
+
 def shared_picture_faults(where: str, digests: Mapping[str, NDArray[np.uint64]]) -> list[Fault]:
     """Return a fault for each two parts of which more than a few pictures are equal.
 
@@ -387,6 +404,9 @@ def read_labels(
             pixels = images.pixels(row, item.image)
             digests[row] = int.from_bytes(hashlib.blake2b(pixels.tobytes(), digest_size=8).digest())
             labels[row] = _label_row(item, class_names)
+            if patients and row == 0 and item.patient is None and (ids := _keys_like_ids(item)):
+                verb = "is" if len(ids) == 1 else "are"
+                tell(f'{quoted(ids)} of the items {verb} not read: a patient\'s name is called "patient"')
             if patients and "patient" in item.unclear:
                 raise ValueError(item.unclear["patient"])
             names.append(item.patient if patients else None)
@@ -411,6 +431,13 @@ def read_labels(
     return images.labels
 
 
+def _keys_like_ids(item: Item) -> list[str]:
+    """Return the keys of unread entries that may name a patient: texts and whole numbers that are called like an id."""
+    names = {key: "".join(filter(str.isalnum, str(key).lower())) for key in item.unread}
+    of_pictures = re.compile("image|img|file|sop|series")
+    return [str(key) for key, name in names.items() if _LIKE_ID.search(name) and not of_pictures.search(name)]
+
+
 def _label_row(item: Item, class_names: Sequence[str]) -> NDArray[np.float32]:
     """Return the labels of an item, float32 ``(classes,)``; a whole number is the number of the one class it shows.
 
@@ -421,6 +448,11 @@ def _label_row(item: Item, class_names: Sequence[str]) -> NDArray[np.float32]:
         raise ValueError(item.unclear["labels"])
     if item.labels is None:
         raise ValueError("has no labels. " + _GIVE_LABELS)
+    for key, value in item.unread.items():
+        is_a_mask = len(class_names) > 1 or _LIKE_MASK.search(str(key).lower())
+        if is_a_mask and _is_vector(value) and plain_array(value).size == len(class_names):
+            problem = f'has "{key}" with a value a class, which is not read. Call it "label_mask" if it says which '
+            raise ValueError(problem + "labels are known (1) and unknown (0); else leave it out of the dictionary.")
     values = label_array(item.labels, class_names)
     if values.size == 1 and values.ndim <= 1 and len(class_names) > 1:
         value = values.reshape(())

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from common.data.base.image_set import Splits, patients_known
 from common.data.base.spec import PluginSpec
 from common.data.images.pixels import pixels_on_device
+from common.data.images.store import ImageStore
 from common.data.load import load
 from common.data.sources import plugin
 from common.data.sources.torch_dataset import TorchDatasetRows
@@ -152,6 +154,45 @@ def test_a_mask_may_have_axes_of_size_one(opened: Callable[[Any], Splits], form:
         np.testing.assert_array_equal(part.labels, np.where(np.isnan(LABELS), np.nan, [1, 0])[part.places])
 
 
+UNREAD = ("valid", "valid_mask", "is_valid", "observed", "weight", "missing", "y_mask", "loss_mask", "has_label", "w")
+
+
+@pytest.mark.parametrize("key", UNREAD)
+def test_an_unread_entry_of_one_value_a_class_is_refused_by_its_name(opened: Callable[[Any], Splits], key: str) -> None:
+    items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], key: torch.tensor([1, 0])})
+    with pytest.raises(BadInput, match=f'has "{key}" .*"label_mask".*leave (it|others) out'):
+        opened(items)
+
+
+def test_unread_entries_of_other_sizes_are_left(opened: Callable[[Any], Splits]) -> None:
+    more = {"age": 50, "bbox": [1, 2, 3, 4], "file": "a.png", "lung_mask": GREY[0] > 9, "weight": 70.5}
+    for part in opened(Items(lambda row: {"image": GREY[row], "labels": LABELS[row], **more})).parts:
+        np.testing.assert_array_equal(part.labels, LABELS[part.places])
+
+
+@pytest.mark.parametrize("key", ["case_id", "StudyInstanceUID", "eid"])
+def test_an_unread_key_that_looks_like_an_id_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str
+) -> None:
+    items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], key: f"p{row}", "image_id": row})
+    monkeypatch.setattr(plugin, "load_entry_point", lambda group, name: lambda folder, options: LabelledImages(items))
+    lines = list[str]()
+    load(PluginSpec(kind="plugin", name="stripes"), tmp_path, ImageStore(tell=lines.append))
+    assert [line for line in lines if "not read" in line] == [
+        f'"{key}" of the items is not read: a patient\'s name is called "patient"'
+    ]
+
+
+@pytest.mark.parametrize("patients", [None, [f"p{row // 2}" for row in range(COUNT)]], ids=["unknown", "known"])
+def test_pictures_that_a_data_set_repeats_need_patients(
+    opened: Callable[[Any], Splits], patients: list[str] | None
+) -> None:
+    images = LabelledImages(Items(lambda row: (GREY[row // 2], LABELS[row // 2])), patients=patients)
+    with pytest.raises(BadInput, match="holds 30 pictures again") if patients is None else nullcontext():
+        train, _, test = opened(images).parts
+        assert not set(train.places // 2) & set(test.places // 2)
+
+
 def test_a_patient_without_a_name_is_unknown(opened: Callable[[Any], Splits]) -> None:
     empty = [None, "", NAN, " ", np.float32(NAN), pd.NA]
     items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], "patient": empty[row % len(empty)]})
@@ -246,7 +287,8 @@ def test_training_draws_anew_by_the_seed_and_evaluation_draws_the_same(opened: C
 
 def test_floats_are_not_rounded_for_the_network(opened: Callable[[Any], Splits]) -> None:
     value = 100.37 / 255
-    splits = opened(Items(lambda row: (torch.full((1, 4, 4), value), LABELS[row])))
+    items = Items(lambda row: (torch.full((1, 4, 4), value), LABELS[row]))
+    splits = opened(LabelledImages(items, patients=[f"p{row}" for row in range(COUNT)]))
     (read,) = pixels_on_device(splits.train, "cpu").batches(COUNT)
     assert read.unique().item() == pytest.approx(100.37)
     assert splits.train.images.dtype == np.uint8
@@ -409,6 +451,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "part pictures": (
         {name: of(lambda row: (GREY[row], LABELS[row])) for name in ("train", "test")},
         'has 60 equal pictures in "train" and "test"',
+    ),
+    "table index": (
+        of(lambda row: GREY[row], labels=pd.DataFrame(LABELS, columns=["a", "b"]).sample(frac=1, random_state=0)),
+        "has labels in a table whose index is not 0, 1, 2, ...",
+    ),
+    "patient index": (
+        of(lambda row: GREY[row], labels=LABELS, patients=pd.Series(map(str, range(COUNT)), range(COUNT, 0, -1))),
+        "patients must be in the order of the images",
     ),
     "range": (of(lambda row: GREY[row], value_range=(1, 0)), "goes from 1 to 0"),
     "labels": (of(lambda row: GREY[row], labels=LABELS[:5]), "labels must have the shape (60, 2)"),
