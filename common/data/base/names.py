@@ -23,15 +23,16 @@ _FORMATS = ("Cc", "Cf", "Mn", "Lo", "So")
 """Categories that have characters without a glyph; private and unassigned characters may be somebody's letters."""
 _FORMULA = re.compile(r'="([^"]+)"')
 """A text that a spreadsheet is kept from taking for a number."""
-_WHOLE_NUMBER = re.compile(r"([+-]?\d+)(?:[.,]0+|[.,]?0*e[+-]?0+)")
+_WHOLE_NUMBER = re.compile(r"([+-]?\d+)(?:(?:[.,]0+)+|[.,]?0*e[+-]?0+)")
 _AS_FLOAT = re.compile(r"([^.,]*\d)[.,]0+")
 """A name whose last number was written as a number with a fraction, such as ``1_1.0``."""
-_TAG = re.compile(r"^(?:mrn|pid|id|pat(?:ient)?(?:[ _-]?id)?|subject)[^a-z0-9]*(?=\d)")
+_TAG = re.compile(r"^(?:mrn|(?:id)?[^a-z0-9]*p|pid|id|n[or]|pat(?:ient)?(?:[ _-]?id)?|subject)[^a-z0-9]*(?=\d)")
 """A word in front of a number that says that it is one of a patient."""
+_FILE_TYPE = re.compile(r"\.(?:dcm|png|jpe?g|tiff?|nii(?:\.gz)?)$")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}([,.' ])\d{3}(?:\1\d{3})*")
 _SEPARATORS = re.compile(r"[^a-z0-9\x80-\U0010ffff]+")
-_VOWEL_AND_E = re.compile(r"([aou])e")
-"""The letters ä, ö, ü, æ and œ as they are written where a keyboard lacks them."""
+_SECOND_VOWEL = re.compile(r"(?<=[aou])e|(?<=a)a(?=[a-z])")
+"""The second letter of ä, ö, ü, æ, œ and å as they are written where a keyboard lacks them."""
 _LOOK_ALIKE = str.maketrans("авекмнорстухіјѕһԁԛԝӏαβεζηικμνορτυχøłđıð", "abekmhopctyxijshdqwlabezhikmnoptyxoldid") | {
     ord("æ"): "ae",
     ord("œ"): "oe",
@@ -40,8 +41,9 @@ _LOOK_ALIKE = str.maketrans("авекмнорстухіјѕһԁԛԝӏαβεζη�
 stroke Unicode does not take for an accent."""
 _LETTERS_AND_NUMBER = re.compile(r"([a-z]*)[ _-]*0*([1-9]\d*)", re.ASCII)
 _ZEROS_AND_GAPS = re.compile(r"(?<!\d)0+(?=\d)|(?<=\d) (?=\D)|(?<=[^\d ]) (?=\d)")
-_NEVER_TELLING = b"0e" + bytes(set(range(128)) - set(b"0123456789abcdefghijklmnopqrstuvwxyz"))
-"""Zeros, separators and the letter e: names without them can be unlike only if they differ in what is left."""
+_NEVER_TELLING = b"0ae" + bytes(set(range(128)) - set(b"0123456789abcdefghijklmnopqrstuvwxyz"))
+"""Zeros, separators and the letters a and e: names without them can be unlike only if they differ in what is left."""
+_NOBODY = frozenset(("unknown", "anonymous", "anonym", "anonymized", "anonymised", "anon", "unbekannt", "noname"))
 _BLANK = frozenset(("", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null"))
 """Cells, in lower case, by which spreadsheets, R and pandas write that there is no value."""
 
@@ -82,6 +84,11 @@ def is_nameless(cell: str) -> bool:
     return is_blank(cell) or cell.casefold() == "none" or not any(map(str.isalnum, cell))
 
 
+def is_nobody(name: str) -> bool:
+    """Return True for a normalised text that names no patient: :func:`is_nameless`, or a word such as ``ANON``."""
+    return is_nameless(name) or name.casefold().replace(" ", "") in _NOBODY
+
+
 def fold_likeness(name: str) -> str:
     """Return a text that is equal for names so alike that they may be one: see :func:`find_similar`."""
     if name.isascii():
@@ -91,7 +98,7 @@ def fold_likeness(name: str) -> str:
     else:
         bare = (letter for letter in unicodedata.normalize("NFKD", name) if not "\u0300" <= letter <= "\u036f")
         folded = "".join(str(unicodedata.decimal(letter, letter)) for letter in bare).casefold().translate(_LOOK_ALIKE)
-        folded = _TAG.sub("", folded)
+        folded = _TAG.sub("", _FILE_TYPE.sub("", folded))
     if as_float := _AS_FLOAT.fullmatch(folded):
         folded = as_float[1]
     if whole := _WHOLE_NUMBER.fullmatch(folded):
@@ -105,7 +112,8 @@ def fold_likeness(name: str) -> str:
 
 def _lower_without_tag(name: str) -> str:
     lower = name.lower()
-    return _TAG.sub("", lower) if lower.startswith(("mrn", "pid", "id", "pat", "subject")) else lower
+    lower = _FILE_TYPE.sub("", lower) if "." in lower[-7:-2] else lower
+    return _TAG.sub("", lower) if lower[:1] in "mpisn" else lower
 
 
 def fold_spelling(name: str) -> str:
@@ -116,8 +124,8 @@ def fold_spelling(name: str) -> str:
 def find_similar(names: Sequence[str]) -> dict[str, str]:
     """Find names that differ only in case, accents, signs, spaces, leading zeros, or the form of a number.
 
-    A word such as ``MRN`` or ``patient`` in front of a number is no difference either. Letters of other alphabets that
-    look like Latin ones are these, and ``ae`` is ``ä``.
+    A word such as ``MRN`` or ``P`` in front of a number is no difference either, nor is a file's type behind it.
+    Letters of other alphabets that look like Latin ones are these, ``ae`` is ``ä``, and ``aa`` in a word ``å``.
 
     Args:
         names: Normalised names without repetition.
@@ -131,7 +139,7 @@ def find_similar(names: Sequence[str]) -> dict[str, str]:
     counts, first, similar = Counter(coarse), dict[str, str](), dict[str, str]()
     for name, key in zip(names, coarse, strict=True):
         if counts[key] > 1:
-            likeness = _VOWEL_AND_E.sub(r"\1", fold_likeness(name))
+            likeness = _SECOND_VOWEL.sub("", fold_likeness(name))
             if (earliest := first.setdefault(likeness, name)) is not name:
                 similar[name] = earliest
     return similar

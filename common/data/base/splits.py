@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import PARTS, UNKNOWN_PATIENT, ImageSet, Splits
-from common.data.base.names import find_similar, is_nameless
+from common.data.base.names import find_similar, is_nobody
 from common.data.base.spec import SPLIT_SEED
 from common.errors import Fault, quoted, stop_on
 from common.system.plain_text import counted, list_first_and_count_rest
@@ -154,7 +154,7 @@ def patient_name_faults(where: str, patients: Names) -> list[Fault]:
     """Find names of no patient, and names so alike that they may be one patient's, who could stand in two parts."""
     names = np.unique(patients).tolist()
     faults = []
-    if nameless := [name for name in names if is_nameless(name)]:
+    if nameless := [name for name in names if is_nobody(name)]:
         faults.append(Fault(where, f"{quoted(nameless)} names no patient.", "Name the patient of every image."))
     if similar := find_similar(names):
         pairs = [f'"{earlier}" and "{name}"' for name, earlier in similar.items()]

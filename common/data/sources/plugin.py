@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import PARTS, ImageSet, PixelRows, Splits, unknown_patients
-from common.data.base.names import is_blank, is_nameless, names_of_array, normalized
+from common.data.base.names import is_blank, is_nobody, names_of_array, normalized
 from common.data.base.spec import PluginSpec
 from common.data.base.splits import (
     VALIDATION,
@@ -285,5 +285,5 @@ def _find_name_problems(name: str, entries: Any, count: int) -> Iterator[str]:
 def _is_missing(entry: Any, *, blank: bool) -> bool:
     """Return True for None, NaN, NaT and masked entries, and for texts that name nothing unless ``blank`` allows it."""
     if isinstance(entry, str):
-        return not blank and is_nameless(normalized(entry))
+        return not blank and is_nobody(normalized(entry))
     return entry is None or entry is np.ma.masked or is_blank(str(entry))

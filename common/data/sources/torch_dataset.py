@@ -22,7 +22,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from common.data.base.image_set import PixelRows
-from common.data.base.names import is_nameless, normalized
+from common.data.base.names import is_nobody, normalized
 from common.data.images.store import DecodingProgress
 from common.data.sources.label_array import label_array, plain_array
 from common.data.sources.plugin import MapDataset
@@ -520,7 +520,7 @@ def _patient_name(value: Any) -> str | None:
         value = value.decode("utf-8", "backslashreplace")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if value is None or is_nameless(normalized(str(value))):
+    if value is None or is_nobody(normalized(str(value))):
         return None
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise ValueError(f"names its patient by {type(value).__name__}; a patient's name is a text or a whole number.")

@@ -188,7 +188,8 @@ def _is_error(text: str) -> bool:
 
 
 def names_nothing(part: str) -> bool:
-    """Return True for a part of a cell that is no finding: "-", "?", "unknown", an error of a spreadsheet."""
+    """Return True for a part of a cell that is no finding: "-", "?", "unknown", "[nan]", an error of a spreadsheet."""
+    part = part.strip("[](){}'\" ")
     return is_nameless(part) or _is_error(part) or _NO_NAMES.fullmatch(part) is not None
 
 

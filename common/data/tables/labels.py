@@ -5,6 +5,7 @@ The second half reads a hospital's own table, by what its config file says of th
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from common.data.base.image_set import (
     patients_known,
     unknown_patients,
 )
-from common.data.base.names import find_similar, is_blank, is_nameless, names_of_array
+from common.data.base.names import find_similar, is_blank, is_nameless, is_nobody, names_of_array
 from common.data.base.spec import FolderSpec, LabelColumnsSpec, PictureSpec, PictureTableSpec
 from common.data.base.splits import (
     Names,
@@ -78,6 +79,8 @@ class DiskReader:
 
 FROM_DISK = DiskReader()
 _MOST_OTHERS = 20
+_FEW_ROWS = 20
+"""A table of as few rows may have a patient with most of them."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,10 @@ class LabelTable:
                 f"{counted(nameless, 'image')} without a PatientID: each study of these counts as a patient of its "
                 "own, and may be of one who stands on the other side of the split."
             )
+        for name, count in Counter(self.patients.tolist()).most_common(1):
+            if 2 * count > max(len(self.patients), _FEW_ROWS):
+                share = f"{count:,} of {len(self.patients):,} images, which stay on one side of the split"
+                notes.append(f'"{name}" is the patient of {share}. Is it the name of a patient?')
         return tuple(notes)
 
     def rows(self, index: NDArray[np.intp]) -> "LabelTable":
@@ -354,7 +361,8 @@ def blank_faults(column: Column, key: str, what: str) -> list[Fault]:
         key: The key of the config file that names ``column``.
         what: The thing that ``column`` names.
     """
-    if not (blank := [place for place, cell in enumerate(column.cells) if is_nameless(cell)]):
+    is_nothing = is_nobody if what == "patient" else is_nameless
+    if not (blank := [place for place, cell in enumerate(column.cells) if is_nothing(cell)]):
         return []
     lines = column.lines_of(blank)
     article = "an" if what == "image" else "a"
@@ -454,6 +462,8 @@ def plain_site_name(name: str) -> str:
 
 
 _SHORTENED_NUMBER = re.compile(r"\d[.,]\d+[Ee]\+?\d+|\d[Ee]\+\d+")
+_LONG_NUMBER, _CUT_NUMBER = re.compile(r"\d{16,}"), re.compile(r"\d{15}0+")
+"""Numbers of which a spreadsheet stores 15 digits, and writes zeros for the others."""
 
 
 def join_similar_patients(
@@ -468,7 +478,12 @@ def join_similar_patients(
     """
     distinct, inverse = np.unique(patients, return_inverse=True)
     names = [str(name) for name in distinct] if column is None else list(column.cells)
-    if column and (shortened := [place for place, name in enumerate(names) if _SHORTENED_NUMBER.fullmatch(name)]):
+    shortened = [place for place, name in enumerate(names) if _SHORTENED_NUMBER.fullmatch(name)]
+    if column and not shortened:
+        cut, whole = ([i for i, name in enumerate(names) if of.fullmatch(name)] for of in (_CUT_NUMBER, _LONG_NUMBER))
+        counts = column.counts()
+        shortened = cut if counts[cut].sum() > max(1, counts[whole].sum() / 3) else []
+    if column and shortened:
         problem = f"a spreadsheet has shortened the number of a patient: {column.where(shortened)}."
         faults.append(Fault(where, problem, "Export the table again with this column as text."))
     similar = find_similar(names)
