@@ -99,6 +99,8 @@ def condition_notes(result: BenchmarkResult) -> Iterator[str]:
         "Intervals are 95 %, over the test part's patients (bootstrap) and over seeds; a method of which each site has "
         "its own model has none."
     )
+    if any(entry.seeds == 1 for block in result.blocks for entry in block.entries.values()):
+        yield "Where a method has one seed in a block, no spread over seeds is known, and none is in its intervals."
     yield f"Ranks and means are over {blocks}, averaged over classes and seeds."
     if result.ranking_of_data.blocks < result.ranking.blocks:
         once = ranks_sentence(result.ranking_of_data, "data set")

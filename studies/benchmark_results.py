@@ -440,12 +440,13 @@ def _method_over_blocks(
 
 
 def interval_half_width(entries: Sequence[tuple[str, MethodInBlock]]) -> float | None:
-    """Return half the width of the 95 % interval of a mean over blocks; None if a block's errors are not all known.
+    """Return half the width of the 95 % interval of a mean over blocks; None if an error over patients is not known.
 
-    Blocks of one data set are tested on the same patients: their errors add up as they are. Data sets are independent
-    of one another, and so are seeds.
+    The error over seeds is 0 where a block has one seed: the interval is then over patients alone. Blocks of one data
+    set are tested on the same patients: their errors add up as they are. Data sets are independent of one another, and
+    so are seeds.
     """
-    if not entries or any(entry.seed_sd is None or entry.patient_error is None for _, entry in entries):
+    if not entries or any(entry.patient_error is None for _, entry in entries):
         return None
     by_data: dict[str, float] = {}
     for data, entry in entries:

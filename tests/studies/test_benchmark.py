@@ -44,6 +44,7 @@ from studies.statistics import (
 from studies.trial import Trial
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "benchmark"
+RESULTS = (FOLDER.parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
 NEEDS_PRETRAINED = {"fedbn_plus"}
 SMALL, PUBLISHED = (FormPlan.of(FOLDER, form) for form in ("small", "published"))
 QUIET = Console(quiet=True)
@@ -80,6 +81,18 @@ def test_every_run_of_the_published_form_is_an_experiment_that_its_method_serves
             experiment = Trial(run.experiment, Path("nowhere"), run.overrides, "").file.experiment
             assert build_site_method(experiment).name == method.name
             assert experiment.run.rounds == PUBLISHED.form.rounds
+
+
+def row(label: str) -> Experiment:
+    """The experiment of a row of the published form."""
+    method = next(method for method in PUBLISHED.benchmark.methods if method.label == label)
+    return PUBLISHED.run("nih", "drawn7", method, 1e-3, 0).file.experiment
+
+
+def test_all_images_in_one_place_stand_with_absent_with_masked_and_with_true_labels() -> None:
+    labels = [method.label for method in PUBLISHED.benchmark.methods if method.name == "centralised"]
+    assert [row(label).method.get("missing", "negative") for label in labels] == ["negative", "masked", "known"]
+    assert all(method.beyond for method in PUBLISHED.benchmark.methods if method.name == "centralised")
 
 
 MORE_ROUNDS = [FormPlan.of(FOLDER, f"rounds{rounds}") for rounds in (12, 24, 48)]
@@ -263,6 +276,19 @@ def test_each_data_set_has_the_mean_over_its_own_blocks() -> None:
         r"^\| surgical \| 0\.800 ± [\d.]+ \| 0\.700 ± [\d.]+ \| \+0\.250, 2 of 2, not tested \|$", table, re.MULTILINE
     )
     assert "Data set by data set" not in as_markdown(result_of(LINES))
+
+
+def published_result(form: str) -> BenchmarkResult:
+    plan, lines = FormPlan.of(FOLDER, form), read_result_lines(FOLDER / "published.jsonl")
+    return benchmark_result(plan, form, lines_by_block(plan, lines), planned_count(plan))
+
+
+def test_the_page_of_results_has_the_tables_of_the_published_runs() -> None:
+    result = published_result("published")
+    tables = [line for line in as_markdown(result).splitlines() if line.startswith("|")]
+    assert not result.partial
+    assert len(tables) > 3 * len(result.methods)
+    assert [line for line in tables if line not in RESULTS] == []
 
 
 def options_of(tmp_path: Path, folder: Path, minutes: float | None = None) -> BenchmarkOptions:
