@@ -63,10 +63,8 @@ def deciding_test(test: PairedTest) -> str:
         return test.reason
     if test.wilcoxon_p is None:
         return f"paired t-test; differences look normal (Shapiro-Wilk {format_p_value(test.normality_p)})"
-    return (
-        f"Wilcoxon signed-rank test; differences are not normal (Shapiro-Wilk {format_p_value(test.normality_p)}, "
-        f"t-test {format_p_value(test.t_test_p)})"
-    )
+    p_values = f"Shapiro-Wilk {format_p_value(test.normality_p)}, t-test {format_p_value(test.t_test_p)}"
+    return f"Wilcoxon signed-rank test; differences are not normal ({p_values})"
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1) -> str:
@@ -134,11 +132,8 @@ def large_effects(comparison: Comparison) -> list[str]:
     subsets: tuple[Subset, ...] = ("shared", "unique")
     sentences = []
     for other in others:
-        tests = {
-            f"AUROC on {subset} classes": "paired test: "
-            + outcome_of_test(comparison.contrast(other.label, subset).result)
-            for subset in subsets
-        }
+        of_subset = {subset: comparison.contrast(other.label, subset).result for subset in subsets}
+        tests = {f"AUROC on {name} classes": f"paired test: {outcome_of_test(t)}" for name, t in of_subset.items()}
         ours, theirs, parts = _class_means(reference), _class_means(other), []
         for name, mine in ours.items():
             mean, their_mean = mine.mean, theirs[name].mean
@@ -146,10 +141,8 @@ def large_effects(comparison: Comparison) -> list[str]:
                 continue
             side = "higher" if mean > their_mean else "lower"
             tested = tests.get(name, "not tested")
-            parts.append(
-                f"{name} ({format_spread(mine)}) is {side} than that of {other.label} "
-                f"({format_spread(theirs[name])}; {tested})"
-            )
+            ahead = f"{name} ({format_spread(mine)}) is {side} than that of {other.label}"
+            parts.append(f"{ahead} ({format_spread(theirs[name])}; {tested})")
         if parts:
             sentences.append(f"On these test images, {reference.label}’s {'; its '.join(parts)}.")
     return sentences

@@ -248,11 +248,8 @@ def _class_members(by_method: ByMethod) -> Members:
 
 def auroc_scores(runs: Iterable[Run]) -> Scores:
     """Return AUROC by seed and class; None where it has an error, which could explain a difference."""
-    return {
-        (run.summary.seed, name): result.exact("auroc")
-        for run in runs
-        for name, result in run.summary.test.per_class.items()
-    }
+    tests = {run.summary.seed: run.summary.test.per_class for run in runs}
+    return {(seed, name): result.exact("auroc") for seed, test in tests.items() for name, result in test.items()}
 
 
 def _method_result(label: str, seeds: Seeds, members: Members) -> MethodResult:

@@ -41,9 +41,7 @@ EndT = TypeVar("EndT")
 LOOK_S = 0.5
 RUNS_PER_GPU = 4
 CONTEXT = multiprocessing.get_context("forkserver")
-FIRST_USED_IN_A_RUN = (
-    *("client.simulation", "client.app", "server.reporting.run_report", "server.reporting.model_card"),
-)
+FIRST_USED_IN_A_RUN = "client.simulation", "client.app", "server.reporting.run_report", "server.reporting.model_card"
 """Modules that a run imports when it needs them, which each run would pay again."""
 CONTEXT.set_forkserver_preload(["studies.parent_watch", __name__, *FIRST_USED_IN_A_RUN])
 

@@ -113,9 +113,7 @@ def _markdown_table(table: TableResult) -> str:
     names, rows = ["setting", "method"] if any(table.settings) else ["method"], []
     for index, setting in enumerate(table.settings):
         for method, row in zip(table.methods, table.entries, strict=True):
-            cells = [
-                format_entry(e) if e.paper is None else f"{format_entry(e)} ({number(e.paper)})" for e in row[index]
-            ]
+            cells = [format_entry(e) + ("" if e.paper is None else f" ({number(e.paper)})") for e in row[index]]
             rows.append([*[setting, method][-len(names) :], *cells])
     below = [_markdown_list("Here:", run_sizes(table))]
     below += [sentence] if (sentence := untrained_sentence(table)) else []

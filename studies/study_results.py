@@ -115,11 +115,8 @@ def _table_result(table: PaperTable, grid: RunGrid) -> TableResult:
         )
         for method, row in zip(table.methods, grid, strict=True)
     )
-    every = [
-        (method.title, setting.title, runs)
-        for method, row in zip(table.methods, grid, strict=True)
-        for setting, runs in zip(table.settings, row, strict=True)
-    ]
+    titles = [(method.title, setting.title) for method in table.methods for setting in table.settings]
+    every = [(*pair, runs) for pair, runs in zip(titles, (runs for row in grid for runs in row), strict=True)]
     untrained = ((method, setting, sum(run.summary.untrained for run in runs)) for method, setting, runs in every)
     drawn = {"curves", "density"} & set(table.figures)
     return TableResult(

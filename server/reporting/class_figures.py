@@ -134,9 +134,8 @@ def _draw_panels(
 def _draw_panel_frame(axes: Axes, at: Transform, title: str, *, left: bool, below: bool) -> None:
     """Draw title, edges and ticks, with numbers beside the first panel of a row and below the last rows."""
     axes.text(PANEL_LOW, PANEL_HIGH + 0.05, _shorten_name(title), fontsize=9, transform=at)
-    axes.plot(
-        [PANEL_LOW, PANEL_LOW, PANEL_HIGH], [PANEL_HIGH, PANEL_LOW, PANEL_LOW], color=RULE, linewidth=0.8, transform=at
-    )
+    x, y = [PANEL_LOW, PANEL_LOW, PANEL_HIGH], [PANEL_HIGH, PANEL_LOW, PANEL_LOW]
+    axes.plot(x, y, color=RULE, linewidth=0.8, transform=at)
     places = [place for _, place in TICKS]
     axes.plot(places, [PANEL_LOW] * 3, linestyle="", marker=TICKDOWN, markersize=3.5, color=RULE, transform=at)
     axes.plot([PANEL_LOW] * 3, places, linestyle="", marker=TICKLEFT, markersize=3.5, color=RULE, transform=at)

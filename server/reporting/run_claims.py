@@ -41,9 +41,8 @@ def run_result(run: Run) -> str:
         accuracy = f" Accuracy is {number(scored.accuracy)} over {counted(scored.images, 'image')}.{accuracy}"
     if test.mean_auroc is None:
         reason = f": {test.withheld}" if test.withheld else ""
-        return (
-            f"{training}, none of {counted(len(summary.classes), 'class', 'classes')} has an AUROC{reason}.{accuracy}"
-        )
+        every = counted(len(summary.classes), "class", "classes")
+        return f"{training}, none of {every} has an AUROC{reason}.{accuracy}"
     headline = test.headline()
     if headline.mean is None:
         most = max(headline.left_out.values())
@@ -190,10 +189,8 @@ def worst_and_best_site(accuracies: Mapping[str, float]) -> str:
 def prominent_limits(run: Run) -> list[str]:
     """Return the sentences that stand beside the run's result, because they limit it; the most severe first."""
     summary, test = run.summary, run.summary.test
-    limits = [
-        f"{site} harmed the model and was left out for the rest of the run: {reason}."
-        for site, reason in summary.excluded.items()
-    ]
+    harmed = "harmed the model and was left out for the rest of the run"
+    limits = [f"{site} {harmed}: {reason}." for site, reason in summary.excluded.items()]
     if summary.untrained:
         before = f"Validation was best before the first of {counted(summary.rounds, 'round')}"
         limits.append(f"{before}: all figures are of the initial model, which no site of this run has trained.")
@@ -242,18 +239,16 @@ def further_limits(run: Run) -> list[str]:
     samples = {site: record.validation_samples for site, record in summary.sites.items()}
     few = [f"{site} ({n})" for site, n in samples.items() if n is not None and n < FEWEST_POSITIVES]
     if few and summary.best_round is not None:
-        limits.append(
-            f"Few validation images chose the round that is tested: {list_first_and_count_rest(few, MOST_NAMED)}."
-        )
+        names = list_first_and_count_rest(few, MOST_NAMED)
+        limits.append(f"Few validation images chose the round that is tested: {names}.")
     if summary.drawn_to_test is not None and test.note == GLOBAL_MODEL:
         covered = {name for site in summary.drawn_to_test for name in summary.sites[site].classes}
-        if names := [name for name in summary.classes if name not in covered and summary.owners.get(name, ())]:
-            drawn = f"No site that annotates {_quote(names)} was drawn to test the model"
+        if untested := [name for name in summary.classes if name not in covered and summary.owners.get(name, ())]:
+            drawn = f"No site that annotates {_quote(untested)} was drawn to test the model"
             limits.append(f"{drawn}: no site’s figures are of it.")
     limits += [*_single_readings(run), *_rounds_missed(run)]
-    limits.append(
-        f"This is one run, with seed {summary.seed}: it does not show how far figures move with another seed."
-    )
+    unknown = "it does not show how far figures move with another seed"
+    limits.append(f"This is one run, with seed {summary.seed}: {unknown}.")
     if compared := sum(each.benefit is not None for each in site_comparisons(run)):
         limits.append(
             f"Whether a site is better off alone rests on a 95 % interval for each of {counted(compared, 'site')} by "
@@ -346,10 +341,8 @@ def _unfit_threshold(test: Summary) -> Iterator[str]:
     if names := [name for name, each in decisions.items() if each.false_negatives and not each.true_positives]:
         images = f"none of the positive test images of {_quote(names)}"
         yield f"At a threshold of 0.5 the model finds {images} (sensitivity 0)."
-    figures = [
-        (name, result.measured("auroc"), result.measured("balanced_accuracy"))
-        for name, result in test.per_class.items()
-    ]
+    results = test.per_class.items()
+    figures = [(name, each.measured("auroc"), each.measured("balanced_accuracy")) for name, each in results]
     if names := [n for n, a, b in figures if a and b and a.low >= RANKED_WELL and b.high <= DECIDED_BADLY]:
         reason = f"balanced accuracy {DECIDED_BADLY} or less at an AUROC of {RANKED_WELL} or more"
         yield f"A threshold of 0.5 does not fit {_quote(names)}: {reason}."

@@ -307,9 +307,8 @@ def draw_prototype_similarity(prototypes: PrototypeSimilarity) -> Markup:
     lowest = min(np.nanmin(others) if np.isfinite(others).any() else 0.0, 0.99)
     with page_theme():
         figure, (left, right) = new_figure(9, 1.9 + 0.33 * len(names), columns=2)
-        draw_heat_map(
-            left, between, (lowest, 1.0), _format_two_decimals(between) if len(names) <= MOST_NUMBERED else ()
-        )
+        texts = _format_two_decimals(between) if len(names) <= MOST_NUMBERED else ()
+        draw_heat_map(left, between, (lowest, 1.0), texts)
         left.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 3 else 0)
         left.set_yticks(range(len(names)), names)
         left.set_title("Cosine between positives of two classes")

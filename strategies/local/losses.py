@@ -125,9 +125,8 @@ def make_training_loss(spec: TrainingSection, plain: Loss, task: Task, missing: 
     if spec.loss == "plain" and not spec.class_weights:
         return plain
     if spec.loss.startswith(PLUGIN):
-        return partial(
-            _plugin_loss, spec.loss, load_entry_point(plugins.LOSSES, spec.loss.removeprefix(PLUGIN)), missing
-        )
+        loss = load_entry_point(plugins.LOSSES, spec.loss.removeprefix(PLUGIN))
+        return partial(_plugin_loss, spec.loss, loss, missing)
     if task == "multi_class":
         return partial(_multi_class_loss, spec, missing, compute_class_weights(labels) if spec.class_weights else None)
     return partial(_multi_label_loss, spec, missing, compute_positive_weights(labels) if spec.class_weights else None)
@@ -217,9 +216,9 @@ def _multi_class_loss(
     if spec.loss == "focal":
         losses = losses * (1 - torch.exp(-losses)) ** spec.focal_gamma
     is_known = is_class_known(labels)
-    weighs = (
-        is_known.float() if weights is None else torch.where(is_known, weights[labels.nan_to_num().argmax(dim=1)], 0.0)
-    )
+    weighs = is_known.float()
+    if weights is not None:
+        weighs = torch.where(is_known, weights[labels.nan_to_num().argmax(dim=1)], 0.0)
     return torch.where(is_known, losses * weighs, 0.0).sum() / weighs.sum().clamp(min=torch.finfo(torch.float32).tiny)
 
 

@@ -172,10 +172,8 @@ class SiteMethod:
     def __init__(self, parameters: Mapping[str, Any] | None = None, task: Task = "multi_label") -> None:
         self.parameters, self.task = self.table.model_validate(dict(parameters or {})), task
         if task == "multi_class" and not self.multi_class:
-            problem = (
-                f"{self.name} asks of each class by itself whether it is there; "
-                "in a multi-class task classes exclude others."
-            )
+            problem = f"{self.name} asks of each class by itself whether it is there"
+            problem = f"{problem}; in a multi-class task classes exclude others."
             raise BadInput([Fault("run.method", problem, 'Use "fedsld" or "unifed", or model.task = "multi_label".')])
 
     # ------------------------------------------------------------------ declared data
@@ -288,11 +286,8 @@ class SiteMethod:
         if self.needs_global_norm and self.parameters.trunk == "fedbn":
             problem = f'makes no sense in {self.name}: {self.needs_global_norm}, and with "fedbn" there is none.'
             faults.append(Fault("method.trunk", problem, 'Use "fedavg" or "fedbn_plus".'))
-        faults += [
-            Fault(f"method.{key}", f"makes no sense in {self.name}: {reason}.", "Leave it out.")
-            for key in self.averaging_options()
-            if reason
-        ]
+        problem, keys = f"makes no sense in {self.name}: {reason}.", self.averaging_options() if reason else []
+        faults += [Fault(f"method.{key}", problem, "Leave it out.") for key in keys]
         if self.parameters.mean is not None and self.weighs_updates:
             problem = f"makes no sense in {self.name}: it weighs the sites by a rule of its own."
             faults.append(Fault("method.mean", problem, "Leave it out."))

@@ -155,20 +155,17 @@ def mean_chi_square_factor(context: RoundContext) -> float:
     everywhere = compute_label_prior(positives, images)
     factors, weights = list[float](), list[float]()
     for site, own_positives, own_images in zip(sorted(context.answers), positives, images, strict=True):
-        if np.nansum(own_images) > 0:
-            prior = compute_site_prior(context, everywhere, site).astype(np.float64)
-            factors.append(_site_chi_square_factor(context.task, own_positives, own_images, prior))
-            weights.append(float(np.nanmax(own_images)))
+        if not np.nansum(own_images) > 0:
+            continue
+        prior = compute_site_prior(context, everywhere, site).astype(np.float64)
+        shares = np.divide(own_positives, own_images, out=np.zeros_like(prior), where=own_images > 0)
+        pairs = [(shares, prior)]
+        if context.task == "multi_label":  # each class is a distribution of two
+            stated = np.flatnonzero(np.isfinite(own_images) & (own_images > 0))
+            pairs = [(np.array([shares[c], 1 - shares[c]]), np.array([prior[c], 1 - prior[c]])) for c in stated]
+        factors.append(float(np.mean([chi_square_factor(*pair) for pair in pairs])))
+        weights.append(float(np.nanmax(own_images)))
     return float(np.average(factors, weights=weights))
-
-
-def _site_chi_square_factor(task: Task, positives: Float64, images: Float64, prior: Float64) -> float:
-    shares = np.divide(positives, images, out=np.zeros_like(prior), where=images > 0)
-    if task == "multi_class":
-        return chi_square_factor(shares, prior)
-    stated = np.flatnonzero(np.isfinite(images) & (images > 0))
-    pairs = [(np.array([shares[c], 1 - shares[c]]), np.array([prior[c], 1 - prior[c]])) for c in stated]
-    return float(np.mean([chi_square_factor(*pair) for pair in pairs]))
 
 
 def find_uncounted_classes(context: RoundContext) -> list[Fault]:

@@ -64,10 +64,9 @@ def compute_epsilon(sequence: Sequence[NoisySteps], delta: float, accountant: Ac
         return math.inf
     safe = _compute_cached_epsilon(tuple(sequence), delta, "rdp")
     beyond = safe > PRV_MOST_EPSILON or sum(steps.count for steps in sequence) > PRV_MOST_STEPS
-    epsilon = (
-        safe if accountant == "rdp" or beyond else min(safe, _compute_cached_epsilon(tuple(sequence), delta, "prv"))
-    )
-    return max(epsilon, 0.0)  # with a large delta an accountant can come out below
+    if accountant == "prv" and not beyond:
+        safe = min(safe, _compute_cached_epsilon(tuple(sequence), delta, "prv"))
+    return max(safe, 0.0)  # with a large delta an accountant can come out below
 
 
 @lru_cache(maxsize=256)  # it takes 0.1 s, and a ledger asks for the same steps several times a round
@@ -141,10 +140,8 @@ class ReplyNoise:
         bounded = shorten_arrays(numbers, self.max_statistics_norm * SHRUNK)
         of_update = NoiseGrid(spread * self.max_update_norm, self.max_update_norm)
         of_statistics = NoiseGrid(spread * self.max_statistics_norm, self.max_statistics_norm)
-        return (
-            short.changed(lambda array: self._noisy(array, of_update)),
-            {name: self._noisy(array, of_statistics) for name, array in bounded.items()},
-        )
+        noisy = {name: self._noisy(array, of_statistics) for name, array in bounded.items()}
+        return short.changed(lambda array: self._noisy(array, of_update)), noisy
 
     def _noisy(self, array: Array, grid: NoiseGrid) -> Array:
         steps = grid.steps_of(torch.from_numpy(np.array(array, np.float64)))
@@ -309,11 +306,8 @@ def find_secure_aggregation_faults(method: SiteMethod) -> list[Fault]:
             method.parameters.compress_update != "float32"
         ),
     }
-    faults = [
-        Fault("privacy.secure_aggregation", f"cannot be had with {method.name}: {reason}.", "Leave it out.")
-        for reason, holds in reasons.items()
-        if holds
-    ]
+    where, problem = "privacy.secure_aggregation", f"cannot be had with {method.name}"
+    faults = [Fault(where, f"{problem}: {why}.", "Leave it out.") for why, holds in reasons.items() if holds]
     if method.parameters.weighting != "uniform" and not faults:
         problem = "is needed where updates are masked: known weights that differ tell in a sum which part is whose."
         faults.append(Fault("method.weighting", f'"uniform" {problem}', 'Set method.weighting = "uniform".'))

@@ -103,11 +103,8 @@ def serve_control(address: str, storage: SuperLinkStorage) -> grpc.Server:
     service = ControlService(storage)
     handlers = {name: _make_handler(name, getattr(service, name)) for name in CALLS}
     options = [("grpc.max_receive_message_length", LARGEST_CALL), ("grpc.max_send_message_length", -1)]
-    server = grpc.server(
-        ThreadPoolExecutor(THREADS, thread_name_prefix="control"),
-        handlers=(grpc.method_handlers_generic_handler(SERVICE, handlers),),
-        options=options,
-    )
+    handler, pool = grpc.method_handlers_generic_handler(SERVICE, handlers), ThreadPoolExecutor(THREADS, "control")
+    server = grpc.server(pool, (handler,), options=options)
     try:
         server.add_insecure_port(address)  # the folder's mode decides who may connect
     except RuntimeError as error:

@@ -48,8 +48,7 @@ class MaskedRound:
         Raises:
             SecretsError: If the site has masked it among others.
         """
-        masking = tuple(sorted(members))
-        if self.members not in ((), masking):
+        if self.members not in ((), masking := tuple(sorted(members))):
             raise SecretsError(f"this round was masked among {quoted(self.members)}, and is among no others")
         return replace(self, members=masking)
 
@@ -59,8 +58,7 @@ class MaskedRound:
         Raises:
             SecretsError: If the site has opened another sum of the round.
         """
-        opened = tuple(sorted(survivors))
-        if self.opened not in ((), opened):
+        if self.opened not in ((), opened := tuple(sorted(survivors))):
             raise SecretsError(f"the sum of {quoted(self.opened)} was opened in this round, and no other is")
         return replace(self, opened=opened)
 
@@ -133,11 +131,9 @@ class MaskedRoundMemory:
         noted = {**named, "starts": starts, "noise": done.noise}
         if before.get(str(server_round)) == noted:
             return
-        if not path.exists():
-            assert self._folder is not None, "checked before"
-            if len(list(self._folder.glob("*.json"))) >= KEPT:
-                kept = f"it has masked in {KEPT:,} runs; it forgets none of them"
-                raise SecretsError(f"{kept}, and masks in no further run")
+        if not path.exists() and len(list(self._folder.glob("*.json"))) >= KEPT:
+            kept = f"it has masked in {KEPT:,} runs; it forgets none of them"
+            raise SecretsError(f"{kept}, and masks in no further run")
         write_atomically(path, json.dumps({**before, str(server_round): noted}).encode(), durable=self._durable)
 
     def _rounds(self, run: str) -> dict[str, Any]:
