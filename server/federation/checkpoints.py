@@ -138,8 +138,11 @@ class CheckpointFolder:
         return Checkpoint(facts["run"], state, facts["experiment"], facts["books"], facts["last_validation"])
 
     def _round_numbers(self) -> list[int]:
-        names = (path.stem.removeprefix("round-") for path in self.folder.glob("round-*.json"))
-        return sorted(int(name) for name in names if name.isdecimal())
+        numbers = []
+        for path in self.folder.glob("round-*.json"):
+            if (name := path.stem.removeprefix("round-")).isdecimal():
+                numbers.append(int(name))
+        return sorted(numbers)
 
     def _file_of_round(self, number: int, kind: str) -> Path:
         return self.folder / f"round-{number:06d}.{kind}"

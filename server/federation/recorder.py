@@ -106,10 +106,10 @@ class RunTotals:
         (record, learned), self._pending = self._pending, None
         self.tallies[record.round] = validation.tallies
         accuracy = round_accuracy(validation.tallies) if validation.tallies else None
-        site_losses = {
-            site: {"train_loss": record.train_loss.get(site), "validation_loss": validation.loss.get(site)}
-            for site in record.sites
-        }
+        site_losses = dict[str, dict[str, float | None]]()
+        for site in record.sites:
+            losses = record.train_loss.get(site), validation.loss.get(site)
+            site_losses[site] = dict(zip(("train_loss", "validation_loss"), losses, strict=True))
         self.folder.round(
             {
                 "round": record.round,
@@ -138,10 +138,9 @@ class RunTotals:
     def facts(self) -> dict[str, Any]:
         """Return the sums and the pending round for a checkpoint, as JSON has them."""
         pending = self._pending and {"record": asdict(self._pending[0]), "learned": dict(self._pending[1])}
-        tallies = {
-            str(number): {site: asdict(tally) for site, tally in of_sites.items()}
-            for number, of_sites in self.tallies.items()
-        }
+        tallies = dict[str, dict[str, Any]]()
+        for number, of_sites in self.tallies.items():
+            tallies[str(number)] = {site: asdict(tally) for site, tally in of_sites.items()} if of_sites else {}
         sums = {name: copy(getattr(self, name)) for name in _SUMS}
         return {**sums, "tallies": tallies, "pending": pending}
 

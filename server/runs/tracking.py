@@ -103,7 +103,8 @@ def round_scalars(line: Mapping[str, Any]) -> dict[str, float]:
     for site, losses in line["site_losses"].items():
         figures[f"site train loss/{site}"] = losses["train_loss"]
         figures[f"site validation loss/{site}"] = losses["validation_loss"]
-    figures |= {f"site seconds/{site}": seconds for site, seconds in line["site_seconds"].items()}
+    for site, seconds in line["site_seconds"].items():
+        figures[f"site seconds/{site}"] = seconds
     return {tag: value for tag, value in figures.items() if value is not None}
 
 

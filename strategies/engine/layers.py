@@ -150,8 +150,10 @@ class NormBoundLayer(RoundLayer):
         """Return True if any of the updates is longer than the bound."""
         lengths = list(map(self._lengths.__getitem__, replies))
         medians = compute_median_lengths(lengths)
-        relative = [compare_with_medians(measured, medians) for measured in lengths]
-        return any(times > self.clip for of_site in relative for times in of_site.values())
+        for measured in lengths:
+            if max(compare_with_medians(measured, medians).values(), default=0.0) > self.clip:
+                return True
+        return False
 
     def wrap_merge(self, merge: Merge) -> Merge:
         """Shorten updates that are too long before they are merged."""
@@ -197,9 +199,13 @@ def describe_collapse(losses: Mapping[str, float], absent: Mapping[str, str], be
         absent: Site -> why its reply does not count.
         before: Site -> validation loss of the last model that had not collapsed.
     """
-    lost = {site for site, why in absent.items() if any(words in why for words in CANNOT_GO_ON)}
-    ratios = [_loss_ratio(losses[site], before[site]) for site in losses.keys() & before.keys()]
-    worse = [ratio for ratio in ratios if ratio > COLLAPSE]
+    lost, worse = set[str](), list[float]()
+    for site, why in absent.items():
+        if any(words in why for words in CANNOT_GO_ON):
+            lost.add(site)
+    for site in losses.keys() & before.keys():
+        if (ratio := _loss_ratio(losses[site], before[site])) > COLLAPSE:
+            worse.append(ratio)
     voters = len(lost | (before.keys() & (losses.keys() | absent.keys())))
     if 2 * (len(lost) + len(worse)) <= voters:
         return ""
@@ -209,9 +215,10 @@ def describe_collapse(losses: Mapping[str, float], absent: Mapping[str, str], be
 
 def has_stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> bool:
     """Return whether more than half of the sites find a model no better than the one before."""
-    judges = losses.keys() & before.keys()
-    stalled = [s for s in judges if losses[s] > LEAST_LOSS and _loss_ratio(losses[s], before[s]) > STALL]
-    return 2 * len(stalled) > len(judges) > 0
+    judges, no_better = losses.keys() & before.keys(), 0
+    for site in judges:
+        no_better += losses[site] > LEAST_LOSS and _loss_ratio(losses[site], before[site]) > STALL
+    return 2 * no_better > len(judges) > 0
 
 
 def find_harmful_site(whole: FederationValidation, without: Mapping[str, FederationValidation]) -> tuple[str, str]:

@@ -393,11 +393,13 @@ class FedMLPRound:
     def objective(self, model: Model, batch: Batch) -> Tensor:
         """Return the loss of a batch: in stage 1 of two views of the images, in stage 2 of one."""
         views = [batch.view()] if self.second_stage else [batch.view(), batch.view()]
-        teachers = list[Tensor]()
+        teachers, students = list[Tensor](), list[Tensor]()
         if self.parameters.consistency and (self.second_stage or self.parameters.consistency_stage_one):
             with torch.no_grad():
-                teachers = [batch.logits(self.teacher, view) for view in views]
-        students = [batch.logits(model, view) for view in views]
+                for view in views:
+                    teachers.append(batch.logits(self.teacher, view))
+        for view in views:
+            students.append(batch.logits(model, view))
         targets, annotated = self.targets[batch.rows], batch.annotated
         if not self.second_stage:
             return first_stage_loss(students, teachers or None, targets, annotated, self.adjustment)
