@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from operator import attrgetter
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -141,7 +142,7 @@ class RunTotals:
         tallies = dict[str, dict[str, Any]]()
         for number, of_sites in self.tallies.items():
             tallies[str(number)] = {site: asdict(tally) for site, tally in of_sites.items()} if of_sites else {}
-        sums = {name: copy(getattr(self, name)) for name in _SUMS}
+        sums = dict(zip(_SUMS, map(copy, attrgetter(*_SUMS)(self)), strict=True))
         return {**sums, "tallies": tallies, "pending": pending}
 
     def restore(self, facts: Mapping[str, Any], last_round: int) -> None:

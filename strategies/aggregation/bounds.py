@@ -46,8 +46,10 @@ Lengths = Mapping[str, float]
 
 def measure_update_lengths(update: Groups) -> dict[str, float]:
     """Return the Euclidean length of each part of an update: trunk, batch normalisation and the longest head row."""
-    parts = {TRUNK: update.trunk, NORM: update.norm}
-    lengths = {part: _measure_length(values) for part, values in parts.items() if values is not None}
+    lengths = {}
+    for part, values in ((TRUNK, update.trunk), (NORM, update.norm)):
+        if values is not None:
+            lengths[part] = _measure_length(values)
     if update.head is not None:
         lengths[ROW] = float(_measure_row_lengths(update.head).max(initial=0.0))
     return lengths
@@ -59,7 +61,11 @@ def compute_median_lengths(lengths: Iterable[Lengths]) -> dict[str, float]:
     for of_site in lengths:
         for part, length in of_site.items():
             sent.setdefault(part, []).append(length)
-    return {part: statistics.median(values) for part, values in sent.items() if len(values) >= FEWEST}
+    medians = dict[str, float]()
+    for part, values in sent.items():
+        if len(values) >= FEWEST:
+            medians[part] = statistics.median(values)
+    return medians
 
 
 def shorten_update(update: Groups, lengths: Lengths, medians: Lengths, clip: float) -> tuple[Groups, str]:
@@ -100,7 +106,9 @@ def shorten_long_updates(
     Returns:
         All replies with their bounded updates; and, for the sites whose update was shortened, a sentence about it.
     """
-    measured = {site: lengths.get(site) or measure_update_lengths(reply.update) for site, reply in replies.items()}
+    measured = dict[str, Lengths]()
+    for site, reply in replies.items():
+        measured[site] = lengths.get(site) or measure_update_lengths(reply.update)
     medians, result, done = compute_median_lengths(measured.values()), dict(replies), dict[str, str]()
     for site, reply in replies.items():
         update, sentence = shorten_update(reply.update, measured[site], medians, clip)

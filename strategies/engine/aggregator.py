@@ -120,7 +120,10 @@ class BufferedAggregator:
 
     def whole(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
         """Return the replies with their stored updates."""
-        return {site: replace(reply, update=self._waiting[site]) for site, reply in replies.items()}
+        whole = dict[str, TrainReply]()
+        for site, reply in replies.items():
+            whole[site] = replace(reply, update=self._waiting[site])
+        return whole
 
     def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
         """Return the means of the replies' updates by the method's own weights, or its robust mean."""
@@ -169,8 +172,9 @@ def merge_updates(
         model: The model that the sites started from.
         replies: Replies that count, in the order of site names.
     """
-    parameters = method.site.parameters
-    weights = [site_weight(reply, parameters.weighting) for reply in replies.values()]
+    parameters, weights = method.site.parameters, list[float]()
+    for reply in replies.values():
+        weights.append(site_weight(reply, parameters.weighting))
     if parameters.mean is not None:
         return average_updates_robustly(model, [reply.update for reply in replies.values()], weights, parameters.mean)
     weighted = method.site_weights(context, replies, weights)

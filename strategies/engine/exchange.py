@@ -338,8 +338,11 @@ def push_messages(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]
 
     Flower does not accept a message to a site that is no longer registered, and there will be no reply to it.
     """
-    accepted = set(grid.push_messages(messages)) if messages else ()
-    return {name: message for message in messages if (name := message.metadata.message_id) in accepted}
+    accepted, by_id = set(grid.push_messages(messages)) if messages else (), dict[str, Message]()
+    for message in messages:
+        if message.metadata.message_id in accepted:
+            by_id[message.metadata.message_id] = message
+    return by_id
 
 
 # ---------------------------------------------------------------------- replies
