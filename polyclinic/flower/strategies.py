@@ -1,6 +1,5 @@
 """The methods as Flower strategies over plain ``state_dict``s: FedAvg with what a method and sites' labels change."""
 
-import contextlib
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -166,7 +165,7 @@ class LabelledSites(FedAvg):
             raise TypeError(f"{name} cannot be wrapped by another strategy: {self.not_wrapped}; use {name}.start")
 
     def read_replies(
-        self, server_round: int, replies: Messages, read: Callable[[Message], Content], nodes: Iterable[int]
+        self, server_round: int, replies: Messages, read: Callable[[Message], Content], nodes: Sequence[int]
     ) -> tuple[list[Message], dict[str, Content]]:
         """Return the replies that can be used or hold an error, and the contents of those that can be used, by site.
 
@@ -387,10 +386,12 @@ class SequentialTraining(LabelledSites):
                 reason = "no reply" if reply is None else shorten_error(reply.error.reason)
                 log.log(WARNING, "round %s: node %s is skipped: %s", self._round, int(site), reason)
                 continue
-            with contextlib.suppress(ValueError):  # aggregate_train says why it is left out
+            try:
                 trained = self.read_reply(reply)
-                self.learn({site: trained})
-                model = trained.model
+            except ValueError:  # aggregate_train says why it is left out
+                continue
+            self.learn({site: trained})
+            model = trained.model
         return replies
 
     def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
