@@ -35,11 +35,7 @@ FOLDER = "privacy"
 
 @dataclass(frozen=True)
 class BudgetEntry:
-    """The cost of one reply that may have left.
-
-    Attributes:
-        request: The :func:`hash_request` of the request that it answers.
-    """
+    """The cost of one reply that may have left; ``request`` is the :func:`hash_request` of its request."""
 
     run: str
     round: int
@@ -205,7 +201,11 @@ class PrivacyBudget(RoundLayer):
         if (paid := ledger.reply_to(digest)) is not None:
             ledger.note_cost(entry, once=True)
         else:
-            self._refuse_more_answers(ledger, request)
+            answers = sum(entry.run == request.run for entry in ledger.entries)
+            most = plan.run.rounds + self.method.ranks_sites  # answers that the plan's noise was computed for
+            if section.epsilon is not None and answers >= most:
+                problem = f"this run's plan has noise for {most} answers, and this site has given them."
+                raise BadInput([Fault("run.rounds", problem, "It takes no further part.")])
             refuse_unaffordable(site, plan, self.method)
             spent = ledger.epsilon(section.delta, [cost], request.run, section.accountant)
             try:
@@ -248,14 +248,6 @@ class PrivacyBudget(RoundLayer):
         site = self.site
         seed = derive_seed(self.plan.run.seed, request.round, site.name, "noise")
         return make_seeded_noise(seed) if site.simulated else make_secret_noise()
-
-    def _refuse_more_answers(self, ledger: PrivacyBudgetLedger, request: TrainRequest) -> None:
-        """Raise if the site has already answered as many requests of the run as the plan's noise was computed for."""
-        answers = sum(entry.run == request.run for entry in ledger.entries)
-        most = self.plan.run.rounds + self.method.ranks_sites
-        if self.plan.privacy.epsilon is not None and answers >= most:
-            problem = f"this run's plan has noise for {most} answers, and this site has given them."
-            raise BadInput([Fault("run.rounds", problem, "It takes no further part.")])
 
 
 def _finite_or_none(epsilon: float) -> float | None:
