@@ -389,10 +389,7 @@ FindFaults = Callable[[Mapping[str, Any]], Sequence[Fault]]
 def read_experiment(
     path: Path, overrides: Iterable[str] = (), method_faults: FindFaults = lambda tree: ()
 ) -> ExperimentFile:
-    """Read an experiment file, its ancestors and ``key=value`` overrides.
-
-    Args:
-        method_faults: Finds the faults of the method's table, which this module does not know.
+    """Read an experiment file, its ancestors and ``key=value`` overrides; ``method_faults`` finds its method's faults.
 
     Raises:
         BadInput: With every fault of the file and the overrides.
@@ -442,12 +439,9 @@ def validate_experiment(
 
 
 def read_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Path]:
-    """Read the unchecked tables of an experiment file, merged over those of the file that it extends.
+    """Read the unchecked tables of an experiment file, which ``children`` extend, over those of its own parent.
 
     A command that calls this first refuses a wrong path at once, before torch is imported.
-
-    Args:
-        children: Files that extend this one.
 
     Returns:
         The tables, and the file beside which relative paths start: the one that was read first.

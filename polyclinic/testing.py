@@ -104,12 +104,9 @@ def check_loss(name: str, images: int = 16) -> None:
 
 
 def check_method(name: str, parameters: Mapping[str, Any] | None = None) -> None:
-    """Check an entry point of ``polyclinic.methods`` in a small federation of three sites, in this process.
+    """Check an entry point of ``polyclinic.methods``, with this ``[method]`` table, by three sites in this process.
 
     It trains two rounds, sends nothing that it does not declare, and ends in the same model twice.
-
-    Args:
-        parameters: The ``[method]`` table.
 
     Raises:
         AssertionError: Saying what fails.

@@ -31,11 +31,7 @@ WARM_UP = ("warm_up_epochs", "warm_up_lr")
 
 
 def plan_for_training_alone(plan: Plan, method: SiteMethod, rounds: int, *, warm_up: bool) -> Plan:
-    """Change the run's plan to training alone: all keys that are not about other sites stay.
-
-    Args:
-        warm_up: Begin with a frozen backbone if the run did.
-    """
+    """Change a run's plan to training alone, with its warm-up or without: keys that are not about other sites stay."""
     parameters = {"trunk": method.parameters.trunk}
     parameters |= {name: getattr(method.parameters, name) for name in WARM_UP if warm_up}
     return plan.model_copy(

@@ -293,11 +293,7 @@ class HospitalService:
             wait_s = POLL_S
 
     def _answer_message(self, link: FleetClient, received: bytes, attempts: int = 0, give_up: str = "") -> None:
-        """Fetch a message, send the answer, and tell the coordinator that the message is no longer needed.
-
-        Args:
-            give_up: Reason for an error in place of the work; empty to do the work.
-        """
+        """Fetch a message, send the answer, or an error with the reason to ``give_up``, and confirm that it is done."""
         self.status.state = "working"
         try:
             message = link.fetch_message(received)

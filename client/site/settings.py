@@ -54,10 +54,7 @@ def list_data_faults(settings: Settings) -> list[Fault]:
 
 
 def open_site(settings: Settings, tell: Callable[[str], None] = lambda line: None) -> Site:
-    """Read the site's images and labels.
-
-    Args:
-        tell: Prints a line about images that are being decoded, and later what the site tells its people.
+    """Read the site's images and labels; ``tell`` prints what is decoded, and later what the site tells its people.
 
     Raises:
         BadInput: With every fault, or with the files where too many cannot be read.

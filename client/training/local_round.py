@@ -303,11 +303,7 @@ def write_round_memory(
 
 
 def load_best_parts(task: LocalTask, request: Request, last: ValidationFigures) -> None:
-    """Put this site's own parts of the best round into the network.
-
-    Args:
-        last: Validation figures of the network with the parts of the last round.
-    """
+    """Put the site's own parts of the best round into the network; ``last`` are its figures with the present parts."""
     memory = task.memory
     if task.method.selection == "site":
         loss = selection_loss(task, last)

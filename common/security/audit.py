@@ -126,11 +126,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class _ChainEnd:
-    """The last whole entry, and the bytes after it.
-
-    Attributes:
-        cut: True where the file does not end with a newline.
-    """
+    """The last whole entry, and the bytes after it; ``cut`` where the file does not end with a newline."""
 
     entries: int
     sha256: str

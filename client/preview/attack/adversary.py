@@ -189,11 +189,7 @@ class Adversary:
     def request_evaluation(
         self, plan: Plan, model: ModelState, run: str = "", *, test: bool = False, counted: int = 0
     ) -> EvaluateReply | None:
-        """Have the site evaluate a model in round 1; None where it does not answer.
-
-        Args:
-            counted: The round whose training the site is to remember; 0 for none.
-        """
+        """Have the site evaluate a model in round 1, after round ``counted`` counted; None where it does not answer."""
         facts = {**self._request_fields(plan, model, run), "counted": counted}
         return self._exchange_records("evaluate", EvaluateRequest(**facts, test=test), EvaluateReply)
 
