@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.data.base.names import is_nobody
 from common.system.plain_text import counted, list_first_and_count_rest
 
 PARTS = ("train", "validation", "test")
@@ -28,10 +29,11 @@ def patients_by_study(patients: Sequence[str], studies: Sequence[str]) -> list[s
     A placeholder stands for a study, or for an image without one.
 
     Args:
-        patients: ``(n,)`` names, empty where unknown.
+        patients: ``(n,)`` names, empty where unknown; ``ANON`` is unknown too.
         studies: ``(n,)`` UIDs, empty where unknown.
     """
     named = defaultdict[str, set[str]](set)
+    patients = ["" if is_nobody(patient) else patient for patient in patients]
     for patient, study in zip(patients, studies, strict=True):
         if patient and study:
             named[study].add(patient)

@@ -26,7 +26,7 @@ _FORMULA = re.compile(r'="([^"]+)"')
 _WHOLE_NUMBER = re.compile(r"([+-]?\d+)(?:(?:[.,]0+)+|[.,]?0*e[+-]?0+)")
 _AS_FLOAT = re.compile(r"([^.,]*\d)[.,]0+")
 """A name whose last number was written as a number with a fraction, such as ``1_1.0``."""
-_TAG = re.compile(r"^(?:mrn|(?:id)?[^a-z0-9]*p|pid|id|n[or]|pat(?:ient)?(?:[ _-]?id)?|subject)[^a-z0-9]*(?=\d)")
+_TAG = re.compile(r"^[^a-z0-9]*(?:mrn|(?:id)?[^a-z0-9]*p|p?id|n[or]|pat(?:ient)?(?:[ _-]?id)?|subject)[^a-z0-9]*(?=\d)")
 """A word in front of a number that says that it is one of a patient."""
 _FILE_TYPE = re.compile(r"\.(?:dcm|png|jpe?g|tiff?|nii(?:\.gz)?)$")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}([,.' ])\d{3}(?:\1\d{3})*")
@@ -113,7 +113,7 @@ def fold_likeness(name: str) -> str:
 def _lower_without_tag(name: str) -> str:
     lower = name.lower()
     lower = _FILE_TYPE.sub("", lower) if "." in lower[-7:-2] else lower
-    return _TAG.sub("", lower) if lower[:1] in "mpisn" else lower
+    return _TAG.sub("", lower) if lower[:1] in "mpisn" or not lower[:1].isalnum() else lower
 
 
 def fold_spelling(name: str) -> str:

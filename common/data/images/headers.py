@@ -23,6 +23,7 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from common.data.base.decoded_size import LARGEST_MB, check_size, picture_limit
 from common.data.base.image_set import patients_by_study
+from common.data.base.names import is_nobody
 from common.data.images.jpeg import jpeg_segments
 from common.data.images.reading import is_dicom
 from common.data.images.store import IN_MEMORY
@@ -340,7 +341,7 @@ def dicom_patients(heads: Sequence[DicomHead]) -> list[str] | None:
     The result is None where no DICOM file has a PatientID, or where all have the same one, which then stands for names
     that were removed.
     """
-    names = {head.patient for head in heads if head.patient}
+    names = {head.patient for head in heads if not is_nobody(head.patient)}
     if not names or len(names) < min(2, len(heads)):
         return None
     return patients_by_study([head.patient for head in heads], [head.study for head in heads])

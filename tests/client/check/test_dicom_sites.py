@@ -58,8 +58,10 @@ def table_of(folder: Path, names: Sequence[str]) -> LabelTable:
         (["", "", ""], unknown_patients(21).tolist()),
         (["ANONYMOUS", "", "ANONYMOUS"], unknown_patients(21).tolist()),
         (["ANONYMOUS"] * 3, unknown_patients(21).tolist()),
+        (["ANONYMOUS", "anon", "Unknown"], unknown_patients(21).tolist()),
+        (["Ann", "ANON", "Bo"], [("Ann", f"unknown#{place}", "Bo")[place % 3] for place in range(21)]),
     ],
-    ids=["named", "no names", "one name or none", "all of one name"],
+    ids=["named", "no names", "one name or none", "all of one name", "words", "some words"],
 )
 def test_patients_are_those_of_the_files_if_these_name_them(
     names: list[str], patients: list[str], tmp_path: Path

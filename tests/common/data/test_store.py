@@ -196,6 +196,22 @@ def test_a_row_that_was_changed_is_refused(tmp_path: Path, secret: bytes | None)
         decoded.stored[np.array([0, 1])]
 
 
+@pytest.mark.parametrize("row", [0, 57, 99])
+def test_pictures_that_are_copied_to_a_gpu_are_checked_before(
+    tmp_path: Path, place: ImageStore, monkeypatch: pytest.MonkeyPatch, row: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
+    files = write_pictures(tmp_path / "images", 100)
+    images = image_set_of(decode(files, place))
+    assert pixels_on_device(images, "meta").stored.shape == (100, 1, 8, 8)
+    (stored,) = (tmp_path / "cache").glob(f"*/{PIXELS}")
+    content = bytearray(stored.read_bytes())
+    content[row * 64 + 3] ^= 16
+    stored.write_bytes(content)
+    with pytest.raises(BadInput, match="not what was written"):
+        pixels_on_device(image_set_of(decode(files, place)), "meta")
+
+
 EXCHANGES = {"exchanged": [0, 1, 5, 3, 4, 2, *range(6, 100)], "repeated": [0, 1, 2, 3, 4, 2, *range(6, 100)]}
 
 

@@ -119,6 +119,7 @@ def test_all_white_space_is_one_space(space: str) -> None:
         ("7", "\u21167"),
         ("1", "1.0.0"),
         ("P7", "p7.dcm"),
+        ("P7", "(P7)"),
         ("P7", "P7.nii.gz"),
         ("\u00c5sa", "Aasa"),
         ("P~1", "P 1"),
