@@ -154,6 +154,7 @@ def _similar_name_faults(ordered: Sequence[Declaration]) -> list[Fault]:
             (site, _), (other, local) = owners[first], owners[second]
             problem = f'"{first}" (site {site}) and "{second}" (site {other}) look like one class.'
             remedy = f"Two lines in a simulation's experiment, or in site.toml of {other} settle it:\n"
-            remedy += f'    [data.synonyms]\n    "{local}" = "{first}"'
+            remedy += f'    [data.synonyms]\n    "{local}" = "{first}"\n'
+            remedy += f'If they are two, give one a name of its own there: "{local}" = "{second} of {other}"'
             faults.append(Fault("label contract", problem, remedy, other))
     return faults

@@ -16,9 +16,16 @@ from numpy.typing import NDArray
 
 from common.config import validate_experiment
 from common.data.base.image_set import SkippedImage, is_placeholder, patients_known
-from common.data.base.names import normalized
+from common.data.base.names import fold_spelling, normalized
 from common.data.base.spec import NO_FINDING, FolderSpec
-from common.data.images.reading import decode_picture, is_deep_png, is_grey, open_png_or_jpeg, png_samples
+from common.data.images.reading import (
+    conversion_remedy,
+    decode_picture,
+    is_deep_png,
+    is_grey,
+    open_png_or_jpeg,
+    png_samples,
+)
 from common.data.tables.csv import Column, Columns, column_faults, read_columns
 from common.data.tables.files import FolderListings
 from common.data.tables.labels import LabelTable, blank_faults, open_folder
@@ -372,12 +379,18 @@ def _describe_pictures(data: Dataset, skipped: Sequence[SkippedImage]) -> list[s
         lines.append(f"    {skip.name} cannot be read, and is left out: {skip.reason}.")
     if len(skipped) > MOST_NAMED:
         lines.append(f"    and {len(skipped) - MOST_NAMED} more.")
+    if remedy := conversion_remedy(skip.reason for skip in skipped):
+        lines.append(f"    {remedy}")
     if data.depth is not None:
         lines.append(
             f"    PNG files of 16 bits a sample: bit_depth = {data.depth} is a guess by the brightest of those"
         )
         lines.append("    that were looked at. Ask who exported them: a wrong one makes pictures dark, or unreadable.")
     lines += [f"    {problem}" for problem in data.display_problems]
+    if data.display_problems and (count := len(data.checked.files)) > LOOKED_AT:
+        lines.append(
+            f"    That is of {LOOKED_AT} of the {count} images, spread over the table; no others were looked at."
+        )
     return lines
 
 
@@ -468,11 +481,20 @@ def _describe_synonyms(data: Dataset, out: Path) -> list[str]:
     if not data.synonyms:
         return []
     pairs = ", ".join(f'"{own}" = "{name}"' for own, name in data.synonyms.items())
-    return [
+    apart = "each is learned from its own column alone"
+    if data.roles.finding is not None:
+        apart = "at a hospital that uses both, an image with the one name counts as an image without the other"
+    lines = [
         f"one class or two? {pairs}",
-        f"    Two, until you remove the # before them in {out}, section [data.synonyms]. If they are one and",
-        "    you do not, an image with the one name counts as an image without the other.",
+        f"    Two, until you remove the # before them in {out}, section [data.synonyms]: {apart}.",
     ]
+    if must_be_decided(data.synonyms):
+        own = next(own for own, name in data.synonyms.items() if fold_spelling(own) == fold_spelling(name))
+        lines += [
+            "    A run refuses two names that differ in nothing but spelling. To keep both, give one a name of its own",
+            f"    there, such as {json_text(own)} = {json_text(f'{own} of one hospital')}.",
+        ]
+    return lines
 
 
 def _experiment_text(data: Dataset, out: Path, *, confirmed: bool = False) -> str:

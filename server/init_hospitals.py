@@ -154,15 +154,25 @@ def _count_by(places: NDArray[np.intp], count: int, of_class: NDArray[np.bool_])
 
 
 def propose_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: Hospitals | None) -> dict[str, str]:
-    """Find names of the table that may be one class, each with the more frequent name."""
+    """Find names of the table that may be one class, each with the more frequent name.
+
+    Of two spellings of one name the first of the alphabet is the class, as where a run refuses two of them.
+    """
     shows = (table.labels == 1).astype(np.float32)
     by_row = (~np.isnan(table.labels)).astype(np.float32) if roles.finding is None else shows
     counts = dict(zip(table.class_names, shows.sum(axis=0).astype(int).tolist(), strict=True))
     together = by_row.T @ by_row > 0
+    one_place = together if roles.finding is None else np.ones_like(together)
     if hospitals is not None:
         used = hospitals.annotated.astype(np.float32)
-        return find_synonyms(counts, together, used.T @ used > 0)
-    return find_synonyms(counts, together, together if roles.finding is None else np.ones_like(together))
+        one_place = used.T @ used > 0
+    synonyms = find_synonyms(counts, together, one_place)
+    for usual in sorted(set(synonyms.values())):
+        own = [name for name, other in synonyms.items() if other == usual]
+        first = min(name for name in (usual, *own) if fold_spelling(name) == fold_spelling(usual))
+        synonyms |= dict.fromkeys((usual, *own), first)
+        del synonyms[first]
+    return synonyms
 
 
 def must_be_decided(synonyms: Mapping[str, str]) -> bool:

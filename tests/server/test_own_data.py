@@ -105,7 +105,8 @@ def test_pictures_that_cannot_be_read_are_named_and_too_many_are_refused_as_a_ru
     (scans / "006.png").write_bytes(packed)
     text = made(labels, code=2)
     assert "4 of 40 images cannot be read" in text
-    assert '"005.png" (a BMP file; convert it to PNG' in text
+    assert '"004.png" (a TIFF file; convert it to PNG); "005.png" (a BMP file; convert it to PNG)' in text
+    assert text.count("from PIL import Image") == 1
     assert not (labels.parent / "mine.toml").exists()
 
 
@@ -290,14 +291,37 @@ def test_patients_of_several_hospitals_are_counted(tmp_path: Path) -> None:
     assert "1 patient has images of several hospitals" in made(path)
 
 
-def test_two_spellings_of_a_class_wait_for_a_decision(tmp_path: Path) -> None:
+def spellings(folder: Path) -> Path:
+    """Write a table of two hospitals with a spelling each, of which the second is the more frequent."""
     lines = [f"{line},{'NS'[n // 20]}" for n, line in enumerate([*rows(20, "{a},,{b}"), *rows(40, ",{a},{b}")[20:]])]
-    path = table(tmp_path, "file,patient,Pleural Effusion,pleural_effusion,Mass,Hospital", *lines)
+    lines = [line.replace(",,0", ",,1") for line in lines]
+    return table(folder, "file,patient,Pleural Effusion,pleural_effusion,Mass,Hospital", *lines)
+
+
+def test_two_spellings_of_a_class_may_both_stay(tmp_path: Path) -> None:
+    path = spellings(tmp_path)
+    text = made(path)
+    name = 'such as "pleural_effusion" = "pleural_effusion of one hospital"'
+    assert f"To keep both, give one a name of its own there, {name}" in text
+    text = (tmp_path / "mine.toml").read_text().replace("# [data.syn", "[data.syn")
+    text = text.replace('# "pleural_effusion" = "Pleural Effusion"', name.removeprefix("such as "))
+    (tmp_path / "mine.toml").write_text(text)
+    run = ("run", tmp_path / "mine.toml", "--out", tmp_path / "run", "--backend", "inline", "--set", "run.rounds=1")
+    assert flwr_sim(*run).code == 0
+    classes = json.loads((tmp_path / "run" / "summary.json").read_text())["classes"]
+    assert classes == ["Mass", "Pleural Effusion", "pleural_effusion of one hospital"]
+
+
+def test_two_spellings_of_a_class_wait_for_a_decision(tmp_path: Path) -> None:
+    path = spellings(tmp_path)
     assert "Next: first decide on [data.synonyms]" in made(path)
     assert data_of(path).class_names == ("Pleural Effusion", "pleural_effusion", "Mass")
     run = ("run", tmp_path / "mine.toml", "--out", tmp_path / "run", "--backend", "inline", "--set", "run.rounds=1")
     ended = flwr_sim(*run)
     assert (ended.code, "look like one class" in ended.err) == (2, True)
+    line = '"pleural_effusion" = "Pleural Effusion"'
+    assert line in ended.err
+    assert f"# {line}" in (tmp_path / "mine.toml").read_text()  # the same, though the other name is more frequent
     text = (tmp_path / "mine.toml").read_text()
     (tmp_path / "mine.toml").write_text(text.replace("# [data.syn", "[data.syn").replace('# "', '"'))
     assert data_of(path).class_names == ("Pleural Effusion", "Mass")
@@ -406,3 +430,21 @@ def test_names_with_a_drive_and_a_column_of_cases_are_recognised(tmp_path: Path)
     (tmp_path / "mine.toml").unlink()
     path.write_text(path.read_text().replace("\n0", "\nD:\\export\\0"))
     assert "drive and folders, by nothing" in made(path, code=2)
+
+
+def test_copies_of_a_picture_are_told_apart_by_what_is_wrong_with_them(tmp_path: Path) -> None:
+    path = table(tmp_path, "file,patient,Fluid,Mass", *rows(40, "{a},{b}"))
+    for copy, first in (
+        ("005", "004"),
+        ("009", "004"),
+        ("013", "012"),  # says the same
+    ):
+        (tmp_path / "scans" / f"{copy}.png").write_bytes((tmp_path / "scans" / f"{first}.png").read_bytes())
+    path.write_text(path.read_text().replace("005.png,p2,0,1", "005.png,p2,1,1"))
+    text = made(path)
+    assert (
+        '1 image with the very bytes of an earlier one of the same patient, but other labels: "005.png" is "004.png".'
+        in text
+    )
+    assert '1 image with the very bytes of an earlier one of another patient: "009.png" is "004.png".' in text
+    assert "013.png" not in text

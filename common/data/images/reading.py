@@ -2,7 +2,8 @@
 
 import io
 import zlib
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from common.data.base.image_set import SkippedImage
 from common.data.base.spec import AS_IN_FILE, Rendering, Resize
 from common.data.images.bands import scale_to_8_bits
 from common.data.images.jpeg import decode_jpeg
-from common.errors import BadInput, Fault
+from common.errors import BadInput, Fault, quoted
 
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
 """Endings of the names of picture files; the kind of a file is told from its content alone."""
@@ -34,6 +35,7 @@ _UNREAD_KINDS = {
 """First bytes of files of other kinds."""
 _LONGEST_REASON = 150
 _NOISE_OF_COLOR, _SHARE_IN_COLOR = 8, 0.001
+_CONVERT = "convert it to PNG"
 NOT_A_PICTURE = "neither PNG, JPEG, DICOM nor NIfTI"
 BLANK = "blank"
 """Key of a picture's ``info`` that is true for a DICOM file whose window misses all of its values."""
@@ -74,7 +76,19 @@ def other_kind(head: bytes) -> str:
     kind = next((kind for begin, kind in _UNREAD_KINDS.items() if head.startswith(begin)), "")
     kind = "BMP" if head.startswith(b"BM") and head[6:10] == bytes(4) else kind
     kind = "WebP" if head.startswith(b"RIFF") and head[8:12] == b"WEBP" else kind
-    return f"a {kind} file; convert it to PNG, for instance with: magick FILE FILE.png" if kind else NOT_A_PICTURE
+    return f"a {kind} file; {_CONVERT}" if kind else NOT_A_PICTURE
+
+
+def conversion_remedy(reasons: Iterable[str]) -> str:
+    """Return how files are converted, if one of the reasons of :func:`other_kind` says that they have to be."""
+    if not any(reason.endswith(_CONVERT) for reason in reasons):
+        return ""
+    return (
+        "To convert, make a copy of the folder, and in it save each such file as PNG under its own name (the ending "
+        "does not matter): "
+        """python -c "import sys; from PIL import Image; [Image.open(f).save(f, 'PNG') for f in sys.argv[1:]]" """
+        "FILE ..."
+    )
 
 
 def read_head(file: Path) -> bytes:
@@ -271,15 +285,19 @@ def check_skip_budget(where: str, skipped: Sequence[SkippedImage], total: int, b
         budget: Part of the images that may be unreadable.
 
     Raises:
-        BadInput: Naming the first 20 files with their reasons.
+        BadInput: Naming the first five files of each reason.
     """
     if len(skipped) <= budget * total:
         return
-    listed = "; ".join(f'"{skip.name}" ({skip.reason})' for skip in skipped[:20])
-    more = f" and {len(skipped) - 20} more" if len(skipped) > 20 else ""
+    names = defaultdict[str, list[str]](list)
+    for skip in skipped:
+        names[skip.reason].append(skip.name)
+    listed = [f"{quoted(of_reason, 5)} ({reason})" for reason, of_reason in names.items()]
+    more = f"; and of {len(listed) - 20} other reasons" if len(listed) > 20 else ""
     problem = f"{len(skipped)} of {total} images cannot be read, more than skip_budget = {budget:g} allows: "
-    problem += f"{listed}{more}."
-    raise BadInput([Fault(where, problem, "Repair or remove them, or raise skip_budget.", cause="unreadable")])
+    problem += f"{'; '.join(listed[:20])}{more}."
+    remedy = " ".join(filter(None, ("Repair or remove them, or raise skip_budget.", conversion_remedy(names))))
+    raise BadInput([Fault(where, problem, remedy, cause="unreadable")])
 
 
 def is_grey(image: NDArray[np.uint8]) -> bool:

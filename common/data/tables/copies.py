@@ -29,15 +29,25 @@ def contradicting_copies(
         groups: The rows of each picture that is there several times.
         labels: ``(n, classes)``, NaN unknown, which contradicts nothing.
     """
-    copies = [
-        f'"{names[row]}" is "{names[first]}"'
-        for first, *others in groups
-        for row in others
-        if patients[row] != patients[first] or (labels[row] + labels[first] == 1).any()
-    ]
-    if not copies:
-        return ""
-    return (
-        f"{counted(len(copies), 'image')} with the very bytes of an earlier one, but another patient or other labels: "
-        f"{list_first_and_count_rest(copies, _LISTED)}. One may be in training, the other in test."
-    )
+    others, changed = list[str](), list[str]()
+    for first, *copies in groups:
+        for row in copies:
+            pair = f'"{names[row]}" is "{names[first]}"'
+            if patients[row] != patients[first]:
+                others.append(pair)
+            elif (labels[row] + labels[first] == 1).any():
+                changed.append(pair)
+    sentences = []
+    if changed:
+        sentences.append(
+            f"{counted(len(changed), 'image')} with the very bytes of an earlier one of the same patient, but other "
+            f"labels: {list_first_and_count_rest(changed, _LISTED)}. Write one line for each picture, with all that it "
+            "shows."
+        )
+    if others:
+        sentences.append(
+            f"{counted(len(others), 'image')} with the very bytes of an earlier one of another patient: "
+            f"{list_first_and_count_rest(others, _LISTED)}. One may be in training, the other in test. One of the two "
+            "patients is wrong, or one person has two names."
+        )
+    return " ".join(sentences)
