@@ -5,7 +5,7 @@ included: what it says is what the run will see.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from common.config import validate_experiment
 from common.data.base.image_set import SkippedImage, is_placeholder, patients_known
-from common.data.base.names import fold_spelling, normalized
+from common.data.base.names import fold_spelling, is_blank, normalized
 from common.data.base.spec import NO_FINDING, FolderSpec
 from common.data.images.reading import (
     conversion_remedy,
@@ -212,7 +212,12 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Datas
     )
     given = [None if name is None else normalized(name) for name in (hints.image, hints.patient, hints.source)]
     listings, root = FolderListings(), images or table.parent
-    column = given[0] or image_column(columns, (name for _, name in listings.walk(root)))
+    below = list(listings.walk(root))
+    try:
+        column = given[0] or image_column(columns, (name for _, name in below))
+    except BadInput as bad:
+        hint = _name_folder_column(columns, {part for folder, _ in below for part in Path(folder).parts})
+        raise BadInput([replace(fault, remedy=hint or fault.remedy) for fault in bad.faults]) from None
     names = columns[column]
     folder = picture_folder(root, columns.column(column).cells, listings)
     present = np.array([folder is not None and listings.find(str(folder), name) is not None for name in names])
@@ -271,6 +276,18 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Datas
         depth=None if brightest is None else next(bits for bits in DEPTHS if brightest < 1 << bits),
         display_problems=tuple(display_problems(heads)),
     )
+
+
+def _name_folder_column(columns: Columns, folders: Collection[str]) -> str:
+    """Return the remedy for a table whose lines are studies, with a column of their folders; empty for another."""
+    for name in columns:
+        cells = [cell for cell in columns.column(name).cells if not is_blank(cell)]
+        if cells and sum(cell in folders for cell in cells) > len(cells) / 2:
+            return (
+                f'Column "{name}" names folders: a line for each picture is needed. Lines of Python that write such a '
+                'table: docs/recipes.md, "A folder for each finding, or a table of studies".'
+            )
+    return ""
 
 
 def _name_absent(column: Column, present: NDArray[np.bool_]) -> str:

@@ -17,7 +17,11 @@ from pydicom.uid import generate_uid
 from safetensors.torch import save_file
 
 import studies.cli
+from common.config import read_experiment
+from common.data.base.image_set import concatenate
+from common.data.load import load as load_data
 from polyclinic import load
+from strategies.registry import find_method_faults
 from tests.bad_input.catalogue import changed
 from tests.common.data.dicom_files import dicom
 from tests.common.data.fake_pacs import FakePacs, Picture, running
@@ -88,8 +92,24 @@ def archive_of(folder: Path) -> FakePacs:
 
 
 def test_the_first_experiment_is_written_by_a_command_and_runs() -> None:
-    typed_from_the_page("init ", "runs/first ")
+    typed_from_the_page("init labels.csv ", "runs/first ")
     assert set(load("runs/first").classes.index) == {"Fluid", "Mass", "Nodule"}
+
+
+def test_a_folder_for_each_finding_becomes_a_table(reader: Path) -> None:
+    for number, scan in enumerate(sorted((reader / "scans").iterdir())):
+        for folder in (("Effusion ",), ("Mass",), ("Effusion ", "Mass"))[number % 3]:
+            (reader / "pictures" / folder).mkdir(parents=True, exist_ok=True)
+            (reader / "pictures" / folder / scan.name).write_bytes(scan.read_bytes())
+    (reader / "pictures" / "Mass" / "Thumbs.db").write_text("no picture")
+    (block,) = [block for block in blocks(PAGE, "python") if "folders.csv" in block]
+    exec(compile(block, "docs/recipes.md", "exec"), {})
+    typed_from_the_page("init folders.csv ", "runs/folders ")
+    experiment = read_experiment(reader / "folders.toml", [], find_method_faults).experiment
+    assert experiment.data is not None
+    labels = concatenate(load_data(experiment.data, reader).parts).labels
+    assert labels.sum(axis=0).tolist() == [2 * PATIENTS * 2 / 3] * 2  # each of two of three pictures, 40 show both
+    assert len(labels) == 2 * PATIENTS
 
 
 def test_a_csv_with_pictures_dicom_files_slices_of_volumes_or_a_pacs_make_the_same_model(reader: Path) -> None:
@@ -153,5 +173,5 @@ def test_a_foundation_model_is_made_a_trunk_whose_head_is_trained(reader: Path) 
 
 def test_every_command_of_the_page_is_tried_here() -> None:
     outs = [re.search(r"runs/(\w+)|(weights|init) ", shlex.join(words)) for words in lines(PAGE)]
-    names = "init first csv dicom pacs nifti mine gpu gpus both foundation weights"
+    names = "init first folders csv dicom pacs nifti mine gpu gpus both foundation weights"
     assert {out[1] or out[2] for out in outs} == set(names.split())

@@ -448,3 +448,11 @@ def test_copies_of_a_picture_are_told_apart_by_what_is_wrong_with_them(tmp_path:
     )
     assert '1 image with the very bytes of an earlier one of another patient: "009.png" is "004.png".' in text
     assert "013.png" not in text
+
+
+def test_a_table_of_studies_is_told_from_one_of_pictures(tmp_path: Path) -> None:
+    path = table(tmp_path, "accession,Fluid,Mass", *(f"A{n},{n % 2},{n // 2 % 2}" for n in range(8)))
+    for number in range(8):
+        (tmp_path / "scans" / f"A{number}").mkdir()
+        Image.new("L", (20, 20)).save(tmp_path / "scans" / f"A{number}" / "IM0001", "PNG")
+    assert 'Column "accession" names folders: a line for each picture is needed' in made(path, code=2)
