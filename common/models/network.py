@@ -27,13 +27,12 @@ from common.models.trained import (
     trained_layers,
 )
 from common.models.weights import read_backbone_weights
-from common.models.zoo.networks import make_grouped
+from common.models.zoo.networks import is_batch_norm, make_grouped
 from common.models.zoo.registry import meta_backbone, new_backbone
 from common.models.zoo.spec import ModelSpec, Task, is_external
 
 MemoryFormat = Literal["channels_last", "contiguous"]
 """The order of an image's numbers in memory: a pixel's channels side by side, or each channel's pixels."""
-BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
@@ -296,7 +295,7 @@ def freeze_batch_norm(network: SplitNetwork) -> None:
     ``network.train()`` undoes a part of that; call :func:`train_mode` instead.
     """
     for module in network.modules():
-        if isinstance(module, BATCH_NORM):
+        if is_batch_norm(module):
             module.requires_grad_(False).eval()
 
 

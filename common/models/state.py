@@ -21,8 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.models.network import BATCH_NORM, Model, SplitNetwork, build
 from common.models.network import Head as Head
+from common.models.network import Model, SplitNetwork, build
+from common.models.zoo.networks import is_batch_norm
 from common.models.zoo.spec import ModelSpec
 
 Array = NDArray[np.float32]
@@ -207,11 +208,11 @@ def _view_bytes(array: NDArray[Any]) -> memoryview:
 
 def _tensors_by_group(network: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the live float tensors of trunk and norm by name, in the network's order."""
-    modules, frozen = dict(network.named_modules()), network.frozen
+    norms = {name for name, module in network.named_modules() if is_batch_norm(module)}
     trunk, norm = dict[str, Tensor](), dict[str, Tensor]()
     for name, tensor in network.state_dict().items():
-        if tensor.is_floating_point() and not name.startswith("head.") and name not in frozen:
-            group = norm if isinstance(modules.get(name.rpartition(".")[0]), BATCH_NORM) else trunk
+        if tensor.is_floating_point() and not name.startswith("head.") and name not in network.frozen:
+            group = norm if name.rpartition(".")[0] in norms else trunk
             group[name] = tensor
     return trunk, norm
 

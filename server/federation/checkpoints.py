@@ -27,8 +27,13 @@ from strategies.registry import build_experiment_strategy
 VERSION = 3
 KEPT = 2
 _MOST_CHANGES = 5
-_MAY_CHANGE = ("simulation", "participation")
-"""Tables of an experiment that change where and when sites train, not what comes out of it."""
+_MAY_CHANGE = (
+    "simulation",
+    "participation.min_sites",
+    "participation.round_deadline_s",
+    "participation.roll_call_deadline_s",
+)
+"""Tables and keys of an experiment that change where sites train and how long they are waited for."""
 
 
 @dataclass(frozen=True)
@@ -182,8 +187,11 @@ def refuse_other_experiment(checkpoint: Checkpoint, experiment: Experiment, out:
 
 
 def new_run_from(out: Path) -> str:
-    """Return how a new run begins from the model of the run in ``out``."""
-    return f"begin a new run from its model: --out NEW --set model.weights={out / 'model.safetensors'}"
+    """Return how a new run begins, from the backbone of the run in ``out`` if all its sites have one model."""
+    weights = out.resolve() / "model.safetensors"
+    if not weights.is_file():
+        return "begin a new run: --out NEW"
+    return f"begin a new run from its backbone, with a new head: --out NEW --set model.weights={weights}"
 
 
 def refuse_changes(before: Mapping[str, Any], experiment: Experiment, out: Path) -> None:
@@ -199,7 +207,11 @@ def refuse_changes(before: Mapping[str, Any], experiment: Experiment, out: Path)
         if now["model"][key] is None:  # compared when the network is built
             now["model"] = {**now["model"], key: began["model"].get(key)}
     old, new = (
-        {key: value for key, value in flatten_tables(tree) if key.partition(".")[0] not in _MAY_CHANGE and value != {}}
+        {
+            key: value
+            for key, value in flatten_tables(tree)
+            if value != {} and not {key, key.partition(".")[0]} & {*_MAY_CHANGE}
+        }
         for tree in (began, now)
     )
     if _gpus_per_site(began) != _gpus_per_site(now):  # of another number of parts the sums are rounded otherwise

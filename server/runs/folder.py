@@ -174,6 +174,10 @@ class RunFolder:
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         self._append_line("events.jsonl", {"time": now, "event": name, **fields})
 
+    def events(self) -> list[dict[str, Any]]:
+        """Return the events so far, oldest first."""
+        return [json.loads(line) for line in (self.path / "events.jsonl").read_bytes().splitlines()]
+
     def absent(self, when: int | str, absent: Mapping[str, str], here: Collection[str] = ()) -> None:
         """Append an event for each site that missed a round or an exchange; for a site that signed off, only once.
 

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from common.config import Experiment, ExperimentFile, make_plan
-from common.data.base.image_set import ImageSet, SkippedImage, describe_skipped
+from common.data.base.image_set import ImageSet, SkippedImage, describe_skipped, sample_sha256
 from common.data.load import external_faults, external_images, refuse_other_classes
 from common.data.load import faults as data_faults
 from common.data.partition.checks import partition_faults
@@ -124,6 +124,7 @@ class Simulation:
     def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run the rounds in simulation, and choose the images that the report shows."""
         experiment, folder, data = self._choose_arithmetic(opening), opening.folder, self.data
+        refuse_other_data(opening, self.data)
         setting = self._make_run_context(opening, experiment.training.precision)
         for part in ("train", "validation", "test"):
             for skipped in getattr(data.splits, part).skipped:
@@ -230,6 +231,17 @@ class Simulation:
     @property
     def _device(self) -> str:
         return "cuda" if torch.cuda.is_available() and self.experiment.simulation.gpus_per_site != 0 else "cpu"
+
+
+def refuse_other_data(opening: OpenedRunFolder, data: SimulatedData) -> None:
+    """Note a hash of a new run's data; raise :class:`BadInput` if a run that goes on began with other data."""
+    folder, sha256 = opening.folder, sample_sha256(data.splits)
+    noted = [event["sha256"] for event in folder.events() if event["event"] == "data_read"]
+    if opening.resumed and noted and noted[-1] != sha256:
+        problem = "began with other images, labels or patients than the data set has now."
+        raise BadInput([Fault(f"--resume {folder.path}", problem, "Put the data back, or begin a new run: --out NEW.")])
+    if noted[-1:] != [sha256]:
+        folder.event("data_read", sha256=sha256)
 
 
 def check_experiment(

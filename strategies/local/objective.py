@@ -13,7 +13,8 @@ from torch import Tensor
 from common.config import TrainingSection
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels
-from common.models.network import BATCH_NORM, Model, label_matrix
+from common.models.network import Model, label_matrix
+from common.models.zoo.networks import is_batch_norm
 from common.wire.records import NO_ARRAYS, Arrays
 from strategies.local.losses import Loss
 
@@ -151,7 +152,7 @@ def add_proximal_term(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> 
     def shared(model: Model) -> list[Tensor]:
         own = set() if head else set(model.head.parameters())
         if not norm:
-            own |= {value for part in model.modules() if isinstance(part, BATCH_NORM) for value in part.parameters()}
+            own |= {value for part in model.modules() if is_batch_norm(part) for value in part.parameters()}
         return [value for value in model.parameters() if value not in own]
 
     def local(context: ClientContext) -> LocalRound:

@@ -190,7 +190,8 @@ def refuse_mixed_images(network: SplitNetwork, images: int, shape: Sequence[int]
         shape: Shape of one image, ``(channels, height, width)``.
 
     Raises:
-        BadInput: If it follows from other images too, or cannot be told from theirs.
+        BadInput: If it follows from other images too, or cannot be told from theirs; or if the network's state keeps
+            something of the images, which would leave with the update and without noise.
     """
     learning = (name for name, parameter in network.named_parameters() if parameter.requires_grad)
     tried = (images, tuple(shape), *learning)
@@ -247,6 +248,7 @@ def _try_random_images(probe: SplitNetwork, first: Tensor, second: Tensor, seed:
     for layer in probe.modules():
         if isinstance(layer, SecretDropout):
             layer.sizes = masks
+    state = {name: value.clone() for name, value in probe.state_dict().items() if isinstance(value, Tensor)}
     with record_image_gradients(probe) as learning:
         gradients = partial(_compute_trial_gradients, probe, learning, masks, seed=seed)
         before = gradients(first, weights[:images])
@@ -260,6 +262,12 @@ def _try_random_images(probe: SplitNetwork, first: Tensor, second: Tensor, seed:
             after, _ = gradients(mixed, weights[:images])
             if not _are_rows_alike([rows[stays] for rows in before[0]], [rows[stays] for rows in after]):
                 raise _mixed_images_error()
+    after_training = probe.state_dict()  # nothing was optimised
+    for name, before_it in state.items():
+        if not torch.equal(before_it, after_training[name]):
+            problem = f'changes "{name.removeprefix("backbone.")}" in training: what it keeps of images has no noise.'
+            hint = "Take a network whose buffers stay as they are, or keep them out of its state (persistent=False)."
+            raise BadInput([Fault("model.architecture", problem, hint)])
 
 
 def _compute_trial_gradients(

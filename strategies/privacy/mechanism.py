@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from common.config import BY_STEP, Experiment, Plan, PrivacySection
 from common.errors import Fault
-from common.models.network import BATCH_NORM
+from common.models.zoo.networks import is_batch_norm
 from common.models.zoo.registry import meta_backbone
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Arrays, Groups
@@ -290,7 +290,7 @@ def has_trained_batch_norm(spec: ModelSpec) -> bool:
     if spec.norm_frozen:
         return spec.backbone_frozen  # it standardises the features
     backbone = meta_backbone(spec).module
-    return any(isinstance(module, BATCH_NORM) for module in backbone.modules())
+    return any(map(is_batch_norm, backbone.modules()))
 
 
 def find_secure_aggregation_faults(method: SiteMethod) -> list[Fault]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
@@ -46,6 +47,18 @@ class Wide(Classifier):
     def __init__(self) -> None:
         super().__init__()
         self.out = nn.Linear(12, 1000)
+
+
+class WideSigmoid(Wide):
+    """As CheXNet ends."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).sigmoid()
+
+
+class Tempered(Wide):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) / 1.5
 
 
 class Softmax(Wide):
@@ -106,7 +119,7 @@ def test_the_named_layer_is_where_class_rows_are(tmp_path: Path) -> None:
     assert network.head.weight.shape == (2, 12)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("model", [Classifier, LazyClassifier, Sigmoid, Wide, Softmax])
+@pytest.mark.parametrize("model", [Classifier, LazyClassifier, Sigmoid, Wide, WideSigmoid, Tempered, Softmax])
 @pytest.mark.parametrize("made", [lambda kind: kind, lambda kind: kind(), lambda kind: lambda channels, size: kind()])
 def test_a_classifier_whose_head_is_not_named_is_refused_with_the_line_to_write(
     model: type[nn.Module], made: Callable[[type[nn.Module]], Any], tmp_path: Path
@@ -134,6 +147,17 @@ def test_a_head_that_is_not_the_last_dense_layer_is_refused(
     [(where, problem, _)] = faults_of(tmp_path / "run", model=model, head=head)
     assert where.endswith("model.head")
     assert word in problem
+
+
+def test_a_trunk_that_its_owner_froze_is_not_trained_without_a_word(tmp_path: Path) -> None:
+    model = Classifier()
+    model.trunk.requires_grad_(False)
+    [(where, problem, remedy)] = faults_of(tmp_path / "all", model=model, head="out")
+    assert where.endswith("model.train")
+    assert '"trunk.0.weight"' in problem
+    assert 'model.train = "head"' in remedy
+    trunk = run(tmp_path / "head", model=model, head="out", settings={"model.train": "head"}).network().backbone.trunk
+    assert torch.equal(trunk[0].weight, model.trunk[0].weight)  # type: ignore[index, union-attr]
 
 
 def test_a_head_with_two_names_is_replaced_under_both(tmp_path: Path) -> None:
@@ -205,6 +229,46 @@ class OwnNorm(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         return nn.functional.batch_norm(maps, self.running_mean, self.running_var, training=self.training, eps=0)  # type: ignore[arg-type]
+
+
+class OwnNormByHand(nn.Module):
+    """Batch normalisation whose parts have names of their own."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.register_buffer("mu", torch.zeros(channels))
+        self.register_buffer("sigma", torch.ones(channels))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        if self.training:
+            self.mu.lerp_(maps.detach().mean(dim=(0, 2, 3)), 0.1)
+            self.sigma.lerp_(maps.detach().std(dim=(0, 2, 3)), 0.1)
+        mu, sigma, scale, shift = (value.reshape(-1, 1, 1) for value in (self.mu, self.sigma, self.scale, self.shift))
+        return (maps - mu) / sigma * scale + shift
+
+
+@pytest.mark.parametrize(
+    "norm", [pytest.param(nn.BatchNorm2d, id="torch"), pytest.param(OwnNormByHand, id="other names")]
+)
+def test_under_fedbn_the_statistics_of_any_batch_normalisation_stay_at_the_site(
+    norm: Callable[[int], nn.Module], tmp_path: Path
+) -> None:
+    trunk = nn.Sequential(nn.Conv2d(1, 8, 5, stride=4), norm(8), nn.ReLU(), nn.Flatten(), nn.Linear(72, 12), nn.ReLU())
+    done = run(tmp_path / "run", model=trunk, settings={"method.trunk": "fedbn", "evaluation.checkpoint": "last"})
+    by_site = [load_file(path) for path in sorted(done.folder.glob("sites/*/model/model.safetensors"))]
+    assert len(by_site) == 2
+    apart = {name for name, value in by_site[0].items() if not torch.equal(value, by_site[1][name])}
+    assert {name for name in apart if name.startswith("backbone.")} == {
+        f"backbone.1.{name}" for name in trunk[1].state_dict() if name != "num_batches_tracked"
+    }
+
+
+def test_group_normalisation_takes_no_place_of_a_norm_that_may_do_more(tmp_path: Path) -> None:
+    trunk = nn.Sequential(nn.Conv2d(1, 8, 5, stride=4), OwnNormByHand(8), nn.Flatten(), nn.Linear(72, 12))
+    [(where, problem, _)] = faults_of(tmp_path / "run", model=trunk, settings={"model.norm": "group"})
+    assert where.endswith("model.norm")
+    assert "OwnNormByHand" in problem
 
 
 @pytest.mark.parametrize(

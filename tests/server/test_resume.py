@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from common.data.base.image_set import Splits
+from common.data.load import load
 from common.errors import BadInput
 from common.models.state import ModelState
 from server.federation import checkpoints
@@ -336,6 +338,9 @@ def test_another_experiment_another_folder_or_fewer_rounds_are_refused(tmp_path:
     run = killed(tmp_path, RunFolder, "summary", 1, ROUNDS)
     with pytest.raises(BadInput, match=r"another experiment: training.lr was [0-9.e-]+, is 0.5"):
         resumed(run, "training.lr=0.5")
+    for key, value in (("sites_per_round", "1"), ("clip", '"off"'), ("largest_share", "0.5")):
+        with pytest.raises(BadInput, match=f"another experiment: participation.{key} was"):
+            resumed(run, f"participation.{key}={value}", "participation.min_sites=1")
     with pytest.raises(BadInput, match="has done 4 rounds"):
         resumed(run, "run.rounds=3")
     with pytest.raises(BadInput, match="but no run"):
@@ -343,6 +348,22 @@ def test_another_experiment_another_folder_or_fewer_rounds_are_refused(tmp_path:
     newest, broken = CheckpointFolder(run, durable=False).newest()
     assert newest is not None
     assert (newest.state.round, list(broken)) == (4, [])
+
+
+@pytest.mark.parametrize("part", ["labels", "patients", "pictures"])
+def test_a_run_does_not_go_on_with_other_data(part: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*arguments: Any) -> Splits:
+        train = load(*arguments).train
+        changed = {
+            "labels": lambda: replace(train, labels=1 - train.labels),
+            "patients": lambda: replace(train, patients=train.patients[::-1]),
+            "pictures": lambda: replace(train, stored=255 - train.images, places=None),
+        }
+        return replace(load(*arguments), train=changed[part]())
+
+    monkeypatch.setattr("common.simulation.load", read)
+    with pytest.raises(BadInput, match="began with other images, labels or patients"):
+        resumed(run)
 
 
 @pytest.mark.parametrize("line", ['{"n": 1, "before": "", "event": "aggregated", "round": []}', "[" * 100_000])

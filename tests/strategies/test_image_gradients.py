@@ -55,6 +55,19 @@ class Mixing(nn.Module):
         return values + self.gain(self.mixed(values))
 
 
+class KeepsMean(Windows):
+    """A network whose state keeps a mean of the images that it is trained on."""
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__(windows_first=False)
+        self.register_buffer("seen", torch.zeros(1, SIDE, SIDE), persistent=persistent)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training:
+            self.seen.lerp_(images.detach().mean(dim=0), 0.5)
+        return super().forward(images)
+
+
 class Table(nn.Module):
     """A dense layer that sees a table of 15 rows and no image; what it makes of it is added to every image."""
 
@@ -154,6 +167,12 @@ def test_windows_in_another_order_are_refused() -> None:
 def test_a_network_that_mixes_images_is_refused(mixed: Callable[[Tensor], Tensor], gain: float, images: int) -> None:
     with pytest.raises(BadInput, match="mixes the images"):
         refuse(network(Mixing(mixed, gain)), images)
+
+
+def test_a_state_that_keeps_something_of_the_images_is_refused() -> None:
+    with pytest.raises(BadInput, match='changes "seen" in training'):
+        refuse(network(KeepsMean(persistent=True)), 4)
+    refuse(network(KeepsMean(persistent=False)), 4)  # never leaves
 
 
 @pytest.mark.parametrize("images", [3, 5, 14, 15, 16])

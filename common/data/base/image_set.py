@@ -1,5 +1,7 @@
 """Pictures and labels in the one form that the rest of the program reads, and as arrays for other processes."""
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -223,6 +225,21 @@ class Splits:
     def class_names(self) -> tuple[str, ...]:
         """The names of the classes, which are the same in all parts."""
         return self.train.class_names
+
+
+SAMPLED_PICTURES = 64
+"""Pictures of each part that :func:`sample_sha256` reads."""
+
+
+def sample_sha256(splits: Splits) -> str:
+    """Hash all labels, patients and sources of a data set, and pixels of pictures at equal steps through each part."""
+    digest = hashlib.sha256(json.dumps(splits.class_names).encode())
+    for images in splits.parts:
+        steps = np.linspace(0, len(images) - 1, min(SAMPLED_PICTURES, len(images))).astype(np.intp)
+        digest.update(json.dumps([images.patients.tolist(), images.sources.tolist()]).encode())
+        digest.update(np.ascontiguousarray(images.labels).tobytes())
+        digest.update(np.ascontiguousarray(images.rows(steps).images).tobytes())
+    return digest.hexdigest()
 
 
 _ARRAYS = ("stored", "labels", "patients", "sources", "places")

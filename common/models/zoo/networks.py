@@ -32,12 +32,12 @@ class SteadyNorm(nn.Module):
     normalised by the running statistics and leaves them alone. In every other case nothing changes.
     """
 
-    running_mean: Tensor | None
-
     def forward(self, maps: Tensor) -> Tensor:
         """Normalise ``(batch, channels, ...)``."""
         has_variance = maps.numel() != maps.shape[1]
-        if not has_variance and self.running_mean is None:  # two equal images have no variance either, and are accepted
+        if (
+            not has_variance and getattr(self, "running_mean", maps) is None
+        ):  # two equal images have no variance either, and are accepted
             return super().forward(torch.cat([maps, maps]))[:1]  # type: ignore[no-any-return]
         if has_variance or not self.training:
             return super().forward(maps)  # type: ignore[no-any-return]
@@ -56,13 +56,25 @@ def _add_steady(kind: type[nn.Module]) -> type[nn.Module]:
     return _STEADY.setdefault(kind, type(f"Steady{kind.__name__}", (SteadyNorm, kind), {}))
 
 
-def make_steady(module: nn.Module) -> None:
-    """Make every batch normalisation inside ``module`` a :class:`SteadyNorm`, in place; all values stay.
+def is_batch_norm(layer: nn.Module) -> bool:
+    """Return True for a batch normalisation of any class and library: it keeps two statistics of each channel.
 
-    Any layer with running statistics is one, of any class and library.
+    They are called ``running_mean`` and ``running_var``; or are, under other names, two buffers with a number for each
+    channel, in a layer whose own parameters have a number for each channel too, if there are any.
     """
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        return True
+    own = {name: value for name, value in layer.named_buffers(recurse=False) if value.is_floating_point()}
+    if {"running_mean", "running_var"} <= own.keys():
+        return True
+    values = [*own.values(), *layer.parameters(recurse=False)]
+    return len(own) > 1 and len({value.shape for value in values}) == 1 and values[0].ndim == 1
+
+
+def make_steady(module: nn.Module) -> None:
+    """Make every batch normalisation inside ``module`` a :class:`SteadyNorm`, in place; all values stay."""
     for layer in module.modules():
-        if hasattr(layer, "running_mean") and hasattr(layer, "running_var") and not isinstance(layer, SteadyNorm):
+        if is_batch_norm(layer) and not isinstance(layer, SteadyNorm):
             layer.__class__ = _add_steady(type(layer))
 
 
@@ -77,12 +89,13 @@ def make_grouped(module: nn.Module) -> None:
     As many groups as divide the channels, at most 32 (Wu and He, "Group Normalization", ECCV 2018).
     """
     for name, child in module.named_children():
-        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+        if is_batch_norm(child):
             kind = type(child) if isinstance(child, SteadyNorm) else _add_steady(type(child))
             if kind not in _PLAIN:  # timm's BatchNormAct2d applies an activation, too
                 name = kind.__name__.removeprefix("Steady")
                 problem = f"group normalisation cannot take the place of {name}, which does more."
                 raise BadInput([Fault("model.norm", problem, 'Use "batch".')])
+            assert isinstance(child, nn.modules.batchnorm._BatchNorm)
             grouped = nn.GroupNorm(math.gcd(MOST_GROUPS, child.num_features), child.num_features, eps=child.eps)
             grouped.load_state_dict({key: child.state_dict()[key] for key in ("weight", "bias")})
             setattr(module, name, grouped)

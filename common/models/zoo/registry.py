@@ -20,6 +20,7 @@ from common.models.zoo.networks import (
     EfficientNetLite0,
     fedsld_cnn,
     femnist_cnn,
+    make_grouped,
     make_steady,
     tiny_cnn,
     unifed_resnet18,
@@ -253,6 +254,16 @@ def _is_same(logits: Tensor | None, output: Tensor) -> bool:
     return logits is not None and logits.shape == output.shape and (output.is_meta or torch.equal(logits, output))
 
 
+def _is_multiple(logits: Tensor, output: Tensor) -> bool:
+    """Return True if a network's output is a layer's, up to a factor such as a temperature."""
+    if _is_same(logits, output):
+        return True
+    if output.is_meta or logits.shape != output.shape or output.numel() < 3 or not logits.all():
+        return False
+    factors = output / logits
+    return bool(((factors - factors.mean()).abs() < 1e-4 * factors.mean().abs()).all())
+
+
 def _no_last_layer(network: str, head: str) -> Fault:
     problem = f'{network} does not end with "{head}": its output is not always that layer\'s.'
     remedy = "Name the last layer, and return its logits without sigmoid, softmax or dropout: the loss takes logits."
@@ -272,9 +283,12 @@ def head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
                 external_backbone(spec)
             module = _build_plugin(spec.architecture.removeprefix(PLUGIN), spec.channels, spec.image_size)
             _apply_to_one_image(module, spec)  # a lazy layer becomes a dense one
+            if spec.norm == "group":
+                make_grouped(copy.deepcopy(module))
         except BadInput as bad:
             return list(bad.faults)
-        return _training_faults(module, spec) or _unnamed_head_faults(module, spec, classes)
+        faults = _training_faults(module, spec) or _unnamed_head_faults(module, spec, classes)
+        return faults or _frozen_parameter_faults(module, spec)
 
 
 def _training_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
@@ -302,6 +316,16 @@ def _training_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
     return []
 
 
+def _frozen_parameter_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
+    """Refuse parameters that their owner has frozen where ``model.train`` would train them."""
+    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+    if not frozen or spec.train != "all":
+        return []
+    problem = f"{describe_network(spec)} has frozen parameters (requires_grad=False), {quoted(frozen, limit=4)}."
+    remedy = 'Write model.train = "head" (the head alone) or "last:N" (its last N layers too), or unfreeze them.'
+    return [Fault("model.train", problem, remedy)]
+
+
 def _unnamed_head_faults(module: nn.Module, spec: ModelSpec, classes: int) -> list[Fault]:
     """Refuse a network that returns class scores: the bare output of a dense layer, probabilities, or one a class."""
     if spec.head is not None:
@@ -309,9 +333,9 @@ def _unnamed_head_faults(module: nn.Module, spec: ModelSpec, classes: int) -> li
     layers = _dense_layers(module)
     outputs, output = _record_outputs(module, layers, spec)
     width = int(output.shape[1])
-    last = [name for name, logits in outputs.items() if _is_same(logits, output)]
-    probabilities = output if bool((output >= 0).all()) else output.exp()  # of softmax, or of log_softmax
-    is_probability = width > 1 and abs(float(probabilities.sum()) - 1) < 1e-4
+    last = [name for name, logits in outputs.items() if _is_multiple(logits, output)]
+    is_probability = bool(((output > 0) & (output < 1)).all())  # of sigmoid or softmax
+    is_probability |= width > 1 and abs(float(output.exp().sum()) - 1) < 1e-4  # of log_softmax
     if not last and not is_probability and width != classes:
         return []
     problem = f"{describe_network(spec)} returns {width} numbers for an image, as a classifier with its own head does."
