@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import polyclinic as pc
-from common.errors import BadInput
 from tests.polyclinic.pictures import SMALL, pictures
 
 HEAD = {"model.train": "head"}
@@ -88,9 +87,9 @@ def test_a_file_that_changed_is_read_anew(tmp_path: Path) -> None:
 def test_a_run_that_is_done_is_resumed_with_its_own_experiment_only(tmp_path: Path) -> None:
     done = run(tmp_path / "done", model=networks(8, nn.ReLU))
     assert run(tmp_path / "done", model=networks(8, nn.ReLU), resume=True).model_sha256 == done.model_sha256
-    with pytest.raises(BadInput, match=r"began with another experiment: .*model"):
+    with pytest.raises(pc.BadInput, match=r"began with another experiment: .*model"):
         run(tmp_path / "done", model=networks(8, nn.Tanh), resume=True)
-    with pytest.raises(BadInput, match=r"began with another experiment: .*training"):
+    with pytest.raises(pc.BadInput, match=r"began with another experiment: .*training"):
         run(tmp_path / "done", model=networks(8, nn.ReLU), settings={"training.lr": 0.5}, resume=True)
 
 
@@ -113,7 +112,7 @@ LABELS = pictures().labels
     ],
 )
 def test_what_does_not_fit_is_said_in_words(call: Callable[[Path], object], reason: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(pc.BadInput) as refused:
         call(tmp_path / "out")
     assert reason in str(refused.value)
 
@@ -126,5 +125,5 @@ def test_a_number_of_numpys_is_a_number_and_half_precision_layers_are_made_singl
     )
     assert all(value.dtype == torch.float32 for value in half.network().parameters())
     for images in (None, [1, 2], np.zeros((0, 16, 16), np.uint8)):
-        with pytest.raises(BadInput, match="images"):
+        with pytest.raises(pc.BadInput, match="images"):
             half.predict(images)
