@@ -56,8 +56,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
     plan, rows = FormPlan.of(FOLDER, options.form), list[list[str]]()
-    first = {pattern: (data, pattern) for data, pattern in reversed(plan.form.blocks)}
-    for block in reversed(first.values()):
+    first: dict[str, tuple[str, str]] = {}
+    for data, pattern in plan.form.blocks:
+        first.setdefault(pattern, (data, pattern))
+    for block in first.values():
         side_by_side, experiment = measured_run(plan, block, AT_THE_SAME_TIME, options.rounds)
         passed, _ = measured_run(plan, block, ONE_AFTER_ANOTHER, options.rounds)
         steps = site_steps(side_by_side, experiment)

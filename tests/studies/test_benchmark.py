@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 from scipy.stats import bootstrap, shapiro, ttest_1samp, ttest_rel, wilcoxon
 
-from common.config import Experiment
+from common.config import Experiment, read_experiment
 from common.errors import BadInput
 from strategies.registry import STRATEGIES, build_site_method
 from studies.benchmark import BenchmarkOptions, all_runs, estimate_cost, lines_by_block, planned_count, run_benchmark
 from studies.benchmark_file import FormPlan, PlannedRun
-from studies.benchmark_report import as_markdown, write_benchmark_report
+from studies.benchmark_report import as_markdown, mean_cell, write_benchmark_report
 from studies.benchmark_results import (
     BenchmarkResult,
     ResultLine,
@@ -89,6 +89,13 @@ def row(label: str) -> Experiment:
     return PUBLISHED.run("nih", "drawn7", method, 1e-3, 0).file.experiment
 
 
+def test_fednoro_stands_as_its_paper_has_it_and_as_fedmlp_compares_with_it() -> None:
+    of_fedmlp = read_experiment(FOLDER.parent / "fedmlp" / "nih_missing7_fednoro.toml", ()).experiment.method
+    compared = row("fednoro as in FedMLP").method
+    assert [compared[key] for key in ("noisy", "missing")] == [of_fedmlp[key] for key in ("noisy", "missing")]
+    assert not {"noisy", "missing"} & row("fednoro").method.keys()
+
+
 def test_all_images_in_one_place_stand_with_absent_with_masked_and_with_true_labels() -> None:
     labels = [method.label for method in PUBLISHED.benchmark.methods if method.name == "centralised"]
     assert [row(label).method.get("missing", "negative") for label in labels] == ["negative", "masked", "known"]
@@ -105,7 +112,7 @@ def test_a_form_of_more_rounds_takes_the_learning_rates_of_twelve(plan: FormPlan
 
 
 def test_forms_of_more_rounds_differ_from_the_published_one_in_their_rounds_alone() -> None:
-    block, rates = ("composites", "drawn7"), rates_of(PUBLISHED)
+    block, rates = ("composites", "one7"), rates_of(PUBLISHED)
     twelve, *more = [list(plan.results(*block, rates)) for plan in MORE_ROUNDS]
     assert {run.key for run in twelve} < {run.key for run in PUBLISHED.results(*block, rates)}
     for runs, rounds in zip(more, (24, 48), strict=True):
@@ -291,6 +298,15 @@ def test_the_page_of_results_has_the_tables_of_the_published_runs() -> None:
     assert [line for line in tables if line not in RESULTS] == []
 
 
+def test_the_page_of_results_has_the_means_of_twelve_and_of_more_rounds() -> None:
+    results = [published_result(f"rounds{rounds}") for rounds in (12, 24, 48)]
+    assert [result.done for result in results] == [result.planned for result in results]
+    for label in results[0].blocks[0].entries:
+        methods = [next(method for method in result.methods if method.label == label) for result in results]
+        cells = [mean_cell(method.by_data["composites"]) for method in methods]
+        assert f"| {label} | {' | '.join(cells)} |" in RESULTS
+
+
 def options_of(tmp_path: Path, folder: Path, minutes: float | None = None) -> BenchmarkOptions:
     return BenchmarkOptions(folder, "small", tmp_path / "lines.jsonl", tmp_path / "out", 1, minutes, again=False)
 
@@ -303,16 +319,24 @@ def write_benchmark(folder: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('[[methods]]\nname = "rscfed"', '[[methods]]\nname = "rscfedd"', "rscfedd on digits, shared5: "),
+        (
+            '[[methods]]\nname = "rscfed"',
+            '[[methods]]\ntitle = "rscfed"\nname = "rscfedd"',
+            "rscfed on digits, shared5: ",
+        ),
         ('"method.passes=3"', '"method.pases=3"', "fedirm on digits, shared5: "),
-        ('[[methods]]\nname = "fedfixmatch"', '[[methods]]\nname = "rscfed"\ntitle = "again"', "the same settings as"),
+        (
+            '[[methods]]\nname = "fedfixmatch"',
+            '[[methods]]\nname = "rscfed"\ntitle = "fedfixmatch"',
+            "the same settings as",
+        ),
         ('[[methods]]\nname = "fedfixmatch"', '[[methods]]\nname = "rscfed"', "methods are called"),
         ('name = "one7"', 'name = "one3"', "patterns are called"),
         ('name = "mednist"', 'name = "nih"', "data sets are called"),
-        ('methods = ["surgical", ', 'methods = ["surgicall", ', '"surgicall" in form "rounds12"'),
+        ('"surgical", "partial_loss", "fedseq"', '"surgicall", "partial_loss"', '"surgicall" in form "rounds12"'),
         ('"partial_loss", "fedseq", ', '"fedseq", ', '"partial_loss" is missing in the methods of form "rounds12"'),
         ('rates = "published"', 'rates = "publishd"', '"publishd" of form "rounds12"'),
-        ('rates = "published"', 'rates = "small"', 'chooses no rates for "composites", "ham10000"'),
+        ('rates = "published"', 'rates = "small"', 'chooses no rates for "composites"'),
     ],
 )
 def test_a_fault_of_any_row_is_found_before_the_first_run(tmp_path: Path, old: str, new: str, words: str) -> None:
