@@ -139,7 +139,7 @@ def init(
     data = inspect_table(
         labels, images, ColumnHints(image_column, patient_column, source_column, join_patients, tuple(findings))
     )
-    for line in (*write_experiment(data, out, console.print), next_command(data, out)):
+    for line in (*write_experiment(data, out, partial(console.print, markup=False)), next_command(data, out)):
         console.print(line, markup=False, soft_wrap=True, highlight=False)
 
 

@@ -4,8 +4,9 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -105,7 +106,8 @@ class Simulation:
     external: ImageSet | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.experiment, self.tell = self.file.experiment, cast(Callable[[str], None], self.console.print)
+        self.experiment = self.file.experiment
+        self.tell: Callable[[str], None] = partial(self.console.print, markup=False)
 
     def check(self, *, resume: bool) -> None:
         """Read the data anew and check it and the experiment.
