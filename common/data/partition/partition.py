@@ -188,7 +188,7 @@ def partition(splits: Splits, spec: PartitionSpec, seed: int) -> Division:
 def mask_unlisted_test_labels(splits: Splits, lists: ClassLists) -> Splits:
     """Make each class unknown in the test images of centres that do not list it, and note how many images are left.
 
-    Whoever does not look for a class does not write it down either: its absence from a cell says nothing.
+    A centre that does not look for a class does not write it down either: its absence from a cell says nothing.
     """
     names, test = splits.class_names, splits.test
     sources, places = np.unique(test.sources, return_inverse=True)
