@@ -307,6 +307,14 @@ def test_the_page_of_results_has_the_means_of_twelve_and_of_more_rounds() -> Non
         assert f"| {label} | {' | '.join(cells)} |" in RESULTS
 
 
+def test_the_page_of_results_has_the_table_of_fednoro_as_fedmlp_compares_with_it() -> None:
+    result = published_result("fednoro")
+    table = as_markdown(result).partition("## Data set by data set")[2].partition("## Block by block")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|")]
+    assert (result.partial, len(rows)) == (False, 6)
+    assert [line for line in rows if line not in RESULTS] == []
+
+
 def options_of(tmp_path: Path, folder: Path, minutes: float | None = None) -> BenchmarkOptions:
     return BenchmarkOptions(folder, "small", tmp_path / "lines.jsonl", tmp_path / "out", 1, minutes, again=False)
 
