@@ -81,7 +81,8 @@ def is_blank(cell: str) -> bool:
 
 def is_nameless(cell: str) -> bool:
     """Return True for a normalised text that names nothing: a blank one, ``None``, or signs such as ``-`` and ``?``."""
-    return is_blank(cell) or cell.casefold() == "none" or not any(map(str.isalnum, cell))
+    is_word = len(cell) <= 4 and (cell.casefold() in _BLANK or cell.casefold() == "none")
+    return is_word or not (cell[:1].isalnum() or any(map(str.isalnum, cell)))
 
 
 def is_nobody(name: str) -> bool:

@@ -80,12 +80,11 @@ class FolderListings:
         on_disk: list[str | None] = []
         for name in names:
             parent, slash, last = name.rpartition("/")
-            if last in listed.get(parent + slash, ()):
-                on_disk.append(name)
-            else:
-                on_disk.append(self.find(folder, name))
-                place = os.path.join(folder, parent or slash)
-                listed[parent + slash] = self._files.get(place if slash else folder, frozenset())
+            start = parent + slash
+            on_disk.append(name if last in listed.get(start, ()) else self.find(folder, name))
+            if start not in listed:
+                place = os.path.join(folder, parent or slash) if slash else folder
+                listed[start] = self._files.get(place, frozenset())
         return on_disk
 
     def find(self, folder: str, name: str) -> str | None:
@@ -119,14 +118,17 @@ class FolderListings:
         entries = (self._folders if folders else self._files)[place]
         if name in entries:
             return name
-        for fold in (normalized, fold_case) if folders else (normalized, fold_case, fold_ending):
+        normal = normalized(name)
+        folded = normal.casefold()
+        wanted = ((normalized, normal), (fold_case, folded), (fold_ending, folded))
+        for fold, alias in wanted[:2] if folders else wanted:
             key = (place, fold)
             if key not in self._alike:
                 alike = dict[str, str | None]()
                 for entry in entries:
                     alike[fold(entry)] = None if fold(entry) in alike else entry  # None where it is not the only one
                 self._alike[key] = alike
-            if match := self._alike[key].get(normalized(name) if fold is normalized else fold_case(name)):
+            if match := self._alike[key].get(alias):
                 return match
         return None
 

@@ -362,8 +362,10 @@ def blank_faults(column: Column, key: str, what: str) -> list[Fault]:
         what: The thing that ``column`` names.
     """
     is_nothing = is_nobody if what == "patient" else is_nameless
-    if not (blank := [place for place, cell in enumerate(column.cells) if is_nothing(cell)]):
+    nothing = set(filter(is_nothing, set(column.cells)))
+    if not nothing:
         return []
+    blank = [place for place, cell in enumerate(column.cells) if cell in nothing]
     lines = column.lines_of(blank)
     article = "an" if what == "image" else "a"
     remedy = "Fill them, or leave patient_column out." if what == "patient" else "Fill them, or remove them."
