@@ -24,7 +24,7 @@ from server.runs.tracking import flatten_tables
 from strategies.engine.state import FederationState, deserialize_state, serialize_state_in_parts
 from strategies.registry import build_experiment_strategy
 
-VERSION = 3
+VERSION = 4
 KEPT = 2
 _MOST_CHANGES = 5
 _MAY_CHANGE = (

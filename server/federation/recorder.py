@@ -38,7 +38,10 @@ from strategies.engine.state import FederationState
 
 _RECORD, _TALLIES = TypeAdapter(RoundRecord), TypeAdapter(dict[str, CorrectCount])
 _VALIDATION = TypeAdapter(FederationValidation)
-_SUMS = ("train_seconds", "aggregate_seconds", "round_seconds", "site_seconds", "epochs", "epsilon", "arithmetic")
+_SUMS = (
+    *("train_seconds", "aggregate_seconds", "round_seconds", "site_seconds", "epochs", "epsilon", "arithmetic"),
+    *("bytes_down", "bytes_up"),
+)
 """Attributes of :class:`RunTotals` that a checkpoint holds as they are."""
 
 
@@ -55,6 +58,7 @@ class RunTotals:
         site_seconds, epochs: Seconds and epochs that each site spent on training, over all rounds.
         epsilon: Privacy that the run has cost each site, where it has privacy.
         arithmetic: Site -> device and number format that it last reported.
+        bytes_down, bytes_up: Bytes that went to and came from each site, in all exchanges.
         tallies: Round -> correct answers of the model after it on the sites' test parts.
     """
 
@@ -68,6 +72,8 @@ class RunTotals:
     epochs: Counter[str] = field(default_factory=Counter)
     epsilon: dict[str, float] = field(default_factory=dict)
     arithmetic: dict[str, str] = field(default_factory=dict)
+    bytes_down: Counter[str] = field(default_factory=Counter)
+    bytes_up: Counter[str] = field(default_factory=Counter)
     _pending: tuple[RoundRecord, Mapping[str, Any]] | None = None
     _plain: tuple[str, ...] = ()
 
@@ -236,6 +242,8 @@ class Recorder(Callbacks):
             judged = _VALIDATION.validate_python(checkpoint.last_validation)
             self.coordinator.resume(checkpoint.state, judged)
             self.totals.restore(checkpoint.totals, number)
+            self.coordinator.sites.bytes_down.update(self.totals.bytes_down)
+            self.coordinator.sites.bytes_up.update(self.totals.bytes_up)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             problem = f"the checkpoint of round {number} is not what a run writes ({type(error).__name__})."
             remedy = "Put a copy of checkpoints/ back, or take a new --out."
@@ -299,7 +307,8 @@ class Recorder(Callbacks):
         self.totals.note(record, state, coordinator.method.round_figures(coordinator.context()))
         self._note_left_out(record.round)  # late joiners that declined
         self.ledger.aggregated(record, state, coordinator.sites.contract.hash)
-        judged = asdict(coordinator.last_validation)
+        judged, sites = asdict(coordinator.last_validation), coordinator.sites
+        self.totals.bytes_down, self.totals.bytes_up = Counter(sites.bytes_down), Counter(sites.bytes_up)
         self.checkpoints.save(Checkpoint(self.setting.run, state, self._experiment_json, self.totals.facts(), judged))
         for watcher in self.watchers:
             watcher.round_done(record, state)

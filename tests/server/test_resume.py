@@ -297,6 +297,10 @@ def test_a_run_that_is_done_goes_on_to_the_model_of_one_longer_run(whole: Path, 
     check_same_end(tmp_path / "extended", whole)
     assert not (tmp_path / "extended" / "report.html").exists()  # the pages of two rounds; these tests draw no new ones
     assert [event["round"] for event in events(tmp_path / "extended", "resumed")] == [2]
+    summary = json.loads((tmp_path / "extended" / "summary.json").read_text())
+    for way in ("bytes_down", "bytes_up"):  # roll call and test come beside the rounds, those before it went on too
+        of_rounds = sum(line[way] for line in lines_of(tmp_path / "extended" / "rounds.jsonl"))
+        assert sum(site[way] for site in summary["sites"].values()) > of_rounds
 
 
 def test_a_run_that_is_done_without_checkpoints_keeps_its_result(tmp_path: Path) -> None:
