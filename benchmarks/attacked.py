@@ -17,7 +17,7 @@ from client.preview.dry_run import choose_experiment
 from client.site.policy import Policy
 from client.site.site import Site
 from common.config import make_plan
-from common.contract import Declaration
+from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "nih_cxr14" / "nih_cxr14_28.npz"
@@ -40,7 +40,7 @@ def hospital(folder: Path, policy: Policy) -> Site:
         )
         for part in ("train", "val", "test")
     )
-    return Site(Declaration("north", FINDINGS), train, validation, test, folder, policy=policy, durable=False)
+    return Site(LabelDeclaration("north", FINDINGS), train, validation, test, folder, policy=policy, durable=False)
 
 
 def main() -> None:

@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from common.config import ExperimentFile
 from common.data.images.pixels import channels_first
-from common.models.gpu import on_device
+from common.models.gpu import move_network_to_device
 from common.models.network import autocast, build
 from common.models.state import layout_of, read_state, state_sha256
-from common.simulation import simulated_data, simulated_site
+from common.simulation import images_of_simulated_site, simulated_data
 from common.system.hashing import derive_seed
 from strategies.engine.membership import draw_names
 from strategies.local.training import shuffle_into_batches
@@ -36,10 +36,10 @@ class Hospital:
 
 def hospitals(file: ExperimentFile, device: str) -> list[Hospital]:
     """As the partition makes them."""
-    data = simulated_data(file.experiment, file.base)
-    names, results = data.contract.class_names, []
+    data = simulated_data(file.experiment, file.base_folder)
+    names, results = data.label_contract.class_names, []
     for index in range(len(data.parts)):
-        images = simulated_site(data, index, "no")
+        images = images_of_simulated_site(data, index, "no")
         order = [images.train.class_names.index(name) for name in names]
         parts = (
             tensor
@@ -58,9 +58,12 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
     """
     experiment = file.experiment
     spec, seed = experiment.training, experiment.run.seed
-    names = simulated_data(experiment, file.base).contract.class_names
+    names = simulated_data(experiment, file.base_folder).label_contract.class_names
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    sites, network = hospitals(file, device), on_device(build(experiment.model, names, seed, file.base), device)
+    sites, network = (
+        hospitals(file, device),
+        move_network_to_device(build(experiment.model, names, seed, file.base_folder), device),
+    )
     torch.set_num_threads(spec.threads)
     # On the CPU, as ours: a GPU multiplies by the inverse where it is to divide.
     state = {name: tensor.cpu().clone() for name, tensor in network.state_dict().items() if tensor.is_floating_point()}

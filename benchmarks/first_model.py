@@ -14,15 +14,15 @@ from typing import Any
 
 from attacked import hospital
 
-from client.preview.attack.adversary import Adversary, copy_site_with, draw_images
-from client.preview.attack.images import imprint_images
+from client.preview.attack.adversary import Adversary, copy_site_with, draw_random_images
+from client.preview.attack.images import attack_by_imprinting
 from client.preview.attack.suite import MOST_IMAGES
 from client.preview.dry_run import choose_experiment
 from client.site.policy import Policy
 from common.config import Plan, make_plan
 from common.models.network import build
 from common.models.state import ModelState, read_state
-from common.wire.records import Groups, TrainReply, TrainRequest
+from common.wire.records import ModelGroups, TrainReply, TrainRequest
 from strategies.local.updates import measure_length
 
 RATES = (1000.0, 10.0, 0.1)
@@ -44,16 +44,20 @@ class LaterAdversary(Adversary):
 
     def plan(self, architecture: str, image_size: int, lr: float, batch_size: int = 0, **training: Any) -> Plan:
         """A plan of two rounds that names no weights file."""
-        plan = super().plan(architecture, image_size, self.rate, batch_size, **training)
+        plan = super().make_plan(architecture, image_size, self.rate, batch_size, **training)
         return plan.model_copy(update={"run": plan.run.model_copy(update={"rounds": 2}), "weights_sha256": None})
 
     def request_training(self, plan: Plan, model: ModelState, run: str = "") -> TrainReply | None:
         """Have the site train in both rounds; try the crafted model in round 1 of another run, too."""
-        first = read_state(build(plan.model, self.rows, plan.run.seed))
+        first = read_state(build(plan.model, self.head_rows, plan.run.seed))
         assert super().request_training(plan, model, "crafted") is None
         honest = super().request_training(plan, first, "run")
         assert honest is not None
-        change = zip(Groups.of_model(model).named().values(), Groups.of_model(first).named().values(), strict=True)
+        change = zip(
+            ModelGroups.from_model(model).to_named_arrays().values(),
+            ModelGroups.from_model(first).to_named_arrays().values(),
+            strict=True,
+        )
         self.length = measure_length(honest.update)
         self.distance = sum(float(((a - b).astype(float) ** 2).sum()) for a, b in change) ** 0.5
         facts = {**self._request_fields(plan, model, "run"), "round": 2}
@@ -66,11 +70,11 @@ def main() -> None:
     print("| ---: | --- | ---: | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         whole = hospital(Path(folder), Policy(level="trusted"))
-        site = copy_site_with(whole, train=draw_images(whole.train, MOST_IMAGES))
+        site = copy_site_with(whole, train=draw_random_images(whole.train, MOST_IMAGES))
         honest = make_plan(choose_experiment(None, whole))
         for rate in RATES:
             at = LaterAdversary(site, Path(folder) / f"{rate}", honest, rate=rate)
-            result = imprint_images(at)
+            result = attack_by_imprinting(at)
             rule = result.response.refusals[0].split(": ")[1]
             way = f"{at.distance:.1f}, {at.distance / at.length:.2g} own updates"
             print(f"| {rate:g} | {rule} | {at.length:.3g} | {way} | {result.recovered} of {result.of} |", flush=True)

@@ -36,7 +36,7 @@ from simulated_run import bare, ours
 from simulation import Case
 
 from common.models import gpu
-from common.models.gpu import on_device
+from common.models.gpu import move_network_to_device
 from common.models.network import autocast, build
 from common.models.zoo.spec import ModelSpec
 
@@ -102,7 +102,7 @@ def table_of(results: Sequence[ContenderResult]) -> Table:
 def steps_of(model: str, side: int, batch: int) -> tuple[float, float]:
     """Milliseconds of a step without graphs and with them, the mean of 30 after 5."""
     spec = ModelSpec(architecture=model, channels=1, image_size=side)
-    backbone = on_device(build(spec, ("",), seed=0), "cuda").backbone.train()
+    backbone = move_network_to_device(build(spec, ("",), seed=0), "cuda").backbone.train()
     images = torch.rand(batch, 1, side, side, device="cuda").to(memory_format=torch.channels_last)
 
     def milliseconds(forward: gpu.Step) -> float:
@@ -119,7 +119,7 @@ def steps_of(model: str, side: int, batch: int) -> tuple[float, float]:
 
     without = milliseconds(backbone)
     with autocast(images.device, "bf16"):
-        graph = gpu.record_graph(backbone, images)
+        graph = gpu.record_cuda_graph(backbone, images)
     return without, milliseconds(graph)
 
 

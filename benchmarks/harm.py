@@ -27,11 +27,11 @@ from rich.table import Table
 
 from client import app
 from client.site.site import Site
-from client.training.layers import train_round
-from client.training.secure_aggregation import PendingUpdates
+from client.training.layers import train_through_layers
+from client.training.secure_aggregation import HeldUpdates
 from common.models.network import Head
-from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.engine.membership import Membership
+from common.wire.records import ModelGroups, TrainReply, TrainRequest
+from strategies.engine.membership import RunMembership
 from tests.backdoors import backdoor, success_of
 from tests.federations import federation
 from tests.liars import LIES, Answer, changed
@@ -53,7 +53,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
 def permuted(site: Site, request: TrainRequest) -> TrainReply:
     """Train on each label as if it were the next class's."""
     labels = np.roll(site.train.labels, 1, axis=1)
-    return train_round(replace(site, train=replace(site.train, labels=labels)), request)
+    return train_through_layers(replace(site, train=replace(site.train, labels=labels)), request)
 
 
 UPDATES: Mapping[str, Answer] = {
@@ -88,10 +88,10 @@ def name_of(site: int, sites: int) -> str:
 def run(choices: Iterable[str], answer_of: Mapping[str, Answer], *, patched: bool = False) -> Result:
     """One run in which the named sites answer otherwise; a run that stops has an AUROC of 0."""
 
-    def answered(site: Site, request: TrainRequest, masks: PendingUpdates) -> TrainReply:
-        return answer_of.get(site.name, train_round)(site, request)
+    def answered(site: Site, request: TrainRequest, masks: HeldUpdates) -> TrainReply:
+        return answer_of.get(site.name, train_through_layers)(site, request)
 
-    vars(app)["train_round"] = answered
+    vars(app)["train_through_layers"] = answered
     with tempfile.TemporaryDirectory() as folder:
         choices = tuple(choices)
         try:
@@ -107,18 +107,18 @@ def run(choices: Iterable[str], answer_of: Mapping[str, Answer], *, patched: boo
 @contextmanager
 def without(site: str) -> Iterator[None]:
     """Runs in which this site is never asked, and its images stay its own."""
-    drawn, needed = Membership.drawn, Membership.needed
+    drawn, needed = RunMembership.draw_training_sites, RunMembership.needed_reply_count
 
-    def others(members: Membership, server_round: int, out: Iterable[str] = ()) -> list[str]:
+    def others(members: RunMembership, server_round: int, out: Iterable[str] = ()) -> list[str]:
         return drawn(members, server_round, frozenset({*out, site}))
 
-    setattr(Membership, "drawn", others)  # noqa: B010 mypy: a method is assigned
-    setattr(Membership, "needed", lambda members, arguments: max(needed(members, arguments), 1))  # noqa: B010
+    setattr(RunMembership, "draw_training_sites", others)  # noqa: B010 mypy: a method is assigned
+    setattr(RunMembership, "needed_reply_count", lambda members, arguments: max(needed(members, arguments), 1))  # noqa: B010
     try:
         yield
     finally:
-        setattr(Membership, "drawn", drawn)  # noqa: B010
-        setattr(Membership, "needed", needed)  # noqa: B010
+        setattr(RunMembership, "draw_training_sites", drawn)  # noqa: B010
+        setattr(RunMembership, "needed_reply_count", needed)  # noqa: B010
 
 
 # ---------------------------------------------------------------------- backdoors
@@ -230,7 +230,7 @@ def honest_runs(runs: int, settings: tuple[str, ...]) -> Table:
         drift = number % 2 == 1
         answer_of = {name_of(place, sites): unlike(place, drift=drift) for place in range(1, sites + 1)}
         with tempfile.TemporaryDirectory() as folder:
-            vars(app)["train_round"] = lambda site, request, masks: answer_of[site.name](site, request)  # noqa: B023
+            vars(app)["train_through_layers"] = lambda site, request, masks: answer_of[site.name](site, request)  # noqa: B023
             summary = federation(Path(folder), *choices)
             events = [json.loads(line) for line in (Path(folder) / "run" / "events.jsonl").read_text().splitlines()]
         back = sum(event["event"] == "rolled_back" for event in events)
@@ -246,11 +246,11 @@ def unlike(place: int, *, drift: bool) -> Answer:
 
     def answer(site: Site, request: TrainRequest) -> TrainReply:
         rows = np.arange(0, len(site.train), 1 + (place - 1) % 4)
-        train = site.train.rows(rows)
+        train = site.train.select_rows(rows)
         if drift:
             light = max(1.0 - 0.06 * place - 0.04 * request.round, 0.3)
             train = replace(train, stored=(train.images * light).astype(np.uint8), places=None)
-        return replace(train_round(replace(site, train=train), request), train_samples=site.train_samples)
+        return replace(train_through_layers(replace(site, train=train), request), train_samples=site.train_samples)
 
     return answer
 
@@ -268,7 +268,7 @@ def seconds(sites: int) -> None:
     head = Head(tuple("abcdefghij"), np.zeros((10, 96), np.float32), np.zeros(10, np.float32))
     model = ModelState(np.zeros(52_056, np.float32), np.zeros(672, np.float32), head)  # a tiny_cnn
     updates = [
-        Groups.of_model(model).changed(lambda array: generator.normal(size=array.shape).astype(np.float32))
+        ModelGroups.from_model(model).map_arrays(lambda array: generator.normal(size=array.shape).astype(np.float32))
         for _ in range(sites)
     ]
     began = time.process_time()
@@ -278,7 +278,7 @@ def seconds(sites: int) -> None:
     rule = time.process_time() - began
     began = time.process_time()
     trunks = [update.trunk for update in updates if update.trunk is not None]
-    BlockwiseMean([(trunk, 1.0) for trunk in trunks]).moved(model.trunk)
+    BlockwiseMean([(trunk, 1.0) for trunk in trunks]).add_mean_to_values(model.trunk)
     mean = time.process_time() - began
     print(f"{sites} sites, 53,698 numbers each: the rule {rule:.3f} s, the trunk's mean {mean:.3f} s")
 

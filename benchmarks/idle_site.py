@@ -18,16 +18,16 @@ from rich.console import Console
 
 from client.app import SiteOf, answer_roll_call
 from client.connection.service import HospitalService, lock_site_folder
-from client.connection.status import SiteStatus
-from client.gate.gate import gate
-from client.site.settings import open_site, read_settings
+from client.connection.status import ClientStatus
+from client.gate.gate import make_policy_gate
+from client.site.settings import open_site, read_site_settings
 from client.site.site_file import read_credentials
 from common.models.network import Head
 from common.system.resources import keep_large_buffers
 from common.system.stopping import graceful_shutdown, stop_on_signals
 from common.system.terminal import event_printer
-from common.wire.codec import decode, encode
-from common.wire.records import EvaluateReply, EvaluateRequest, Groups, Refusal, RollCall, TrainReply, TrainRequest
+from common.wire.codec import decode_record, encode_record
+from common.wire.records import EvaluateReply, EvaluateRequest, ModelGroups, Refusal, RollCall, TrainReply, TrainRequest
 
 CHANGED = 1000
 """Every so many numbers one is new."""
@@ -35,7 +35,7 @@ CHANGED = 1000
 
 def idle_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None], tell: Callable[[str], None]) -> ClientApp:
     """Answers every request at once, with an update that is new in every part each round: nothing can be sent twice."""
-    app, random = ClientApp(mods=[gate(site_of)]), np.random.default_rng(0)
+    app, random = ClientApp(mods=[make_policy_gate(site_of)]), np.random.default_rng(0)
     base: dict[int, Any] = {}
 
     def noise(like: Any) -> Any:
@@ -46,36 +46,39 @@ def idle_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None], tell: Calla
 
     @app.query("roll_call")
     def _(message: Message, context: Context) -> Message:
-        return Message(encode(answer_roll_call(site_of(context), decode(message.content, RollCall))), reply_to=message)
+        return Message(
+            encode_record(answer_roll_call(site_of(context), decode_record(message.content, RollCall))),
+            reply_to=message,
+        )
 
     @app.train()
     def _(message: Message, context: Context) -> Message:
-        request = decode(message.content, TrainRequest)
+        request = decode_record(message.content, TrainRequest)
         model, head = request.model, request.model.head
         assert model.trunk is not None
         assert model.norm is not None
         assert head is not None
-        update = Groups(
+        update = ModelGroups(
             noise(model.trunk), noise(model.norm), Head(head.class_names, noise(head.weight), noise(head.bias))
         )
         site = site_of(context)
         reply = TrainReply(request.run, request.round, site.name, len(site.train), 1.0, 1.0, 0.5, 0.0, update)
-        return Message(encode(reply), reply_to=message)
+        return Message(encode_record(reply), reply_to=message)
 
     @app.evaluate()
     def _(message: Message, context: Context) -> Message:
-        request = decode(message.content, EvaluateRequest)
+        request = decode_record(message.content, EvaluateRequest)
         reply = EvaluateReply(request.run, request.round, site_of(context).name, 1.0, 0.5, (), (), (), (), (), (), "")
-        return Message(encode(reply), reply_to=message)
+        return Message(encode_record(reply), reply_to=message)
 
     return app
 
 
 def serve(folder: Path) -> None:
-    settings = read_settings(folder)
+    settings = read_site_settings(folder)
     site, kit = open_site(settings), read_credentials(settings)
-    with lock_site_folder(settings.state):
-        HospitalService(settings, kit, site, event_printer(Console()), SiteStatus(site.name), idle_app).run()
+    with lock_site_folder(settings.state_folder):
+        HospitalService(settings, kit, site, event_printer(Console()), ClientStatus(site.name), idle_app).run()
 
 
 def main() -> None:

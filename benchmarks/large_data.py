@@ -26,10 +26,10 @@ from torch.utils.data import DataLoader, Dataset
 from common.config import ExperimentFile, TrainingSection, validate_experiment
 from common.data.base.image_set import ImageSet, Splits
 from common.data.base.spec import AugmentationSpec, FolderSpec
-from common.data.images.pixel_cache import MappedRows
+from common.data.images.pixel_cache import MappedPixelRows
 from common.data.images.pixels import channels_first, pixels_on_device
-from common.data.images.store import user_store
-from common.data.load import load
+from common.data.images.store import user_image_store
+from common.data.load import load_dataset
 from common.data.sources.built_in import draw_phantoms
 from common.models.network import build
 from common.models.zoo.spec import ModelSpec
@@ -70,8 +70,8 @@ def data_spec(side: int) -> dict[str, object]:
 def load_images(folder: Path, side: int) -> Splits:
     """Load the images through the cache in the folder, and print the time and the memory."""
     began = time.monotonic()
-    store = user_store(partial(print, flush=True), str(folder / "cache"))
-    splits = load(FolderSpec.model_validate(data_spec(side)), folder, store)
+    store = user_image_store(partial(print, flush=True), str(folder / "cache"))
+    splits = load_dataset(FolderSpec.model_validate(data_spec(side)), folder, store)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     own = psutil.Process().memory_full_info()
     print(
@@ -86,7 +86,7 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
     """The cache's rows as a stock data set."""
 
     def __init__(self, images: ImageSet, count: int) -> None:
-        assert isinstance(images.stored, MappedRows)
+        assert isinstance(images.stored, MappedPixelRows)
         assert images.places is not None
         self.stored, self.places, self.labels = images.stored.array, images.places[:count], images.labels
 
@@ -106,7 +106,7 @@ def cpu_seconds() -> float:
 def compare_speed(folder: Path, side: int, count: int, batch: int, workers: int) -> None:
     """Train one epoch on ``count`` images: our loop, and a bare loop over a DataLoader of the same rows."""
     images = load_images(folder, side).train
-    images = images.rows(np.arange(min(count, len(images))))
+    images = images.select_rows(np.arange(min(count, len(images))))
     spec = ModelSpec.model_validate({"architecture": "tiny_cnn", "channels": 1, "image_size": 32})
     training = TrainingSection(batch_size=batch, precision="float32")
     examples = pair_with_labels(images, pixels_on_device(images, "cpu"), CLASSES)
@@ -130,7 +130,7 @@ def compare_speed(folder: Path, side: int, count: int, batch: int, workers: int)
             print(f"{name}: {rate:.0f} images a second, {cpu:.0f} a CPU second", flush=True)
     began = time.monotonic()
     for start in range(0, len(images), batch):
-        channels_first(images.rows(np.arange(start, min(start + batch, len(images)))).images)
+        channels_first(images.select_rows(np.arange(start, min(start + batch, len(images)))).images)
     print(f"reading alone: {len(images) / (time.monotonic() - began):.0f} images a second", flush=True)
 
 

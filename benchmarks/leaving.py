@@ -19,18 +19,18 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.gate.gate import gate
+from client.gate.gate import make_policy_gate
 from client.gate.policy_rules import RequestedWork, reply_verdict, request_verdict
 from client.site.policy import Policy
 from client.site.site import Site
 from common.config import Plan
-from common.contract import Declaration
+from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
 from common.models.network import build
-from common.models.state import Layout, layout_of, read_state
+from common.models.state import ModelStateLayout, layout_of, read_state
 from common.wire.canonical_bytes import record_sha256
-from common.wire.codec import encode
-from common.wire.records import Groups, TrainReply, TrainRequest
+from common.wire.codec import encode_record
+from common.wire.records import ModelGroups, TrainReply, TrainRequest
 from server.runs.audit_log import RunAudit
 from strategies.engine.events import ReplyArrival
 from strategies.registry import build_site_method
@@ -43,7 +43,7 @@ class Round:
     """One site's round, ready to be checked."""
 
     plan: Plan
-    layout: Layout
+    layout: ModelStateLayout
     request: TrainRequest
     reply: TrainReply
     folder: Path
@@ -53,7 +53,7 @@ class Round:
         blank = np.zeros((1, 16, 16), np.uint8)
         images = ImageSet(blank, np.zeros((1, 3), np.float32), CLASSES, np.array(["0"]), np.array([""]))
         policy = Policy(methods=("surgical",), maximum_update_norm=1e9)
-        declaration = Declaration("north", CLASSES)
+        declaration = LabelDeclaration("north", CLASSES)
         return Site(declaration, images, images, images, self.folder, policy=policy, durable=durable)
 
 
@@ -65,8 +65,8 @@ def passage(durable: bool) -> Check:
 
     def prepared(each: Round) -> Callable[[], object]:
         site = each.site(durable=durable)
-        options, answer = Message(encode(each.request), 2, "train"), encode(each.reply)
-        through = gate(lambda context: site)
+        options, answer = Message(encode_record(each.request), 2, "train"), encode_record(each.reply)
+        through = make_policy_gate(lambda context: site)
         context = Context(1, 2, {}, RecordDict(), {})
         return lambda: through(options, context, lambda message, context: Message(answer, reply_to=message))
 
@@ -81,7 +81,7 @@ def policy_alone(each: Round) -> Callable[[], object]:
 
 def one_hash(each: Round) -> Callable[[], object]:
     """SHA-256 of a reply."""
-    content = encode(each.reply)
+    content = encode_record(each.reply)
     return lambda: record_sha256(content)
 
 
@@ -90,7 +90,7 @@ def coordinator(keep: bool) -> Check:
 
     def prepared(each: Round) -> Callable[[], object]:
         ledger = RunAudit(each.folder / "run", each.layout, keep=keep, durable=True)
-        arrival = ReplyArrival("TrainReply", 1, "north", encode(each.reply), "")
+        arrival = ReplyArrival("TrainReply", 1, "north", encode_record(each.reply), "")
         return lambda: ledger.arrived(arrival)
 
     return prepared
@@ -113,7 +113,7 @@ def round_of(architecture: str, folder: Path) -> Round:
     tables = {"run": {"method": "surgical"}, "method": method, "model": model, "training": {}, "augmentation": {}}
     plan = Plan.model_validate(tables)
     network = build(plan.model, CLASSES, 0)
-    groups = Groups.of_model(read_state(network))
+    groups = ModelGroups.from_model(read_state(network))
     request = TrainRequest("run", 2, plan.model_dump_json(), "contract", CLASSES, 0, -1, "", groups)
     reply = TrainReply("run", 2, "north", 100, 0.5, 0.5, 0.5, 1.0, groups)
     return Round(plan, layout_of(network), request, reply, folder)

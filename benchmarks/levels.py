@@ -40,9 +40,9 @@ def auroc(level: str, overrides: tuple[str, ...]) -> float:
     with tempfile.TemporaryDirectory() as name:
         file = read_experiment(DEMO, [*overrides, "simulation.backend=inline"])
         policy = Policy.model_validate({"level": level})
-        with patch("client.simulation.POLICY", policy), patch("server.federation.set_up.write_pages"):
+        with patch("client.simulation.POLICY", policy), patch("server.federation.set_up.write_run_pages"):
             simulate(file, Path(name) / "run", Console(quiet=True))
-        test = undivided_data(file.experiment, file.base).test
+        test = undivided_data(file.experiment, file.base_folder).test
         text = polyclinic.predict(Path(name) / "run", test.images)
         results = mean_auroc(text[list(test.class_names)].to_numpy(), test.labels)
     assert results is not None, "the demo's test part shows every class"

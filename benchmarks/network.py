@@ -44,7 +44,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.system.toml import read_toml
-from server.coordinator.folder import Coordinator, read_coordinator
+from server.coordinator.folder import CoordinatorFolder, read_coordinator
 from server.deployment.superlink.control_client import openssh_key_to_pem
 
 HERE = Path(__file__).parent
@@ -250,7 +250,7 @@ class Federation:
     folder: Path
 
     @property
-    def coordinator(self) -> Coordinator:
+    def coordinator(self) -> CoordinatorFolder:
         return read_coordinator(self.folder / "coordinator")
 
     @property

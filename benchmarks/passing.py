@@ -16,32 +16,34 @@ import torch
 from rich.console import Console
 
 from common.config import Experiment, read_experiment
-from server.runs.reader import Run, read_run
+from server.runs.reader import RunFolderContent, read_run
 from server.simulation.simulate import simulate
 from strategies.local.training import shuffle_into_batches
-from studies.benchmark_file import FormPlan
+from studies.benchmark_file import BenchmarkVariantPlan
 from studies.claims import markdown_table
 
 FOLDER = Path("experiments/benchmark")
 AT_THE_SAME_TIME, ONE_AFTER_ANOTHER = "partial_loss", "fedseq"
 
 
-def site_steps(run: Run, experiment: Experiment) -> list[int]:
+def site_steps(run: RunFolderContent, experiment: Experiment) -> list[int]:
     """Return the optimiser steps of each site in a round."""
     training, generator = experiment.training, torch.Generator()
     images = [record.train_samples or 0 for record in run.summary.sites.values()]
     return [training.epochs * len(shuffle_into_batches(count, training.batch_size, generator)) for count in images]
 
 
-def site_seconds(run: Run) -> list[float]:
+def site_seconds(run: RunFolderContent) -> list[float]:
     """Return the seconds of each site in its fastest round."""
     return [min(line.site_seconds[site] for line in run.rounds) for site in run.summary.sites]
 
 
-def measured_run(plan: FormPlan, block: tuple[str, str], name: str, rounds: int) -> tuple[Run, Experiment]:
+def measured_run(
+    plan: BenchmarkVariantPlan, block: tuple[str, str], name: str, rounds: int
+) -> tuple[RunFolderContent, Experiment]:
     """Run a method on a block for a few rounds."""
     method = next(each for each in plan.form_methods if each.label == name)
-    planned = plan.run(*block, method, plan.benchmark.learning_rates[0], 0)
+    planned = plan.make_planned_run(*block, method, plan.benchmark.learning_rates[0], 0)
     file = read_experiment(planned.experiment, (*planned.overrides, f"run.rounds={rounds}"))
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -55,7 +57,7 @@ def main() -> None:
     parser.add_argument("--form", default="published")
     parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
-    plan, rows = FormPlan.of(FOLDER, options.form), list[list[str]]()
+    plan, rows = BenchmarkVariantPlan.read_variant(FOLDER, options.form), list[list[str]]()
     first: dict[str, tuple[str, str]] = {}
     for data, pattern in plan.form.blocks:
         first.setdefault(pattern, (data, pattern))

@@ -71,9 +71,9 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
     experiment = file.experiment
     spec, drawn = experiment.training, experiment.participation.sites_per_round
     sites = {str(number): site for number, site in enumerate(hospitals(file, "cpu"))}
-    names = simulated_data(experiment, file.base).contract.class_names
+    names = simulated_data(experiment, file.base_folder).label_contract.class_names
     torch.set_num_threads(spec.threads)
-    network = Trained(build(experiment.model, names, experiment.run.seed, file.base))
+    network = Trained(build(experiment.model, names, experiment.run.seed, file.base_folder))
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
     data = FederatedDataset(lambda name: of_pfl(sites[name]), get_user_sampler("random", list(sites)))
     rounds, cohort = experiment.run.rounds, drawn or len(sites)

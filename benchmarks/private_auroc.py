@@ -97,7 +97,7 @@ def auroc(folder: Path, overrides: tuple[str, ...]) -> float:
     """One run's mean AUROC on the test images."""
     (folder / "private.toml").write_text(EXPERIMENT, encoding="utf-8")
     file = read_experiment(folder / "private.toml", overrides)
-    with tempfile.TemporaryDirectory() as out, patch("server.federation.set_up.write_pages"):  # pages take longer
+    with tempfile.TemporaryDirectory() as out, patch("server.federation.set_up.write_run_pages"):  # pages take longer
         summary: dict[str, Any] = simulate(file, Path(out) / "run", Console(quiet=True))
     return float(summary["test"]["mean_auroc"])
 

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from common.models.network import Head
-from common.wire.codec import R, decode, encode, payload_bytes
-from common.wire.records import Groups, Record
+from common.wire.codec import R, decode_record, encode_record, payload_bytes
+from common.wire.records import ModelGroups, Record
 from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
-from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, SumRequest
-from strategies.privacy.secure_aggregation.site import ParticipationTerms, SiteRound
+from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskedSumRequest
+from strategies.privacy.secure_aggregation.site import MaskingTerms, SiteMaskingRound
 from strategies.privacy.secure_aggregation.vectors import SegmentLayout
 
 CLASSES = tuple(f"class {number:02}" for number in range(14))
@@ -37,27 +37,27 @@ class Meter:
         up, down: Bytes of all sites' answers and questions.
     """
 
-    sites: Mapping[str, SiteRound]
+    sites: Mapping[str, SiteMaskingRound]
     cpu_s: float = 0.0
     up: int = 0
     down: int = 0
 
     def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
         for site, request in requests.items():
-            self.down += payload_bytes(encode(request))
+            self.down += payload_bytes(encode_record(request))
             began = time.process_time()
-            answer = encode(_answer(self.sites[site])[type(request)](request))
+            answer = encode_record(_answer(self.sites[site])[type(request)](request))
             self.cpu_s += time.process_time() - began
             self.up += payload_bytes(answer)
-            yield site, decode(answer, expected)
+            yield site, decode_record(answer, expected)
 
 
-def _answer(site: SiteRound) -> Mapping[type, Callable[[Any], Any]]:
+def _answer(site: SiteMaskingRound) -> Mapping[type, Callable[[Any], Any]]:
     return {
-        KeysRequest: site.keys,
-        SharesRequest: site.shares,
-        MaskedRequest: site.masked,
-        RevealRequest: site.reveal,
+        KeysRequest: site.answer_with_keys,
+        SharesRequest: site.answer_with_shares,
+        MaskedRequest: site.answer_with_masked_update,
+        RevealRequest: site.answer_with_revealed_shares,
     }
 
 
@@ -75,19 +75,19 @@ def measure(trunk: int, features: int, sites: int) -> tuple[float, float, float,
     own = Head(CLASSES[:7], random.normal(0, 1e-3, (7, features)).astype(np.float32), np.zeros(7, np.float32))
     began = time.process_time()
     rounds = {
-        name: SiteRound(
-            *ROUND, name, Groups(numbers, None, Head(rows[name], own.weight, own.bias)), ParticipationTerms(16.0)
+        name: SiteMaskingRound(
+            *ROUND, name, ModelGroups(numbers, None, Head(rows[name], own.weight, own.bias)), MaskingTerms(16.0)
         )
         for name in names
     }
     held = time.process_time() - began
     meter = Meter(rounds)
     layout = SegmentLayout(trunk, 0, features)
-    options = SumRequest(*ROUND, rows, CLASSES, layout, 16.0)
+    options = MaskedSumRequest(*ROUND, rows, CLASSES, layout, 16.0)
     began = time.process_time()
-    MaskedSummation(options, meter).opened()
+    MaskedSummation(options, meter).open_sum()
     coordinator = time.process_time() - began - meter.cpu_s
-    bare = 4 * layout.size(rows[names[0]])
+    bare = 4 * layout.vector_size(rows[names[0]])
     return (held + meter.cpu_s) / sites, coordinator, (meter.up / sites - bare) / 1e3, meter.down / sites / 1e3
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from common.config import read_experiment
 from common.data.images.pixels import channels_first
 from common.metrics.auroc import mean_auroc
-from common.models.network import build, compute_scores, label_matrix
+from common.models.network import build, compute_scores, labels_for_head_rows
 from common.models.state import write_state
 from common.system.terminal import ProgressForm
 from server.federation.set_up import lead_run
@@ -25,7 +25,7 @@ from server.runs.progress import NullProgress
 from server.simulation.simulate import Simulation
 from strategies.engine.events import RoundRecord
 from strategies.engine.state import FederationState
-from studies.benchmark_file import FormPlan
+from studies.benchmark_file import BenchmarkVariantPlan
 
 FOLDER = Path("experiments/benchmark")
 FEWER = {
@@ -45,10 +45,10 @@ class Scores(NullProgress):
         self.machine, self.aurocs = machine, dict[int, float]()
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None:
-        test, model = self.machine.data.test, state.model
+        test, model = self.machine.data.test_images, state.model
         network = build(self.machine.experiment.model, model.head.class_names, 0)
         write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
-        labels = label_matrix(test, model.head.class_names).numpy()
+        labels = labels_for_head_rows(test, model.head.class_names).numpy()
         self.aurocs[record.round] = float(
             mean_auroc(compute_scores(network, channels_first(test.images)), labels) or 0.5
         )
@@ -72,11 +72,11 @@ def main() -> None:
     parser.add_argument("--criterion", default="method", choices=("method", "auroc", "loss"))
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    plan, losses = FormPlan.of(FOLDER, "published"), []
-    plan = FormPlan(plan.benchmark, plan.folder, plan.form.model_copy(update={"rounds": options.rounds}))
+    plan, losses = BenchmarkVariantPlan.read_variant(FOLDER, "published"), []
+    plan = BenchmarkVariantPlan(plan.benchmark, plan.folder, plan.form.model_copy(update={"rounds": options.rounds}))
     for data in options.data.split(","):
         for method in (each for each in plan.methods(data) if each.name not in OWN_MODELS):
-            run = plan.run(data, "shared5", method, 3e-3, options.seed)
+            run = plan.make_planned_run(data, "shared5", method, 3e-3, options.seed)
             more = (f"evaluation.criterion={options.criterion}", *FEWER.get(data, ()))
             file = read_experiment(run.experiment, (*run.overrides, *more))
             machine = Scored(file, Console(quiet=True), None, ProgressForm.none)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common.system.resources import uncollected_imports
+from common.system.resources import exclude_imports_from_gc
 
 
 def stamp(file: Path, word: str, more: str = "") -> None:
@@ -38,7 +38,7 @@ def ours(experiment: Path, stamps: Path, backend: str) -> str:
     from server.federation.recorder import RunTotals
     from server.simulation.simulate import simulate
 
-    began, noted = RunTotals.__init__, RunTotals.note
+    began, noted = RunTotals.__init__, RunTotals.add_round
 
     def beginning(books: RunTotals, *arguments: Any) -> None:
         began(books, *arguments)
@@ -48,7 +48,7 @@ def ours(experiment: Path, stamps: Path, backend: str) -> str:
         noted(books, *arguments)
         stamp(stamps, "round")
 
-    RunTotals.__init__, RunTotals.note = beginning, noting  # type: ignore[method-assign, assignment]
+    RunTotals.__init__, RunTotals.add_round = beginning, noting  # type: ignore[method-assign, assignment]
     stamp(stamps, "imported")
     name, _, workers = backend.partition(":")
     options = [f'simulation.backend="{name}"', *([f"simulation.workers={workers}"] if workers else [])]
@@ -56,7 +56,7 @@ def ours(experiment: Path, stamps: Path, backend: str) -> str:
     try:
         return str(simulate(read_experiment(experiment, options), out, Console(quiet=True))["model_sha256"])
     finally:
-        RunTotals.__init__, RunTotals.note = began, noted  # type: ignore[method-assign]
+        RunTotals.__init__, RunTotals.add_round = began, noted  # type: ignore[method-assign]
 
 
 def stock(experiment: Path, stamps: Path) -> str:
@@ -72,7 +72,7 @@ def stock(experiment: Path, stamps: Path) -> str:
     options: Any = file.experiment
     setting = Setting(
         options.model.architecture,
-        file.base / "images.npz",
+        file.base_folder / "images.npz",
         options.run.rounds,
         options.training.epochs,
         options.training.batch_size,
@@ -100,7 +100,7 @@ def pfl(experiment: Path, stamps: Path) -> str:
 def main() -> None:
     contender, experiment, stamps = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    with uncollected_imports():  # as flwr-sim does
+    with exclude_imports_from_gc():  # as flwr-sim does
         import torchvision  # noqa: F401 - what a ResNet-18 needs counts as imported
 
         if contender not in ("bare", "stock", "pfl"):

@@ -6,19 +6,19 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client.benefit.compare import compare
-from client.gate.gate import Mod, gate
+from client.benefit.compare import compare_with_training_alone
+from client.gate.gate import Mod, make_policy_gate
 from client.site.disclosure import count_patients, round_count_down
 from client.site.site import Site
 from client.site.site_file import write_last_plan
-from client.training.layers import evaluate_round, train_round
-from client.training.privacy import refuse_unaffordable
-from client.training.secure_aggregation import PendingUpdates
+from client.training.layers import evaluate_through_layers, train_through_layers
+from client.training.privacy import refuse_over_budget
+from client.training.secure_aggregation import HeldUpdates
 from client.training.task import network_without_values
 from common import __version__
 from common.config import parse_plan
 from common.models.state import layout_of
-from common.wire.codec import decode, encode
+from common.wire.codec import decode_record, encode_record
 from common.wire.records import (
     UNKNOWN_COUNT,
     BenefitRequest,
@@ -50,12 +50,12 @@ def client_app(
         mods: Flower's mods around every handler; by default the gate, which applies the site's policy and writes its
             audit.
     """
-    app, masks = ClientApp(mods=[gate(site_of)] if mods is None else list(mods)), PendingUpdates(tell)
+    app, masks = ClientApp(mods=[make_policy_gate(site_of)] if mods is None else list(mods)), HeldUpdates(tell)
 
     def handler(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
         """Make a handler that decodes a record of this kind, does the work and encodes the result."""
         return lambda message, context: Message(
-            encode(work(site_of(context), decode(message.content, kind))), reply_to=message
+            encode_record(work(site_of(context), decode_record(message.content, kind))), reply_to=message
         )
 
     def note_refusal(site: Site, refusal: Refusal) -> RefusalNoted:
@@ -64,13 +64,13 @@ def client_app(
 
     app.query("roll_call")(handler(RollCall, answer_roll_call))
     app.query("refusal")(handler(Refusal, note_refusal))
-    app.train()(handler(TrainRequest, lambda site, request: train_round(site, request, masks)))
-    app.evaluate()(handler(EvaluateRequest, lambda site, request: evaluate_round(site, request, masks)))
-    app.query("benefit")(handler(BenefitRequest, compare))
-    app.query(STAGES[KeysRequest])(handler(KeysRequest, masks.keys))
-    app.query(STAGES[SharesRequest])(handler(SharesRequest, masks.shares))
-    app.query(STAGES[MaskedRequest])(handler(MaskedRequest, masks.masked))
-    app.query(STAGES[RevealRequest])(handler(RevealRequest, masks.reveal))
+    app.train()(handler(TrainRequest, lambda site, request: train_through_layers(site, request, masks)))
+    app.evaluate()(handler(EvaluateRequest, lambda site, request: evaluate_through_layers(site, request, masks)))
+    app.query("benefit")(handler(BenefitRequest, compare_with_training_alone))
+    app.query(STAGES[KeysRequest])(handler(KeysRequest, masks.answer_with_keys))
+    app.query(STAGES[SharesRequest])(handler(SharesRequest, masks.answer_with_shares))
+    app.query(STAGES[MaskedRequest])(handler(MaskedRequest, masks.answer_with_masked_update))
+    app.query(STAGES[RevealRequest])(handler(RevealRequest, masks.answer_with_revealed_shares))
     return app
 
 
@@ -78,18 +78,18 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
     """Answer with the site's name, classes and number of images."""
     plan, policy = parse_plan(call.plan), site.policy
     method = build_site_method_once(site.name, call.plan)
-    site.refuse_few()
-    refuse_unaffordable(site, plan, method)
+    site.refuse_too_few_patients()
+    refuse_over_budget(site, plan, method)
     if site.durable:
         write_last_plan(site.folder, call.plan)
     counts_leave = method.traffic.label_counts and policy.label_counts
-    layout = layout_of(network_without_values(plan.model, site.declaration.canonical, site.device, site.gpus))
-    validation = round_count_down(len(site.validation), policy) if site.reports("validation") else UNKNOWN_COUNT
+    layout = layout_of(network_without_values(plan.model, site.declaration.canonical_names, site.device, site.gpus))
+    validation = round_count_down(len(site.validation), policy) if site.reports_part("validation") else UNKNOWN_COUNT
     return RollCallAnswer(
         run=call.run,
         site=site.name,
         names=site.declaration.names,
-        class_names=site.declaration.canonical,
+        class_names=site.declaration.canonical_names,
         train_samples=site.train_samples,
         validation_samples=validation,
         patients=round_count_down(count_patients(site.reported_train), policy),
@@ -98,14 +98,14 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
         positives=label_counts(site, 1) if counts_leave else (),
         negatives=label_counts(site, 0) if counts_leave else (),
         smallest_count=policy.smallest_count,
-        holds_frozen=site.frozen_parts.holds(plan.model),
+        holds_frozen=site.frozen_parts.has_part(plan.model),
     )
 
 
 def label_counts(site: Site, value: int) -> tuple[int, ...]:
     """Count, class by class, the training images whose label is ``value``; hidden classes have an unknown count."""
     counts = (site.reported_train.labels == value).sum(axis=0).tolist()
-    hidden = site.hides("train")
+    hidden = site.hidden_classes("train")
     return tuple(
         UNKNOWN_COUNT if name in hidden else round_count_down(count, site.policy)
         for name, count in zip(site.train.class_names, counts, strict=True)

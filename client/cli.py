@@ -25,16 +25,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client.connection.exit_codes import ExitCode, Refused
+from client.connection.exit_codes import ConnectionNotAccepted, ExitCode
 from common.system.plain_text import json_text, terminal_safe
-from common.system.resources import keep_large_buffers, uncollected_imports
+from common.system.resources import exclude_imports_from_gc, keep_large_buffers
 from common.system.stopping import graceful_shutdown, stop_on_signals
-from common.system.terminal import LogForm, LogFormat, PlainConsole, Restarted, event_printer, program, run_program
+from common.system.terminal import (
+    LogForm,
+    LogFormat,
+    PlainConsole,
+    Restarted,
+    event_printer,
+    make_command_line_program,
+    run_program,
+)
 
 if TYPE_CHECKING:
     from common.config import Experiment
 
-app = program(
+app = make_command_line_program(
     "flwr-client",
     "Take part in a federation with this hospital's images, which stay here.",
     "0 done or stopped, 1 the answer is no, 2 a fault in what was given, others: see start --help and check --help",
@@ -90,20 +98,22 @@ def preview(
     Example: flwr-client preview north --attack
     """
     from client.site.site_file import read_with_faults
-    from common.errors import stop_on
+    from common.errors import raise_faults
     from common.system.files import output_file_faults, output_folder_faults
 
     read_with_faults(folder)  # before torch is imported
-    stop_on([] if out is None else output_file_faults(out) if attack else output_folder_faults(out))
+    raise_faults([] if out is None else output_file_faults(out) if attack else output_folder_faults(out))
     planned = _read_experiment(experiment)
     from client.preview.dry_run import choose_experiment, format_record, make_round_records, write_records
-    from client.site.settings import open_site, read_settings
+    from client.site.settings import open_site, read_site_settings
 
-    site = replace(open_site(read_settings(folder), event_printer(PlainConsole(stderr=True))), tell=lambda line: None)
+    site = replace(
+        open_site(read_site_settings(folder), event_printer(PlainConsole(stderr=True))), tell=lambda line: None
+    )
     planned = choose_experiment(planned, site)
     if attack:  # a copy of the site
-        from client.preview.attack.suite import as_json as figures
-        from client.preview.attack.suite import run_attacks, write_page
+        from client.preview.attack.suite import attacks_as_json as figures
+        from client.preview.attack.suite import run_attacks, write_attack_page
         from common.config import make_plan
 
         plan, results = make_plan(planned), []
@@ -111,7 +121,7 @@ def preview(
             results.append(attempt)
             if not as_json:
                 _plain(f"{attempt.title}: {attempt.sentence}")
-        page = write_page(site, plan, results, out or folder / "attack.html")
+        page = write_attack_page(site, plan, results, out or folder / "attack.html")
         if as_json:
             print(json_text(figures(site, plan, results), indent=1))
         else:
@@ -145,48 +155,48 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
     """
     from client.connection.preflight import check_start
     from common.errors import BadInput
-    from common.system.preflight import delayed_exit
+    from common.system.preflight import delay_exit_until_change
 
     tell = event_printer(console)
     try:
-        with delayed_exit(folder, tell, (BadInput, Refused), held=restarted):
+        with delay_exit_until_change(folder, tell, (BadInput, ConnectionNotAccepted), held=restarted):
             check_start(folder)  # before torch is imported
-            _take_part(folder, tell)
+            _run_hospital_service(folder, tell)
     except SystemExit:
         tell("stopped on request; unfinished work resumes at the next start")
         raise
 
 
-def _take_part(folder: Path, tell: Callable[[str], None]) -> None:
-    with uncollected_imports():
+def _run_hospital_service(folder: Path, tell: Callable[[str], None]) -> None:
+    with exclude_imports_from_gc():
         from client.connection.service import DROP_SIGNAL, HospitalService, lock_site_folder
-        from client.connection.status import SiteStatus, keep_status_file
-        from client.gate.gate import note_start
-        from client.site.settings import open_site, read_settings
+        from client.connection.status import ClientStatus, keep_status_file
+        from client.gate.gate import record_process_start
+        from client.site.settings import open_site, read_site_settings
         from client.site.site_file import read_credentials
         from client.training.privacy import privacy_status
 
     keep_large_buffers()
-    settings = read_settings(folder)
+    settings = read_site_settings(folder)
     kit = read_credentials(settings)
-    status = SiteStatus(site=settings.file.name, coordinator=kit.coordinator)
-    with lock_site_folder(settings.state), keep_status_file(status, settings.state):
+    status = ClientStatus(site=settings.file.name, coordinator=kit.coordinator)
+    with lock_site_folder(settings.state_folder), keep_status_file(status, settings.state_folder):
         site = open_site(settings, tell)
         status.privacy = privacy_status(site)
         counts = f"{len(site.train)} training, {len(site.validation)} validation, {len(site.test)} test images"
-        tell(f"site {site.name}: {counts} on {site.device}; annotates {', '.join(site.declaration.canonical)}")
+        tell(f"site {site.name}: {counts} on {site.device}; annotates {', '.join(site.declaration.canonical_names)}")
         for note in site.train.notes:
             tell(note)
         for part in (site.train, site.validation, site.test):
             for skipped in part.skipped:
                 tell(f"left out {skipped.name}: {skipped.reason}")
-        if torn := note_start(site):
+        if torn := record_process_start(site):
             tell(f"the audit's last line was torn by a kill ({torn.bytes} bytes); that is written down, and it goes on")
         try:
             service = HospitalService(settings, kit, site, tell, status)
             signal.signal(DROP_SIGNAL, service.drop_work)
             service.run()
-        except Refused as refusal:
+        except ConnectionNotAccepted as refusal:
             status.record_error(str(refusal))
             raise
 
@@ -211,14 +221,14 @@ def check(
     planned = _read_experiment(experiment)
     if not as_json:  # its findings hold the faults of the file too
         read_with_faults(folder)  # before torch is imported
-    from client.check.findings import make_page_console, print_result
-    from client.check.run import check as run_check
+    from client.check.findings import make_narrow_console, print_result
+    from client.check.run import check_site as run_check
 
     result, classes = run_check(folder, images=None if every else images, offline=offline, experiment=planned)
     if as_json:
         print(json_text(result.as_json(), indent=2, allow_nan=True))
     else:
-        print_result(result, classes, make_page_console())
+        print_result(result, classes, make_narrow_console())
     raise SystemExit(int(result.exit_code))
 
 
@@ -234,11 +244,11 @@ def preview_data(
     Example: flwr-client preview-data north
     """
     from client.site.site_file import read_with_faults
-    from common.errors import stop_on
+    from common.errors import raise_faults
     from common.system.files import output_file_faults
 
     read_with_faults(folder)  # before torch is imported
-    stop_on([] if out is None else output_file_faults(out))
+    raise_faults([] if out is None else output_file_faults(out))
     planned = _read_experiment(experiment)
     from client.preview.images import write_preview
 
@@ -290,24 +300,24 @@ def audit_verify(
     Example: flwr-client audit verify north --receipt receipt.json
     """
     from client.site.site_file import read_with_faults
-    from common.errors import stop_on
+    from common.errors import raise_faults
     from common.system.files import is_file, missing_input_fault
 
     read_with_faults(folder)
-    stop_on([missing_input_fault(receipt)] if receipt and not is_file(receipt) else [])  # before torch is imported
+    raise_faults([missing_input_fault(receipt)] if receipt and not is_file(receipt) else [])  # before torch is imported
     from cryptography import x509
 
     from client.gate.audit_report import audit_report
-    from client.site.settings import read_settings
-    from common.security.identity import public_key_line, read_key, read_kit
+    from client.site.settings import read_site_settings
+    from common.security.identity import public_key_line, read_connection_kit, read_key
 
-    settings = read_settings(folder)
+    settings = read_site_settings(folder)
     keys = dict(settings.file.policy.peers)
     if receipt:
         keys[settings.file.name] = public_key_line(read_key(settings.key_path), "")
-    kit = read_kit(settings.kit_path) if settings.kit_path.is_file() else None
+    kit = read_connection_kit(settings.kit_path) if settings.kit_path.is_file() else None
     authority = x509.load_pem_x509_certificate(kit.ca_certificate.encode()) if kit else None
-    lines, right = audit_report(settings.state, settings.file.name, receipt, keys, authority)
+    lines, right = audit_report(settings.state_folder, settings.file.name, receipt, keys, authority)
     for line in lines:
         _plain(line)
     raise SystemExit(0 if right else 1)
@@ -327,10 +337,10 @@ def audit_show(
 
     read_with_faults(folder)  # before torch is imported
     from client.gate.audit_report import describe_entry
-    from client.site.settings import read_settings
-    from common.security.audit import Audit
+    from client.site.settings import read_site_settings
+    from common.security.audit import AuditLog
 
-    entries = list(Audit(read_settings(folder).state).entries())
+    entries = list(AuditLog(read_site_settings(folder).state_folder).entries())
     for entry in entries[-last:]:
         print(json_text(entry) if as_json else describe_entry(entry))
 
@@ -340,7 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     stays_up = words[:1] == ["start"]
     with stop_on_signals(), graceful_shutdown(int(ExitCode.STOPPED)) if stays_up else contextlib.nullcontext():
-        run_program(app, arguments, (Refused,), prints_result=not stays_up)
+        run_program(app, arguments, (ConnectionNotAccepted,), prints_result=not stays_up)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client.app import client_app
-from client.gate.gate import Handler, gate
+from client.gate.gate import Handler, make_policy_gate
 from client.site.policy import UNLIMITED
 from client.site.site import Site
 from common.config import Experiment
-from common.simulation import SimulatedData, simulated_data, simulated_site
+from common.simulation import SimulatedData, images_of_simulated_site, simulated_data
 from strategies.local.arithmetic import read_arithmetic
 from strategies.registry import build_site_method
 
@@ -57,7 +57,7 @@ def _cached_sites_of_run(sites: SimulatedSites, data: SimulatedData) -> dict[int
 
 
 def _new_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData, index: int) -> Site:
-    images = simulated_site(data, index, build_site_method(experiment).pooled)
+    images = images_of_simulated_site(data, index, build_site_method(experiment).pooled)
     # The leading process has chosen the arithmetic, so that all sites compute alike; each GPU is measured by itself.
     training = experiment.training
     use_gpu = torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0
@@ -81,9 +81,9 @@ def _new_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData
 def simulated_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
     """Build the ClientApp that serves every site of a simulation; only sites with limits have a gate and an audit."""
     sites = SimulatedSites(experiment, base, run_folder)
-    gated = gate(sites)
+    gated = make_policy_gate(sites)
 
     def gate_of_limited(message: Message, context: Context, answer: Handler) -> Message:
-        return answer(message, context) if sites(context).unlimited else gated(message, context, answer)
+        return answer(message, context) if sites(context).has_no_limits else gated(message, context, answer)
 
     return client_app(sites, mods=[gate_of_limited])

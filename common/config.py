@@ -16,16 +16,16 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from common import plugins
 from common.data.base.spec import AugmentationSpec, DataSpec
 from common.data.partition.spec import ClassListsSpec, PartitionSpec
-from common.errors import BadInput, Fault, stop_on
+from common.errors import BadInput, Fault, raise_faults
 from common.models.zoo.spec import ModelSpec, Sha256
-from common.plugins import MOST_METRICS, PLUGIN, OrPlugin, PluginName, PluginStamp, stamp_of
+from common.plugins import MOST_METRICS, PLUGIN, OrPlugin, PluginIdentity, PluginName, identify_plugin
 from common.system.files import is_file
-from common.system.toml import Section, parse_toml, read_toml, validation_faults
+from common.system.toml import TomlSection, parse_toml, read_toml, validation_faults
 
 Exponent = Annotated[float, Field(ge=0, le=20)]
 
 
-class RunSection(Section):
+class RunSection(TomlSection):
     """The ``[run]`` table: method, rounds, seed.
 
     Attributes:
@@ -40,7 +40,7 @@ class RunSection(Section):
     keep_updates: bool = False
 
 
-class TrainingSection(Section):
+class TrainingSection(TomlSection):
     """The ``[training]`` table: local training at each site, one round.
 
     Attributes:
@@ -85,7 +85,7 @@ class TrainingSection(Section):
     memory_format: Literal["channels_last", "contiguous"] = "channels_last"
 
 
-class EvaluationSection(Section):
+class EvaluationSection(TomlSection):
     """The ``[evaluation]`` table: which model is evaluated, when, and on which images.
 
     Attributes:
@@ -120,7 +120,7 @@ class EvaluationSection(Section):
     compare_local: bool = False
 
 
-class ParticipationSection(Section):
+class ParticipationSection(TomlSection):
     """The ``[participation]`` table: sites of a round, waiting times, and the most that one site may move the model.
 
     Attributes:
@@ -152,7 +152,7 @@ BY_STEP: Final = ("sample", "patient")
 """Levels of privacy at which every training step adds noise."""
 
 
-class PrivacySection(Section):
+class PrivacySection(TomlSection):
     """The ``[privacy]`` table: differential privacy at the sites and secure aggregation (docs/privacy.md).
 
     Attributes:
@@ -191,7 +191,7 @@ class PrivacySection(Section):
     honest_sites: int | None = Field(None, ge=2)
 
     @property
-    def hides_updates(self) -> bool:
+    def protects_updates(self) -> bool:
         """True where an update gets noise or a mask before it leaves the hospital."""
         return self.secure_aggregation or self.level != "none"
 
@@ -213,7 +213,7 @@ class PrivacySection(Section):
         return self
 
 
-class SimulationSection(Section):
+class SimulationSection(TomlSection):
     """The ``[simulation]`` table: where simulated sites run.
 
     Attributes:
@@ -250,7 +250,7 @@ class SimulationSection(Section):
         return max(1, int(self.gpu_share or 0))
 
 
-class Experiment(Section):
+class Experiment(TomlSection):
     """A whole experiment file.
 
     Attributes:
@@ -274,7 +274,7 @@ class Experiment(Section):
     external_test: DataSpec | None = None
 
     @model_validator(mode="after")
-    def _rename_classes_of_lists(self) -> Self:
+    def _apply_synonyms_to_lists(self) -> Self:
         """Let ``[partition.lists]`` use the names of the table, as ``annotates`` does in a hospital's ``site.toml``."""
         synonyms = getattr(self.data, "synonyms", {})
         if synonyms and isinstance(self.partition, ClassListsSpec):
@@ -301,7 +301,7 @@ class Experiment(Section):
         return self
 
 
-class Plan(Section):
+class Plan(TomlSection):
     """The part of an experiment that hospitals receive: what to train and how, nothing about data.
 
     Attributes:
@@ -315,7 +315,7 @@ class Plan(Section):
     augmentation: AugmentationSpec
     evaluation: EvaluationSection = EvaluationSection()
     privacy: PrivacySection = PrivacySection()
-    plugins: tuple[PluginStamp, ...] = ()
+    plugins: tuple[PluginIdentity, ...] = ()
     weights_sha256: Sha256 | None = None
 
     @property
@@ -354,10 +354,10 @@ def make_plan(experiment: Experiment) -> Plan:
     shared: dict[str, Any] = {name: getattr(experiment, name) for name in tables}
     model = experiment.model.model_copy(update={"weights": None, "weights_sha256": None})
     weights_sha256 = experiment.model.weights_sha256
-    return Plan(**shared, model=model, plugins=list_plugin_stamps(experiment), weights_sha256=weights_sha256)
+    return Plan(**shared, model=model, plugins=list_plugin_identities(experiment), weights_sha256=weights_sha256)
 
 
-def list_plugin_stamps(experiment: Experiment) -> tuple[PluginStamp, ...]:
+def list_plugin_identities(experiment: Experiment) -> tuple[PluginIdentity, ...]:
     """Return the stamps (package, version and hash) of the plug-ins that an experiment names, from this machine.
 
     Raises:
@@ -368,7 +368,7 @@ def list_plugin_stamps(experiment: Experiment) -> tuple[PluginStamp, ...]:
     names += [(plugins.SCHEDULES, experiment.training.schedule)]
     names += [(plugins.TRANSFORMS, experiment.augmentation.transform or "")]
     names += [(plugins.METRICS, metric) for metric in dict.fromkeys(experiment.evaluation.metrics)]
-    return tuple(stamp_of(group, name.removeprefix(PLUGIN)) for group, name in names if name.startswith(PLUGIN))
+    return tuple(identify_plugin(group, name.removeprefix(PLUGIN)) for group, name in names if name.startswith(PLUGIN))
 
 
 @dataclass(frozen=True)
@@ -379,7 +379,7 @@ class ExperimentFile:
     path: Path
 
     @property
-    def base(self) -> Path:
+    def base_folder(self) -> Path:
         return self.path.parent
 
 
@@ -434,7 +434,7 @@ def validate_experiment(
         faults += validation_faults(error, Experiment, name, extra=("extends",))
         faults += [replace(fault, where=f"{name}: {fault.where}") for fault in method_faults(tree)]
         raise BadInput(faults) from None
-    stop_on(faults)
+    raise_faults(faults)
     return ExperimentFile(experiment, base_of_paths)
 
 

@@ -17,13 +17,13 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.names import fold_spelling
-from common.errors import Fault, did_you_mean, quoted, stop_on
+from common.data.base.names import normalize_spelling
+from common.errors import Fault, quote_names, raise_faults, suggest_nearest_name
 from common.system.plain_text import PLAIN_NAME
 
 
 @dataclass(frozen=True)
-class Declaration:
+class LabelDeclaration:
     """One site's statement about its labels.
 
     Attributes:
@@ -37,7 +37,7 @@ class Declaration:
     synonyms: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @cached_property
-    def canonical(self) -> tuple[str, ...]:
+    def canonical_names(self) -> tuple[str, ...]:
         """Canonical class names in the site's own order."""
         return tuple(self.synonyms.get(name, name) for name in self.names)
 
@@ -68,11 +68,11 @@ class LabelContract:
         """Classes that exactly one of several sites annotates."""
         return tuple(name for name in self.class_names if len(self.owners(name)) == 1 < len(self.sites))
 
-    def coverage(self) -> NDArray[np.bool_]:
+    def annotation_matrix(self) -> NDArray[np.bool_]:
         """Return ``(sites, classes)``, True where the site annotates the class; rows are in the order of ``sites``."""
-        return np.array([self.annotated(site) for site in self.sites])
+        return np.array([self.annotated_classes(site) for site in self.sites])
 
-    def annotated(self, site: str) -> NDArray[np.bool_]:
+    def annotated_classes(self, site: str) -> NDArray[np.bool_]:
         """Return an array ``(classes,)``, True for each class that the site annotates."""
         return np.array([name in self.sites[site] for name in self.class_names], dtype=np.bool_)
 
@@ -83,7 +83,9 @@ class LabelContract:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def merge_declarations(declarations: Iterable[Declaration], class_names: Sequence[str] | None = None) -> LabelContract:
+def merge_declarations(
+    declarations: Iterable[LabelDeclaration], class_names: Sequence[str] | None = None
+) -> LabelContract:
     """Merge the sites' declarations into the run's contract.
 
     Args:
@@ -94,41 +96,43 @@ def merge_declarations(declarations: Iterable[Declaration], class_names: Sequenc
         BadInput: With every contradiction found and the lines that would fix each.
     """
     ordered = sorted(declarations, key=lambda declaration: declaration.site)
-    union = tuple(sorted({name for declaration in ordered for name in declaration.canonical}))
-    faults = [replace(fault, site=site.site) for site in ordered for fault in declaration_faults(site)]
+    union = tuple(sorted({name for declaration in ordered for name in declaration.canonical_names}))
+    faults = [replace(fault, site=site.site) for site in ordered for fault in label_declaration_faults(site)]
     counts = Counter(declaration.site for declaration in ordered)
     repeated = sorted(name for name, count in counts.items() if count > 1)
     faults += [Fault(f"site {name}", "answered the roll call twice.", "Each site has one name.") for name in repeated]
     if class_names:
         for declaration in ordered:
             where = f"site.toml of {declaration.site}: data.annotates"
-            for name in declaration.canonical:
+            for name in declaration.canonical_names:
                 if name not in class_names:
-                    problem = f"{quoted([name])} is not a class of this run. Classes: {quoted(class_names)}."
+                    problem = f"{quote_names([name])} is not a class of this run. Classes: {quote_names(class_names)}."
                     mapped = "Leave it out, or map it in data.synonyms to the class it means."
-                    faults.append(Fault(where, problem, did_you_mean(name, class_names) or mapped, declaration.site))
+                    faults.append(
+                        Fault(where, problem, suggest_nearest_name(name, class_names) or mapped, declaration.site)
+                    )
         if missing := [name for name in class_names if name not in union]:
             remedy = "Take it out of the run's classes, or admit a site that annotates it."
-            faults.append(Fault("run classes", f"no site annotates {quoted(missing)}.", remedy))
+            faults.append(Fault("run classes", f"no site annotates {quote_names(missing)}.", remedy))
     else:
         faults += _similar_name_faults(ordered)
-    stop_on(faults)
-    return LabelContract(union, MappingProxyType({d.site: d.canonical for d in ordered}))
+    raise_faults(faults)
+    return LabelContract(union, MappingProxyType({d.site: d.canonical_names for d in ordered}))
 
 
-def declaration_faults(declaration: Declaration) -> list[Fault]:
+def label_declaration_faults(declaration: LabelDeclaration) -> list[Fault]:
     """Return the faults of one site's declaration that show without the other sites' declarations."""
     where = f"site.toml of {declaration.site}: data.annotates"
     faults = []
     if not PLAIN_NAME.fullmatch(declaration.site):
         remedy = "Use letters, digits, spaces, dots, dashes and underscores, beginning with a letter or digit."
-        faults.append(Fault("site name", f"{quoted([declaration.site])} cannot name a folder.", remedy))
+        faults.append(Fault("site name", f"{quote_names([declaration.site])} cannot name a folder.", remedy))
     if not declaration.names:
         faults.append(Fault(where, "names no label; a site annotates at least one class."))
     for name in sorted({n for n in declaration.names if declaration.names.count(n) > 1}):
         faults.append(Fault(where, f'"{name}" is listed more than once.', "Remove one of them."))
     for name in sorted(set(declaration.synonyms) - set(declaration.names)):
-        remedy = did_you_mean(name, declaration.names) or f"Labels are {quoted(declaration.names)}."
+        remedy = suggest_nearest_name(name, declaration.names) or f"Labels are {quote_names(declaration.names)}."
         faults.append(
             Fault(where.replace("annotates", "synonyms"), f'"{name}" is not one of the site\'s labels.', remedy)
         )
@@ -137,20 +141,20 @@ def declaration_faults(declaration: Declaration) -> list[Fault]:
         local_names.setdefault(declaration.synonyms.get(local, local), []).append(local)
     for name, locals_ in local_names.items():
         if len(locals_) > 1:
-            problem = f"{quoted(locals_)} both mean {quoted([name])}, so it is not clear which column counts."
+            problem = f"{quote_names(locals_)} both mean {quote_names([name])}, so it is not clear which column counts."
             faults.append(Fault(where, problem, "Keep one of them, or map each to a name of its own."))
     return faults
 
 
-def _similar_name_faults(ordered: Sequence[Declaration]) -> list[Fault]:
+def _similar_name_faults(ordered: Sequence[LabelDeclaration]) -> list[Fault]:
     """Return a fault for each pair of names that differ only in case, spaces or punctuation."""
     owners: dict[str, tuple[str, str]] = {}  # canonical name -> a site that uses it, and that site's own name for it
     for declaration in ordered:
-        for name, local in zip(declaration.canonical, declaration.names, strict=True):
+        for name, local in zip(declaration.canonical_names, declaration.names, strict=True):
             owners.setdefault(name, (declaration.site, local))
     faults = []
     for first, second in itertools.combinations(sorted(owners), 2):
-        if fold_spelling(first) == fold_spelling(second):
+        if normalize_spelling(first) == normalize_spelling(second):
             (site, _), (other, local) = owners[first], owners[second]
             problem = f'"{first}" (site {site}) and "{second}" (site {other}) look like one class.'
             remedy = f"Two lines in a simulation's experiment, or in site.toml of {other} settle it:\n"

@@ -46,11 +46,11 @@ class BadInput(Exception):
         return BadInput, (self.faults,)
 
 
-class CannotGoOn(RuntimeError):
+class ProgramCannotContinue(RuntimeError):
     """The program has to end; the text explains why. The exit code is 1."""
 
 
-class Diverged(CannotGoOn):
+class ModelDiverged(ProgramCannotContinue):
     """A model gives scores that are not finite."""
 
     def __init__(self, what: str) -> None:
@@ -65,7 +65,7 @@ class WireVersionError(WireError):
     """The other side speaks another version of these records."""
 
 
-def stop_on(faults: Sequence[Fault]) -> None:
+def raise_faults(faults: Sequence[Fault]) -> None:
     """Raise :class:`BadInput` if there is any fault."""
     if faults:
         raise BadInput(faults)
@@ -75,7 +75,7 @@ SAVE_AS_UTF8 = "Save it as UTF-8 text."
 PICTURE = "is not text but a picture."
 
 
-def not_utf8_in(content: bytes, line: int) -> str:
+def explain_not_utf8_line(content: bytes, line: int) -> str:
     """Return why a file is not UTF-8, from its first bytes and the line of the first wrong byte."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "is not UTF-8 text but UTF-16."
@@ -86,7 +86,7 @@ def not_utf8_in(content: bytes, line: int) -> str:
     return f"is not UTF-8 text: line {line} holds a byte that is none of it."
 
 
-def did_you_mean(name: str, options: Iterable[str], cutoff: float = 0.6) -> str:
+def suggest_nearest_name(name: str, options: Iterable[str], cutoff: float = 0.6) -> str:
     """Return ``'Did you mean "Infiltration"?'`` for the nearest option, or an empty string if none is near.
 
     Args:
@@ -97,7 +97,7 @@ def did_you_mean(name: str, options: Iterable[str], cutoff: float = 0.6) -> str:
     return f'Did you mean "{by_folded[near[0]]}"?' if near else ""
 
 
-def quoted(names: Iterable[str], limit: int = 20) -> str:
+def quote_names(names: Iterable[str], limit: int = 20) -> str:
     """Return names in double quotes, comma-separated, cut after ``limit`` with a count of the rest."""
     listed = list(names)
     text = ", ".join(f'"{name}"' for name in listed[:limit])

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from common.config import Experiment
-from common.contract import Declaration, LabelContract, merge_declarations
+from common.contract import LabelContract, LabelDeclaration, merge_declarations
 from common.data.base.image_set import ImageSet, Splits, concatenate, patients_known
 from common.data.base.spec import DataSpec
-from common.data.images.store import ImageStore, user_store
-from common.data.load import load
-from common.data.partition.division import SitePart, site_images
-from common.data.partition.partition import partition
+from common.data.images.store import DecodedImageStore, user_image_store
+from common.data.load import load_dataset
+from common.data.partition.division import SitePartition, site_images
+from common.data.partition.partition import partition_dataset
 
 POOLED = "pooled"
 Pooling = Literal["no", "negative", "masked", "known"]
@@ -34,12 +34,12 @@ class SimulatedData:
     """
 
     splits: Splits
-    parts: tuple[SitePart, ...]
+    parts: tuple[SitePartition, ...]
     server: Splits | None = None
     empty_sites: tuple[str, ...] = ()
 
     @property
-    def test(self) -> ImageSet:
+    def test_images(self) -> ImageSet:
         """The images on which the coordinator tests the global model."""
         return self.splits.test if self.server is None else self.server.test
 
@@ -56,7 +56,7 @@ class SimulatedData:
         return bool(np.isnan(labels).any()) or any(len(part.class_names) < len(classes) for part in self.parts)
 
     @property
-    def positives(self) -> dict[str, dict[str, int]]:
+    def positive_counts(self) -> dict[str, dict[str, int]]:
         """Number of positive training images, by site and by class that the site annotates."""
         shows = self.splits.train.labels == 1
         columns = {name: column for column, name in enumerate(self.splits.class_names)}
@@ -66,16 +66,16 @@ class SimulatedData:
         }
 
     @property
-    def contract(self) -> LabelContract:
+    def label_contract(self) -> LabelContract:
         """The label contract of the sites of the partition, also where a baseline pools their images."""
-        return merge_declarations(Declaration(part.site, part.class_names) for part in self.parts)
+        return merge_declarations(LabelDeclaration(part.site, part.class_names) for part in self.parts)
 
 
 @dataclass(frozen=True)
 class SiteImages:
     """The labels and images of one simulated site."""
 
-    declaration: Declaration
+    declaration: LabelDeclaration
     train: ImageSet
     validation: ImageSet
     test: ImageSet
@@ -103,25 +103,29 @@ def simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda line:
     server = experiment.server_data.model_dump_json() if experiment.server_data and not for_sites else ""
     key = data, parts, server, experiment.run.seed, base  # text, for specs hold mappings that cannot be hashed
     if key not in _simulated:
-        store = image_store(experiment, base, tell)
+        store = simulation_image_store(experiment, base, tell)
         splits = _whole_data(data, base, store)
-        division = partition(splits, experiment.partition, experiment.run.seed)
-        at_server = load(experiment.server_data, base, store) if server and experiment.server_data else division.server
+        division = partition_dataset(splits, experiment.partition, experiment.run.seed)
+        at_server = (
+            load_dataset(experiment.server_data, base, store) if server and experiment.server_data else division.server
+        )
         _simulated.clear()
         _simulated[key] = SimulatedData(division.splits, division.parts, at_server, division.empty_sites)
     return _simulated[key]
 
 
-def image_store(experiment: Experiment, base: Path, tell: Tell = lambda line: None) -> ImageStore:
+def simulation_image_store(experiment: Experiment, base: Path, tell: Tell = lambda line: None) -> DecodedImageStore:
     """Return the place of an experiment's decoded images."""
     section = experiment.simulation
-    return user_store(tell, str(base / section.image_cache) if section.image_cache else "", section.image_cache_gb)
+    return user_image_store(
+        tell, str(base / section.image_cache) if section.image_cache else "", section.image_cache_gb
+    )
 
 
-def receive_data(experiment: Experiment, base: Path, splits: Splits) -> None:
+def store_received_data(experiment: Experiment, base: Path, splits: Splits) -> None:
     """Store a data set that another process read by :func:`undivided_data`, so that it is not read again here."""
     assert experiment.data is not None, "checked before"
-    forget_data()
+    clear_data_cache()
     _received.clear()
     _received[experiment.data.model_dump_json(), base] = splits
 
@@ -129,23 +133,23 @@ def receive_data(experiment: Experiment, base: Path, splits: Splits) -> None:
 def undivided_data(experiment: Experiment, base: Path) -> Splits:
     """Return the data set of an experiment before it is divided over sites; cached in this process."""
     assert experiment.data is not None, "checked before"
-    return _whole_data(experiment.data.model_dump_json(), base, image_store(experiment, base))
+    return _whole_data(experiment.data.model_dump_json(), base, simulation_image_store(experiment, base))
 
 
-def forget_data() -> None:
+def clear_data_cache() -> None:
     """Clear the cached data, so that the next run reads it again: files and plug-ins may have changed."""
     _simulated.clear()
     _whole_data.cache_clear()
 
 
 @lru_cache(maxsize=1)
-def _whole_data(data: str, base: Path, store: ImageStore) -> Splits:
+def _whole_data(data: str, base: Path, store: DecodedImageStore) -> Splits:
     if (received := _received.get((data, base))) is not None:
         return received
-    return load(TypeAdapter(DataSpec).validate_json(data), base, store)
+    return load_dataset(TypeAdapter(DataSpec).validate_json(data), base, store)
 
 
-def simulated_site(data: SimulatedData, index: int, pooling: Pooling) -> SiteImages:
+def images_of_simulated_site(data: SimulatedData, index: int, pooling: Pooling) -> SiteImages:
     """Return labels and images of site ``index``, or of the single site that pools all.
 
     In the pool a class that an image's site does not annotate is absent under ``negative``, unknown under ``masked``,
@@ -154,25 +158,27 @@ def simulated_site(data: SimulatedData, index: int, pooling: Pooling) -> SiteIma
     if pooling == "no":
         part = data.parts[index]
         own = site_images(data.splits, part)
-        return SiteImages(Declaration(part.site, part.class_names), own.train, own.validation, own.test)
-    names, splits = data.contract.class_names, data.splits
+        return SiteImages(LabelDeclaration(part.site, part.class_names), own.train, own.validation, own.test)
+    names, splits = data.label_contract.class_names, data.splits
     train = [_relabel_for_pooling(splits.train, part, part.train, names, pooling) for part in data.parts]
     validation = [_relabel_for_pooling(splits.validation, part, part.validation, names, pooling) for part in data.parts]
     own_rows = [part.test for part in data.parts if part.test is not None]
-    test = splits.test.rows(np.concatenate(own_rows)) if own_rows else splits.test
-    return SiteImages(Declaration(POOLED, names), concatenate(train), concatenate(validation), test.only_classes(names))
+    test = splits.test.select_rows(np.concatenate(own_rows)) if own_rows else splits.test
+    return SiteImages(
+        LabelDeclaration(POOLED, names), concatenate(train), concatenate(validation), test.only_classes(names)
+    )
 
 
 def site_test_images(data: SimulatedData) -> dict[str, ImageSet]:
     """Return the test images of each site that has its own; other sites are tested on the whole test part."""
-    return {part.site: data.splits.test.rows(part.test) for part in data.parts if part.test is not None}
+    return {part.site: data.splits.test.select_rows(part.test) for part in data.parts if part.test is not None}
 
 
 def _relabel_for_pooling(
-    images: ImageSet, part: SitePart, rows: NDArray[np.intp], names: tuple[str, ...], pooling: Pooling
+    images: ImageSet, part: SitePartition, rows: NDArray[np.intp], names: tuple[str, ...], pooling: Pooling
 ) -> ImageSet:
     """Return one site's rows with labels of all classes; those it does not annotate are set as ``pooling`` says."""
-    site_images = images.rows(rows).only_classes(names)
+    site_images = images.select_rows(rows).only_classes(names)
     if pooling == "known":
         return site_images
     annotated = np.array([name in part.class_names for name in names])

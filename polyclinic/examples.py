@@ -16,11 +16,11 @@ def write_examples(folder: Path) -> list[Path]:
         BadInput: If one of them exists already: nothing is written over.
     """
     from common.errors import BadInput, Fault
-    from common.system.files import atomic_outputs
+    from common.system.files import remove_outputs_on_failure
 
     if existing := [str(folder / name) for name in NAMES if (folder / name).exists()]:
         raise BadInput([Fault(path, "is there already, and nothing is written over") for path in existing])
-    with atomic_outputs(folder, *(folder / name for name in NAMES)):
+    with remove_outputs_on_failure(folder, *(folder / name for name in NAMES)):
         copy_examples(_examples_folder(), folder)
     return [folder / name for name in NAMES]
 
@@ -31,12 +31,12 @@ def example(name: str) -> Path:
     Raises:
         BadInput: If there is no example of that name.
     """
-    from common.errors import BadInput, Fault, quoted
+    from common.errors import BadInput, Fault, quote_names
 
     files = [file for file in NAMES if file.endswith(".toml")]
     file = f"{name.removesuffix('.toml')}.toml"
     if file not in files:
-        examples = quoted([example.removesuffix(".toml") for example in files])
+        examples = quote_names([example.removesuffix(".toml") for example in files])
         raise BadInput([Fault(name, f"is no file, and no example has this name. Examples are {examples}.")])
     return _examples_folder() / file
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from common.config import ExperimentFile, read_experiment, validate_experiment
 from common.data.sources.plugin import DatasetPlugin, LabelledImages, MapDataset
 from common.errors import BadInput, Fault
-from common.metrics.measured import Measured, figure
+from common.metrics.measured import ValueWithError, format_value_with_error
 from common.plugins import (
     DATASETS,
     LOSSES,
@@ -40,8 +40,8 @@ from common.plugins import (
     PLUGIN,
     SCHEDULES,
     TRANSFORMS,
-    is_local_name,
-    register_local,
+    is_local_plugin_name,
+    register_local_plugin,
 )
 
 if TYPE_CHECKING:
@@ -122,10 +122,10 @@ def simulate(
         "training.schedule": (SCHEDULES, schedule),
     }
     replaced: dict[str, Any] = {
-        key: PLUGIN + register_local(group, part) for key, (group, part) in own.items() if part is not None
+        key: PLUGIN + register_local_plugin(group, part) for key, (group, part) in own.items() if part is not None
     }
     if dataset is not None:
-        replaced["data"] = {"kind": "plugin", "name": register_local(DATASETS, _make_dataset_plugin(dataset))}
+        replaced["data"] = {"kind": "plugin", "name": register_local_plugin(DATASETS, _make_dataset_plugin(dataset))}
     changed = {**(settings or {}), **replaced, **({} if head is None else {"model.head": head})}
     file = _read_experiment(experiment, changed, dataset is not None, metrics)
     if (replaced or metrics) and file.experiment.simulation.backend == "ray":
@@ -281,7 +281,7 @@ class FinishedRun:
     def __repr__(self) -> str:
         summary, auroc = self.summary, self.mean_auroc
         error = (summary["test"].get("errors") or {}).get("auroc", 0.0)
-        shown = None if auroc is None else figure(Measured(auroc, error))
+        shown = None if auroc is None else format_value_with_error(ValueWithError(auroc, error))
         result = "no AUROC" if shown is None else f"mean AUROC {shown} on the test images (one seed)"
         return (
             f"<{summary['name']}: {summary['rounds']} rounds, {len(summary['sites'])} sites, {result}; {self.folder}>"
@@ -329,7 +329,7 @@ def compare(
         raise BadInput([Fault("seeds", f"must be at least 1, not {seeds}.")])
     files = [_experiment_path(experiment) for experiment in experiments]
     run_comparison(
-        files, Path(out), range(seeds), jobs, _as_overrides(settings or {}), Console(quiet=quiet, emoji=False)
+        files, Path(out), range(seeds), jobs, _settings_to_overrides(settings or {}), Console(quiet=quiet, emoji=False)
     )
     rows = []
     for stem, seed in itertools.product([path.stem for path in files], range(seeds)):
@@ -369,12 +369,12 @@ def _read_experiment(
 
     added = dict(settings)
     if metrics:
-        added["evaluation.metrics"] = [PLUGIN + register_local(METRICS, metric) for metric in metrics]
+        added["evaluation.metrics"] = [PLUGIN + register_local_plugin(METRICS, metric) for metric in metrics]
     plugins = [value for value in added.values() if isinstance(value, str) and value.startswith(PLUGIN)]
-    if own_data or metrics or any(map(is_local_name, plugins)):
+    if own_data or metrics or any(map(is_local_plugin_name, plugins)):
         added.setdefault("simulation.backend", "inline")
     data = added.pop("data", None)
-    overrides = [*(["data=none"] if data else []), *_as_overrides(added)]
+    overrides = [*(["data=none"] if data else []), *_settings_to_overrides(added)]
     overrides += [f"data.{key}={_format_toml(value)}" for key, value in (data or {}).items()]
     if isinstance(experiment, Mapping):
         tree = json.loads(json.dumps(dict(experiment)))  # a copy that may be changed
@@ -390,7 +390,7 @@ def _experiment_path(experiment: str | Path) -> Path:
     return path if path.suffix == ".toml" or path.exists() else example(path.name)
 
 
-def _as_overrides(settings: Mapping[str, Any]) -> list[str]:
+def _settings_to_overrides(settings: Mapping[str, Any]) -> list[str]:
     return [f"{key}={_format_toml(value)}" for key, value in settings.items()]
 
 

@@ -30,9 +30,9 @@ from torch import Tensor
 from common.config import TrainingSection
 from common.data.base.spec import AugmentationSpec, PluginSpec
 from common.data.images.augmentation import augment
-from common.data.load import load
+from common.data.load import load_dataset
 from common.errors import BadInput
-from common.metrics.auroc import load_metrics, metric_value
+from common.metrics.auroc import compute_plugin_metric, load_metrics
 from common.models.network import SplitNetwork, build
 from common.models.state import layout_of, read_state, state_sha256, write_state
 from common.models.zoo.spec import ModelSpec
@@ -199,7 +199,7 @@ def check_dataset(name: str, folder: Path, options: Mapping[str, Any] | None = N
         BadInput: If it is not installed, or returns arrays that do not fit.
     """
     spec = PluginSpec.model_validate({"kind": "plugin", "name": name, "options": dict(options or {})})
-    first, second = load(spec, folder), load(spec, folder)
+    first, second = load_dataset(spec, folder), load_dataset(spec, folder)
     for part in ("train", "validation", "test"):
         images, again = getattr(first, part), getattr(second, part)
         same = all(
@@ -227,12 +227,12 @@ def check_metric(name: str, images: int = 50) -> None:
     labels = np.arange(images) % 2.0
     for scores in (random.random(images), np.full(images, 0.5), labels.copy(), 1 - labels):
         order = random.permutation(images)
-        first = metric_value(key, metric, scores, labels)
-        second = metric_value(key, metric, scores[order], labels[order])
+        first = compute_plugin_metric(key, metric, scores, labels)
+        second = compute_plugin_metric(key, metric, scores[order], labels[order])
         same = first == second or (first is not None and second is not None and np.isclose(first, second))
         assert same, f"{name}: is {first}, and {second} with the images in another order"
     for count in (1, 2):  # fewest images that a class can be tested on
-        metric_value(key, metric, np.array([0.2, *[0.7] * count]), np.array([0.0, *[1.0] * count]))
+        compute_plugin_metric(key, metric, np.array([0.2, *[0.7] * count]), np.array([0.0, *[1.0] * count]))
 
 
 def _sha256(network: SplitNetwork) -> str:

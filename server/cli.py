@@ -23,14 +23,22 @@ from typing import Annotated
 
 import typer
 
-from common.errors import BadInput, CannotGoOn, Fault, stop_on
+from common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
 from common.system.plain_text import json_text
-from common.system.resources import keep_large_buffers, uncollected_imports
+from common.system.resources import exclude_imports_from_gc, keep_large_buffers
 from common.system.stopping import end_with_starter, graceful_shutdown, set_resume_hint, stop_on_signals
-from common.system.terminal import LogForm, LogFormat, PlainConsole, Restarted, event_printer, program, run_program
+from common.system.terminal import (
+    LogForm,
+    LogFormat,
+    PlainConsole,
+    Restarted,
+    event_printer,
+    make_command_line_program,
+    run_program,
+)
 from server.runs.tracking import TrackingStore
 
-app = program(
+app = make_command_line_program(
     "flwr-server",
     "Coordinate a federation of hospitals: admit them, keep the connection up, lead runs.",
     "0 done, 1 the run stopped or the answer is no, 2 a fault in what was given, 3 a run was stopped on request, "
@@ -87,14 +95,14 @@ def admit(
 
     Admit a site again to change what it may claim, or edit sites/NAME.toml; it counts from the next roll call.
     """
-    from common.security.identity import fingerprint, read_request
+    from common.security.identity import public_key_fingerprint, read_admission_request
     from server.coordinator import admission
     from server.coordinator.folder import read_coordinator
 
-    coordinator, site = read_coordinator(folder), read_request(request)
-    stop_on(admission.admission_faults(coordinator, site))
+    coordinator, site = read_coordinator(folder), read_admission_request(request)
+    raise_faults(admission.admission_faults(coordinator, site))
     console.print(f"site         {site.site}", highlight=False, markup=False)
-    console.print(f"fingerprint  {fingerprint(site.public_key)}", highlight=False, soft_wrap=True)
+    console.print(f"fingerprint  {public_key_fingerprint(site.public_key)}", highlight=False, soft_wrap=True)
     console.print("Have the hospital read its fingerprint out to you: by telephone, not by the way this file came.")
     if not yes:
         _ask_for_confirmation("Is it the same, and is this site to be admitted?")
@@ -108,19 +116,19 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
 
     Example: flwr-server start trial
     """
-    from common.system.preflight import delayed_exit
+    from common.system.preflight import delay_exit_until_change
     from server.coordinator.folder import read_coordinator
-    from server.coordinator.preflight import faults_of_start
+    from server.coordinator.preflight import find_faults_before_start
 
     tell = event_printer(console)
     try:
-        with delayed_exit(folder, tell, (BadInput,), held=restarted):
+        with delay_exit_until_change(folder, tell, (BadInput,), held=restarted):
             coordinator = read_coordinator(folder)
-            stop_on(faults_of_start(coordinator))  # before flwr is imported
+            raise_faults(find_faults_before_start(coordinator))  # before flwr is imported
             os.umask(0o077)  # what this process and the SuperLink write is for this account only
-            from server.deployment.serve import serve
+            from server.deployment.serve import serve_superlink
 
-            serve(coordinator, tell)
+            serve_superlink(coordinator, tell)
     except (SystemExit, KeyboardInterrupt):
         tell("stopped on request; sites wait for the next start")
         raise SystemExit(0) from None
@@ -165,29 +173,29 @@ def run(
         *(("--track", track.value) if track else ()),
     ]
     from server.coordinator.folder import read_coordinator
-    from server.coordinator.preflight import expected_site_count, faults_of_run
+    from server.coordinator.preflight import expected_site_count, find_faults_before_run
     from server.runs.folder import new_folder_faults, resumed_folder_faults
-    from strategies.method_list import read_experiment_early
+    from strategies.method_list import read_experiment_without_torch
 
     # Before torch is imported.
-    file, coordinator = read_experiment_early(experiment, overrides), read_coordinator(folder)
+    file, coordinator = read_experiment_without_torch(experiment, overrides), read_coordinator(folder)
     expected_sites = expected_site_count(coordinator, file, sites, resume=resume)
     folder_faults = resumed_folder_faults(out) if resume else new_folder_faults(out)
-    stop_on([*faults_of_run(coordinator, out, resume=resume), *folder_faults])
+    raise_faults([*find_faults_before_run(coordinator, out, resume=resume), *folder_faults])
     if not once:
         raise SystemExit(_run_supervised(arguments, out, resume=resume))
-    with uncollected_imports():
+    with exclude_imports_from_gc():
         from server.deployment.network import NetworkBackend, lead_with_exit_code
-        from server.deployment.supervisor import RunExit
+        from server.deployment.supervisor import RunExitCode
         from server.federation.set_up import lead_run
-        from server.reporting.tables import terminal_result
+        from server.reporting.tables import format_run_result
         from server.runs.reader import read_run
 
     keep_large_buffers()
     os.umask(0o077)  # the run folder is for this account only
     tell = event_printer(console)
     backend = NetworkBackend(coordinator, file, expected_sites, tell)
-    with graceful_shutdown(int(RunExit.ON_REQUEST)):
+    with graceful_shutdown(int(RunExitCode.ON_REQUEST)):
         lead_with_exit_code(
             lambda: lead_run(backend, file, out, track=track, resume=resume),
             out,
@@ -197,7 +205,7 @@ def run(
     if log_format is LogForm.json:
         tell(f"done; report: {out / 'report.html'}")
         return
-    console.print(terminal_result(read_run(out)))
+    console.print(format_run_result(read_run(out)))
     console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
 
 
@@ -214,7 +222,7 @@ def _ask_for_confirmation(question: str) -> None:
 
 def _run_supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
     """Lead the run in a child process that is restarted when it dies; record each death in the run folder, too."""
-    from server.deployment.supervisor import rounds_done, supervise
+    from server.deployment.supervisor import count_checkpointed_rounds, supervise_run
     from server.runs.folder import RunFolder
 
     tell = event_printer(console)
@@ -225,9 +233,9 @@ def _run_supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
         tell(f"the process that leads the run {how}; the run {then}")
         if (out / "events.jsonl").is_file():
             with contextlib.suppress(OSError):
-                RunFolder(out).event("died", how=how, times=deaths, again_in_s=pause_s)
+                RunFolder(out).append_event("died", how=how, times=deaths, again_in_s=pause_s)
 
-    return supervise(arguments, lambda: rounds_done(out), record_death, resume=resume)
+    return supervise_run(arguments, lambda: count_checkpointed_rounds(out), record_death, resume=resume)
 
 
 @app.command()
@@ -242,14 +250,14 @@ def verify(
 
     Example: flwr-server verify runs/first/receipt.json
     """
-    from common.security.identity import read_request
-    from server.runs.folder import unverifiable_faults
+    from common.security.identity import read_admission_request
+    from server.runs.folder import verification_path_faults
 
-    stop_on(unverifiable_faults(receipt))  # before torch is imported
-    keys = {site.site: site.public_key for site in map(read_request, requests or ())}
+    raise_faults(verification_path_faults(receipt))  # before torch is imported
+    keys = {site.site: site.public_key for site in map(read_admission_request, requests or ())}
     from server.runs import verify as verification
 
-    result = verification.verify(receipt, keys)
+    result = verification.verify_run(receipt, keys)
     for line in [*result.right, *result.unknown]:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     for fault in result.faults:
@@ -280,8 +288,8 @@ def status(
     if web:
         from common.system.preflight import port_faults
 
-        stop_on([Fault("--json", "and --web exclude one another.", "Leave one out.")] if as_json else [])
-        stop_on(port_faults("--port", listen, port, "Name another with --port."))
+        raise_faults([Fault("--json", "and --web exclude one another.", "Leave one out.")] if as_json else [])
+        raise_faults(port_faults("--port", listen, port, "Name another with --port."))
         from server.reporting.live.server import serve_view
 
         tell = event_printer(console)
@@ -387,7 +395,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with stop_on_signals(), graceful_shutdown(0) if stays_up else contextlib.nullcontext():
         if words[:1] == ["run"]:
             set_resume_hint(lambda: shlex.join(["flwr-server", *words, *([] if "--resume" in words else ["--resume"])]))
-        run_program(app, arguments, (CannotGoOn,), prints_result=not stays_up)
+        run_program(app, arguments, (ProgramCannotContinue,), prints_result=not stays_up)
 
 
 if __name__ == "__main__":

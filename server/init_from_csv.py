@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 
 from common.config import validate_experiment
 from common.data.base.image_set import SkippedImage, is_placeholder, patients_known
-from common.data.base.names import fold_spelling, is_blank, normalized
+from common.data.base.names import is_blank, normalize_name, normalize_spelling
 from common.data.base.spec import NO_FINDING, FolderSpec
 from common.data.images.reading import (
     conversion_remedy,
     decode_picture,
-    is_deep_png,
+    is_16_bit_png,
     is_grey,
     open_png_or_jpeg,
     png_samples,
 )
-from common.data.tables.csv import Column, Columns, column_faults, read_columns
-from common.data.tables.files import FolderListings
+from common.data.tables.csv import TableColumn, TableColumns, column_faults, read_columns
+from common.data.tables.files import PictureFileFinder
 from common.data.tables.labels import LabelTable, blank_faults, open_folder
 from common.data.tables.roles import (
     ColumnRoles,
@@ -37,12 +37,12 @@ from common.data.tables.roles import (
     image_column,
     picture_folder,
 )
-from common.errors import BadInput, Fault, quoted, stop_on
+from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
-from common.system.plain_text import counted, json_text, listed
-from common.system.resources import uncollected_imports
+from common.system.plain_text import count_with_noun, join_words, json_text
+from common.system.resources import exclude_imports_from_gc
 from common.system.toml import parse_toml
-from server.init_hospitals import Hospitals, find_hospitals, must_be_decided, propose_synonyms
+from server.init_hospitals import TableHospitals, find_hospitals, must_decide_synonyms, propose_synonyms
 
 MOST_SITES, FEWEST_POSITIVES = 3, 10
 USUAL_SIZE, SMALLEST_SIZE = 64, 16
@@ -104,7 +104,7 @@ _CASE = re.compile(
 
 
 @dataclass(frozen=True)
-class Dataset:
+class InspectedDataset:
     """A table and its pictures.
 
     Attributes:
@@ -125,12 +125,12 @@ class Dataset:
 
     table: Path
     images: Path
-    whole: Columns
-    columns: Columns
+    whole: TableColumns
+    columns: TableColumns
     roles: ColumnRoles
     spec: FolderSpec
     checked: LabelTable
-    hospitals: Hospitals | None
+    hospitals: TableHospitals | None
     synonyms: Mapping[str, str]
     rows: int
     present: int
@@ -157,12 +157,12 @@ class Dataset:
     def undecided(self) -> list[str]:
         """The keys of the experiment on which a person has to decide before a run."""
         keys = ["the names after other_findings"] if self.roles.doubtful else []
-        keys += ["[data.synonyms]"] if must_be_decided(self.synonyms) else []
+        keys += ["[data.synonyms]"] if must_decide_synonyms(self.synonyms) else []
         is_only_positive = bool(self.roles.label_columns) and len(self.never_absent) == len(self.checked.class_names)
         return keys + (["blank"] if is_only_positive else [])
 
     @cached_property
-    def patients(self) -> tuple[str, int] | None:
+    def patient_source_and_count(self) -> tuple[str, int] | None:
         """The source of the patients' names, and the number of patients; None where there is no source."""
         if self.roles.patient is not None:
             return f"column {self.roles.patient}", len(set(self.checked.patients.tolist()))
@@ -187,7 +187,7 @@ class ColumnHints:
     findings: tuple[str, ...] = ()
 
 
-def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Dataset:
+def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> InspectedDataset:
     """Read a table, find its pictures, and read some of them.
 
     Args:
@@ -206,12 +206,12 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Datas
         "--source-column": hints.source or None,
     }
     faults = column_faults(table.name, columns, required)
-    stop_on(
+    raise_faults(
         faults
         + [fault for name in hints.findings for fault in column_faults(table.name, columns, {"--findings": name})]
     )
-    given = [None if name is None else normalized(name) for name in (hints.image, hints.patient, hints.source)]
-    listings, root = FolderListings(), images or table.parent
+    given = [None if name is None else normalize_name(name) for name in (hints.image, hints.patient, hints.source)]
+    listings, root = PictureFileFinder(), images or table.parent
     below = list(listings.walk(root))
     try:
         column = given[0] or image_column(columns, (name for _, name in below))
@@ -222,7 +222,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Datas
     folder = picture_folder(root, columns.column(column).cells, listings)
     present = np.array([folder is not None and listings.find(str(folder), name) is not None for name in names])
     if folder is None or not present.any():
-        stop_on(listings.faults("--images"))
+        raise_faults(listings.unlistable_folder_faults("--images"))
         where = f"in {images}" if images else f"in the folder of {table.name} or below"
         problem = f'none of the {len(names)} pictures of column "{column}" is {where}; the first is "{names[0]}".'
         remedy = "Name the folder that the column's names start from."
@@ -233,8 +233,8 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Datas
     from common.data.images.headers import display_problems, read_dicom_heads  # once nothing is wrong with the call
 
     absent = _name_absent(columns.column(column), present)
-    columns = whole if present.all() else whole.rows(present)
-    roles = guess_roles(columns, column, given[1], given[2], [normalized(name) for name in hints.findings])
+    columns = whole if present.all() else whole.select_rows(present)
+    roles = guess_roles(columns, column, given[1], given[2], [normalize_name(name) for name in hints.findings])
     settings: dict[str, object] = {
         "kind": "folder",
         "images": str(folder.resolve()),
@@ -253,12 +253,12 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Datas
     spec = FolderSpec.model_validate(settings)
     checked = _open_checked(spec, columns)
     hospitals = find_hospitals(roles, checked)
-    stop_on(hospitals.faults(columns, roles) if hospitals else [])
+    raise_faults(hospitals.unlabelled_hospital_faults(columns, roles) if hospitals else [])
     spread = np.unique(np.linspace(0, len(checked.files) - 1, LOOKED_AT).round().astype(int))
     files = [checked.files[row] for row in spread]
-    looks, heads = [look for file in files if (look := _look_at(file)) is not None], read_dicom_heads(files)
+    looks, heads = [look for file in files if (look := _summarize_picture(file)) is not None], read_dicom_heads(files)
     brightest = max((look.brightest for look in looks if look.brightest is not None), default=None)
-    return Dataset(
+    return InspectedDataset(
         table,
         folder,
         whole,
@@ -278,7 +278,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Datas
     )
 
 
-def _name_folder_column(columns: Columns, folders: Collection[str]) -> str:
+def _name_folder_column(columns: TableColumns, folders: Collection[str]) -> str:
     """Return the remedy for a table whose lines are studies, with a column of their folders; empty for another."""
     for name in columns:
         cells = [cell for cell in columns.column(name).cells if not is_blank(cell)]
@@ -290,13 +290,13 @@ def _name_folder_column(columns: Columns, folders: Collection[str]) -> str:
     return ""
 
 
-def _name_absent(column: Column, present: NDArray[np.bool_]) -> str:
+def _name_absent(column: TableColumn, present: NDArray[np.bool_]) -> str:
     """Name the pictures of the rows that are not ``present`` ``(rows,)``."""
     absent = [place for place in dict.fromkeys(column.places[~present].tolist()) if column.cells[place]]
-    return column.where(absent, 3)
+    return column.describe_cell_lines(absent, 3)
 
 
-def _open_checked(spec: FolderSpec, columns: Columns) -> LabelTable:
+def _open_checked(spec: FolderSpec, columns: TableColumns) -> LabelTable:
     """Read the table as a run does; the remedies of its faults are options of the command.
 
     Raises:
@@ -316,12 +316,12 @@ def _open_checked(spec: FolderSpec, columns: Columns) -> LabelTable:
         join += "side of the split, which is right for the split also if they are two."
         for fault in bad.faults:
             faults.append(replace(fault, remedy=join) if "similar_patients" in fault.remedy else fault)
-    stop_on(faults)
+    raise_faults(faults)
     return table
 
 
 @dataclass(frozen=True)
-class _Look:
+class _PictureSummary:
     """What a PNG or JPEG file shows.
 
     Attributes:
@@ -335,24 +335,24 @@ class _Look:
     brightest: int | None
 
 
-def _look_at(picture: Path) -> _Look | None:
+def _summarize_picture(picture: Path) -> _PictureSummary | None:
     """Decode a PNG or JPEG file; return None for a file of another kind, or a damaged one."""
     try:
         with open_png_or_jpeg(picture) as image:
             size = image.height, image.width
         data, brightest = picture.read_bytes(), None
-        if is_deep_png(data):
+        if is_16_bit_png(data):
             samples = png_samples(data)
             brightest = int(samples.max())
             shown = (samples / max(brightest, 1) * 255).astype(np.uint8)
         else:
             shown = np.asarray(decode_picture(data))
-        return _Look(size, not is_grey(shown), brightest)
+        return _PictureSummary(size, not is_grey(shown), brightest)
     except (ValueError, OSError):
         return None
 
 
-def write_experiment(data: Dataset, out: Path, tell: Callable[[str], object] = lambda line: None) -> list[str]:
+def write_experiment(data: InspectedDataset, out: Path, tell: Callable[[str], object] = lambda line: None) -> list[str]:
     """Check an experiment as a run does, and write its file.
 
     Args:
@@ -364,34 +364,36 @@ def write_experiment(data: Dataset, out: Path, tell: Callable[[str], object] = l
     Raises:
         BadInput: If the file is there already, or a run would refuse the experiment.
     """
-    stop_on(existing_output_faults(out))
-    with uncollected_imports():  # torch takes seconds, and most faults are found before
-        from common.simulation import forget_data
+    raise_faults(existing_output_faults(out))
+    with exclude_imports_from_gc():  # torch takes seconds, and most faults are found before
+        from common.simulation import clear_data_cache
         from server.simulation.simulate import check_experiment
 
     tree = parse_toml(_experiment_text(data, out.resolve(), confirmed=True))
-    forget_data()
+    clear_data_cache()
     _, checked = check_experiment(validate_experiment(tree, out.resolve(), name=out.name), tell)
     write_atomically(out, _experiment_text(data, out.resolve()).encode())
     skipped = [skip for part in checked.splits.parts for skip in part.skipped]
-    lines = [f"{out}: an experiment on {counted(len(data.checked.files) - len(skipped), 'image')}."]
+    lines = [f"{out}: an experiment on {count_with_noun(len(data.checked.files) - len(skipped), 'image')}."]
     lines += [*_describe_pictures(data, skipped), *(f"    {note}" for note in checked.splits.train.notes)]
     return [*lines, *_describe_data(data), *_describe_synonyms(data, out)]
 
 
-def next_command(data: Dataset, out: Path) -> str:
+def next_command(data: InspectedDataset, out: Path) -> str:
     """Return the line that names the next command, and what has to be decided before it."""
-    first = f"first decide on {listed(data.undecided)} in {out}, then: " if data.undecided else ""
+    first = f"first decide on {join_words(data.undecided)} in {out}, then: " if data.undecided else ""
     return f"Next: {first}flwr-sim run {quote(str(out))} --out {quote(f'runs/{out.stem}')} --backend inline"
 
 
-def _describe_pictures(data: Dataset, skipped: Sequence[SkippedImage]) -> list[str]:
+def _describe_pictures(data: InspectedDataset, skipped: Sequence[SkippedImage]) -> list[str]:
     lines = [f"images: column {data.roles.image}, in {data.images}"]
     if data.present < data.rows:
-        lost = counted(data.rows - data.present, "row names a picture that is", "rows name pictures that are")
+        lost = count_with_noun(data.rows - data.present, "row names a picture that is", "rows name pictures that are")
         lines.append(f"    of {data.rows}, {lost} not there, and left out: {data.absent}.")
     if data.checked.repeated:
-        lines.append(f"    {counted(data.checked.repeated, 'row')} said the same as an earlier one; each counts once.")
+        lines.append(
+            f"    {count_with_noun(data.checked.repeated, 'row')} said the same as an earlier one; each counts once."
+        )
     for skip in skipped[:MOST_NAMED]:
         lines.append(f"    {skip.name} cannot be read, and is left out: {skip.reason}.")
     if len(skipped) > MOST_NAMED:
@@ -411,20 +413,20 @@ def _describe_pictures(data: Dataset, skipped: Sequence[SkippedImage]) -> list[s
     return lines
 
 
-def _describe_patients(data: Dataset) -> list[str]:
-    if data.patients is None:
+def _describe_patients(data: InspectedDataset) -> list[str]:
+    if data.patient_source_and_count is None:
         case = next(filter(_CASE.search, data.roles.unused), None)
         return [
             "patients: UNKNOWN. Each image counts as a patient of its own: the same patient may stand in training",
             "    and test, scores come out too high, and intervals too narrow. Name the column: --patient-column",
             *([f"    If each patient has one number in it: --patient-column {quote(case)}"] if case else []),
         ]
-    source, count = data.patients
+    source, count = data.patient_source_and_count
     whose = "no patient" if patients_known(data.checked.patients) else "none of these"
     return [f"patients: {source}, {count} of them; {whose} is split over two parts."]
 
 
-def _describe_data(data: Dataset) -> list[str]:
+def _describe_data(data: InspectedDataset) -> list[str]:
     """Return the lines for the user, which name the patients, the hospitals and the classes with their limits."""
     roles, labels = data.roles, data.checked.labels
     lines = _describe_patients(data)
@@ -449,11 +451,11 @@ def _describe_data(data: Dataset) -> list[str]:
     return [*lines, *data.hospitals.describe()]
 
 
-def _describe_names(data: Dataset) -> list[str]:
+def _describe_names(data: InspectedDataset) -> list[str]:
     """Return the lines on names that mean more than they seem to, or less, and on blank cells."""
     roles, lines = data.roles, []
     if roles.no_finding:
-        names = quoted(roles.no_finding)
+        names = quote_names(roles.no_finding)
         lines.append(f"    no finding: {names}. Such an image shows no class. If that is wrong, edit no_finding.")
     if roles.doubtful:
         names = ", ".join(f"{name} {count}" for name, count in roles.doubtful.items())
@@ -481,7 +483,7 @@ def _describe_names(data: Dataset) -> list[str]:
     return lines
 
 
-def _describe_unused(data: Dataset) -> list[str]:
+def _describe_unused(data: InspectedDataset) -> list[str]:
     """Return the lines on columns that are not used, with the reason where one may be meant as a finding."""
     unused, lines = data.roles.unused, []
     if plain := [name for name, of in unused.items() if not of.may_be_labels]:
@@ -494,7 +496,7 @@ def _describe_unused(data: Dataset) -> list[str]:
     return lines + ([f"    {describe_unnamed(data.columns)}"] if data.columns.unnamed else [])
 
 
-def _describe_synonyms(data: Dataset, out: Path) -> list[str]:
+def _describe_synonyms(data: InspectedDataset, out: Path) -> list[str]:
     if not data.synonyms:
         return []
     pairs = ", ".join(f'"{own}" = "{name}"' for own, name in data.synonyms.items())
@@ -505,8 +507,8 @@ def _describe_synonyms(data: Dataset, out: Path) -> list[str]:
         f"one class or two? {pairs}",
         f"    Two, until you remove the # before them in {out}, section [data.synonyms]: {apart}.",
     ]
-    if must_be_decided(data.synonyms):
-        own = next(own for own, name in data.synonyms.items() if fold_spelling(own) == fold_spelling(name))
+    if must_decide_synonyms(data.synonyms):
+        own = next(own for own, name in data.synonyms.items() if normalize_spelling(own) == normalize_spelling(name))
         lines += [
             "    A run refuses two names that differ in nothing but spelling. To keep both, give one a name of its own",
             f"    there, such as {json_text(own)} = {json_text(f'{own} of one hospital')}.",
@@ -514,7 +516,7 @@ def _describe_synonyms(data: Dataset, out: Path) -> list[str]:
     return lines
 
 
-def _experiment_text(data: Dataset, out: Path, *, confirmed: bool = False) -> str:
+def _experiment_text(data: InspectedDataset, out: Path, *, confirmed: bool = False) -> str:
     """Return the experiment file, with paths relative to its folder where they lie below it.
 
     Args:
@@ -524,7 +526,7 @@ def _experiment_text(data: Dataset, out: Path, *, confirmed: bool = False) -> st
     roles, folder = data.roles, out.parent
     if roles.patient:
         columns = [f"patient_column = {json_text(roles.patient)}"]
-    elif data.patients:
+    elif data.patient_source_and_count:
         columns = ["# patient_column = ...          # left out: PatientID of the DICOM files is taken"]
     else:
         columns = ["# patient_column = ...          # UNKNOWN: without it one patient may stand in training and test"]
@@ -582,7 +584,7 @@ def _experiment_text(data: Dataset, out: Path, *, confirmed: bool = False) -> st
         image_column=json_text(roles.image),
         columns="\n".join(columns),
         color=str(data.color).lower(),
-        synonyms=_synonym_lines(data.synonyms, "" if confirmed and must_be_decided(data.synonyms) else "# "),
+        synonyms=_synonym_lines(data.synonyms, "" if confirmed and must_decide_synonyms(data.synonyms) else "# "),
         partition=partition,
     )
 

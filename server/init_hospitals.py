@@ -7,20 +7,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import is_placeholder
-from common.data.base.names import fold_spelling
-from common.data.tables.csv import Columns
+from common.data.base.names import normalize_spelling
+from common.data.tables.csv import TableColumns
 from common.data.tables.judgement import judge_column
-from common.data.tables.labels import LabelTable, plain_site_name
+from common.data.tables.labels import LabelTable, make_site_name
 from common.data.tables.roles import ColumnRoles, describe_cells, find_synonyms
 from common.errors import Fault
-from common.system.plain_text import counted, json_text
+from common.system.plain_text import count_with_noun, json_text
 
 MOST_HOSPITALS, MOST_COLUMNS = 30, 10
 """Lines and columns of the table for the terminal."""
 
 
 @dataclass(frozen=True)
-class Hospitals:
+class TableHospitals:
     """The hospitals of a table, in the order of their names.
 
     Attributes:
@@ -47,14 +47,14 @@ class Hospitals:
     trains: NDArray[np.bool_]
     shared_patients: int
 
-    def faults(self, columns: Columns, roles: ColumnRoles) -> list[Fault]:
+    def unlabelled_hospital_faults(self, columns: TableColumns, roles: ColumnRoles) -> list[Fault]:
         """Find hospitals without any label, with the columns of their lines that may be meant as labels."""
         faults, source = [], columns.column(self.column)
         for name, row, trains in zip(self.names, self.annotated, self.trains, strict=True):
             if row.any() or not trains:
                 continue
-            places = [place for place, cell in enumerate(source.cells) if plain_site_name(cell) == name]
-            own = columns.rows(np.isin(source.places, places))
+            places = [place for place, cell in enumerate(source.cells) if make_site_name(cell) == name]
+            own = columns.select_rows(np.isin(source.places, places))
             judged = {other: judge_column(own.column(other)) for other, of in roles.unused.items() if of.may_be_labels}
             meant = {other: of for other, of in judged.items() if of.foreign}
             problem = f'"{name}" of column {self.column} has no label that can be read.'
@@ -110,7 +110,7 @@ class Hospitals:
         if idle := [name for name, trains in zip(self.names, self.trains, strict=True) if not trains]:
             lines.append(f"    Without training images, and therefore tested, but no site: {', '.join(idle)}.")
         if self.shared_patients:
-            shared = counted(self.shared_patients, "patient has images", "patients have images")
+            shared = count_with_noun(self.shared_patients, "patient has images", "patients have images")
             lines.append(
                 f"    {shared} of several hospitals. Each counts as one person, and stands on one side of the split."
             )
@@ -118,7 +118,7 @@ class Hospitals:
         return lines
 
 
-def find_hospitals(roles: ColumnRoles, table: LabelTable) -> Hospitals | None:
+def find_hospitals(roles: ColumnRoles, table: LabelTable) -> TableHospitals | None:
     """Return the hospitals of a table that was read with its column of hospitals; None without such a column."""
     if roles.source is None:
         return None
@@ -133,7 +133,7 @@ def find_hospitals(roles: ColumnRoles, table: LabelTable) -> Hospitals | None:
     people, persons = np.unique(table.patients, return_inverse=True)
     pairs = np.unique(persons.reshape(-1) * count + places)  # each patient at each hospital
     is_named = not is_placeholder(people).any()
-    return Hospitals(
+    return TableHospitals(
         column=roles.source,
         by_label=roles.finding is None,
         names=names.tolist(),
@@ -153,7 +153,7 @@ def _count_by(places: NDArray[np.intp], count: int, of_class: NDArray[np.bool_])
     return np.stack([np.bincount(places[column], minlength=count) for column in of_class.T], axis=1)
 
 
-def propose_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: Hospitals | None) -> dict[str, str]:
+def propose_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: TableHospitals | None) -> dict[str, str]:
     """Find names of the table that may be one class, each with the more frequent name.
 
     Of two spellings of one name the first of the alphabet is the class, as where a run refuses two of them.
@@ -169,12 +169,12 @@ def propose_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: Hospitals
     synonyms = find_synonyms(counts, together, one_place)
     for usual in sorted(set(synonyms.values())):
         own = [name for name, other in synonyms.items() if other == usual]
-        first = min(name for name in (usual, *own) if fold_spelling(name) == fold_spelling(usual))
+        first = min(name for name in (usual, *own) if normalize_spelling(name) == normalize_spelling(usual))
         synonyms |= dict.fromkeys((usual, *own), first)
         del synonyms[first]
     return synonyms
 
 
-def must_be_decided(synonyms: Mapping[str, str]) -> bool:
+def must_decide_synonyms(synonyms: Mapping[str, str]) -> bool:
     """Return True if a run refuses two of the names, because they differ in nothing but spelling."""
-    return any(fold_spelling(own) == fold_spelling(name) for own, name in synonyms.items())
+    return any(normalize_spelling(own) == normalize_spelling(name) for own, name in synonyms.items())

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from common.config import ExperimentFile, read_experiment
-from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
-from common.plugins import PLUGIN, is_argument
+from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
+from common.plugins import PLUGIN, is_python_argument
 from common.system.files import is_file, missing_file, missing_folder
 
 CLASSES: Mapping[str, str] = {
@@ -42,11 +42,11 @@ TABLES = (".csv", ".csv.gz", ".tsv", ".xlsx", ".xls")
 
 def find_unknown_method(name: str) -> Fault:
     """Return the fault of a method that is not among :data:`CLASSES`."""
-    remedy = did_you_mean(name, CLASSES) or f"Methods: {quoted(CLASSES, limit=len(CLASSES))}."
+    remedy = suggest_nearest_name(name, CLASSES) or f"Methods: {quote_names(CLASSES, limit=len(CLASSES))}."
     return Fault("run.method", f'"{name}" is not a method.', remedy)
 
 
-def find_early_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
+def find_unknown_method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
     """Return the fault of an unknown method, to be reported together with the other faults of an experiment file.
 
     Faults of a method's own keys are found once the rest of the file is right, by code that imports torch.
@@ -65,12 +65,12 @@ def read_with_method_fault(path: Path, overrides: Iterable[str] = ()) -> tuple[E
     if is_file(path) and path.name.lower().endswith(TABLES):
         remedy = f"To write one for this table: flwr-sim init {path}"
         raise BadInput([Fault(str(path), "is a table; an experiment file is wanted.", remedy)])
-    file = read_experiment(path, overrides, find_early_faults)
+    file = read_experiment(path, overrides, find_unknown_method_faults)
     name = file.experiment.run.method
     return file, [prefix_with_file(file, find_unknown_method(name))] if _is_unknown(name) else []
 
 
-def read_experiment_early(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
+def read_experiment_without_torch(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
     """Read an experiment and refuse what is wrong in it as far as that is known without torch.
 
     Raises:
@@ -80,8 +80,8 @@ def read_experiment_early(path: Path, overrides: Iterable[str] = ()) -> Experime
     for section, data in (("data", file.experiment.data), ("external_test", file.experiment.external_test)):
         for key, look in (("path", missing_file), ("images", missing_folder), ("labels", missing_file)):
             if isinstance(name := getattr(data, key, None), str):  # of phantoms, images is their number
-                faults += [prefix_with_file(file, fault) for fault in look(f"{section}.{key}", file.base / name)]
-    stop_on(faults)
+                faults += [prefix_with_file(file, fault) for fault in look(f"{section}.{key}", file.base_folder / name)]
+    raise_faults(faults)
     return file
 
 
@@ -92,13 +92,13 @@ def read_planned_experiment(path: Path) -> ExperimentFile:
         BadInput: With every fault that is known without torch.
     """
     file, faults = read_with_method_fault(path)
-    stop_on(faults)
+    raise_faults(faults)
     return file
 
 
 def prefix_with_file(file: ExperimentFile, fault: Fault) -> Fault:
     """Return a fault whose place is a key, with the file's name before it; an argument of Python is in no file."""
-    if is_argument(fault.where):
+    if is_python_argument(fault.where):
         return fault
     return replace(fault, where=f"{file.path.name}: {fault.where}")
 

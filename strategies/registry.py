@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from common.config import LONGEST_CACHED, Experiment, Plan, parse_plan
-from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
+from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from common.models.zoo.spec import Task
 from common.plugins import METHODS, PLUGIN, load_entry_point
-from common.system.toml import error_text, near_literal
-from strategies.aggregation.robust import RobustMean
+from common.system.toml import describe_validation_error, near_literal
+from strategies.aggregation.robust import RobustMeanRule
 from strategies.aggregation.server_optimizer import ServerOptimizer
 from strategies.local.losses import find_loss_faults
 from strategies.local.site_method import SiteMethod
@@ -23,7 +23,7 @@ from strategies.privacy.mechanism import find_privacy_faults, find_secure_aggreg
 STRATEGIES: Mapping[str, type[Method]] = {name: resolve_name(place) for name, place in CLASSES.items()}
 """Name -> the coordinator's half of a method, which names the hospital's half."""
 
-TABLES: Mapping[str, type[BaseModel]] = {"server_optimizer": ServerOptimizer, "mean": RobustMean}
+TABLES: Mapping[str, type[BaseModel]] = {"server_optimizer": ServerOptimizer, "mean": RobustMeanRule}
 """Keys of ``[method]`` that are tables, and their schemas."""
 
 
@@ -49,7 +49,7 @@ def build_strategy(name: str, parameters: Mapping[str, Any], task: Task = "multi
         raise BadInput(
             [_describe_table_fault(dict(detail), table) for detail in error.errors(include_url=False)]
         ) from None
-    stop_on(method.site.config_faults())
+    raise_faults(method.site.config_faults())
     return method
 
 
@@ -112,11 +112,11 @@ def build_experiment_strategy(experiment: Experiment | Plan) -> Method:
     """
     strategy = build_strategy(experiment.run.method, experiment.method, experiment.model.task)
     method, training, level = strategy.site, experiment.training, experiment.privacy.level
-    stop_on(find_loss_faults(training, experiment.model.task, method.chooses_loss, level))
-    stop_on(_find_setting_faults(method, experiment))
-    stop_on(find_privacy_faults(method, experiment))
+    raise_faults(find_loss_faults(training, experiment.model.task, method.chooses_loss, level))
+    raise_faults(_find_setting_faults(method, experiment))
+    raise_faults(find_privacy_faults(method, experiment))
     if experiment.privacy.secure_aggregation:
-        stop_on(find_secure_aggregation_faults(method))
+        raise_faults(find_secure_aggregation_faults(method))
     return strategy
 
 
@@ -154,8 +154,8 @@ def _describe_table_fault(detail: dict[str, Any], schema: type[BaseModel]) -> Fa
         return Fault(
             f"method.{key}",
             "is not a parameter of this method.",
-            did_you_mean(key.rpartition(".")[2], valid_keys) or f"Known: {quoted(valid_keys)}.",
+            suggest_nearest_name(key.rpartition(".")[2], valid_keys) or f"Known: {quote_names(valid_keys)}.",
         )
     if not key:  # of the table as a whole
         return Fault("[method]", f"{detail['msg'].removeprefix('Value error, ').rstrip('.')}.")
-    return Fault(f"method.{key}", error_text(detail), near_literal(detail))
+    return Fault(f"method.{key}", describe_validation_error(detail), near_literal(detail))

@@ -12,23 +12,23 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.errors import BadInput, Fault, stop_on
-from common.system.files import lock_or_refuse
-from common.system.plain_text import duration, listed
+from common.errors import BadInput, Fault, raise_faults
+from common.system.files import lock_file_or_refuse
+from common.system.plain_text import format_duration, join_words
 from common.system.stopping import removed_if_stopped
 from server.runs.reader import read_run
 from strategies.registry import build_site_method
-from studies.benchmark_file import FormPlan, PlannedRun
-from studies.benchmark_report import as_markdown, write_benchmark_report
+from studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
+from studies.benchmark_report import benchmark_as_markdown, write_benchmark_report
 from studies.benchmark_results import (
     BenchmarkResult,
-    ResultLine,
+    RunResultLine,
     append_result_line,
     benchmark_result,
     chosen_rates,
     code_version,
+    make_result_line,
     read_result_lines,
-    result_line,
 )
 from studies.runner import FailedRuns, fork_server, run_measured, run_side_by_side
 from studies.trial import Trial, check_trials
@@ -64,28 +64,30 @@ def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResul
         FailedRuns: If a run fails; the others are finished and the page is written first.
     """
     until = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
-    plan, failures = FormPlan.of(options.folder, options.form), list[str]()
+    plan, failures = BenchmarkVariantPlan.read_variant(options.folder, options.form), list[str]()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.minutes == 0:  # also while another process is at work
-        result = write_pages(plan, options)
+        result = write_benchmark_pages(plan, options)
     else:
         options.results.parent.mkdir(parents=True, exist_ok=True)
         with options.results.open("ab") as file:
             problem = "another flwr-sim is at work on this file."
-            lock_or_refuse(file, Fault(f"--results {options.results}", problem, "Wait for it, or name another."))
+            lock_file_or_refuse(file, Fault(f"--results {options.results}", problem, "Wait for it, or name another."))
             refuse_unfit_runs(plan, options.out)
             try:
                 failures = _run_missing_runs(plan, options, until, console)
             finally:
-                result = write_pages(plan, options)
-    for text in (as_markdown(result), f"Report: {options.out / 'report.html'}"):
+                result = write_benchmark_pages(plan, options)
+    for text in (benchmark_as_markdown(result), f"Report: {options.out / 'report.html'}"):
         _print(console, text)
     if failures:
         raise FailedRuns("\n".join(failures))
     return result
 
 
-def _run_missing_runs(plan: FormPlan, options: BenchmarkOptions, until: float, console: Console) -> list[str]:
+def _run_missing_runs(
+    plan: BenchmarkVariantPlan, options: BenchmarkOptions, until: float, console: Console
+) -> list[str]:
     """Run the runs that have no line in the results file; return the text of each failure.
 
     Each data set in turn: first the runs that choose learning rates, then block by block, seed by seed.
@@ -97,13 +99,17 @@ def _run_missing_runs(plan: FormPlan, options: BenchmarkOptions, until: float, c
     scratch = Path(tempfile.mkdtemp(prefix="polyclinic-benchmark-"))
     remove_scratch = partial(shutil.rmtree, scratch, ignore_errors=True)
 
-    def start(run: PlannedRun) -> tuple[str, ResultLine | None]:
+    def start(run: PlannedRun) -> tuple[str, RunResultLine | None]:
         trial = Trial(run.experiment, scratch / run.key, run.overrides, run.method, pages=False)
         try:
             failure, cpu_seconds = run_measured(trial)
-            return (failure, None) if failure else ("", result_line(run, read_run(trial.unfinished), cpu_seconds))
+            return (
+                (failure, None)
+                if failure
+                else ("", make_result_line(run, read_run(trial.unfinished_folder), cpu_seconds))
+            )
         finally:
-            shutil.rmtree(trial.unfinished, ignore_errors=True)
+            shutil.rmtree(trial.unfinished_folder, ignore_errors=True)
 
     def run_all(runs: Iterable[PlannedRun]) -> None:
         lines, code = read_result_lines(options.results), code_version()
@@ -120,31 +126,34 @@ def _run_missing_runs(plan: FormPlan, options: BenchmarkOptions, until: float, c
                     text = f"{name}: failed: {failure}"
                 else:
                     append_result_line(options.results, line)
-                    text = f"{name}: validation AUROC {line.validation_auroc}, {duration(line.cpu_seconds)} of CPU time"
+                    text = (
+                        f"{name}: validation AUROC {line.validation_auroc}, {format_duration(line.cpu_seconds)} of CPU "
+                        "time"
+                    )
                 _print(console, text)
 
     try:
         with fork_server(), removed_if_stopped(remove_scratch):
             for data in plan.data_sets():
-                tuning = list(plan.tuning(data))
+                tuning = list(plan.tuning_runs(data))
                 run_all(tuning)
                 lines = read_result_lines(options.results)
                 rates = chosen_rates([lines[run.key] for run in tuning if run.key in lines], data)
                 for pattern in plan.patterns(data):
-                    run_all(plan.results(data, pattern, rates))
+                    run_all(plan.block_runs(data, pattern, rates))
     finally:
         remove_scratch()
     return failures
 
 
-def refuse_unfit_runs(plan: FormPlan, out: Path) -> None:
+def refuse_unfit_runs(plan: BenchmarkVariantPlan, out: Path) -> None:
     """Refuse a wrong row, pattern or data set before the first run, not hours later.
 
     Raises:
         BadInput: With the faults of all of them, and with rows of the same settings, whose runs would be the same.
     """
     faults, labels, first = list[Fault](), dict[tuple[str, str], str](), dict[str, PlannedRun]()
-    for run, where in plan.rows():
+    for run, where in plan.representative_runs():
         try:
             build_site_method(run.file.experiment)
         except BadInput as error:
@@ -154,47 +163,47 @@ def refuse_unfit_runs(plan: FormPlan, out: Path) -> None:
         if (other := labels.setdefault((run.data, run.key), run.method)) != run.method:
             problem = f'has the same settings as "{other}": their runs would be one.'
             faults.append(Fault(where, problem, "Leave one of them out."))
-    stop_on(faults)
+    raise_faults(faults)
     check_trials([Trial(run.experiment, out / run.key, run.overrides, run.method) for run in first.values()])
 
 
-def write_pages(plan: FormPlan, options: BenchmarkOptions) -> BenchmarkResult:
+def write_benchmark_pages(plan: BenchmarkVariantPlan, options: BenchmarkOptions) -> BenchmarkResult:
     """Write the page of the finished runs, as Markdown and as HTML."""
     lines = lines_by_block(plan, read_result_lines(options.results))
     result = benchmark_result(plan, options.form, lines, planned_count(plan))
-    (options.out / "benchmark.md").write_text(as_markdown(result) + "\n", encoding="utf-8")
+    (options.out / "benchmark.md").write_text(benchmark_as_markdown(result) + "\n", encoding="utf-8")
     write_benchmark_report(result, options.out / "report.html")
     return result
 
 
-def lines_by_block(plan: FormPlan, lines: Mapping[str, ResultLine]) -> dict[str, ResultLine]:
+def lines_by_block(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> dict[str, RunResultLine]:
     """Return the finished runs of the plan by ``"pattern key"``.
 
     One run stands under several label patterns where these coincide, as some do if all sites have all labels.
     """
     return {
         f"{run.pattern} {run.key}": lines[run.key].model_copy(update={"pattern": run.pattern})
-        for run in all_runs(plan, lines)
+        for run in list_plan_runs(plan, lines)
         if run.key in lines
     }
 
 
-def all_runs(plan: FormPlan, lines: Mapping[str, ResultLine]) -> Iterator[PlannedRun]:
+def list_plan_runs(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> Iterator[PlannedRun]:
     """Yield the runs of the plan; those of results only for methods whose learning rate the lines choose already."""
     for data in plan.data_sets():
-        tuning = list(plan.tuning(data))
+        tuning = list(plan.tuning_runs(data))
         yield from tuning
         rates = chosen_rates([lines[run.key] for run in tuning if run.key in lines], data)
         for pattern in plan.patterns(data):
-            yield from plan.results(data, pattern, rates)
+            yield from plan.block_runs(data, pattern, rates)
 
 
-def planned_count(plan: FormPlan) -> int:
+def planned_count(plan: BenchmarkVariantPlan) -> int:
     """Return the number of all runs, with those whose learning rate is not chosen yet."""
     return sum(times * len(plan.methods(data)) for data, times, _ in _count_runs(plan))
 
 
-def _count_runs(plan: FormPlan) -> Iterator[tuple[str, int, int]]:
+def _count_runs(plan: BenchmarkVariantPlan) -> Iterator[tuple[str, int, int]]:
     """Yield data sets with the number of runs of each method, and the rounds of a run.
 
     First come the runs that choose the method's learning rate, then those of each block.
@@ -203,7 +212,7 @@ def _count_runs(plan: FormPlan) -> Iterator[tuple[str, int, int]]:
     yield from ((data, plan.form.seeds, plan.form.rounds) for data, _ in plan.form.blocks)
 
 
-def estimate_cost(plan: FormPlan, lines: Sequence[ResultLine]) -> list[str]:
+def estimate_benchmark_cost(plan: BenchmarkVariantPlan, lines: Sequence[RunResultLine]) -> list[str]:
     """Return the cost of the whole form in sentences, estimated from the CPU seconds of the finished runs.
 
     A run costs the mean of the method's finished runs on the same data set, else the mean of all finished runs.
@@ -228,7 +237,7 @@ def estimate_cost(plan: FormPlan, lines: Sequence[ResultLine]) -> list[str]:
         f"Rates are of {len(lines)} runs; {unmeasured} of the runs have the mean rate of all others.",
     ]
     if sized:
-        other = f"This form sets another size of {listed(sized)}, and the rates may be of smaller images or fewer:"
+        other = f"This form sets another size of {join_words(sized)}, and the rates may be of smaller images or fewer:"
         sentences.append(f"{other} the cost grows with both.")
     return sentences
 
@@ -239,10 +248,10 @@ def print_estimate(options: BenchmarkOptions, console: Console) -> None:
     Raises:
         BadInput: With the faults of the benchmark's files.
     """
-    plan = FormPlan.of(options.folder, options.form)
+    plan = BenchmarkVariantPlan.read_variant(options.folder, options.form)
     files = sorted({options.results, *options.folder.glob("*.jsonl")})
     lines = [line for path in files for line in read_result_lines(path).values()]
-    for sentence in estimate_cost(plan, lines):
+    for sentence in estimate_benchmark_cost(plan, lines):
         _print(console, sentence)
 
 

@@ -11,17 +11,17 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from common.config import ExperimentFile, read_experiment
-from common.errors import BadInput, Fault, did_you_mean, quoted
+from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
 from common.system.files import is_file
 from common.system.plain_text import json_text
-from common.system.toml import Section, read_toml, validated
+from common.system.toml import TomlSection, read_toml, validate_tables
 
 FILE_NAME = "benchmark.toml"
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
 
 
-class BenchmarkMethod(Section):
+class BenchmarkMethod(TomlSection):
     """One row of the table.
 
     Attributes:
@@ -46,7 +46,7 @@ class BenchmarkMethod(Section):
         return self.title or self.name
 
 
-class LabelPattern(Section):
+class LabelPattern(TomlSection):
     """The distribution of images and labels over sites.
 
     Attributes:
@@ -60,7 +60,7 @@ class LabelPattern(Section):
     set: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
-class BenchmarkDataSet(Section):
+class BenchmarkDataSet(TomlSection):
     """A data set of the benchmark: an experiment file beside this one, ``NAME.toml``.
 
     Attributes:
@@ -72,7 +72,7 @@ class BenchmarkDataSet(Section):
     own: tuple[str, ...] = ()
 
 
-class BenchmarkForm(Section):
+class BenchmarkVariant(TomlSection):
     """One size of the benchmark.
 
     Attributes:
@@ -93,7 +93,7 @@ class BenchmarkForm(Section):
     sizes: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
-class Benchmark(Section):
+class Benchmark(TomlSection):
     """The content of ``benchmark.toml``.
 
     Attributes:
@@ -111,7 +111,7 @@ class Benchmark(Section):
     data: Annotated[tuple[BenchmarkDataSet, ...], Field(min_length=1)]
     methods: Annotated[tuple[BenchmarkMethod, ...], Field(min_length=1)]
     patterns: Annotated[tuple[LabelPattern, ...], Field(min_length=1)]
-    forms: Annotated[dict[str, BenchmarkForm], Field(min_length=1)]
+    forms: Annotated[dict[str, BenchmarkVariant], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _names_agree(self) -> "Benchmark":
@@ -122,13 +122,13 @@ class Benchmark(Section):
         }
         for kind, of_kind in names.items():
             if twice := sorted({name for name in of_kind if of_kind.count(name) > 1}):
-                raise ValueError(f"two {kind} are called {quoted(twice)}; give one another name or title")
+                raise ValueError(f"two {kind} are called {quote_names(twice)}; give one another name or title")
         kinds = {"a data set": names["data sets"], "a pattern": names["patterns"]}
         for title, form in self.forms.items():
             for block in form.blocks:
                 for (kind, of_kind), name in zip(kinds.items(), block, strict=True):
                     if name not in of_kind:
-                        raise ValueError(f'"{name}" in form "{title}" is not {kind}; there are {quoted(of_kind)}')
+                        raise ValueError(f'"{name}" in form "{title}" is not {kind}; there are {quote_names(of_kind)}')
             if self.tuning_seed < form.seeds:
                 raise ValueError(f'tuning_seed {self.tuning_seed} is a seed of form "{title}"')
             self._check_rows_and_rates(title, form)
@@ -136,20 +136,24 @@ class Benchmark(Section):
             raise ValueError(f'the reference "{self.reference}" is no method that is ranked')
         return self
 
-    def _check_rows_and_rates(self, title: str, form: BenchmarkForm) -> None:
+    def _check_rows_and_rates(self, title: str, form: BenchmarkVariant) -> None:
         labels = [method.label for method in self.methods]
         if unknown := [label for label in form.methods if label not in labels]:
-            raise ValueError(f'{quoted(unknown)} in form "{title}" is not a method; there are {quoted(labels)}')
+            raise ValueError(
+                f'{quote_names(unknown)} in form "{title}" is not a method; there are {quote_names(labels)}'
+            )
         if form.methods and self.reference not in form.methods:
             raise ValueError(f'the reference "{self.reference}" is missing in the methods of form "{title}"')
         if not form.rates:
             return
         if form.rates not in self.forms:
-            raise ValueError(f'rates "{form.rates}" of form "{title}" is no form; there are {quoted(self.forms)}')
+            raise ValueError(f'rates "{form.rates}" of form "{title}" is no form; there are {quote_names(self.forms)}')
         source = self.forms[form.rates]
         data_sets = {data for data, _ in source.blocks}
         if missing := sorted({data for data, _ in form.blocks} - data_sets):
-            raise ValueError(f'form "{form.rates}" chooses no rates for {quoted(missing)}, which form "{title}" needs')
+            raise ValueError(
+                f'form "{form.rates}" chooses no rates for {quote_names(missing)}, which form "{title}" needs'
+            )
 
 
 def read_benchmark(folder: Path) -> Benchmark:
@@ -161,7 +165,7 @@ def read_benchmark(folder: Path) -> Benchmark:
     if not is_file(folder / FILE_NAME):
         remedy = "A checkout has one in experiments/benchmark; name its folder."
         raise BadInput([Fault(str(folder / FILE_NAME), "there is no such file.", remedy)])
-    return validated(Benchmark, read_toml(folder / FILE_NAME), FILE_NAME)
+    return validate_tables(Benchmark, read_toml(folder / FILE_NAME), FILE_NAME)
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,7 @@ class PlannedRun:
         return read_experiment(self.experiment, self.overrides)
 
     @cached_property
-    def settings(self) -> str:
+    def settings_text(self) -> str:
         """Return a text that is equal for two runs of the same settings, without keys that have their default."""
         experiment = self.file.experiment
         return json.dumps(experiment.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
@@ -195,11 +199,11 @@ class PlannedRun:
     @property
     def key(self) -> str:
         """Return the key of the run's line in the results file."""
-        return hashlib.sha256(self.settings.encode()).hexdigest()[:16]
+        return hashlib.sha256(self.settings_text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
-class FormPlan:
+class BenchmarkVariantPlan:
     """The runs of one form.
 
     Attributes:
@@ -208,10 +212,10 @@ class FormPlan:
 
     benchmark: Benchmark
     folder: Path
-    form: BenchmarkForm
+    form: BenchmarkVariant
 
     @classmethod
-    def of(cls, folder: Path, form: str) -> "FormPlan":
+    def read_variant(cls, folder: Path, form: str) -> "BenchmarkVariantPlan":
         """Read the benchmark in a folder, and choose one of its forms.
 
         Raises:
@@ -219,7 +223,7 @@ class FormPlan:
         """
         benchmark = read_benchmark(folder)
         if form not in benchmark.forms:
-            remedy = did_you_mean(form, benchmark.forms) or f"Forms: {quoted(benchmark.forms)}."
+            remedy = suggest_nearest_name(form, benchmark.forms) or f"Forms: {quote_names(benchmark.forms)}."
             raise BadInput([Fault("--variant", f'there is no form "{form}".', remedy)])
         return cls(benchmark, folder, benchmark.forms[form])
 
@@ -230,7 +234,7 @@ class FormPlan:
         return [method for method in self.benchmark.methods if method.label in labels or not labels]
 
     @property
-    def rates_form(self) -> BenchmarkForm:
+    def rates_form(self) -> BenchmarkVariant:
         """Return the form whose runs choose the learning rates."""
         return self.benchmark.forms[self.form.rates] if self.form.rates else self.form
 
@@ -247,32 +251,32 @@ class FormPlan:
         """Return the patterns of a data set, in the order of the form's blocks."""
         return [pattern for name, pattern in self.form.blocks if name == data]
 
-    def rows(self) -> Iterator[tuple[PlannedRun, str]]:
+    def representative_runs(self) -> Iterator[tuple[PlannedRun, str]]:
         """Yield a run of each method on each data set, and of one method for each further pattern, with a name."""
         rate, seed, complete = self.benchmark.learning_rates[0], self.benchmark.tuning_seed, set[str]()
         for data, pattern in self.form.blocks:
             methods = self.methods(data)
             for method in methods[:1] if data in complete else methods:
-                run = self.run(data, pattern, method, rate, seed)
+                run = self.make_planned_run(data, pattern, method, rate, seed)
                 yield run, f"{FILE_NAME}: {method.label} on {data}, {pattern}"
             complete.add(data)
 
-    def tuning(self, data: str) -> Iterator[PlannedRun]:
+    def tuning_runs(self, data: str) -> Iterator[PlannedRun]:
         """Yield the runs that choose each method's learning rate on a data set, by its first pattern."""
         plan = replace(self, form=self.rates_form)
         pattern = plan.patterns(data)[0]
         for method in self.methods(data):
             for lr in self.benchmark.learning_rates:
-                yield plan.run(data, pattern, method, lr, self.benchmark.tuning_seed)
+                yield plan.make_planned_run(data, pattern, method, lr, self.benchmark.tuning_seed)
 
-    def results(self, data: str, pattern: str, rates: dict[str, float]) -> Iterator[PlannedRun]:
+    def block_runs(self, data: str, pattern: str, rates: dict[str, float]) -> Iterator[PlannedRun]:
         """Yield the runs of a block, seed by seed; a method without a rate is left out."""
         for seed in range(self.form.seeds):
             for method in self.methods(data):
                 if method.label in rates:
-                    yield self.run(data, pattern, method, rates[method.label], seed)
+                    yield self.make_planned_run(data, pattern, method, rates[method.label], seed)
 
-    def run(self, data: str, pattern: str, method: BenchmarkMethod, lr: float, seed: int) -> PlannedRun:
+    def make_planned_run(self, data: str, pattern: str, method: BenchmarkMethod, lr: float, seed: int) -> PlannedRun:
         """Return one run, with the settings of its pattern, its method and the form."""
         partition = next(each for each in self.benchmark.patterns if each.name == pattern)
         sizes = [f"size_skew={partition.size_skew}"] if partition.size_skew else []

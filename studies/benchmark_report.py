@@ -6,25 +6,25 @@ from pathlib import Path
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from common.system.plain_text import counted, listed, number, signed
-from server.reporting.page import write_page
+from common.system.plain_text import count_with_noun, format_number, format_signed, join_words
+from server.reporting.page import write_template_page
 from server.reporting.svg import BLUE, INK, VERMILION, inline_svg, new_figure, page_theme
 from studies.benchmark_results import BenchmarkResult, MeanAuroc, MethodInBlock, MethodOverBlocks
 from studies.claims import format_p_value, markdown_table
 from studies.comparison_report import TEMPLATES
-from studies.statistics import Ranking
+from studies.statistics import MethodRanking
 
 BEYOND = "each has more than hospitals with unlike labels have"
 """The reason why some methods are not ranked."""
 COLUMNS = ("Mean rank", "AUROC", "mAP", "Balanced accuracy", "Against {reference}", "CPU s a run", "MB a run")
 
 
-def as_markdown(result: BenchmarkResult) -> str:
+def benchmark_as_markdown(result: BenchmarkResult) -> str:
     """Return headline, ranks, the table over all blocks, that of each data set and block, and what they rest on."""
     head = ["method", "mean rank", "AUROC", "mAP", "balanced accuracy", f"against {result.reference}", "CPU s", "MB"]
     ranked = [[method.label, *method_cells(result, method)] for method in result.methods if not method.beyond]
     beyond = [[method.label, *method_cells(result, method)] for method in result.methods if method.beyond]
-    done = f"**Partial: {done_sentence(result)}**" if result.partial else f"Complete: {done_sentence(result)}"
+    done = f"**Partial: {done_sentence(result)}**" if result.is_incomplete else f"Complete: {done_sentence(result)}"
     parts = [f"# {result.title}", f"{done} {ranks_sentence(result.ranking, 'block')}", markdown_table(head, ranked)]
     parts += [f"Not ranked, because {BEYOND}:", markdown_table(head, beyond)] if beyond else []
     blocks = [
@@ -44,7 +44,7 @@ def as_markdown(result: BenchmarkResult) -> str:
 
 def write_benchmark_report(result: BenchmarkResult, destination: Path) -> Path:
     """Write the benchmark as one HTML file and return its path, ``destination``."""
-    return write_page(
+    return write_template_page(
         "benchmark.html.j2",
         destination,
         TEMPLATES,
@@ -65,10 +65,10 @@ def write_benchmark_report(result: BenchmarkResult, destination: Path) -> Path:
 
 def done_sentence(result: BenchmarkResult) -> str:
     """Return how many of the form's runs are done, as a sentence."""
-    return f"{result.done:,} of {counted(result.planned, 'run')}."
+    return f"{result.done:,} of {count_with_noun(result.planned, 'run')}."
 
 
-def ranks_sentence(ranking: Ranking, kind: str) -> str:
+def ranks_sentence(ranking: MethodRanking, kind: str) -> str:
     """Return the outcome of Friedman's and Nemenyi's tests in a sentence.
 
     Args:
@@ -77,21 +77,21 @@ def ranks_sentence(ranking: Ranking, kind: str) -> str:
     if not ranking.blocks:
         return "No block has a seed that every ranked method was run with: there are no ranks yet."
     if ranking.p is None or ranking.critical_difference is None:
-        return f"{counted(ranking.blocks, kind)} cannot tell methods apart: a test needs three."
+        return f"{count_with_noun(ranking.blocks, kind)} cannot tell methods apart: a test needs three."
     first = next(iter(ranking.ranks))
     alike = next((group for group in ranking.cliques if group[0] == first), (first,))
     behind = len(ranking.ranks) - len(alike)
-    over = f"Over {counted(ranking.blocks, kind)} (Friedman: {format_p_value(ranking.p)})"
+    over = f"Over {count_with_noun(ranking.blocks, kind)} (Friedman: {format_p_value(ranking.p)})"
     best = f"{first} has the best mean rank, {ranking.ranks[first]:.2f}"
     critical = f"the critical difference is {ranking.critical_difference:.2f} (Nemenyi, 0.05)"
-    methods = f"{counted(len(ranking.ranks), 'method')} {'is' if behind == 1 else 'are'} behind by that or more"
+    methods = f"{count_with_noun(len(ranking.ranks), 'method')} {'is' if behind == 1 else 'are'} behind by that or more"
     return f"{over}, {best}; {critical}: {behind} of {methods}."
 
 
 def condition_notes(result: BenchmarkResult) -> Iterator[str]:
     """Yield the conditions under which the figures were made, one or two sentences a line."""
-    size = f"Form {result.form}: {result.rounds} rounds, {counted(result.seeds, 'seed')}"
-    blocks = f"{counted(result.ranking.blocks, 'block')} of {result.blocks_planned} (data set and pattern)"
+    size = f"Form {result.form}: {result.rounds} rounds, {count_with_noun(result.seeds, 'seed')}"
+    blocks = f"{count_with_noun(result.ranking.blocks, 'block')} of {result.blocks_planned} (data set and pattern)"
     yield f"{size}; model, order, partition and owners of classes follow the seed."
     yield "Each method has the learning rate with the best validation AUROC of a run with another seed, by data set."
     yield "The round is the one with the best validation AUROC; no test image chooses anything."
@@ -107,17 +107,20 @@ def condition_notes(result: BenchmarkResult) -> Iterator[str]:
         shared = "The tests take blocks for independent, but blocks of one data set share its test part."
         yield f"{shared} With the mean over its blocks as a data set's one value: {once[0].lower()}{once[1:]}"
     for block in {block.data: block for block in result.blocks}.values():
-        classes = counted(len(block.scored), "class", "classes")
+        classes = count_with_noun(len(block.scored), "class", "classes")
         scored = f"{block.data}: {classes} scored, with {min(block.scored.values())} test positives or more"
-        rare = listed([f"{name} ({count})" for name, count in block.unscored.items()])
+        rare = join_words([f"{name} ({count})" for name, count in block.unscored.items()])
         yield f"{scored}; trained and not scored, for too few: {rare}." if rare else f"{scored}."
     for label, runs in result.untrained.items():
-        yield f"{label}: in {counted(runs, 'run')} validation was best before round 1; the initial model is tested."
+        yield (
+            f"{label}: in {count_with_noun(runs, 'run')} validation was best before round 1; the initial model is "
+            "tested."
+        )
     if len(result.codes) > 1:
-        versions = listed([f"{count} by {code}" for code, count in result.codes.items()])
+        versions = join_words([f"{count} by {code}" for code, count in result.codes.items()])
         yield f"The runs are of {len(result.codes)} versions of the code: {versions}."
     if result.not_run:
-        yield f"Not run yet: {listed(result.not_run)}."
+        yield f"Not run yet: {join_words(result.not_run)}."
     yield from (f"{method.label}: {method.beyond}." for method in result.methods if method.beyond)
 
 
@@ -130,12 +133,12 @@ def method_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]
         against = "–"
     else:
         tested = "not tested" if test.holm_p is None else format_p_value(test.holm_p)
-        against = f"{signed(test.mean_difference)}, {tested}"
+        against = f"{format_signed(test.mean_difference)}, {tested}"
     return [
         "–" if rank is None else f"{rank:.2f}",
-        number(method.auroc) if method.auroc is None else mean_cell(MeanAuroc(method.auroc, method.half_width)),
-        number(method.average_precision),
-        number(method.balanced_accuracy),
+        format_number(method.auroc) if method.auroc is None else mean_cell(MeanAuroc(method.auroc, method.half_width)),
+        format_number(method.average_precision),
+        format_number(method.balanced_accuracy),
         against,
         *("–" if amount is None else f"{amount:.0f}" for amount in (method.cpu_seconds, method.megabytes)),
     ]
@@ -162,8 +165,8 @@ def data_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]:
         return [*map(mean_cell, means), "–"]
     reference = next(each for each in result.methods if each.label == result.reference).by_data
     ahead = sum(mean.auroc > reference[data].auroc for data, mean in method.by_data.items())
-    tested = "not tested" if test.p is None else format_p_value(test.p)
-    against = f"{signed(test.mean_difference)}, {ahead} of {test.pairs}, {tested}"
+    tested = "not tested" if test.p_value is None else format_p_value(test.p_value)
+    against = f"{format_signed(test.mean_difference)}, {ahead} of {test.pairs}, {tested}"
     return [*map(mean_cell, means), against]
 
 
@@ -171,17 +174,17 @@ def mean_cell(mean: MeanAuroc | None) -> str:
     """Format a mean AUROC with its interval."""
     if mean is None:
         return "–"
-    return number(mean.auroc) + ("" if mean.half_width is None else f" ± {number(mean.half_width)}")
+    return format_number(mean.auroc) + ("" if mean.half_width is None else f" ± {format_number(mean.half_width)}")
 
 
 def block_cell(entry: MethodInBlock | None) -> str:
     """Format one method in one block."""
     if entry is None:
         return "–"
-    return number(entry.auroc) + ("" if entry.seed_sd is None else f" ± {number(entry.seed_sd)}")
+    return format_number(entry.auroc) + ("" if entry.seed_sd is None else f" ± {format_number(entry.seed_sd)}")
 
 
-def critical_difference_picture(ranking: Ranking, name: str) -> Markup:
+def critical_difference_picture(ranking: MethodRanking, name: str) -> Markup:
     """Draw methods by mean rank, the best at the top left, and bars over methods that the test does not separate.
 
     After Demsar, JMLR 2006, figure 1. The picture is empty where the ranks have no critical difference.

@@ -14,9 +14,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import BadInput, Fault
-from server.runs.reader import Run
-from studies.benchmark_file import FormPlan, PlannedRun
-from studies.statistics import PairedTest, Ranking, correct_family, paired_test, rank_methods
+from server.runs.reader import RunFolderContent
+from studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
+from studies.statistics import MethodRanking, PairedTest, correct_family_by_holm, paired_test, rank_methods
 
 NORMAL = 1.96
 Interval = tuple[float, float]
@@ -39,7 +39,7 @@ class ClassResult(BaseModel):
     interval: Interval | None = None
 
 
-class ResultLine(BaseModel):
+class RunResultLine(BaseModel):
     """One finished run.
 
     Attributes:
@@ -71,7 +71,7 @@ class ResultLine(BaseModel):
     megabytes: float
 
 
-def result_line(planned: PlannedRun, run: Run, cpu_seconds: float) -> ResultLine:
+def make_result_line(planned: PlannedRun, run: RunFolderContent, cpu_seconds: float) -> RunResultLine:
     """Return the line of a finished run."""
     test = run.summary.test
     intervals = test.intervals.per_class if test.intervals else {}
@@ -87,7 +87,7 @@ def result_line(planned: PlannedRun, run: Run, cpu_seconds: float) -> ResultLine
         )
         for name, result in test.per_class.items()
     }
-    return ResultLine(
+    return RunResultLine(
         key=planned.key,
         code=code_version(),
         data=planned.data,
@@ -114,7 +114,7 @@ def _round_interval(interval: Interval | None) -> Interval | None:
     return None if interval is None else (round(interval[0], 5), round(interval[1], 5))
 
 
-def read_result_lines(path: Path) -> dict[str, ResultLine]:
+def read_result_lines(path: Path) -> dict[str, RunResultLine]:
     """Return the finished runs by key, of two with one key the later; ignore half a line at the end, left by a kill.
 
     Raises:
@@ -123,12 +123,12 @@ def read_result_lines(path: Path) -> dict[str, ResultLine]:
     if not path.exists():
         return {}
     texts = path.read_text(encoding="utf-8").split("\n")
-    lines: dict[str, ResultLine] = {}
+    lines: dict[str, RunResultLine] = {}
     for number, text in enumerate(texts, start=1):
         if not text.strip():
             continue
         try:
-            line = ResultLine.model_validate_json(text)
+            line = RunResultLine.model_validate_json(text)
         except ValidationError:
             if number == len(texts):
                 break
@@ -138,7 +138,7 @@ def read_result_lines(path: Path) -> dict[str, ResultLine]:
     return lines
 
 
-def append_result_line(path: Path, line: ResultLine) -> None:
+def append_result_line(path: Path, line: RunResultLine) -> None:
     """Write a line to the disk; half a line that a kill left at the end is cut off first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
@@ -267,19 +267,19 @@ class BenchmarkResult:
     blocks: tuple[BlockResult, ...]
     blocks_planned: int
     methods: tuple[MethodOverBlocks, ...]
-    ranking: Ranking
-    ranking_of_data: Ranking
+    ranking: MethodRanking
+    ranking_of_data: MethodRanking
     codes: Mapping[str, int]
     untrained: Mapping[str, int]
     not_run: tuple[str, ...]
 
     @property
-    def partial(self) -> bool:
+    def is_incomplete(self) -> bool:
         """Return whether runs are missing."""
         return self.done < self.planned
 
 
-def chosen_rates(lines: Iterable[ResultLine], data: str) -> dict[str, float]:
+def chosen_rates(lines: Iterable[RunResultLine], data: str) -> dict[str, float]:
     """Return method -> learning rate with the best validation AUROC on a data set, the lower of equals."""
     tried: dict[str, list[tuple[float, float]]] = {}
     for line in lines:
@@ -288,7 +288,9 @@ def chosen_rates(lines: Iterable[ResultLine], data: str) -> dict[str, float]:
     return {method: min(rates)[1] for method, rates in tried.items()}
 
 
-def benchmark_result(plan: FormPlan, form: str, by_block: Mapping[str, ResultLine], planned: int) -> BenchmarkResult:
+def benchmark_result(
+    plan: BenchmarkVariantPlan, form: str, by_block: Mapping[str, RunResultLine], planned: int
+) -> BenchmarkResult:
     """Return the content of the page for the finished runs.
 
     Args:
@@ -311,7 +313,7 @@ def benchmark_result(plan: FormPlan, form: str, by_block: Mapping[str, ResultLin
     compared = [(label, benchmark.reference) for label in others]
     pairs = [[[block.entries[label].auroc for label in both] for block in shared] for both in compared]
     generator = np.random.default_rng(0)
-    tests = correct_family([paired_test(np.array(of_method), generator) for of_method in pairs])
+    tests = correct_family_by_holm([paired_test(np.array(of_method), generator) for of_method in pairs])
     test_of = dict(zip(others, tests, strict=True))
     return BenchmarkResult(
         title=benchmark.title,
@@ -343,7 +345,7 @@ def _test_of_data(method: MethodOverBlocks, reference: MethodOverBlocks) -> Pair
     return paired_test(np.array(means, np.float64).reshape(-1, 2), np.random.default_rng(0))
 
 
-def _rank_methods(labels: Sequence[str], groups: Sequence[Sequence[BlockResult]]) -> Ranking:
+def _rank_methods(labels: Sequence[str], groups: Sequence[Sequence[BlockResult]]) -> MethodRanking:
     """Rank methods by their mean over the blocks of each group."""
     if not groups:
         return rank_methods({})
@@ -351,8 +353,8 @@ def _rank_methods(labels: Sequence[str], groups: Sequence[Sequence[BlockResult]]
     return rank_methods({label: [float(np.mean(group)) for group in of_method] for label, of_method in aurocs.items()})
 
 
-def _block_result(plan: FormPlan, data: str, pattern: str, lines: Iterable[ResultLine]) -> BlockResult:
-    by_method: dict[str, dict[int, ResultLine]] = {}
+def _block_result(plan: BenchmarkVariantPlan, data: str, pattern: str, lines: Iterable[RunResultLine]) -> BlockResult:
+    by_method: dict[str, dict[int, RunResultLine]] = {}
     counts: dict[str, tuple[int, int]] = {}  # class -> fewest test positives and negatives; one test part for all
     for line in lines:
         if (line.data, line.pattern) == (data, pattern) and not line.tuning:
@@ -375,14 +377,14 @@ def _block_result(plan: FormPlan, data: str, pattern: str, lines: Iterable[Resul
     return BlockResult(data, pattern, scored, unscored, tuple(sorted(common)), entries)
 
 
-def _average_runs(lines: Sequence[ResultLine], scored: Sequence[str]) -> MethodInBlock:
+def _average_runs(lines: Sequence[RunResultLine], scored: Sequence[str]) -> MethodInBlock:
     """Average the runs over the scored classes, which every model has, because every class has an owner."""
     means: dict[str, list[float]] = {name: [] for name in MEASURES}
     for line in lines:
         for name, of_lines in means.items():
             values = [getattr(line.classes[scored_name], name) for scored_name in scored]
             of_lines.append(float(np.mean([value for value in values if value is not None])))
-    errors = [error for line in lines if (error := patient_error(line, scored)) is not None]
+    errors = [error for line in lines if (error := standard_error_over_patients(line, scored)) is not None]
     return MethodInBlock(
         seeds=len(lines),
         **{name: float(np.mean(values)) for name, values in means.items()},
@@ -392,7 +394,7 @@ def _average_runs(lines: Sequence[ResultLine], scored: Sequence[str]) -> MethodI
     )
 
 
-def patient_error(line: ResultLine, scored: Sequence[str]) -> float | None:
+def standard_error_over_patients(line: RunResultLine, scored: Sequence[str]) -> float | None:
     """Return the standard error of the mean AUROC over the scored classes, over the test part's patients.
 
     It is computed from the run's bootstrap intervals. The intervals of single classes would give it if classes were
@@ -413,7 +415,7 @@ def patient_error(line: ResultLine, scored: Sequence[str]) -> float | None:
 
 
 def _method_over_blocks(
-    plan: FormPlan, label: str, shared: Sequence[BlockResult], lines: Iterable[ResultLine]
+    plan: BenchmarkVariantPlan, label: str, shared: Sequence[BlockResult], lines: Iterable[RunResultLine]
 ) -> MethodOverBlocks:
     entries = [(block.data, block.entries[label]) for block in shared if label in block.entries]
     of_data: dict[str, list[tuple[str, MethodInBlock]]] = {}

@@ -3,10 +3,17 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
-from common.metrics.benefit import direction
-from common.system.plain_text import NOT_APPLICABLE, counted, list_first_and_count_rest, listed, number, signed
+from common.metrics.benefit import side_of_zero
+from common.system.plain_text import (
+    NOT_APPLICABLE,
+    count_with_noun,
+    format_number,
+    format_signed,
+    join_words,
+    list_first_and_count_rest,
+)
 from server.runs.reader import Measure
-from studies.comparison import ENSEMBLE, Comparison, MethodResult, SiteGain, Spread, Subset
+from studies.comparison import ENSEMBLE, MeanAndSd, MethodComparison, MethodResult, SiteGain, Subset
 from studies.statistics import ALPHA, FEWEST_SEEDS, PairedTest
 
 Standing = Literal["better", "worse", "not distinguishable", "too few seeds", "not tested"]
@@ -40,9 +47,9 @@ PLAIN_WORDS = {
 }
 
 
-def format_spread(value: Spread) -> str:
+def format_spread(value: MeanAndSd) -> str:
     """Format mean and SD over seeds, the mean alone with one seed."""
-    return number(value.mean) if value.sd is None else f"{number(value.mean)} ± {number(value.sd)}"
+    return format_number(value.mean) if value.sd is None else f"{format_number(value.mean)} ± {format_number(value.sd)}"
 
 
 def format_p_value(p: float | None) -> str:
@@ -54,7 +61,7 @@ def format_p_value(p: float | None) -> str:
 
 def format_difference_interval(test: PairedTest) -> str:
     """Format the bootstrap interval of a difference: ``"+0.004 to +0.031"``."""
-    return NOT_APPLICABLE if test.interval is None else " to ".join(signed(end) for end in test.interval)
+    return NOT_APPLICABLE if test.interval is None else " to ".join(format_signed(end) for end in test.interval)
 
 
 def deciding_test(test: PairedTest) -> str:
@@ -83,31 +90,37 @@ def outcome_of_test(test: PairedTest) -> Standing:
         return "not tested"
     if test.seeds < FEWEST_SEEDS:
         return "too few seeds"
-    if test.holm_p >= ALPHA or direction(test.interval) == "open":
+    if test.holm_p >= ALPHA or side_of_zero(test.interval) == "open":
         return "not distinguishable"
     return "better" if test.mean_difference > 0 else "worse"
 
 
-def headline_sentence(comparison: Comparison) -> str:
+def headline_sentence(comparison: MethodComparison) -> str:
     """Return how the reference compares with all other methods over all classes, in one sentence."""
     by_standing: dict[Standing, list[str]] = {each: [] for each in STANDINGS}
     for method in comparison.methods[1:]:
-        test = comparison.contrast(method.label).result
+        test = comparison.find_contrast(method.label).result
         position = outcome_of_test(test)
         sized = position in ("better", "worse", "too few seeds")
-        by_standing[position].append(f"{method.label} ({signed(test.mean_difference)})" if sized else method.label)
-    parts = [f"{_PHRASES[each]} {listed(others)}" for each, others in by_standing.items() if others]
+        by_standing[position].append(
+            f"{method.label} ({format_signed(test.mean_difference)})" if sized else method.label
+        )
+    parts = [f"{_PHRASES[each]} {join_words(others)}" for each, others in by_standing.items() if others]
     if not parts:
         return "There is one method, nothing to compare it with."
     return f"By mean AUROC on these test images, {comparison.reference} {'; it '.join(parts)}."
 
 
-def verdict_sentences(comparison: Comparison) -> list[str]:
+def verdict_sentences(comparison: MethodComparison) -> list[str]:
     """Return a sentence for each other method, over all classes, with the figures of the test."""
     reference, sentences = comparison.reference, []
     for other in (method.label for method in comparison.methods[1:]):
-        test = comparison.contrast(other).result
-        outcome, seeds, mean = outcome_of_test(test), counted(test.seeds, "seed"), signed(test.mean_difference)
+        test = comparison.find_contrast(other).result
+        outcome, seeds, mean = (
+            outcome_of_test(test),
+            count_with_noun(test.seeds, "seed"),
+            format_signed(test.mean_difference),
+        )
         figures = f"mean difference in AUROC {mean} over {test.pairs} classes"
         if outcome == "not tested":
             known = "" if test.mean_difference is None else f" The mean difference is {mean}."
@@ -123,7 +136,7 @@ def verdict_sentences(comparison: Comparison) -> list[str]:
     return sentences
 
 
-def large_effects(comparison: Comparison) -> list[str]:
+def large_difference_sentences(comparison: MethodComparison) -> list[str]:
     """Return a sentence for each other method with a mean that differs by :data:`LARGE` or more.
 
     The mean AUROC of all classes is left out. Each difference has the outcome of its paired test, or "not tested".
@@ -132,7 +145,7 @@ def large_effects(comparison: Comparison) -> list[str]:
     subsets: tuple[Subset, ...] = ("shared", "unique")
     sentences = []
     for other in others:
-        of_subset = {subset: comparison.contrast(other.label, subset).result for subset in subsets}
+        of_subset = {subset: comparison.find_contrast(other.label, subset).result for subset in subsets}
         tests = {f"AUROC on {name} classes": f"paired test: {outcome_of_test(t)}" for name, t in of_subset.items()}
         ours, theirs, parts = _class_means(reference), _class_means(other), []
         for name, mine in ours.items():
@@ -148,7 +161,7 @@ def large_effects(comparison: Comparison) -> list[str]:
     return sentences
 
 
-def _class_means(method: MethodResult) -> dict[str, Spread]:
+def _class_means(method: MethodResult) -> dict[str, MeanAndSd]:
     """Return the means by which methods are compared, without the AUROC of all classes."""
     return {
         "AUROC on shared classes": method.auroc["shared"],
@@ -158,7 +171,7 @@ def _class_means(method: MethodResult) -> dict[str, Spread]:
     }
 
 
-def gain_sentences(comparison: Comparison) -> list[str]:
+def gain_sentences(comparison: MethodComparison) -> list[str]:
     """Return the gains of the sites over each other method, and what could not be compared, in sentences."""
     sentences = []
     for other in dict.fromkeys(gain.other for gain in comparison.site_gains):
@@ -175,7 +188,7 @@ def _site_sentence(other: str, gains: Sequence[SiteGain]) -> str:
         if gain.gain is None:
             by_reason.setdefault(gain.reason, []).append(gain.site)
     left_out = "; ".join(
-        f"{listed(sites) if len(sites) <= LISTED else counted(len(sites), 'site')}: {reason}"
+        f"{join_words(sites) if len(sites) <= LISTED else count_with_noun(len(sites), 'site')}: {reason}"
         for reason, sites in by_reason.items()
     )
     if not compared:
@@ -186,17 +199,22 @@ def _site_sentence(other: str, gains: Sequence[SiteGain]) -> str:
             who = f"{len(winners)} of {len(compared)} sites {verb if len(winners) == 1 else plural}"
             if len(winners) == len(compared):
                 who = f"The only site {verb}" if len(compared) == 1 else f"All {len(compared)} sites {plural}"
-            parts.append(f"{who} {against}: {_with_numbers(winners)}.")
+            parts.append(f"{who} {against}: {_list_sites_with_gains(winners)}.")
     undecided = [gain for gain in compared if gain.verdict == "open"]
     if enough := [gain for gain in undecided if len(gain.seeds) >= FEWEST_SEEDS]:
-        parts.append(f"Not distinguishable from {other} at {counted(len(enough), 'site')}: {_with_numbers(enough)}.")
+        parts.append(
+            f"Not distinguishable from {other} at {count_with_noun(len(enough), 'site')}: "
+            f"{_list_sites_with_gains(enough)}."
+        )
     if few := [gain for gain in undecided if len(gain.seeds) < FEWEST_SEEDS]:
         need = f"with too few seeds for a verdict, which needs {FEWEST_SEEDS}"
-        parts.append(f"Beside {other}, {need}: {_with_numbers(few)}.")
+        parts.append(f"Beside {other}, {need}: {_list_sites_with_gains(few)}.")
     return " ".join([*parts, f"Not compared: {left_out}."] if left_out else parts)
 
 
-def _with_numbers(gains: Sequence[SiteGain]) -> str:
+def _list_sites_with_gains(gains: Sequence[SiteGain]) -> str:
     """List the first sites with their figures, and count the rest."""
-    sites = [f"{g.site} {signed(g.gain)} ({number(g.other_auroc)} → {number(g.auroc)})" for g in gains]
+    sites = [
+        f"{g.site} {format_signed(g.gain)} ({format_number(g.other_auroc)} → {format_number(g.auroc)})" for g in gains
+    ]
     return list_first_and_count_rest(sites, LISTED)

@@ -26,15 +26,15 @@ from typing import Annotated
 
 import typer
 
-from common.errors import CannotGoOn, stop_on
+from common.errors import ProgramCannotContinue, raise_faults
 from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
 from common.system.plain_text import json_text, list_first_and_count_rest
-from common.system.resources import uncollected_imports
+from common.system.resources import exclude_imports_from_gc
 from common.system.stopping import set_resume_hint, stop_on_signals
-from common.system.terminal import PlainConsole, ProgressForm, program, progress_form, run_program
+from common.system.terminal import PlainConsole, ProgressForm, make_command_line_program, progress_form, run_program
 from server.runs.tracking import TrackingStore
 
-app = program(
+app = make_command_line_program(
     "flwr-sim",
     "Train one classifier over simulated hospitals that label different things.",
     "0 done, 1 a run failed, 2 a fault in what was given, 3 stopped on request",
@@ -84,24 +84,24 @@ def run(
     form = progress_form(progress, console)
     from common.system.preflight import port_faults, writable_folder_faults
     from server.runs.folder import new_folder_faults, resumed_folder_faults
-    from strategies.method_list import read_experiment_early
+    from strategies.method_list import read_experiment_without_torch
 
     # Before torch is imported.
-    file = read_experiment_early(experiment, _with_backend(overrides, backend))
-    stop_on((resumed_folder_faults(out) if resume else new_folder_faults(out)) or writable_folder_faults(out))
-    stop_on(port_faults("--port", "127.0.0.1", port, "Name another with --port.") if web else [])
+    file = read_experiment_without_torch(experiment, _with_backend(overrides, backend))
+    raise_faults((resumed_folder_faults(out) if resume else new_folder_faults(out)) or writable_folder_faults(out))
+    raise_faults(port_faults("--port", "127.0.0.1", port, "Name another with --port.") if web else [])
     from server.simulation.backends.ray_process import start_ray_process
 
     with start_ray_process(file.experiment) as ray:  # starts while this process imports torch
-        with uncollected_imports():
+        with exclude_imports_from_gc():
             from server.simulation.simulate import simulate
 
         view = port if web else None
         simulate(file, out, console, track, resume=resume, web_port=view, progress=form, ray_process=ray)
-    from server.reporting.tables import terminal_result
+    from server.reporting.tables import format_run_result
     from server.runs.reader import read_run
 
-    console.print(terminal_result(read_run(out)))
+    console.print(format_run_result(read_run(out)))
     console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
 
 
@@ -132,8 +132,8 @@ def init(
     Example: flwr-sim init labels.csv --images scans --out mine.toml
     """
     # Before NumPy and Pillow are imported.
-    stop_on([] if is_file(labels) else [missing_input_fault(labels)])
-    stop_on(existing_output_faults(out))
+    raise_faults([] if is_file(labels) else [missing_input_fault(labels)])
+    raise_faults(existing_output_faults(out))
     from server.init_from_csv import ColumnHints, inspect_table, next_command, write_experiment
 
     data = inspect_table(
@@ -161,12 +161,12 @@ def compare(
     Example: flwr-sim compare experiments/nih_*.toml --seeds 3 --out runs/nih
     """
     form = progress_form(progress, console)
-    from common.system.preflight import foreign_folder_faults, writable_folder_faults
-    from strategies.method_list import read_experiment_early
+    from common.system.preflight import occupied_folder_faults, writable_folder_faults
+    from strategies.method_list import read_experiment_without_torch
 
     for experiment in experiments:
-        read_experiment_early(experiment, _with_backend(overrides, backend))  # before torch is imported
-    stop_on(foreign_folder_faults(out) or writable_folder_faults(out))
+        read_experiment_without_torch(experiment, _with_backend(overrides, backend))  # before torch is imported
+    raise_faults(occupied_folder_faults(out) or writable_folder_faults(out))
     from studies.compare import run_comparison
 
     run_comparison(experiments, out, range(seeds), jobs, _with_backend(overrides, backend), console, track, form)
@@ -190,11 +190,11 @@ def study(
     Example: flwr-sim study experiments/papers/fedmlp --quick --out runs/fedmlp
     """
     form = progress_form(progress, console)
-    from common.system.preflight import foreign_folder_faults, writable_folder_faults
+    from common.system.preflight import occupied_folder_faults, writable_folder_faults
     from studies.study_file import read_study
 
     read_study(folder, quick=quick)  # before torch is imported
-    stop_on(foreign_folder_faults(out) or writable_folder_faults(out))
+    raise_faults(occupied_folder_faults(out) or writable_folder_faults(out))
     from studies.study import run_study
 
     settings = _with_backend(overrides, backend)
@@ -227,11 +227,11 @@ def benchmark(
 
     Example: flwr-sim benchmark --variant small --workers 2 --out runs/benchmark
     """
-    from common.system.preflight import foreign_folder_faults, writable_folder_faults
+    from common.system.preflight import occupied_folder_faults, writable_folder_faults
     from studies.benchmark_file import read_benchmark
 
     read_benchmark(folder)  # before torch is imported
-    stop_on([] if estimate else foreign_folder_faults(out) or writable_folder_faults(out))
+    raise_faults([] if estimate else occupied_folder_faults(out) or writable_folder_faults(out))
     from studies.benchmark import BenchmarkOptions, print_estimate, run_benchmark
 
     options = BenchmarkOptions(folder, variant, results or out / f"{variant}.jsonl", out, workers, minutes, again)
@@ -251,14 +251,14 @@ def sites(
 
     Example: flwr-sim sites experiments/nih_surgical.toml --out rehearsal
     """
-    from common.system.preflight import foreign_folder_faults
-    from strategies.method_list import read_experiment_early
+    from common.system.preflight import occupied_folder_faults
+    from strategies.method_list import read_experiment_without_torch
 
-    file = read_experiment_early(experiment, overrides)  # before torch is imported
-    stop_on(foreign_folder_faults(out))
-    from server.simulation.export_sites import write_sites
+    file = read_experiment_without_torch(experiment, overrides)  # before torch is imported
+    raise_faults(occupied_folder_faults(out))
+    from server.simulation.export_sites import export_simulated_sites
 
-    for folder in write_sites(file, out):
+    for folder in export_simulated_sites(file, out):
         console.print(f"{folder}/site.toml, images.npz", soft_wrap=True, highlight=False)
 
 
@@ -313,11 +313,11 @@ def demo(
     """
     from common.system.preflight import writable_folder_faults
     from server.runs.folder import demo_folder_faults
-    from strategies.method_list import read_experiment_early
+    from strategies.method_list import read_experiment_without_torch
     from studies.compare import DEMO, run_demo
 
-    read_experiment_early(DEMO, _with_backend([], backend))  # before torch is imported
-    stop_on(demo_folder_faults(out) or writable_folder_faults(out))
+    read_experiment_without_torch(DEMO, _with_backend([], backend))  # before torch is imported
+    raise_faults(demo_folder_faults(out) or writable_folder_faults(out))
     run_demo(out, backend, console)
 
 
@@ -360,9 +360,9 @@ def predict(
     if pictures.others:
         others = list_first_and_count_rest(pictures.others, MOST_SKIPPED_NAMED)
         console.print(f"no pictures: {others}", soft_wrap=True, markup=False)
-    from server.reporting.tables import limits_of_model
+    from server.reporting.tables import format_model_limitations
 
-    console.print(limits_of_model(folder), end="")
+    console.print(format_model_limitations(folder), end="")
 
 
 @app.command()
@@ -404,12 +404,12 @@ def evaluate(
     if out is not None:
         write_atomically(out, evaluation.as_csv(result))
     if as_json:
-        print(json_text(evaluation.as_json(result), indent=2))
+        print(json_text(evaluation.evaluation_as_json(result), indent=2))
     else:
-        from server.reporting.tables import limits_of_model
+        from server.reporting.tables import format_model_limitations
 
-        console.print(evaluation.terminal_view(result))
-        console.print(limits_of_model(folder, tuple(evaluation.evaluation_limits(result))), end="")
+        console.print(evaluation.format_evaluation(result))
+        console.print(format_model_limitations(folder, tuple(evaluation.evaluation_limitations(result))), end="")
 
 
 @app.command()
@@ -437,9 +437,9 @@ def weights(
     With it: the file of a network of timm, torchvision, MONAI or TorchXRayVision that you have, --architecture
     timm:vit_base_patch16_224 for instance.
     """
-    from server.export.weights import make_weights
+    from server.export.weights import convert_pretrained_weights
 
-    sha256 = make_weights(architecture, checkpoint, destination, image_size)
+    sha256 = convert_pretrained_weights(architecture, checkpoint, destination, image_size)
     console.print(
         f'[model]\narchitecture = "{architecture}"\nweights = "{destination}"\nweights_sha256 = "{sha256}"',
         markup=False,
@@ -470,7 +470,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with stop_on_signals():
         if words and words[0] in RESUMABLE:
             set_resume_hint(partial(resume_command, words))
-        run_program(app, arguments, (CannotGoOn,))
+        run_program(app, arguments, (ProgramCannotContinue,))
 
 
 def resume_command(words: list[str]) -> str:

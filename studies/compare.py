@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from common.config import read_experiment
-from common.errors import BadInput, Fault, quoted, stop_on
+from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.terminal import ProgressForm
 from server.runs.folder import DEMO_MARK, demo_folder_faults
 from server.runs.tracking import TrackingStore, open_store
@@ -53,7 +53,7 @@ def run_comparison(
     ]
     if len({trial.folder for trial in trials}) < len(trials):
         names = sorted({trial.experiment.stem for trial in trials})
-        raise BadInput([Fault("experiments", f"two files have one name: {quoted(names)}.", "Rename one of them.")])
+        raise BadInput([Fault("experiments", f"two files have one name: {quote_names(names)}.", "Rename one of them.")])
     labels: dict[str, set[Path]] = {}
     for trial in trials:
         with suppress(BadInput):  # the check below reports its faults
@@ -61,7 +61,9 @@ def run_comparison(
             labels.setdefault(run.name or run.method, set()).add(trial.experiment)
     same = {label: sorted(path.name for path in paths) for label, paths in labels.items() if len(paths) > 1}
     remedy = "Give each its own [run] name."
-    stop_on([Fault("run.name", f'"{label}" is the name of {quoted(names)}.', remedy) for label, names in same.items()])
+    raise_faults(
+        [Fault("run.name", f'"{label}" is the name of {quote_names(names)}.', remedy) for label, names in same.items()]
+    )
     from studies.runner import count_fitting_jobs, run_trials  # here: a wrong call is refused before torch is imported
 
     open_store(track)  # made here once, not by several runs at a time
@@ -69,17 +71,17 @@ def run_comparison(
     run_trials(trials, out, jobs or count_fitting_jobs(trials), console, progress)
     from server.runs.reader import read_run
     from studies.claims import headline_sentence
-    from studies.comparison import compare, write_comparison
-    from studies.comparison_report import as_markdown, terminal_tables, write_comparison_report
+    from studies.comparison import compare_methods, write_comparison
+    from studies.comparison_report import comparison_as_markdown, format_comparison_tables, write_comparison_report
 
     runs = [read_run(trial.folder) for trial in trials]
-    comparison = compare(runs)
+    comparison = compare_methods(runs)
     write_comparison(comparison, out / "comparison.json")
     report = write_comparison_report(comparison, out / "report.html", runs)
-    console.print(terminal_tables(comparison))
+    console.print(format_comparison_tables(comparison))
     for sentence in (headline_sentence(comparison), *comparison.cautions):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    (out / "comparison.md").write_text(as_markdown(comparison) + "\n", encoding="utf-8")
+    (out / "comparison.md").write_text(comparison_as_markdown(comparison) + "\n", encoding="utf-8")
     console.print(f"Report: {report}", soft_wrap=True)
 
 
@@ -89,15 +91,15 @@ def run_demo(out: Path, backend: str, console: Console) -> None:
     Raises:
         BadInput: If ``out`` exists and is not a demo's folder.
     """
-    from common.system.plain_text import number
+    from common.system.plain_text import format_number
     from server.reporting.tables import coverage_table
     from server.runs.reader import read_run
     from server.simulation.simulate import simulate
-    from studies.comparison import compare, write_comparison
+    from studies.comparison import compare_methods, write_comparison
     from studies.comparison_report import write_comparison_report
     from studies.statistics import FEWEST_SEEDS
 
-    stop_on(demo_folder_faults(out))
+    raise_faults(demo_folder_faults(out))
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     (out / DEMO_MARK).write_text("flwr-sim demo may remove this folder.\n", encoding="utf-8")
@@ -107,11 +109,11 @@ def run_demo(out: Path, backend: str, console: Console) -> None:
         overrides = [f'run.method="{method}"', f'run.name="{method}"', f'simulation.backend="{backend}"']
         simulate(read_experiment(DEMO, overrides), out / method, console)
     runs = {method: read_run(out / method) for method in METHODS}
-    comparison = compare(list(runs.values()))
+    comparison = compare_methods(list(runs.values()))
     write_comparison(comparison, out / "comparison.json")
     report = write_comparison_report(comparison, out / "report.html", list(runs.values()))
     console.print(coverage_table({method: run.summary for method, run in runs.items()}))
-    surgical, vanilla = (number(runs[method].summary.test.unique_classes.mean_auroc) for method in METHODS)
+    surgical, vanilla = (format_number(runs[method].summary.test.unique_classes.mean_auroc) for method in METHODS)
     console.print(
         f"On findings that one hospital alone annotates: mean AUROC {surgical} with surgical aggregation, {vanilla}"
         f" with vanilla FL, which takes missing labels as negative. One seed: a verdict needs {FEWEST_SEEDS}."

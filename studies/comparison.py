@@ -8,10 +8,10 @@ from typing import Literal, get_args
 import numpy as np
 from scipy.stats import ttest_1samp
 
-from common.errors import BadInput, Fault, quoted, stop_on
-from common.metrics.auroc import ClassMetrics, Summary, mean_and_sd
-from common.system.plain_text import counted, format_rounds, json_text, shortened
-from server.runs.reader import MEASURES, Measure, Run
+from common.errors import BadInput, Fault, quote_names, raise_faults
+from common.metrics.auroc import ClassMetrics, FinalTestSummary, mean_and_sd
+from common.system.plain_text import count_with_noun, format_rounds, join_first_words, json_text
+from server.runs.reader import MEASURES, Measure, RunFolderContent
 from studies.statistics import (
     ALPHA,
     FEWEST_SEEDS,
@@ -19,9 +19,9 @@ from studies.statistics import (
     Scores,
     adjust_by_holm,
     are_differences_equal,
-    correct_family,
-    paired_over_classes,
-    paired_over_classes_and_seeds,
+    compare_classes_and_seeds,
+    compare_over_classes,
+    correct_family_by_holm,
 )
 
 ENSEMBLE = "ensemble"
@@ -33,19 +33,19 @@ FEWEST_IMAGES = 10
 Subset = Literal["all", "shared", "unique"]
 Pairing = Literal["classes", "classes x seeds"]
 Verdict = Literal["gains", "loses", "open"]
-Seeds = Mapping[int, Run]  # seed -> run of one method
+Seeds = Mapping[int, RunFolderContent]  # seed -> run of one method
 ByMethod = Mapping[str, Seeds]  # label -> seed -> run
 Members = Mapping[Subset, set[tuple[int, str]]]  # subset -> (seed, class)
 
 SUBSETS: tuple[Subset, ...] = get_args(Subset)
 PAIRINGS: dict[Pairing, Callable[[Scores, Scores, np.random.Generator], PairedTest]] = {
-    "classes": paired_over_classes,
-    "classes x seeds": paired_over_classes_and_seeds,
+    "classes": compare_over_classes,
+    "classes x seeds": compare_classes_and_seeds,
 }
 
 
 @dataclass(frozen=True)
-class Spread:
+class MeanAndSd:
     """Mean and sample SD (ddof 1) over seeds; ``None`` where undefined, the SD also with one seed."""
 
     mean: float | None
@@ -67,16 +67,16 @@ class MethodResult:
     label: str
     seeds: tuple[int, ...]
     note: str
-    auroc: dict[Subset, Spread]
-    average_precision: Spread
-    balanced_accuracy: Spread
+    auroc: dict[Subset, MeanAndSd]
+    average_precision: MeanAndSd
+    balanced_accuracy: MeanAndSd
     per_class: dict[str, float | None]
     intervals: dict[str, tuple[float, float]]
-    measures: dict[Measure, Spread]
+    measures: dict[Measure, MeanAndSd]
 
 
 @dataclass(frozen=True)
-class Contrast:
+class MethodContrast:
     """The test of the reference against one other method. Holm's family is all methods with this subset and pairing."""
 
     other: str
@@ -122,7 +122,7 @@ class SiteGain:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MethodComparison:
     """The content of the comparison's tables and report.
 
     Attributes:
@@ -138,24 +138,24 @@ class Comparison:
     reference: str
     methods: tuple[MethodResult, ...]
     class_groups: dict[str, tuple[str, ...]]
-    contrasts: tuple[Contrast, ...]
+    contrasts: tuple[MethodContrast, ...]
     cautions: tuple[str, ...]
     site_gains: tuple[SiteGain, ...] = ()
     kinds: dict[str, str] = field(default_factory=dict)
-    external: "Comparison | None" = None
+    external: "MethodComparison | None" = None
 
     @property
     def measures(self) -> list[Measure]:
         """Return the measures that at least one method has, in the order of tables."""
         return [measure for measure in MEASURES if any(measure in method.measures for method in self.methods)]
 
-    def contrast(self, other: str, subset: Subset = "all", pairing: Pairing = "classes") -> Contrast:
+    def find_contrast(self, other: str, subset: Subset = "all", pairing: Pairing = "classes") -> MethodContrast:
         """Return the contrast with one other method; by default the one that decides."""
         key = (other, subset, pairing)
         return next(each for each in self.contrasts if (each.other, each.subset, each.pairing) == key)
 
 
-def compare(runs: Sequence[Run], *, bootstrap_seed: int = 0) -> Comparison:
+def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0) -> MethodComparison:
     """Average each method over its seeds and test the first one against every other.
 
     Shared and unique classes may differ by seed, because the partition is drawn from it. They are those of the
@@ -167,20 +167,24 @@ def compare(runs: Sequence[Run], *, bootstrap_seed: int = 0) -> Comparison:
     """
     by_method = _group_by_method(runs)
     reference, *others = by_method
-    members = _class_members(by_method)
+    members = _members_of_subsets(by_method)
     scores = {label: auroc_scores(seeds.values()) for label, seeds in by_method.items()}
     generator = np.random.default_rng(bootstrap_seed)
     repeated = any(len(by_method[reference].keys() & by_method[other].keys()) > 1 for other in others)
     pairings: list[Pairing] = ["classes", "classes x seeds"] if repeated else ["classes"]
-    contrasts: list[Contrast] = []
+    contrasts: list[MethodContrast] = []
     for pairing in pairings:
         for subset in SUBSETS:
             chosen = {
                 label: {key: auroc for key, auroc in aurocs.items() if key in members[subset]}
                 for label, aurocs in scores.items()
             }
-            tests = correct_family([PAIRINGS[pairing](chosen[reference], chosen[other], generator) for other in others])
-            contrasts += [Contrast(other, subset, pairing, test) for other, test in zip(others, tests, strict=True)]
+            tests = correct_family_by_holm(
+                [PAIRINGS[pairing](chosen[reference], chosen[other], generator) for other in others]
+            )
+            contrasts += [
+                MethodContrast(other, subset, pairing, test) for other, test in zip(others, tests, strict=True)
+            ]
     class_groups: dict[str, list[str]] = {"shared": [], "some": [], "unique": [], "varies": []}
     for name in sorted({name for _, name in members["all"]}):
         pairs = {pair for pair in members["all"] if pair[1] == name}
@@ -192,50 +196,50 @@ def compare(runs: Sequence[Run], *, bootstrap_seed: int = 0) -> Comparison:
         less: dict[str, object] = {"external": None, "ensemble": None, "client_accuracy": None, "per_site": {}}
         summaries = [run.summary.model_copy(update={**less, "test": run.summary.external}) for run in runs]
         tested = [replace(run, summary=summary) for run, summary in zip(runs, summaries, strict=True)]
-        external = compare(tested, bootstrap_seed=bootstrap_seed)
-    return Comparison(
+        external = compare_methods(tested, bootstrap_seed=bootstrap_seed)
+    return MethodComparison(
         reference=reference,
-        methods=tuple(_method_result(label, seeds, members) for label, seeds in by_method.items()),
+        methods=tuple(_average_over_seeds(label, seeds, members) for label, seeds in by_method.items()),
         class_groups={group: tuple(names) for group, names in class_groups.items() if names},
         contrasts=tuple(contrasts),
-        cautions=tuple(_cautions(by_method)),
-        site_gains=site_gains(by_method),
+        cautions=tuple(_comparison_cautions(by_method)),
+        site_gains=compare_at_sites(by_method),
         kinds={label: next(iter(seeds.values())).summary.method for label, seeds in by_method.items()},
         external=external,
     )
 
 
-def write_comparison(comparison: Comparison, destination: Path) -> Path:
+def write_comparison(comparison: MethodComparison, destination: Path) -> Path:
     """Write ``comparison.json``; ``destination`` is the file."""
     destination.write_text(json_text(asdict(comparison), indent=2, allow_nan=True) + "\n", encoding="utf-8")
     return destination
 
 
-def _group_by_method(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
+def _group_by_method(runs: Sequence[RunFolderContent]) -> dict[str, dict[int, RunFolderContent]]:
     """Return label -> seed -> run; the ensemble of a run's models follows the run as a run of its own."""
     if not runs:
         raise BadInput([Fault("compare", "there is no run to compare.", "Name at least one run folder.")])
-    with_ensembles = list[Run]()
+    with_ensembles = list[RunFolderContent]()
     for run in runs:
         with_ensembles.append(run)
         if (ensemble := run.summary.ensemble) is not None:
-            changes: dict[str, object] = {"method": ENSEMBLE, "name": f"{run.summary.label} (ensemble)"}
+            changes: dict[str, object] = {"method": ENSEMBLE, "name": f"{run.summary.name_in_tables} (ensemble)"}
             changes |= {"ensemble": None, "client_accuracy": None}
             changes |= {"test": ensemble.test, "per_site": ensemble.per_site}
             with_ensembles.append(replace(run, summary=run.summary.model_copy(update=changes)))
-    grouped: dict[str, dict[int, Run]] = {}
+    grouped: dict[str, dict[int, RunFolderContent]] = {}
     faults = []
     for run in with_ensembles:
-        first = grouped.setdefault(run.summary.label, {}).setdefault(run.summary.seed, run)
+        first = grouped.setdefault(run.summary.name_in_tables, {}).setdefault(run.summary.seed, run)
         if first is not run:
-            problem = f'"{run.summary.label}" with seed {run.summary.seed} is already in {first.folder}.'
+            problem = f'"{run.summary.name_in_tables}" with seed {run.summary.seed} is already in {first.folder}.'
             faults.append(Fault(str(run.folder), problem, "Leave one of them out, or give them different names."))
-    stop_on(faults)
+    raise_faults(faults)
     return grouped
 
 
-def _class_members(by_method: ByMethod) -> Members:
-    tests: dict[int, Summary] = {}
+def _members_of_subsets(by_method: ByMethod) -> Members:
+    tests: dict[int, FinalTestSummary] = {}
     for seeds in reversed(list(by_method.values())):  # the reference comes last and so prevails
         tests.update({seed: run.summary.test for seed, run in seeds.items()})
     runs = (run for seeds in by_method.values() for run in seeds.values())
@@ -246,13 +250,17 @@ def _class_members(by_method: ByMethod) -> Members:
     }
 
 
-def auroc_scores(runs: Iterable[Run]) -> Scores:
+def auroc_scores(runs: Iterable[RunFolderContent]) -> Scores:
     """Return AUROC by seed and class; None where it has an error, which could explain a difference."""
     tests = {run.summary.seed: run.summary.test.per_class for run in runs}
-    return {(seed, name): result.exact("auroc") for seed, test in tests.items() for name, result in test.items()}
+    return {
+        (seed, name): result.exact_figure_or_none("auroc")
+        for seed, test in tests.items()
+        for name, result in test.items()
+    }
 
 
-def _method_result(label: str, seeds: Seeds, members: Members) -> MethodResult:
+def _average_over_seeds(label: str, seeds: Seeds, members: Members) -> MethodResult:
     tests = {seed: run.summary.test for seed, run in sorted(seeds.items())}
     scores = auroc_scores(seeds.values())
     ends: dict[str, list[tuple[float, float]]] = {}
@@ -263,37 +271,37 @@ def _method_result(label: str, seeds: Seeds, members: Members) -> MethodResult:
     measured = [run.summary.measures for run in seeds.values()]
     measures = {name: [values[name] for values in measured if name in values] for name in MEASURES}
 
-    def class_mean(subset: Subset, measure: Callable[[ClassMetrics], float | None]) -> Spread:
+    def class_mean(subset: Subset, measure: Callable[[ClassMetrics], float | None]) -> MeanAndSd:
         means = list[float | None]()
         for seed, test in tests.items():
             results = [result for name, result in test.per_class.items() if (seed, name) in members[subset]]
             means.append(mean_and_sd(map(measure, results))[0])
-        return over_seeds(means)
+        return mean_sd_over_seeds(means)
 
     return MethodResult(
         label=label,
         seeds=tuple(tests),
         note=next(iter(tests.values())).note,
-        auroc={subset: class_mean(subset, lambda result: result.exact("auroc")) for subset in SUBSETS},
-        average_precision=class_mean("all", lambda result: result.exact("average_precision")),
-        balanced_accuracy=class_mean("all", lambda result: result.exact("balanced_accuracy")),
+        auroc={subset: class_mean(subset, lambda result: result.exact_figure_or_none("auroc")) for subset in SUBSETS},
+        average_precision=class_mean("all", lambda result: result.exact_figure_or_none("average_precision")),
+        balanced_accuracy=class_mean("all", lambda result: result.exact_figure_or_none("balanced_accuracy")),
         per_class={
             name: mean_and_sd(scores.get((seed, name)) for seed in tests)[0]
             for name in sorted({name for _, name in scores})
         },
         intervals={name: (float(low), float(high)) for name, (low, high) in intervals.items()},
-        measures={name: over_seeds(values) for name, values in measures.items() if values},
+        measures={name: mean_sd_over_seeds(values) for name, values in measures.items() if values},
     )
 
 
-def over_seeds(values: Sequence[float | None]) -> Spread:
+def mean_sd_over_seeds(values: Sequence[float | None]) -> MeanAndSd:
     """Return mean and sample SD over the seeds that have a value."""
     defined = [value for value in values if value is not None]
     sd = float(np.std(defined, ddof=1)) if len(defined) > 1 else None
-    return Spread(mean_and_sd(defined)[0], sd)
+    return MeanAndSd(mean_and_sd(defined)[0], sd)
 
 
-def _cautions(by_method: ByMethod) -> Iterator[str]:
+def _comparison_cautions(by_method: ByMethod) -> Iterator[str]:
     reference, *others = by_method
     summaries = [run.summary for seeds in by_method.values() for run in seeds.values()]
     if any(summary.patients_known is False for summary in summaries):
@@ -301,15 +309,15 @@ def _cautions(by_method: ByMethod) -> Iterator[str]:
     if any(summary.test.errors for summary in summaries):
         yield "Figures that are known with an error (±) are not compared."
     for label, seeds in by_method.items():
-        if untrained := [seed for seed, run in sorted(seeds.items()) if run.summary.untrained]:
-            which = f"{counted(len(untrained), 'seed')} of {len(seeds)} ({format_rounds(untrained)})"
+        if untrained := [seed for seed, run in sorted(seeds.items()) if run.summary.is_initial_model_tested]:
+            which = f"{count_with_noun(len(untrained), 'seed')} of {len(seeds)} ({format_rounds(untrained)})"
             yield f"{label}: with {which} validation was best before round 1; the initial model is tested."
-    yield from _absences(by_method)
+    yield from _absent_site_sentences(by_method)
     results = [item for run in by_method[reference].values() for item in run.summary.test.per_class.items()]
-    counts = [(name, (r.positives, r.negatives)) for name, r in results if r.exact("auroc") is not None]
+    counts = [(name, (r.positives, r.negatives)) for name, r in results if r.exact_figure_or_none("auroc") is not None]
     if rare := sorted({name for name, kinds in counts if any(n is not None and n < FEWEST_IMAGES for n in kinds)}):
         few = f"fewer than {FEWEST_IMAGES} test images with or without the finding"
-        yield f"{quoted(rare)}: {few} in at least one run; the means give such a class the weight of any other."
+        yield f"{quote_names(rare)}: {few} in at least one run; the means give such a class the weight of any other."
     lacking: dict[tuple[str, ...], list[str]] = {}  # classes without an AUROC -> methods that lack exactly these
     for label, seeds in by_method.items():
         names, scores = {name for run in seeds.values() for name in run.summary.classes}, auroc_scores(seeds.values())
@@ -317,12 +325,12 @@ def _cautions(by_method: ByMethod) -> Iterator[str]:
             lacking.setdefault(undefined, []).append(label)
     for undefined, labels in lacking.items():
         which = "Every method" if len(labels) == len(by_method) else ", ".join(labels)
-        yield f"{which}: no AUROC for {quoted(undefined)} in at least one run; the means leave it out."
+        yield f"{which}: no AUROC for {quote_names(undefined)} in at least one run; the means leave it out."
     for label in others:
         yield from _uneven_cautions(label, by_method[label], reference, by_method[reference])
 
 
-def _absences(by_method: ByMethod) -> Iterator[str]:
+def _absent_site_sentences(by_method: ByMethod) -> Iterator[str]:
     """Name the sites that were absent at the end of a run."""
     absent: dict[str, list[str]] = {}
     for label, seeds in by_method.items():
@@ -330,7 +338,7 @@ def _absences(by_method: ByMethod) -> Iterator[str]:
             for site in run.rounds[-1].absent if run.rounds else ():
                 absent.setdefault(site, []).append(f"{label} with seed {seed}")
     for site, runs in sorted(absent.items()):
-        yield f"{site} was absent at the end of {len(runs)} of the runs: {shortened(runs)}."
+        yield f"{site} was absent at the end of {len(runs)} of the runs: {join_first_words(runs)}."
 
 
 def _uneven_cautions(label: str, seeds: Seeds, reference: str, of_reference: Seeds) -> Iterator[str]:
@@ -344,7 +352,7 @@ def _uneven_cautions(label: str, seeds: Seeds, reference: str, of_reference: See
         yield f"{label} is scored as: {note}."
 
 
-def site_gains(by_method: ByMethod) -> tuple[SiteGain, ...]:
+def compare_at_sites(by_method: ByMethod) -> tuple[SiteGain, ...]:
     """Compare the first method with every other at each of its sites, on the classes that the site annotates."""
     reference, *others = by_method
     sites = sorted({site for run in by_method[reference].values() for site in run.summary.sites})
@@ -359,7 +367,7 @@ def site_gains(by_method: ByMethod) -> tuple[SiteGain, ...]:
 def _site_gain(site: str, other: str, of_reference: Seeds, of_other: Seeds) -> SiteGain:
     pairs, reasons = dict[int, dict[str, tuple[float, float]]](), list[str]()
     for seed in sorted(of_reference.keys() & of_other.keys()):
-        if reason := _why_incomparable(site, of_reference[seed], of_other[seed]):
+        if reason := _reason_incomparable(site, of_reference[seed], of_other[seed]):
             reasons.append(reason)
             continue
         ours, theirs = (runs[seed].summary.per_site[site].per_class for runs in (of_reference, of_other))
@@ -390,7 +398,7 @@ def _site_gain(site: str, other: str, of_reference: Seeds, of_other: Seeds) -> S
     )
 
 
-def _why_incomparable(site: str, reference: Run, other: Run) -> str:
+def _reason_incomparable(site: str, reference: RunFolderContent, other: RunFolderContent) -> str:
     """Return why two runs cannot be compared at this site, or an empty string."""
     ours, theirs = reference.summary, other.summary
     if site not in theirs.sites:

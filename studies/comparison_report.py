@@ -12,8 +12,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from common.system.plain_text import signed
-from server.reporting.page import ClassGroup, write_page
+from common.system.plain_text import format_signed
+from server.reporting.page import AnnotatedClassGroup, write_template_page
 from server.reporting.run_figures import BAND, CHANCE, class_axis_height, label_class_rows
 from server.reporting.svg import (
     INK,
@@ -28,10 +28,10 @@ from server.reporting.svg import (
     page_theme,
     series_styles,
 )
-from server.runs.reader import Run
+from server.runs.reader import RunFolderContent
 from studies import claims
 from studies.claims import MEASURE_NAMES, format_p_value, format_spread, markdown_table
-from studies.comparison import SUBSETS, Comparison, Contrast, MethodResult, SiteGain, Spread, Subset
+from studies.comparison import SUBSETS, MeanAndSd, MethodComparison, MethodContrast, MethodResult, SiteGain, Subset
 
 TEMPLATES = Path(__file__).parent / "templates"
 SITES_SHOWN = 60
@@ -44,20 +44,22 @@ LANE = 0.5
 TESTED: tuple[Subset, ...] = ("all", "unique")
 
 
-def write_comparison_report(comparison: Comparison, destination: Path, runs: Sequence[Run] = ()) -> Path:
+def write_comparison_report(
+    comparison: MethodComparison, destination: Path, runs: Sequence[RunFolderContent] = ()
+) -> Path:
     """Write the comparison as one HTML file and return its path, ``destination``.
 
     Args:
         runs: The compared runs; their own reports are linked where they lie below the file's folder.
     """
-    groups = [ClassGroup(kind, classes) for kind, classes in comparison.class_groups.items()]
+    groups = [AnnotatedClassGroup(kind, classes) for kind, classes in comparison.class_groups.items()]
     deciding = [each for each in comparison.contrasts if each.pairing == "classes"]
-    pages = {(run.summary.label, run.summary.seed): run.folder / "report.html" for run in runs}
+    pages = {(run.summary.name_in_tables, run.summary.seed): run.folder / "report.html" for run in runs}
     folder, elsewhere = destination.parent, comparison.external
     by_site: dict[str, list[SiteGain]] = {}  # site -> its gain over every other method in turn
     for gain in comparison.site_gains:
         by_site.setdefault(gain.site, []).append(gain)
-    return write_page(
+    return write_template_page(
         "comparison.html.j2",
         destination,
         TEMPLATES,
@@ -70,7 +72,7 @@ def write_comparison_report(comparison: Comparison, destination: Path, runs: Seq
         },
         groups=groups,
         headline=claims.headline_sentence(comparison),
-        sentences=claims.verdict_sentences(comparison) + claims.large_effects(comparison),
+        sentences=claims.verdict_sentences(comparison) + claims.large_difference_sentences(comparison),
         best=best_per_class(comparison),
         deciding=deciding,
         by_seed=[each for each in comparison.contrasts if each.pairing == "classes x seeds"],
@@ -78,8 +80,8 @@ def write_comparison_report(comparison: Comparison, destination: Path, runs: Seq
         differences=draw_differences(deciding) if deciding else "",
         gain_rows=list(by_site.items())[:SITES_SHOWN],
         gain_sentences=claims.gain_sentences(comparison),
-        gains=draw_gains(comparison),
-        subsets=draw_shared_and_unique(comparison.methods),
+        gains=draw_gains_by_site(comparison),
+        subsets=draw_auroc_by_subset(comparison.methods),
         elsewhere=elsewhere
         and {
             "comparison": elsewhere,
@@ -90,7 +92,7 @@ def write_comparison_report(comparison: Comparison, destination: Path, runs: Seq
     )
 
 
-def best_per_class(comparison: Comparison) -> dict[str, str]:
+def best_per_class(comparison: MethodComparison) -> dict[str, str]:
     """Return class -> its best AUROC as printed, so that methods equal to three decimals are all marked as best."""
     best = {}
     for name in (name for group in comparison.class_groups.values() for name in group):
@@ -103,7 +105,7 @@ def best_per_class(comparison: Comparison) -> dict[str, str]:
 # ---------------------------------------------------------------------- figures
 
 
-def draw_auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[ClassGroup]) -> Markup:
+def draw_auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[AnnotatedClassGroup]) -> Markup:
     """Draw the AUROC of each class averaged over seeds, a marker a method, with its interval where it has one."""
     with page_theme():
         height = class_axis_height(groups) * max(1.0, LANE * len(methods)) + ROW * (len(methods) // 4)
@@ -130,7 +132,7 @@ def draw_auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[Class
         return inline_svg(figure, "methods", "Dot chart: AUROC of every class by method; the table has the numbers.")
 
 
-def draw_differences(contrasts: Sequence[Contrast]) -> Markup:
+def draw_differences(contrasts: Sequence[MethodContrast]) -> Markup:
     """Draw the mean difference between the reference and each other method with its interval, by subset of classes."""
     others = list(dict.fromkeys(each.other for each in contrasts))
     subsets = list(dict.fromkeys(each.subset for each in contrasts))
@@ -144,7 +146,9 @@ def draw_differences(contrasts: Sequence[Contrast]) -> Markup:
                     continue
                 low, high = each.result.interval or (mean, mean)
                 _draw_dot(axes, style, mean, row, (low, high))
-                axes.annotate(signed(mean), (high, row), (7, 0), "data", "offset points", va="center", fontsize=8.5)
+                axes.annotate(
+                    format_signed(mean), (high, row), (7, 0), "data", "offset points", va="center", fontsize=8.5
+                )
         axes.axvline(0, color=INK, linewidth=1)
         axes.set_yticks(range(len(others)), [f"against {other}" for other in others])
         axes.set(ylim=(len(others) - 0.5, -0.5))
@@ -153,7 +157,7 @@ def draw_differences(contrasts: Sequence[Contrast]) -> Markup:
         return inline_svg(figure, "differences", "Interval chart: mean differences with 95 % intervals.")
 
 
-def draw_shared_and_unique(methods: Sequence[MethodResult]) -> Markup:
+def draw_auroc_by_subset(methods: Sequence[MethodResult]) -> Markup:
     """Draw the mean AUROC over all, shared and unique classes, a marker a method, its line ± one SD over seeds."""
     styled = list(zip(methods, series_styles(len(methods)), strict=True))
     with page_theme():
@@ -170,7 +174,7 @@ def draw_shared_and_unique(methods: Sequence[MethodResult]) -> Markup:
         return inline_svg(figure, "subsets", "Dot chart: mean AUROC over all, shared and unique classes by method.")
 
 
-def draw_gains(comparison: Comparison) -> Markup:
+def draw_gains_by_site(comparison: MethodComparison) -> Markup:
     """Draw gains by site, a marker for each other method; empty without gains. Many sites are ranked, not named."""
     by_other: dict[str, list[tuple[str, float, float | None]]] = {}
     for gain in comparison.site_gains:
@@ -231,7 +235,7 @@ def _label_rows(axes: Axes, names: Sequence[str]) -> None:
 # ---------------------------------------------------------------------- tables
 
 
-def comparison_tables(comparison: Comparison) -> dict[str, list[list[str]]]:
+def comparison_tables(comparison: MethodComparison) -> dict[str, list[list[str]]]:
     """Return title -> table of the methods, headings first: all classes, one class an image, the external test set.
 
     The reference's lead is the mean difference over the classes of a subset, with Holm's p of the deciding test.
@@ -242,8 +246,8 @@ def comparison_tables(comparison: Comparison) -> dict[str, list[list[str]]]:
         means = [*(method.auroc[subset] for subset in SUBSETS), method.average_precision, method.balanced_accuracy]
         leads = ["–"] * len(TESTED)
         if method.label != comparison.reference:
-            tests = [comparison.contrast(method.label, subset).result for subset in TESTED]
-            leads = [f"{signed(test.mean_difference)}, {format_p_value(test.holm_p)}" for test in tests]
+            tests = [comparison.find_contrast(method.label, subset).result for subset in TESTED]
+            leads = [f"{format_signed(test.mean_difference)}, {format_p_value(test.holm_p)}" for test in tests]
         rows.append([method.label, *map(format_spread, means), *leads])
     tables = {"All methods": rows}
     if comparison.measures:
@@ -252,7 +256,7 @@ def comparison_tables(comparison: Comparison) -> dict[str, list[list[str]]]:
             *(
                 [
                     method.label,
-                    *(format_spread(method.measures.get(m, Spread(None, None))) for m in comparison.measures),
+                    *(format_spread(method.measures.get(m, MeanAndSd(None, None))) for m in comparison.measures),
                 ]
                 for method in comparison.methods
             ),
@@ -262,7 +266,7 @@ def comparison_tables(comparison: Comparison) -> dict[str, list[list[str]]]:
     return tables
 
 
-def terminal_tables(comparison: Comparison) -> Group:
+def format_comparison_tables(comparison: MethodComparison) -> Group:
     """Return the tables of :func:`comparison_tables` for the terminal."""
     tables = []
     for title, (headings, *rows) in comparison_tables(comparison).items():
@@ -275,7 +279,7 @@ def terminal_tables(comparison: Comparison) -> Group:
     return Group(*tables)
 
 
-def as_markdown(comparison: Comparison) -> str:
+def comparison_as_markdown(comparison: MethodComparison) -> str:
     """Return the tables of :func:`comparison_tables` as Markdown, ending in a line feed."""
     tables = comparison_tables(comparison).items()
     return "\n".join(f"### {title}\n\n{markdown_table(headings, rows)}\n" for title, (headings, *rows) in tables)

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from common.system.plain_text import counted, duration, shortened
+from common.system.plain_text import count_with_noun, format_duration, join_first_words
 from common.system.terminal import ProgressForm, progress_form
 from server.runs.progress import Tell, choose_tell
 
@@ -36,13 +36,13 @@ class ActiveRun:
     name: str = ""
 
     @property
-    def whole(self) -> float | None:
+    def estimated_total_s(self) -> float | None:
         """Estimate the length of the whole run in seconds, by its rounds so far; None before the first round."""
         return self.seconds / self.rounds_done * self.rounds if self.rounds_done else None
 
 
 @dataclass
-class GridPace:
+class TrialsPace:
     """The number and the length of finished runs, from which the remaining time is estimated.
 
     Attributes:
@@ -59,47 +59,49 @@ class GridPace:
     active: Callable[[], list[ActiveRun]]
     lengths: dict[str, list[float]] = field(default_factory=dict)
 
-    def finished(self, label: str, seconds: float) -> None:
+    def count_finished_run(self, label: str, seconds: float) -> None:
         """Count a run that ended without a failure."""
         self.done[label] = self.done.get(label, 0) + 1
         self.lengths.setdefault(label, []).append(seconds)
 
-    def typical(self, label: str) -> float | None:
+    def median_run_s(self, label: str) -> float | None:
         """Return the median length of the experiment's runs, else of all runs; None where none has finished."""
         lengths = self.lengths.get(label) or [seconds for each in self.lengths.values() for seconds in each]
         return statistics.median(lengths) if lengths else None
 
-    def left(self) -> float | None:
+    def remaining_s(self) -> float | None:
         """Estimate the seconds until all runs are done; None before the first finished run or round."""
         active = self.active()
         waiting = [label for label, total in self.totals.items() for _ in range(total - self.done.get(label, 0))]
         for run in active:
             waiting.remove(run.label)
-        whole = [run.whole for run in active if run.whole is not None]
+        whole = [run.estimated_total_s for run in active if run.estimated_total_s is not None]
         guess = statistics.median(whole) if whole else None
-        rest = [self.typical(label) or guess for label in waiting]
+        rest = [self.median_run_s(label) or guess for label in waiting]
         for run in active:
-            length = run.whole or self.typical(run.label)
+            length = run.estimated_total_s or self.median_run_s(run.label)
             rest.append(None if length is None else max(length - run.seconds, 0.0))
         estimates = [seconds for seconds in rest if seconds is not None]
         if not rest or not estimates:
             return None if rest else 0.0
         return statistics.fmean(estimates) * len(rest) / min(self.jobs, len(rest))
 
-    def counts(self) -> tuple[int, int]:
+    def finished_and_total(self) -> tuple[int, int]:
         """Return the number of finished runs and of all."""
         return sum(self.done.values()), sum(self.totals.values())
 
-    def sentence(self) -> str:
+    def progress_sentence(self) -> str:
         """Return the number of finished runs and the time left, in a sentence."""
-        (done, total), left = self.counts(), self.left()
-        return f"{done} of {total} runs" + ("" if left is None or done == total else f", about {duration(left)} left")
+        (done, total), left = self.finished_and_total(), self.remaining_s()
+        return f"{done} of {total} runs" + (
+            "" if left is None or done == total else f", about {format_duration(left)} left"
+        )
 
 
-class GridProgress:
+class TrialsProgress:
     """Shows no progress; base class of the other forms."""
 
-    def __init__(self, pace: GridPace) -> None:
+    def __init__(self, pace: TrialsPace) -> None:
         self.pace = pace
         self._last = time.monotonic()
 
@@ -119,10 +121,10 @@ class GridProgress:
         """Show that a run has ended."""
 
 
-class GridTable(GridProgress):
+class TrialsTable(TrialsProgress):
     """Shows the time left, and a line for each experiment with active or waiting runs."""
 
-    def __init__(self, console: Console, pace: GridPace) -> None:
+    def __init__(self, console: Console, pace: TrialsPace) -> None:
         super().__init__(pace)
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True)
@@ -136,7 +138,7 @@ class GridTable(GridProgress):
 
     def update(self) -> None:
         # The terminal cuts the end of a long table.
-        self._live.update(Group(Text(self.pace.sentence()), self.table()), refresh=True)
+        self._live.update(Group(Text(self.pace.progress_sentence()), self.table()), refresh=True)
 
     def table(self) -> Table:
         """Return a line for each experiment that is not finished."""
@@ -145,45 +147,47 @@ class GridTable(GridProgress):
             done = self.pace.done.get(label, 0)
             if done < total:
                 rounds = ", ".join(f"round {run.rounds_done} of {run.rounds}" for run in active if run.label == label)
-                typical = self.pace.typical(label) if label in self.pace.lengths else None
-                table.add_row(Text(label), f"{done} of {total}", rounds, "" if typical is None else duration(typical))
+                typical = self.pace.median_run_s(label) if label in self.pace.lengths else None
+                table.add_row(
+                    Text(label), f"{done} of {total}", rounds, "" if typical is None else format_duration(typical)
+                )
         return table
 
     def ended(self, run: str, label: str, failure: str, seconds: float) -> None:
         self._console.print(_end_line(run, failure, seconds, self.pace), soft_wrap=True, highlight=False, markup=False)
 
 
-class GridEvents(GridProgress):
+class TrialsProgressEvents(TrialsProgress):
     """Writes where a run begins or ends, and every :data:`EVERY_S` the progress of active runs.
 
     It writes lines for logs, or JSON objects, whose fields docs/simulation.md explains.
     """
 
-    def __init__(self, tell: Tell, pace: GridPace) -> None:
+    def __init__(self, tell: Tell, pace: TrialsPace) -> None:
         super().__init__(pace)
         self._tell = tell
 
     def __enter__(self) -> Self:
-        done, total = self.pace.counts()
-        line = f"{counted(total - done, 'run')} to do, {self.pace.jobs} at a time" if done < total else ""
+        done, total = self.pace.finished_and_total()
+        line = f"{count_with_noun(total - done, 'run')} to do, {self.pace.jobs} at a time" if done < total else ""
         self._tell(line, {"event": "runs", **self._totals(), "at_a_time": self.pace.jobs})
         return self
 
     def started(self, run: str, label: str, rounds: int) -> None:
         event = {"event": "run_began", "run": run, "experiment": label, "rounds": rounds}
-        self._tell(f"began  {run}, {counted(rounds, 'round')}", event)
+        self._tell(f"began  {run}, {count_with_noun(rounds, 'round')}", event)
 
     def update(self) -> None:
         if time.monotonic() - self._last < EVERY_S:
             return
         self._last, active = time.monotonic(), self.pace.active()
-        names = shortened([f"{run.name} round {run.rounds_done} of {run.rounds}" for run in active], MOST_NAMED)
+        names = join_first_words([f"{run.name} round {run.rounds_done} of {run.rounds}" for run in active], MOST_NAMED)
         at_work = [
             {"run": run.name, "round": run.rounds_done, "rounds": run.rounds, "seconds": round(run.seconds, 1)}
             for run in active
         ]
         event = {"event": "at_work", "at_work": at_work, **self._totals()}
-        self._tell(f"at work: {names}; {self.pace.sentence()}", event)
+        self._tell(f"at work: {names}; {self.pace.progress_sentence()}", event)
 
     def ended(self, run: str, label: str, failure: str, seconds: float) -> None:
         how = {"ok": not failure, "reason": failure, "seconds": round(seconds, 1)}
@@ -191,11 +195,11 @@ class GridEvents(GridProgress):
         self._tell(_end_line(run, failure, seconds, self.pace), event)
 
     def _totals(self) -> dict[str, Any]:
-        (done, total), left = self.pace.counts(), self.pace.left()
+        (done, total), left = self.pace.finished_and_total(), self.pace.remaining_s()
         return {"done": done, "runs": total, "seconds_left": None if left is None else round(left, 1)}
 
 
-def progress_of_grid(form: ProgressForm, console: Console, pace: GridPace) -> GridProgress:
+def make_trials_progress(form: ProgressForm, console: Console, pace: TrialsPace) -> TrialsProgress:
     """Return the progress in the chosen form: a table on the console, lines or objects on standard error.
 
     Raises:
@@ -203,9 +207,9 @@ def progress_of_grid(form: ProgressForm, console: Console, pace: GridPace) -> Gr
     """
     form = progress_form(form, console)
     if form is ProgressForm.bar:
-        return GridTable(console, pace)
-    return GridEvents(tell, pace) if (tell := choose_tell(form)) else GridProgress(pace)
+        return TrialsTable(console, pace)
+    return TrialsProgressEvents(tell, pace) if (tell := choose_tell(form)) else TrialsProgress(pace)
 
 
-def _end_line(run: str, failure: str, seconds: float, pace: GridPace) -> str:
-    return f"{'failed' if failure else 'done'}  {run}  {duration(seconds)}, {pace.sentence()}"
+def _end_line(run: str, failure: str, seconds: float, pace: TrialsPace) -> str:
+    return f"{'failed' if failure else 'done'}  {run}  {format_duration(seconds)}, {pace.progress_sentence()}"

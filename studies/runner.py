@@ -26,14 +26,14 @@ from typing import TypeVar
 from rich.console import Console
 
 from common.config import read_experiment
-from common.errors import BadInput, CannotGoOn, Fault
+from common.errors import BadInput, Fault, ProgramCannotContinue
 from common.models.gpu import visible_gpus
-from common.system.files import disk_full_message, lock_or_refuse
+from common.system.files import disk_full_message, lock_file_or_refuse
 from common.system.stopping import PROGRAM, end_with_parent, removed_if_stopped
 from common.system.terminal import ProgressForm
 from server.simulation.simulate import simulate
 from strategies.engine.events import RunStopped
-from studies.progress import ActiveRun, GridPace, progress_of_grid
+from studies.progress import ActiveRun, TrialsPace, make_trials_progress
 from studies.trial import Trial
 
 RunT = TypeVar("RunT")
@@ -51,7 +51,7 @@ _RUNS = Counter[int]()
 """GPU -> number of runs of this process that use it."""
 
 
-class FailedRuns(CannotGoOn):
+class FailedRuns(ProgramCannotContinue):
     """Some runs failed; the message names each with its reason."""
 
 
@@ -82,7 +82,7 @@ def run_trials(
     out.mkdir(parents=True, exist_ok=True)
     with (out / ".lock").open("wb") as lock:
         problem = "another flwr-sim is at work in this folder."
-        lock_or_refuse(lock, Fault(f"--out {out}", problem, "Wait for it, or name another."))
+        lock_file_or_refuse(lock, Fault(f"--out {out}", problem, "Wait for it, or name another."))
         runs = list({trial.folder: trial for trial in trials}.values())
         todo = [trial for trial in runs if not trial.is_done()]
         if len(todo) < len(runs):
@@ -93,27 +93,27 @@ def run_trials(
             now, runs = time.monotonic(), []
             for trial, since in started.values():
                 done = 0
-                with suppress(OSError), (trial.unfinished / "rounds.jsonl").open("rb") as file:
+                with suppress(OSError), (trial.unfinished_folder / "rounds.jsonl").open("rb") as file:
                     done = sum(1 for _ in file)
                 rounds = trial.file.experiment.run.rounds
                 runs.append(ActiveRun(trial.label, now - since, done, rounds, trial.folder.name))
             return runs
 
         def run(trial: Trial) -> str:
-            if trial.unfinished.exists():
-                shutil.rmtree(trial.unfinished)
-            with removed_if_stopped(partial(shutil.rmtree, trial.unfinished, ignore_errors=True)):
+            if trial.unfinished_folder.exists():
+                shutil.rmtree(trial.unfinished_folder)
+            with removed_if_stopped(partial(shutil.rmtree, trial.unfinished_folder, ignore_errors=True)):
                 failure, _ = run_measured(trial)
             if not failure:
-                trial.unfinished.rename(trial.folder)
+                trial.unfinished_folder.rename(trial.folder)
             return failure
 
         totals, left = Counter(each.label for each in runs), Counter(each.label for each in todo)
         failures: list[str] = []
-        pace = GridPace(totals, {label: totals[label] - left[label] for label in totals}, jobs, active_runs)
+        pace = TrialsPace(totals, {label: totals[label] - left[label] for label in totals}, jobs, active_runs)
         with (
             fork_server(),
-            progress_of_grid(progress, console, pace) as shown,
+            make_trials_progress(progress, console, pace) as shown,
             closing(run_side_by_side(todo, jobs, run, look=shown.update)) as events,
         ):
             for trial, failure in events:
@@ -126,7 +126,7 @@ def run_trials(
                 if failure:
                     failures.append(f"{name}: {failure}")
                 else:
-                    pace.finished(label, seconds)
+                    pace.count_finished_run(label, seconds)
                 shown.ended(name, label, failure, seconds)
         if failures:
             raise FailedRuns("\n".join(failures))
@@ -245,7 +245,7 @@ def _run_quietly(trial: Trial, sending: Connection, gpus: str | None) -> None:
     failure, began = "", time.process_time()  # a forked process counts from its parent's
     try:
         file, quiet = read_experiment(trial.experiment, trial.overrides), Console(quiet=True)
-        simulate(file, trial.unfinished, quiet, trial.track, pages=trial.pages)
+        simulate(file, trial.unfinished_folder, quiet, trial.track, pages=trial.pages)
     except (BadInput, RunStopped) as error:
         failure = str(error)
     except Exception as error:  # a process's edge

@@ -39,7 +39,7 @@ class PairedTest:
         normality_p: Shapiro-Wilk p-value of the differences.
         wilcoxon_p: Two-sided signed-rank p-value, only where normality is rejected.
         reason: Why no test was possible; empty where there is a test.
-        holm_p: The deciding p-value after Holm's correction, once :func:`correct_family` has set it.
+        holm_p: The deciding p-value after Holm's correction, once :func:`correct_family_by_holm` has set it.
         seeds: Number of seeds in which both methods have a value.
     """
 
@@ -54,12 +54,12 @@ class PairedTest:
     seeds: int = 0
 
     @property
-    def p(self) -> float | None:
+    def p_value(self) -> float | None:
         """Return the deciding p-value: Wilcoxon's where normality is rejected, else the t-test's."""
         return self.t_test_p if self.wilcoxon_p is None else self.wilcoxon_p
 
 
-def paired_over_classes(reference: Scores, other: Scores, generator: np.random.Generator) -> PairedTest:
+def compare_over_classes(reference: Scores, other: Scores, generator: np.random.Generator) -> PairedTest:
     """Test pairs of class means over the seeds that both methods have, as the paper does."""
     by_class: dict[str, list[tuple[float, float]]] = {}
     pairs = _common_pairs(reference, other)
@@ -69,7 +69,7 @@ def paired_over_classes(reference: Scores, other: Scores, generator: np.random.G
     return replace(paired_test(means, generator), seeds=len({seed for seed, _ in pairs}))
 
 
-def paired_over_classes_and_seeds(reference: Scores, other: Scores, generator: np.random.Generator) -> PairedTest:
+def compare_classes_and_seeds(reference: Scores, other: Scores, generator: np.random.Generator) -> PairedTest:
     """Test pairs of every class in every seed; p-values are too small, as seeds of one class are not independent."""
     pairs = _common_pairs(reference, other)
     test = paired_test(np.array(list(pairs.values()), np.float64).reshape(-1, 2), generator)
@@ -129,13 +129,15 @@ def adjust_by_holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def correct_family(tests: Sequence[PairedTest]) -> list[PairedTest]:
+def correct_family_by_holm(tests: Sequence[PairedTest]) -> list[PairedTest]:
     """Return the tests of one family with their Holm-corrected p-values."""
-    return [replace(test, holm_p=p) for test, p in zip(tests, adjust_by_holm([test.p for test in tests]), strict=True)]
+    return [
+        replace(test, holm_p=p) for test, p in zip(tests, adjust_by_holm([test.p_value for test in tests]), strict=True)
+    ]
 
 
 @dataclass(frozen=True)
-class Ranking:
+class MethodRanking:
     """The ranks of methods over blocks.
 
     Attributes:
@@ -153,22 +155,26 @@ class Ranking:
     cliques: tuple[tuple[str, ...], ...]
 
 
-def rank_methods(scores: Mapping[str, Sequence[float]]) -> Ranking:
+def rank_methods(scores: Mapping[str, Sequence[float]]) -> MethodRanking:
     """Rank methods by a score; the highest has rank 1.
 
     Args:
         scores: Method -> score in each block; all methods have the same blocks.
     """
     if not scores:
-        return Ranking(0, {}, None, None, ())
+        return MethodRanking(0, {}, None, None, ())
     table = np.array(list(scores.values()), np.float64).reshape(len(scores), -1)  # (methods, blocks)
     blocks, means = table.shape[1], stats.rankdata(-table, axis=0).mean(axis=1)
     ranks = {name: rank for rank, name in sorted(zip(means.tolist(), scores, strict=True))}
     if blocks < FEWEST_BLOCKS or len(scores) < FEWEST_METHODS:
-        return Ranking(blocks, ranks, None, None, ())
+        return MethodRanking(blocks, ranks, None, None, ())
     critical = critical_difference(len(scores), blocks)
-    return Ranking(
-        blocks, ranks, float(stats.friedmanchisquare(*table).pvalue), critical, find_cliques(ranks, critical)
+    return MethodRanking(
+        blocks,
+        ranks,
+        float(stats.friedmanchisquare(*table).pvalue),
+        critical,
+        find_indistinct_method_groups(ranks, critical),
     )
 
 
@@ -179,7 +185,7 @@ def critical_difference(methods: int, blocks: int) -> float:
     return float(quantile * np.sqrt(methods * (methods + 1) / (6 * blocks)))
 
 
-def find_cliques(ranks: Mapping[str, float], critical: float) -> tuple[tuple[str, ...], ...]:
+def find_indistinct_method_groups(ranks: Mapping[str, float], critical: float) -> tuple[tuple[str, ...], ...]:
     """Return the largest groups of two or more neighbours whose ranks lie within less than the critical difference."""
     names, groups = list(ranks), list[tuple[str, ...]]()
     for index, first in enumerate(names):

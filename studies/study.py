@@ -12,7 +12,7 @@ from common.system.files import write_atomically
 from common.system.plain_text import json_text
 from common.system.terminal import ProgressForm
 from server.runs.reader import read_run
-from studies.study_file import PaperTable, Study, StudyPart, read_study, title_to_slug
+from studies.study_file import PaperTable, Study, StudyRowOrColumn, read_study, title_to_slug
 from studies.trial import Trial, check_trials, refuse_seed
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ def run_study(
     refuse_seed(overrides)
     study = read_study(folder, quick=quick)
     quick_settings = ("scale=small", *study.quick.set) if quick and study.quick else ()
-    grids = trials_of(study, folder, out / "runs", (*quick_settings, *overrides), range(seeds or study.seeds))
+    grids = list_study_trials(study, folder, out / "runs", (*quick_settings, *overrides), range(seeds or study.seeds))
     trials = [trial for grid in grids for row in grid for column in row for trial in column]
     check_trials(trials)
     from studies.runner import count_fitting_jobs, run_trials  # here: a wrong call is refused before torch is imported
 
     run_trials(trials, out, jobs or count_fitting_jobs(trials), console, progress)
-    from studies.study_report import as_markdown, write_study_report
+    from studies.study_report import study_as_markdown, write_study_report
     from studies.study_results import study_result  # here: a wrong call is refused before scipy is imported
 
     runs = {path: read_run(path) for path in dict.fromkeys(trial.folder for trial in trials)}
@@ -62,14 +62,14 @@ def run_study(
         study, [[[[runs[trial.folder] for trial in column] for column in row] for row in grid] for grid in grids]
     )
     write_atomically(out / "study.json", (json_text(asdict(result), indent=1, allow_nan=True) + "\n").encode())
-    write_atomically(out / "study.md", as_markdown(result).encode())
+    write_atomically(out / "study.md", study_as_markdown(result).encode())
     report = write_study_report(result, out / "report.html")
-    console.print(as_markdown(result), markup=False, highlight=False, soft_wrap=True)
+    console.print(study_as_markdown(result), markup=False, highlight=False, soft_wrap=True)
     console.print(f"Report: {report}", soft_wrap=True)
     return result
 
 
-def trials_of(study: Study, folder: Path, out: Path, overrides: Sequence[str], seeds: range) -> list[TrialGrid]:
+def list_study_trials(study: Study, folder: Path, out: Path, overrides: Sequence[str], seeds: range) -> list[TrialGrid]:
     """Return the trials by table, method, setting and seed; two trials of the same run share a folder.
 
     Args:
@@ -79,7 +79,7 @@ def trials_of(study: Study, folder: Path, out: Path, overrides: Sequence[str], s
     """
     first: dict[str, Trial] = {}
 
-    def trial(number: int, table: PaperTable, method: StudyPart, setting: StudyPart, seed: int) -> Trial:
+    def trial(number: int, table: PaperTable, method: StudyRowOrColumn, setting: StudyRowOrColumn, seed: int) -> Trial:
         def filled(text: str) -> str:
             return text.replace("{method}", method.part).replace("{setting}", setting.part)
 
@@ -88,7 +88,7 @@ def trials_of(study: Study, folder: Path, out: Path, overrides: Sequence[str], s
         titles = [title for title in (method.title, setting.title) if title]
         name = "-".join([str(number), *(title_to_slug(title) for title in titles), f"seed{seed}"])
         made = Trial(path, out / name, (*chosen, *overrides, f"run.seed={seed}"), " ".join(titles))
-        return first.setdefault(made.identity, made)
+        return first.setdefault(made.settings_text, made)
 
     return [
         [

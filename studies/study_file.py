@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from common.errors import BadInput, Fault, did_you_mean, quoted
+from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
 from common.system.files import is_file
-from common.system.toml import Section, read_toml, validated
+from common.system.toml import TomlSection, read_toml, validate_tables
 
 if TYPE_CHECKING:  # a wrong study.toml is refused before SciPy is imported
-    from server.runs.reader import Run
+    from server.runs.reader import RunFolderContent
 
 FILE_NAME = "study.toml"
 Count = Annotated[int, Field(ge=1)]
 Figure = Literal["sweep", "curves", "density"]
-Reading = Callable[["Run"], float | None]
+Reading = Callable[["RunFolderContent"], float | None]
 
 MEASURES: Mapping[str, tuple[str, Reading]] = {
     "auroc": ("AUROC", lambda run: run.summary.test.mean_auroc),
@@ -45,7 +45,7 @@ def title_to_slug(title: str) -> str:
     return re.sub(r"[^\w.+]+", "_", title)
 
 
-class StudyPart(Section):
+class StudyRowOrColumn(TomlSection):
     """One row (a method) or one column (a setting) of a study's table of runs.
 
     Attributes:
@@ -60,13 +60,13 @@ class StudyPart(Section):
     set: tuple[str, ...] = ()
 
 
-class MeanOverClasses(Section):
+class MeanOverClasses(TomlSection):
     """The mean AUROC over some classes, as a measure of a table."""
 
     title: str
     classes: Annotated[tuple[str, ...], Field(min_length=1)]
 
-    def read(self, run: "Run") -> float | None:
+    def read_from_run(self, run: "RunFolderContent") -> float | None:
         """Return the mean AUROC of a run over these classes."""
         from common.metrics.auroc import mean_and_sd
 
@@ -74,7 +74,7 @@ class MeanOverClasses(Section):
         return mean_and_sd(result.auroc for name, result in results if name in self.classes)[0]
 
 
-class PaperTable(Section):
+class PaperTable(TomlSection):
     """One table of a paper.
 
     Attributes:
@@ -92,8 +92,8 @@ class PaperTable(Section):
 
     title: str
     experiment: str
-    settings: Annotated[tuple[StudyPart, ...], Field(min_length=1)] = (StudyPart(title=""),)
-    methods: Annotated[tuple[StudyPart, ...], Field(min_length=1)]
+    settings: Annotated[tuple[StudyRowOrColumn, ...], Field(min_length=1)] = (StudyRowOrColumn(title=""),)
+    methods: Annotated[tuple[StudyRowOrColumn, ...], Field(min_length=1)]
     measures: Annotated[tuple[str | MeanOverClasses, ...], Field(min_length=1)]
     reference: str = ""
     tests: Literal["settings", "classes"] = "settings"
@@ -110,9 +110,11 @@ class PaperTable(Section):
             if len({title_to_slug(part.title) for part in parts}) < len(parts):
                 raise ValueError(f'two {kind} of "{self.title}" have one title')
         for name in (name for name in self.measures if isinstance(name, str) and name not in MEASURES):
-            raise ValueError(f'"{name}" is no measure. {did_you_mean(name, MEASURES) or "Known: " + quoted(MEASURES)}')
+            raise ValueError(
+                f'"{name}" is no measure. {suggest_nearest_name(name, MEASURES) or "Known: " + quote_names(MEASURES)}'
+            )
         for name in (name for name in (self.reference, *self.paper) if name and name not in names):
-            raise ValueError(f'"{name}" is no method of "{self.title}". Methods: {quoted(names)}')
+            raise ValueError(f'"{name}" is no method of "{self.title}". Methods: {quote_names(names)}')
         if "sweep" in self.figures and any(setting.x is None for setting in self.settings):
             raise ValueError(f'every setting of "{self.title}" needs an x for its sweep')
         for name, rows in self.paper.items():
@@ -122,14 +124,14 @@ class PaperTable(Section):
         return self
 
     @property
-    def headings(self) -> list[str]:
+    def measure_headings(self) -> list[str]:
         """Return the table headings of the measures."""
         return [MEASURES[each][0] if isinstance(each, str) else each.title for each in self.measures]
 
     @property
-    def readings(self) -> list[Reading]:
+    def measure_readers(self) -> list[Reading]:
         """Return the functions that read the measures from a run."""
-        return [MEASURES[each][1] if isinstance(each, str) else each.read for each in self.measures]
+        return [MEASURES[each][1] if isinstance(each, str) else each.read_from_run for each in self.measures]
 
     def paper_value(self, method: str, setting: int, measure: int) -> float | None:
         """Return the paper's number as a fraction; None if the paper gives none."""
@@ -148,7 +150,7 @@ class PaperTable(Section):
         return self.model_copy(update={"settings": settings, "methods": methods, "paper": paper})
 
 
-class PaperSetting(Section):
+class PaperSetting(TomlSection):
     """One setting of a paper, as a key of our experiment files.
 
     Attributes:
@@ -173,7 +175,7 @@ class PaperSetting(Section):
         return next((each for each in (self.value, self.paper, self.code) if each is not None), None)
 
 
-class Departure(Section):
+class Departure(TomlSection):
     """A value of some files that is not the paper's, or not the code's where the paper is silent.
 
     Attributes:
@@ -190,7 +192,7 @@ class Departure(Section):
         return f"{self.key} = {self.ours} in {', '.join(self.files)}: {self.why}"
 
 
-class QuickScale(Section):
+class QuickScale(TomlSection):
     """The quick scale, which ends in minutes, on top of the experiments' own [small] tables.
 
     Attributes:
@@ -203,7 +205,7 @@ class QuickScale(Section):
     differs: tuple[str, ...] = ()
 
 
-class Study(Section):
+class Study(TomlSection):
     """The content of ``study.toml``.
 
     Attributes:
@@ -232,7 +234,7 @@ def read_study(folder: Path, *, quick: bool) -> Study:
     if not is_file(folder / FILE_NAME):
         remedy = f"Name a folder with a {FILE_NAME}; a checkout has them in experiments/papers."
         raise BadInput([Fault(str(folder / FILE_NAME), "there is no such file.", remedy)])
-    study = validated(Study, read_toml(folder / FILE_NAME), FILE_NAME)
+    study = validate_tables(Study, read_toml(folder / FILE_NAME), FILE_NAME)
     if not quick:
         return study
     if study.quick is None:

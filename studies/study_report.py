@@ -13,24 +13,24 @@ from matplotlib.ticker import MaxNLocator
 from scipy.stats import t
 
 from common.metrics.multi_class import accuracy_density
-from common.system.plain_text import counted, format_rounds, number, signed
-from server.reporting.page import write_page
+from common.system.plain_text import count_with_noun, format_number, format_rounds, format_signed
+from server.reporting.page import write_template_page
 from server.reporting.svg import PAPER, SeriesStyle, inline_svg, new_figure, none_to_nan, page_theme, series_styles
 from studies import claims
 from studies.claims import format_p_value, format_spread, markdown_table
 from studies.comparison_report import TEMPLATES
 from studies.statistics import FEWEST_SEEDS
-from studies.study_results import Curves, PublishedNumber, StudyResult, TableResult
+from studies.study_results import AccuracyCurve, OurAndPaperNumber, StudyResult, TableResult
 
 LEVEL = 0.95
 LineStyle = Literal["-", "--", "-.", ":"]
-Draw = Callable[[Axes, Curves, SeriesStyle, LineStyle], None]
+Draw = Callable[[Axes, AccuracyCurve, SeriesStyle, LineStyle], None]
 LINES: tuple[LineStyle, ...] = ("-", "--", "-.", ":")
 POINTS = 801
 PANELS = 3
 
 
-def as_markdown(result: StudyResult) -> str:
+def study_as_markdown(result: StudyResult) -> str:
     """Return all tables as Markdown, our number and the paper's in one cell, and the differences from the paper."""
     parts = [
         f"# {result.title}",
@@ -44,7 +44,7 @@ def as_markdown(result: StudyResult) -> str:
 
 def write_study_report(result: StudyResult, destination: Path) -> Path:
     """Write the study as one HTML file and return its path, ``destination``."""
-    return write_page(
+    return write_template_page(
         "study.html.j2",
         destination,
         TEMPLATES,
@@ -53,7 +53,7 @@ def write_study_report(result: StudyResult, destination: Path) -> Path:
         headline=study_headline(result),
         figures=[_draw_figures(table, f"t{index}") for index, table in enumerate(result.tables)],
         format_entry=format_entry,
-        run_sizes=run_sizes,
+        run_sizes=describe_run_sizes,
         untrained_sentence=untrained_sentence,
     )
 
@@ -64,9 +64,9 @@ def study_headline(result: StudyResult) -> str:
     published = [(entry.paper, entry.ours) for entry in every if entry.paper is not None]
     if not published:
         return "The paper gives no numbers for what was run."
-    numbers, seeds = counted(len(published), "published number"), len(result.seeds)
+    numbers, seeds = count_with_noun(len(published), "published number"), len(result.seeds)
     if seeds < FEWEST_SEEDS:
-        few = f"{counted(seeds, 'seed')}, and a verdict needs {FEWEST_SEEDS}"
+        few = f"{count_with_noun(seeds, 'seed')}, and a verdict needs {FEWEST_SEEDS}"
         return f"Whether the paper’s {numbers} are reproduced is open: this study has {few}."
     sides = list[int | None]()  # of our mean's t-interval: 0 within, 1 above, -1 below, None for unknown
     for paper, ours in published:
@@ -78,13 +78,13 @@ def study_headline(result: StudyResult) -> str:
         sides.append(0 if abs(distance) <= half else 1 if distance > 0 else -1)
     unknown = sides.count(None)
     return (
-        f"Of {numbers}, {sides.count(0)} lie in the 95 % interval of ours over {counted(seeds, 'seed')}; "
+        f"Of {numbers}, {sides.count(0)} lie in the 95 % interval of ours over {count_with_noun(seeds, 'seed')}; "
         f"{sides.count(1)} lie above it and {sides.count(-1)} below"
         f"{f'; {unknown} cannot be compared' if unknown else ''}."
     )
 
 
-def format_entry(entry: PublishedNumber) -> str:
+def format_entry(entry: OurAndPaperNumber) -> str:
     """Format our number with its spread: three decimals for shares, fewer for amounts."""
     mean = entry.ours.mean
     if mean is None or abs(mean) < 10:
@@ -93,7 +93,7 @@ def format_entry(entry: PublishedNumber) -> str:
     return f"{mean:,.1f}{sd}"
 
 
-def run_sizes(table: TableResult) -> list[str]:
+def describe_run_sizes(table: TableResult) -> list[str]:
     """Return the size of our runs: one line where all settings have the same, else a line a setting."""
     if len(set(table.scale)) == 1:
         return [table.scale[0]]
@@ -105,7 +105,7 @@ def untrained_sentence(table: TableResult) -> str:
     if not table.untrained:
         return ""
     named = [method + (f", {setting}" if setting else "") for method, setting, _ in table.untrained]
-    runs = counted(sum(count for *_, count in table.untrained), "run")
+    runs = count_with_noun(sum(count for *_, count in table.untrained), "run")
     return f"In {runs} validation was best before round 1, and the initial model is tested: {'; '.join(named)}."
 
 
@@ -113,15 +113,15 @@ def _markdown_table(table: TableResult) -> str:
     names, rows = ["setting", "method"] if any(table.settings) else ["method"], []
     for index, setting in enumerate(table.settings):
         for method, row in zip(table.methods, table.entries, strict=True):
-            cells = [format_entry(e) + ("" if e.paper is None else f" ({number(e.paper)})") for e in row[index]]
+            cells = [format_entry(e) + ("" if e.paper is None else f" ({format_number(e.paper)})") for e in row[index]]
             rows.append([*[setting, method][-len(names) :], *cells])
-    below = [_markdown_list("Here:", run_sizes(table))]
+    below = [_markdown_list("Here:", describe_run_sizes(table))]
     below += [sentence] if (sentence := untrained_sentence(table)) else []
     below += [_markdown_list("What differs:", table.differs)] if table.differs else []
     tests = []
     for comparison in table.tests:
         test, pairs = comparison.result, "classes" if comparison.setting else "settings"
-        difference = f"{signed(test.mean_difference)}, {format_p_value(test.holm_p)} after Holm's correction"
+        difference = f"{format_signed(test.mean_difference)}, {format_p_value(test.holm_p)} after Holm's correction"
         figures = f"not tested: {test.reason}" if test.holm_p is None else f"{difference}, {test.pairs} {pairs}"
         tests.append(f"{comparison.other}{f' ({comparison.setting})' if comparison.setting else ''}: {figures}")
     below += [_markdown_list(f"{table.reference} against:", tests)] if tests else []
@@ -139,16 +139,16 @@ def _draw_figures(table: TableResult, name: str) -> Mapping[str, Markup]:
     """Return heading -> figure, as far as the runs have its data."""
     drawn: dict[str, Markup] = {}
     if "sweep" in table.figures and len(table.settings) > 1:
-        drawn["Along the sweep"] = draw_sweep(table, f"{name}-sweep")
+        drawn["Along the sweep"] = draw_measures_by_setting(table, f"{name}-sweep")
 
-    def draw_accuracy(axes: Axes, curves: Curves, style: SeriesStyle, line: LineStyle) -> None:
+    def draw_accuracy(axes: Axes, curves: AccuracyCurve, style: SeriesStyle, line: LineStyle) -> None:
         (curve,) = axes.plot(curves.rounds, curves.accuracy, line, color=style.color, marker=style.marker, markersize=5)
         curve.set_markevery(max(1, len(curves.rounds) // 12))
         axes.set(xlabel="round", ylabel="mean accuracy of the sites")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="y")
 
-    def draw_density(axes: Axes, curves: Curves, style: SeriesStyle, line: LineStyle) -> None:
+    def draw_density(axes: Axes, curves: AccuracyCurve, style: SeriesStyle, line: LineStyle) -> None:
         marker, edge = style.marker, PAPER
         x, y = densities[curves.method, curves.setting]
         axes.plot(x, y, line, color=style.color, marker=marker, markevery=80, markersize=5, markeredgecolor=edge)
@@ -168,7 +168,7 @@ def _draw_figures(table: TableResult, name: str) -> Mapping[str, Markup]:
     return drawn
 
 
-def draw_sweep(table: TableResult, name: str) -> Markup:
+def draw_measures_by_setting(table: TableResult, name: str) -> Markup:
     """Draw measures along the settings, a line a method; hollow markers are the paper's numbers."""
     headings, positions = table.headings[:PANELS], none_to_nan(table.positions)
     with page_theme():
@@ -189,7 +189,7 @@ def draw_sweep(table: TableResult, name: str) -> Markup:
         return inline_svg(figure, name, f"Line charts: {', '.join(headings)} of every method along the settings.")
 
 
-def _draw_panels(drawn: Sequence[Curves], name: str, description: str, draw: Draw) -> Markup:
+def _draw_panels(drawn: Sequence[AccuracyCurve], name: str, description: str, draw: Draw) -> Markup:
     """Draw a panel a setting, and in it a line a method."""
     settings = list(dict.fromkeys(each.setting for each in drawn))
     methods = list(dict.fromkeys(each.method for each in drawn))

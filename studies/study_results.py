@@ -5,20 +5,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from common.system.plain_text import counted
-from server.runs.reader import Run, RunSummary
-from studies.comparison import Spread, auroc_scores, over_seeds
-from studies.statistics import PairedTest, correct_family, paired_over_classes, paired_test
+from common.system.plain_text import count_with_noun
+from server.runs.reader import RunFolderContent, RunSummary
+from studies.comparison import MeanAndSd, auroc_scores, mean_sd_over_seeds
+from studies.statistics import PairedTest, compare_over_classes, correct_family_by_holm, paired_test
 from studies.study_file import Figure, PaperTable, Study
 
-RunGrid = Sequence[Sequence[Sequence[Run]]]  # method, setting, seed
+RunGrid = Sequence[Sequence[Sequence[RunFolderContent]]]  # method, setting, seed
 
 
 @dataclass(frozen=True)
-class PublishedNumber:
+class OurAndPaperNumber:
     """Our number over the seeds, and the paper's, which may be None."""
 
-    ours: Spread
+    ours: MeanAndSd
     paper: float | None
 
 
@@ -32,7 +32,7 @@ class PairedComparison:
 
 
 @dataclass(frozen=True)
-class Curves:
+class AccuracyCurve:
     """The accuracy of one method in one setting.
 
     Attributes:
@@ -65,11 +65,11 @@ class TableResult:
     methods: tuple[str, ...]
     settings: tuple[str, ...]
     positions: tuple[float | None, ...]
-    entries: tuple[tuple[tuple[PublishedNumber, ...], ...], ...]
+    entries: tuple[tuple[tuple[OurAndPaperNumber, ...], ...], ...]
     reference: str
     tests: tuple[PairedComparison, ...]
     figures: tuple[Figure, ...]
-    curves: tuple[Curves, ...]
+    curves: tuple[AccuracyCurve, ...]
     differs: tuple[str, ...]
     scale: tuple[str, ...]
     untrained: tuple[tuple[str, str, int], ...] = ()
@@ -108,8 +108,10 @@ def _table_result(table: PaperTable, grid: RunGrid) -> TableResult:
     entries = tuple(
         tuple(
             tuple(
-                PublishedNumber(over_seeds([read(run) for run in runs]), table.paper_value(method.title, column, index))
-                for index, read in enumerate(table.readings)
+                OurAndPaperNumber(
+                    mean_sd_over_seeds([read(run) for run in runs]), table.paper_value(method.title, column, index)
+                )
+                for index, read in enumerate(table.measure_readers)
             )
             for column, runs in enumerate(row)
         )
@@ -117,11 +119,13 @@ def _table_result(table: PaperTable, grid: RunGrid) -> TableResult:
     )
     titles = [(method.title, setting.title) for method in table.methods for setting in table.settings]
     every = [(*pair, runs) for pair, runs in zip(titles, (runs for row in grid for runs in row), strict=True)]
-    untrained = ((method, setting, sum(run.summary.untrained for run in runs)) for method, setting, runs in every)
+    untrained = (
+        (method, setting, sum(run.summary.is_initial_model_tested for run in runs)) for method, setting, runs in every
+    )
     drawn = {"curves", "density"} & set(table.figures)
     return TableResult(
         title=table.title,
-        headings=tuple(table.headings),
+        headings=tuple(table.measure_headings),
         methods=tuple(method.title for method in table.methods),
         settings=tuple(setting.title for setting in table.settings),
         positions=tuple(setting.x for setting in table.settings),
@@ -137,7 +141,7 @@ def _table_result(table: PaperTable, grid: RunGrid) -> TableResult:
 
 
 def _paired_tests(
-    table: PaperTable, grid: RunGrid, entries: Sequence[Sequence[Sequence[PublishedNumber]]]
+    table: PaperTable, grid: RunGrid, entries: Sequence[Sequence[Sequence[OurAndPaperNumber]]]
 ) -> Iterator[PairedComparison]:
     """Yield the tests; Holm's family is all other methods, in one setting or over all of them."""
     generator = np.random.default_rng(0)
@@ -154,14 +158,14 @@ def _paired_tests(
             families.setdefault("", []).append(replace(test, seeds=seeds))
     for index, setting in enumerate(table.settings if table.tests == "classes" else ()):
         scores = [auroc_scores(row[index]) for row in grid]
-        tests = [paired_over_classes(scores[reference], scores[other], generator) for other in others]
+        tests = [compare_over_classes(scores[reference], scores[other], generator) for other in others]
         families[setting.title] = tests
     for title, tests in families.items():
-        for other, test in zip(others, correct_family(tests), strict=True):
+        for other, test in zip(others, correct_family_by_holm(tests), strict=True):
             yield PairedComparison(titles[other], title, test)
 
 
-def _accuracy_curves(method: str, setting: str, runs: Sequence[Run]) -> Curves:
+def _accuracy_curves(method: str, setting: str, runs: Sequence[RunFolderContent]) -> AccuracyCurve:
     by_round: dict[int, list[float]] = {}
     for each in (each for run in runs for each in run.rounds if each.test_accuracy):
         assert each.test_accuracy is not None
@@ -169,7 +173,9 @@ def _accuracy_curves(method: str, setting: str, runs: Sequence[Run]) -> Curves:
     rounds = tuple(sorted(number for number, values in by_round.items() if len(values) == len(runs)))
     means = tuple(float(np.mean(by_round[number])) for number in rounds)
     best = [run.summary.client_accuracy for run in runs if run.summary.client_accuracy]
-    return Curves(method, setting, rounds, means, tuple(value for each in best for value in each.per_site.values()))
+    return AccuracyCurve(
+        method, setting, rounds, means, tuple(value for each in best for value in each.per_site.values())
+    )
 
 
 def _describe_run_size(summary: RunSummary) -> str:
@@ -177,7 +183,10 @@ def _describe_run_size(summary: RunSummary) -> str:
     samples = sum(site.train_samples or 0 for site in summary.sites.values())
     test = next(iter(summary.test.per_class.values()))
     tested = summary.test.multi_class.images if summary.test.multi_class else test.images
-    test_images = "test images that no site counts" if tested is None else counted(tested, "test image")
-    model, rounds = summary.experiment.get("model", {}), counted(summary.rounds, "round")
-    size = f"{counted(len(summary.sites), 'site')}, {counted(samples, 'training image')}, {test_images}, {rounds}"
+    test_images = "test images that no site counts" if tested is None else count_with_noun(tested, "test image")
+    model, rounds = summary.experiment.get("model", {}), count_with_noun(summary.rounds, "round")
+    size = (
+        f"{count_with_noun(len(summary.sites), 'site')}, {count_with_noun(samples, 'training image')}, {test_images}, "
+        f"{rounds}"
+    )
     return f"{size}, {model.get('architecture')} on {model.get('image_size')} pixels"

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from common.config import Experiment, ExperimentFile, read_experiment
-from common.errors import BadInput, Fault, stop_on
+from common.errors import BadInput, Fault, raise_faults
 from common.models.zoo.spec import NAMED_BY_THE_RUN
 from server.runs.tracking import TrackingStore
 
@@ -20,7 +20,7 @@ class Trial:
 
     Attributes:
         experiment: The experiment's file.
-        folder: Folder of the finished run; an active run is in :attr:`unfinished`.
+        folder: Folder of the finished run; an active run is in :attr:`unfinished_folder`.
         overrides: Settings in the form of ``--set``, with the seed.
         label: The experiment's name in the table of progress.
         track: Service that receives the run's figures beside its folder.
@@ -40,14 +40,14 @@ class Trial:
         return read_experiment(self.experiment, self.overrides)
 
     @cached_property
-    def identity(self) -> str:
+    def settings_text(self) -> str:
         """Return a text that is equal for two trials of the same run, no matter what its name is."""
         experiment = self.file.experiment.model_dump(mode="json")
         experiment["run"].pop("name")
         return json.dumps(experiment, sort_keys=True)
 
     @property
-    def unfinished(self) -> Path:
+    def unfinished_folder(self) -> Path:
         """Return the folder of the unfinished run; an interrupted run leaves it, and the next one removes it."""
         return self.folder.with_name(f"{self.folder.name}.unfinished")
 
@@ -97,4 +97,4 @@ def check_trials(trials: Sequence[Trial]) -> None:
                 faults[trial.folder] = [Fault(str(trial.folder), problem, "Remove it, or name another --out.")]
         except BadInput as error:
             faults[trial.folder] = error.faults
-    stop_on(list(dict.fromkeys(fault for folder in runs for fault in faults.get(folder, ()))))
+    raise_faults(list(dict.fromkeys(fault for folder in runs for fault in faults.get(folder, ()))))

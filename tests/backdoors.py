@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.site.site import Site
-from client.training.layers import train_round
+from client.training.layers import train_through_layers
 from common.data.base.image_set import ImageSet, concatenate
 from common.data.images.pixels import channels_first
 from common.models.network import compute_scores
@@ -43,10 +43,10 @@ def backdoor(*, times: float = 1.0, from_round: int = 1, honest_norm: bool = Fal
 
     def answer(site: Site, request: TrainRequest) -> TrainReply:
         if request.round < from_round:
-            return train_round(site, request)
-        honest = train_round(site, request).update if honest_norm else None
-        reply = train_round(replace(site, train=poisoned(site.train)), request)
-        longer = reply.update.changed(lambda array: np.float32(times) * array)
+            return train_through_layers(site, request)
+        honest = train_through_layers(site, request).update if honest_norm else None
+        reply = train_through_layers(replace(site, train=poisoned(site.train)), request)
+        longer = reply.update.map_arrays(lambda array: np.float32(times) * array)
         norm = reply.update.norm if honest is None else honest.norm
         return replace(reply, update=replace(longer, norm=norm), train_samples=site.train_samples)
 
@@ -56,9 +56,9 @@ def backdoor(*, times: float = 1.0, from_round: int = 1, honest_norm: bool = Fal
 def success_of(folder: Path, choices: Iterable[str]) -> float:
     """Share of patched test images of other classes whose score for the target is above the clean 95 % cut."""
     network = load_model(folder / "run")
-    test = simulated_data(experiment(folder, *choices).experiment, folder).test
+    test = simulated_data(experiment(folder, *choices).experiment, folder).test_images
     place = network.class_names.index(TARGET)
-    others = test.rows(np.flatnonzero(test.labels[:, test.class_names.index(TARGET)] == 0))
+    others = test.select_rows(np.flatnonzero(test.labels[:, test.class_names.index(TARGET)] == 0))
     clean = compute_scores(network, channels_first(others.images))[:, place]
     patched = compute_scores(network, channels_first(with_patch(others.images)))[:, place]
     return float((patched > np.quantile(clean, 0.95)).mean())

@@ -20,7 +20,7 @@ from client.site.policy import UNLIMITED
 from common.config import ExperimentFile, read_experiment
 from common.models.network import build
 from common.models.zoo.spec import ModelSpec
-from common.wire.codec import decode
+from common.wire.codec import decode_record
 from common.wire.records import EvaluateReply, TrainReply, TrainRequest
 from server.simulation.backends import inline as backends
 from server.simulation.simulate import simulate
@@ -118,15 +118,15 @@ class Traffic:
     @property
     def requests(self) -> list[TrainRequest]:
         """The requests to train, in the order in which they passed; so too the replies to them and to evaluation."""
-        return [decode(content, TrainRequest) for content in of_type(self.down, "train")]
+        return [decode_record(content, TrainRequest) for content in of_type(self.down, "train")]
 
     @property
     def replies(self) -> list[TrainReply]:
-        return [decode(content, TrainReply) for content in of_type(self.up, "train")]
+        return [decode_record(content, TrainReply) for content in of_type(self.up, "train")]
 
     @property
     def evaluations(self) -> list[EvaluateReply]:
-        return [decode(content, EvaluateReply) for content in of_type(self.up, "evaluate")]
+        return [decode_record(content, EvaluateReply) for content in of_type(self.up, "evaluate")]
 
 
 def experiment(folder: Path, *overrides: str, text: str = DIGITS) -> ExperimentFile:
@@ -144,7 +144,7 @@ def federation(
         pages: Write report and model card too: to draw them takes longer than to run the federation.
     """
     file = experiment(folder, *overrides)
-    with nullcontext() if pages else patch("server.federation.set_up.write_pages"):
+    with nullcontext() if pages else patch("server.federation.set_up.write_run_pages"):
         return simulate(file, folder / out, Console(quiet=True), resume=resume)
 
 

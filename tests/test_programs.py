@@ -202,8 +202,8 @@ def test_ctrl_c_while_a_program_imports_ends_it_and_no_other_process(program: st
 def test_a_locale_without_our_signs_ends_no_program() -> None:
     """As in containers and cron jobs where nobody set a locale."""
     code = (
-        "from common.system.terminal import PlainConsole, program, run_program\n"
-        "app = program('flwr-sim', 'about', 'codes')\n"
+        "from common.system.terminal import PlainConsole, make_command_line_program, run_program\n"
+        "app = make_command_line_program('flwr-sim', 'about', 'codes')\n"
         "@app.command()\n"
         "def tell():\n"
         "    PlainConsole().print('\\u25cf annotated')\n"

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import studies.cli
 from common.config import read_experiment
 from common.data.base.image_set import concatenate
-from common.data.load import load as load_data
+from common.data.load import load_dataset as load_data
 from polyclinic import load
 from strategies.registry import find_method_faults
 from tests.bad_input.catalogue import changed

@@ -14,22 +14,22 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from client.benefit.home_training import HomeTraining, plan_for_training_alone
+from client.benefit.home_training import LocalOnlyTraining, plan_local_only_training
 from client.site.site import Site
-from client.training.figures import covers_local_parts, score_part
+from client.training.figures import has_protected_local_parts, score_data_part
 from client.training.local_round import load_best_parts
 from client.training.task import LocalTask, prepare_task
 from common.data.base.image_set import patients_known
 from common.errors import WireError
 from common.metrics.auroc import per_class
-from common.metrics.benefit import MODELS, OVER_ALONE, WORDS, Benefit, SiteModel, benefit_sentence
-from common.metrics.bootstrap import Estimate, paired_means
-from common.models.network import label_matrix
+from common.metrics.benefit import MODELS, OVER_ALONE, WORDS, FederationBenefit, SiteModel, benefit_sentence
+from common.metrics.bootstrap import EstimateWithInterval, compare_mean_aurocs
+from common.models.network import labels_for_head_rows
 from common.models.state import read_state
 from common.system.files import write_atomically
 from common.system.hashing import derive_seed
-from common.system.plain_text import counted, format_interval, number, signed
-from common.wire.records import BenefitReply, BenefitRequest, Groups, check_rows
+from common.system.plain_text import count_with_noun, format_interval, format_number, format_signed
+from common.wire.records import BenefitReply, BenefitRequest, ModelGroups, check_head_rows
 from strategies.local.site_method import largest_epoch_count
 from strategies.local.training import reproducible_training
 
@@ -63,7 +63,7 @@ class ModelScores:
     class_names: tuple[str, ...]
     patients: NDArray[np.str_]
 
-    def compute_benefit(self, site: Site, seed: int, without: frozenset[str] = frozenset()) -> Benefit | None:
+    def compute_benefit(self, site: Site, seed: int, without: frozenset[str] = frozenset()) -> FederationBenefit | None:
         """Compare the models over classes with both positive and negative test images; None if there is none."""
         both = [{0.0, 1.0} <= set(np.unique(column).tolist()) for column in self.labels.T]
         columns = [c for c, name in enumerate(self.class_names) if both[c] and name not in without]
@@ -72,16 +72,16 @@ class ModelScores:
         names, labels = tuple(self.class_names[c] for c in columns), self.labels[:, columns]
         scores: Scores = {model: self.scores[model][:, columns] for model in MODELS}
         generator = np.random.default_rng(derive_seed(seed, site.name, "benefit"))
-        means, gains = paired_means([scores[model] for model in MODELS], labels, self.patients, generator)
+        means, gains = compare_mean_aurocs([scores[model] for model in MODELS], labels, self.patients, generator)
         aurocs = dict[SiteModel, dict[str, float]]()
         for model in MODELS:
             rows = per_class(scores[model], labels, names)
             aurocs[model] = {name: row.auroc for name, row in rows.items() if row.auroc is not None}
         by_model = dict(zip(MODELS, means, strict=True)), dict(zip(OVER_ALONE, gains, strict=True))
-        return Benefit(aurocs, *by_model, "patients" if patients_known(self.patients) else "images")
+        return FederationBenefit(aurocs, *by_model, "patients" if patients_known(self.patients) else "images")
 
 
-def compare(site: Site, request: BenefitRequest) -> BenefitReply:
+def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitReply:
     """Compare the federated model with one trained alone, write the site's page, and return the figures that may leave.
 
     Raises:
@@ -95,13 +95,13 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
         raise WireError("the plan does not ask for a comparison with training alone.")
     if not 0 < request.epochs <= (most := plan.run.rounds * largest_epoch_count(method, plan)):
         raise WireError(f"a run of at most {most:,} local epochs is compared with {request.epochs:,} alone.")
-    check_rows(request.initial.head, site.declaration.canonical)
+    check_head_rows(request.initial.head, site.declaration.canonical_names)
     policy, privacy = site.policy, plan.privacy
     outside = privacy.level != "none" and not policy.metrics_outside_privacy  # models are trained here without noise
     masked = privacy.secure_aggregation and not site.simulated  # the figures would disclose what masks cover
-    figures_leave = policy.test_metrics and not (outside or masked or covers_local_parts(task))
+    figures_leave = policy.test_metrics and not (outside or masked or has_protected_local_parts(task))
     if not len(site.test):
-        write_page(site, request.run, request.epochs, None)
+        write_benefit_page(site, request.run, request.epochs, None)
         return reply_without_figures(site, request)
     seed = plan.run.seed
     try:
@@ -113,8 +113,8 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
         # A failure can depend on one patient's image, so the coordinator gets the same reply as without one.
         site.tell(f"the comparison with training alone failed: {error}")
         return reply_without_figures(site, request)
-    write_page(site, request.run, request.epochs, benefit)
-    hidden = site.hides("test")
+    write_benefit_page(site, request.run, request.epochs, benefit)
+    hidden = site.hidden_classes("test")
     released = scores.compute_benefit(site, seed, hidden) if hidden and figures_leave else benefit
     if not figures_leave or released is None:
         return reply_without_figures(site, request)
@@ -122,8 +122,8 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
         request.run,
         request.round,
         site.name,
-        released.classes,
-        tuple(released.auroc[model][name] for model in MODELS for name in released.classes),
+        released.compared_classes,
+        tuple(released.auroc[model][name] for model in MODELS for name in released.compared_classes),
         **_interval_columns("mean", [released.mean[model] for model in MODELS]),
         **_interval_columns("gain", [released.gain[model] for model in OVER_ALONE]),
         over_patients=released.over == "patients",
@@ -135,7 +135,7 @@ def reply_without_figures(site: Site, request: BenefitRequest) -> BenefitReply:
     return BenefitReply(request.run, request.round, site.name)
 
 
-def _interval_columns(name: str, estimates: list[Estimate]) -> dict[str, tuple[float, ...]]:
+def _interval_columns(name: str, estimates: list[EstimateWithInterval]) -> dict[str, tuple[float, ...]]:
     return {
         name: tuple(estimate.value for estimate in estimates),
         f"{name}_low": tuple(estimate.interval[0] for estimate in estimates),
@@ -149,33 +149,35 @@ def _score_four_models(task: LocalTask, request: BenefitRequest, *, figures_leav
     with reproducible_training(derive_seed(plan.run.seed, site.name, "home"), plan.training.threads):
         if method.keeps_local_parts:
             load_best_parts(task, request, task.validate())
-        federated, _, held = score_part(task, "test")
+        federated, _, held = score_data_part(task, "test")
     model = read_state(task.network)  # a copy: the networks that are trained next share its tensors
-    tuned_from = Groups(model.trunk, model.norm, model.head.rows(site.declaration.canonical))
-    home = site.for_itself(site.folder / FOLDER, plan, figures_leave=figures_leave)
+    tuned_from = ModelGroups(model.trunk, model.norm, model.head.select_rows(site.declaration.canonical_names))
+    home = site.copy_for_local_training(site.folder / FOLDER, plan, figures_leave=figures_leave)
     rounds = math.ceil(request.epochs / plan.training.epochs)
     short_rounds = max(rounds // FINE_TUNED_SHARE, 1)
-    whole = plan_for_training_alone(plan, method, rounds, warm_up=True)
-    short = plan_for_training_alone(plan, method, short_rounds, warm_up=False)
-    alone, names = HomeTraining(home, whole, request.initial).train_and_score(home.folder / "model", request.contract)
-    tuned, _ = HomeTraining(home, short, tuned_from).train_and_score(home.folder / "fine-tuned", request.contract)
+    whole = plan_local_only_training(plan, method, rounds, warm_up=True)
+    short = plan_local_only_training(plan, method, short_rounds, warm_up=False)
+    alone, names = LocalOnlyTraining(home, whole, request.initial).train_and_score(
+        home.folder / "model", request.contract
+    )
+    tuned, _ = LocalOnlyTraining(home, short, tuned_from).train_and_score(home.folder / "fine-tuned", request.contract)
     federated = federated[:, [held.index(name) for name in names]]
     both = (alone.astype(np.float64) + federated) / 2
     scores: Scores = {"alone": alone, "federated": federated, "fine_tuned": tuned, "ensemble": both}
-    return ModelScores(scores, label_matrix(site.test, names).numpy(), names, site.test.patients)
+    return ModelScores(scores, labels_for_head_rows(site.test, names).numpy(), names, site.test.patients)
 
 
 # ---------------------------------------------------------------------- the site's own page
 
 
-def write_page(site: Site, run: str, epochs: int, benefit: Benefit | None) -> None:
+def write_benefit_page(site: Site, run: str, epochs: int, benefit: FederationBenefit | None) -> None:
     """Write the page and its figures, and print the result for the person who looks after the site.
 
     Args:
         epochs: Number of local epochs for which the site trained alone.
         benefit: Over all classes of the site; None where no class has both kinds of image on its test part.
     """
-    annotated = site.declaration.canonical
+    annotated = site.declaration.canonical_names
     if benefit is None:
         none = "no class has both a positive and a negative test image here"
         sentence = f"Whether {site.name} is better off alone or with the federation cannot be told: {none}."
@@ -183,17 +185,21 @@ def write_page(site: Site, run: str, epochs: int, benefit: Benefit | None) -> No
         sentence = benefit_sentence(site.name, benefit, annotated)
     table = list[str]()
     if benefit is not None:  # a line for each model and a column for each class
-        heads = ("model", "mean AUROC", "95 % interval", "minus alone", "95 % interval", *benefit.classes)
+        heads = ("model", "mean AUROC", "95 % interval", "minus alone", "95 % interval", *benefit.compared_classes)
         rows = [heads]
         for model in MODELS:
             mean, gain = benefit.mean[model], benefit.gain.get(model)
-            over = ("", "") if gain is None else (signed(gain.value), " to ".join(map(signed, gain.interval)))
-            aurocs = [number(benefit.auroc[model][name]) for name in benefit.classes]
-            rows.append((WORDS[model], number(mean.value), format_interval(mean.interval), *over, *aurocs))
+            over = (
+                ("", "")
+                if gain is None
+                else (format_signed(gain.value), " to ".join(map(format_signed, gain.interval)))
+            )
+            aurocs = [format_number(benefit.auroc[model][name]) for name in benefit.compared_classes]
+            rows.append((WORDS[model], format_number(mean.value), format_interval(mean.interval), *over, *aurocs))
         widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
         table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     folder = site.folder / FOLDER
-    about = f"Run {run}. Trained alone for {counted(epochs, 'local epoch')}, as many as in the run."
+    about = f"Run {run}. Trained alone for {count_with_noun(epochs, 'local epoch')}, as many as in the run."
     text = "\n".join([sentence, "", about, "", *table, *ABOUT_THE_MODELS])
     figures = {"run": run, "site": site.name, "epochs": epochs, "benefit": benefit and asdict(benefit)}
     write_atomically(folder / PAGE, f"{text}\n".encode(), durable=site.durable, private=True)

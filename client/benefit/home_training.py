@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from client.site.memory import MemoryFolder, forget_other_runs
+from client.site.memory import RoundStateFolder, remove_old_run_states
 from client.site.site import Site
-from client.training.figures import score_part
-from client.training.layers import train_round
+from client.training.figures import score_data_part
+from client.training.layers import train_through_layers
 from client.training.local_round import load_best_parts
 from client.training.task import prepare_task
 from common.config import EvaluationSection, Plan, PrivacySection
 from common.models.saved import save_model
 from common.system.hashing import derive_seed
-from common.wire.records import Groups, TrainRequest
+from common.wire.records import ModelGroups, TrainRequest
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import reproducible_training
 
@@ -30,7 +30,7 @@ METHOD = "individual"
 WARM_UP = ("warm_up_epochs", "warm_up_lr")
 
 
-def plan_for_training_alone(plan: Plan, method: SiteMethod, rounds: int, *, warm_up: bool) -> Plan:
+def plan_local_only_training(plan: Plan, method: SiteMethod, rounds: int, *, warm_up: bool) -> Plan:
     """Change a run's plan to training alone, with its warm-up or without: keys that are not about other sites stay."""
     parameters = {"trunk": method.parameters.trunk}
     parameters |= {name: getattr(method.parameters, name) for name in WARM_UP if warm_up}
@@ -45,32 +45,32 @@ def plan_for_training_alone(plan: Plan, method: SiteMethod, rounds: int, *, warm
 
 
 @dataclass(frozen=True)
-class HomeTraining:
+class LocalOnlyTraining:
     """The training of a model by one site without the others.
 
     Attributes:
-        site: The site for itself (:meth:`Site.for_itself`).
-        plan: The result of :func:`plan_for_training_alone`.
+        site: The site for itself (:meth:`Site.copy_for_local_training`).
+        plan: The result of :func:`plan_local_only_training`.
         initial: The initial model, with head rows of the site's own classes.
     """
 
     site: Site
     plan: Plan
-    initial: Groups
+    initial: ModelGroups
 
     def train_and_score(self, model_folder: Path, contract: str) -> tuple[NDArray[np.floating], tuple[str, ...]]:
         """Train the rounds that are missing on the disk, save the model, and return its test scores and classes."""
         memory = self.site.folder / "memory"
-        forget_other_runs(memory, self._run_name)
-        folder, last = MemoryFolder(memory / self._run_name, durable=self.site.durable), self.plan.run.rounds
-        for server_round in range(folder.newest + 1, last + 1):
-            train_round(self.site, self._make_train_request(server_round, server_round - 1))
+        remove_old_run_states(memory, self._run_name)
+        folder, last = RoundStateFolder(memory / self._run_name, durable=self.site.durable), self.plan.run.rounds
+        for server_round in range(folder.newest_round + 1, last + 1):
+            train_through_layers(self.site, self._make_train_request(server_round, server_round - 1))
         request = self._make_train_request(last, last)
         task = prepare_task(self.site, request)
         with reproducible_training(derive_seed(self.plan.run.seed, self.site.name, "home"), self.plan.training.threads):
             load_best_parts(task, request, task.validate())
             save_model(model_folder, task.whole, label_contract_sha256=contract)
-            scores, _, names = score_part(task, "test")
+            scores, _, names = score_data_part(task, "test")
         return scores, names
 
     def _make_train_request(self, server_round: int, counted: int) -> TrainRequest:
@@ -80,7 +80,7 @@ class HomeTraining:
             round=server_round,
             plan=self.plan.model_dump_json(),
             contract="",
-            class_names=self.site.declaration.canonical,
+            class_names=self.site.declaration.canonical_names,
             counted=counted,
             best=-1,
             left_out="",
@@ -93,6 +93,6 @@ class HomeTraining:
         digest = hashlib.sha256(self.plan.model_dump_json().encode())
         # Labels of hidden classes are among these only where no figure leaves.
         digest.update(np.isnan(self.site.train.labels).tobytes())
-        for name, array in sorted(self.initial.named().items()):
+        for name, array in sorted(self.initial.to_named_arrays().items()):
             digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()[:32]

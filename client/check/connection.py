@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from client.check.findings import CheckArea
-from client.connection.exit_codes import ExitCode, Refused, Unreachable
+from client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable, ExitCode
 from client.connection.fleet_client import FleetClient
 from client.connection.tls import (
     EXEMPTIONS,
@@ -22,10 +22,16 @@ from client.connection.tls import (
     fetch_untrusted_certificate,
     find_proxy_address,
 )
-from client.site.site_file import Settings, read_credentials
+from client.site.site_file import SiteSettings, read_credentials
 from common import __version__
 from common.errors import BadInput
-from common.security.identity import UNREADABLE_CERTIFICATE, SiteKit, read_key, read_kit, split_address
+from common.security.identity import (
+    UNREADABLE_CERTIFICATE,
+    SiteConnectionKit,
+    read_connection_kit,
+    read_key,
+    split_address,
+)
 from common.system.timers import FIRST_RETRY_S, KEY_PATIENCE_S, TLS_TIMEOUT_S
 from common.wire.fleet_protocol import WIRE_VERSION, Hello
 
@@ -40,7 +46,7 @@ _SET_CLOCKS = (
 )
 
 
-def check_connection(settings: Settings, environment: Mapping[str, str], *, offline: bool) -> CheckArea:
+def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, offline: bool) -> CheckArea:
     """Check key and kit (the coordinator's file), then each step to the coordinator, even if a file has a fault."""
     area, awaits_kit = CheckArea("connection"), offline and not settings.kit_path.is_file()
     try:
@@ -56,7 +62,7 @@ def check_connection(settings: Settings, environment: Mapping[str, str], *, offl
         return area
     kit = key = None
     with contextlib.suppress(BadInput):
-        kit = read_kit(settings.kit_path)
+        kit = read_connection_kit(settings.kit_path)
     with contextlib.suppress(BadInput):
         key = read_key(settings.key_path)
     if kit is None:
@@ -67,22 +73,22 @@ def check_connection(settings: Settings, environment: Mapping[str, str], *, offl
 
 
 def _check_steps(
-    area: CheckArea, kit: SiteKit, key: ec.EllipticCurvePrivateKey | None, environment: Mapping[str, str]
+    area: CheckArea, kit: SiteConnectionKit, key: ec.EllipticCurvePrivateKey | None, environment: Mapping[str, str]
 ) -> None:
     host, port = split_address(kit.address)
     area.facts["address"] = kit.address
     try:
         proxy = find_proxy_address(host, environment)
-    except Unreachable as error:
+    except CoordinatorUnreachable as error:
         area.fault(ExitCode.NO_ANSWER, f"{error}.", "Correct that variable where this program is started.")
         return
     days = None
     try:
         if _check_host_name(area, *(proxy or (host, port))):
             days = check_certificate(kit.address, kit.ca_certificate, environment)
-    except Refused as refused:
+    except ConnectionNotAccepted as refused:
         _explain_refusal(area, refused, kit, environment)
-    except Unreachable as error:
+    except CoordinatorUnreachable as error:
         through = "the proxy must let CONNECT through to it" if proxy else "no proxy is set here"
         remedy = (
             "Ask the coordinator whether flwr-server start runs. "
@@ -127,7 +133,9 @@ def _check_host_name(area: CheckArea, host: str, port: int) -> bool:
     return True
 
 
-def _explain_refusal(area: CheckArea, refused: Refused, kit: SiteKit, environment: Mapping[str, str]) -> None:
+def _explain_refusal(
+    area: CheckArea, refused: ConnectionNotAccepted, kit: SiteConnectionKit, environment: Mapping[str, str]
+) -> None:
     """Add the fault, with facts about the certificate or the protocol that was met instead of the coordinator's."""
     host, port = split_address(kit.address)
     if refused.exit_code == ExitCode.NO_TLS:
@@ -141,13 +149,13 @@ def _explain_refusal(area: CheckArea, refused: Refused, kit: SiteKit, environmen
     try:
         certificate = fetch_untrusted_certificate(kit.address, environment)
         problem, remedy = _explain_certificate_fault(refused, certificate, host, port)
-    except (Refused, Unreachable, ValueError):
+    except (ConnectionNotAccepted, CoordinatorUnreachable, ValueError):
         problem, remedy = refused.problem, refused.remedy
     area.fault(refused.exit_code, problem, remedy)
 
 
 def _explain_certificate_fault(
-    refused: Refused, certificate: x509.Certificate, host: str, port: int
+    refused: ConnectionNotAccepted, certificate: x509.Certificate, host: str, port: int
 ) -> tuple[str, str]:
     """Return problem and remedy of a certificate that was not accepted.
 
@@ -197,7 +205,7 @@ def _identify_protocol(host: str, port: int) -> str:
 # ---------------------------------------------------------------------- the coordinator's answer
 
 
-def _call_coordinator(area: CheckArea, kit: SiteKit, key: ec.EllipticCurvePrivateKey) -> None:
+def _call_coordinator(area: CheckArea, kit: SiteConnectionKit, key: ec.EllipticCurvePrivateKey) -> None:
     try:
         with FleetClient(kit.address, kit.ca_certificate.encode(), key) as link:
             # An admission may be on its way, as at flwr-client start. The first call also opens the connection, so
@@ -208,7 +216,7 @@ def _call_coordinator(area: CheckArea, kit: SiteKit, key: ec.EllipticCurvePrivat
             clock, began = time.time(), time.monotonic()
             hello = link.hello()
             seconds = time.monotonic() - began
-    except Unreachable as error:
+    except CoordinatorUnreachable as error:
         remedy = "TLS stands, gRPC does not: a proxy on the way may not let HTTP/2 through."
         area.fault(ExitCode.NO_ANSWER, f"gRPC: {error}.", remedy)
         return
@@ -245,7 +253,7 @@ def check_hello(area: CheckArea, hello: Hello, *, ahead_s: float, unsure_s: floa
     else:
         area.passed.append(f"both run release {hello.release} (wire {hello.wire})")
     if hello.key == "unknown":
-        area.add_refusal(Refused.key("never admitted, or revoked"))
+        area.add_refusal(ConnectionNotAccepted.for_key_refusal("never admitted, or revoked"))
     else:
         area.passed.append("this site's key is admitted")
     area.facts |= {"clock_ahead_s": round(ahead_s, 3), "clock_unsure_s": round(unsure_s, 3), "release": hello.release}

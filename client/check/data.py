@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.check.findings import CheckArea, ClassCounts
-from client.check.pictures import FEWEST, InversionCounts, PictureFacts, describe_pictures, read_pictures
-from client.check.source import ImageSource, choose_rows, open_source
+from client.check.pictures import FEWEST, InversionCounts, PictureFacts, describe_pictures, read_picture_facts
+from client.check.source import ImageSource, choose_evenly_spaced_rows, open_source
 from client.connection.exit_codes import ExitCode
 from client.site.policy import TRUST, Policy
-from client.site.settings import list_data_faults, make_declaration
-from client.site.site_file import FILE, Settings
+from client.site.settings import list_data_faults, make_label_declaration
+from client.site.site_file import FILE, SiteSettings
 from common.data.base.image_set import PARTS, describe_blank, is_placeholder
 from common.data.base.spec import ChexpertSpec, LabelColumnsSpec, MimicSpec
 from common.data.images.headers import display_problems
@@ -24,8 +24,8 @@ from common.data.images.reading import is_grey
 from common.data.images.syntaxes import is_readable, syntax_name
 from common.data.tables.cells import count_uncertain_and_blank
 from common.data.tables.copies import contradicting_copies, equal_groups
-from common.errors import BadInput, stop_on
-from common.system.plain_text import counted, list_first_and_count_rest, listed
+from common.errors import BadInput, raise_faults
+from common.system.plain_text import count_with_noun, join_words, list_first_and_count_rest
 
 FEWEST_PATIENTS = 10
 """Number of patients below which a count is hidden here; a policy that hides more hides more here too."""
@@ -38,7 +38,7 @@ _WITHOUT = {
 
 
 @dataclass(frozen=True)
-class DataCheck:
+class DataCheckResults:
     """The results of the data check that later checks need.
 
     Attributes:
@@ -53,7 +53,7 @@ class DataCheck:
     classes: tuple[ClassCounts, ...] = ()
 
 
-def check_data(settings: Settings, images: int | None) -> DataCheck:
+def check_data(settings: SiteSettings, images: int | None) -> DataCheckResults:
     """Check a site's data.
 
     Args:
@@ -61,20 +61,20 @@ def check_data(settings: Settings, images: int | None) -> DataCheck:
     """
     area = CheckArea("data")
     try:
-        stop_on(list_data_faults(settings))
+        raise_faults(list_data_faults(settings))
         source = open_source(settings)
-        make_declaration(settings, source.class_names)
+        make_label_declaration(settings, source.class_names)
     except BadInput as bad:
         area.add_input_faults(bad)
         area.note("the images were not looked at.", "Fix this first, then run the check again.")
-        return DataCheck(area)
+        return DataCheckResults(area)
     empty = [row for row, file in enumerate(source.files) if not file.stat().st_size]
     filled = np.setdiff1d(np.arange(len(source)), empty)
-    pictures = read_pictures(source, filled[choose_rows(len(filled), images)])
+    pictures = read_picture_facts(source, filled[choose_evenly_spaced_rows(len(filled), images)])
     if faults := source.reader_faults():
         area.passed.append(source.archive)
         area.add_input_faults(BadInput(faults))
-        return DataCheck(area)
+        return DataCheckResults(area)
     decoded = [facts for facts in pictures if not facts.reason]
     # Not every image of an archive is fetched to find duplicates.
     compared = [facts.row for facts in decoded] if source.archive else filled.tolist()
@@ -106,7 +106,7 @@ def check_data(settings: Settings, images: int | None) -> DataCheck:
         "transfer_syntaxes": dict(syntaxes),
         "classes": {row.name: row.as_json() for row in classes},
     }
-    return DataCheck(area, source, tuple(decoded), tuple(classes))
+    return DataCheckResults(area, source, tuple(decoded), tuple(classes))
 
 
 def _note_passed_checks(
@@ -141,7 +141,7 @@ def _check_transfer_syntaxes(area: CheckArea, source: ImageSource, syntaxes: Cou
     total = decoded if source.archive else len(source)
     for syntax, count in syntaxes.items():
         if not is_readable(syntax):
-            files = counted(count, "DICOM file")
+            files = count_with_noun(count, "DICOM file")
             problem = f"{files} packed as {syntax_name(syntax)} ({syntax}), which cannot be read."
             remedy = (
                 "Export them as Explicit VR Little Endian, or in another transfer syntax that docs/recipes.md lists."
@@ -178,12 +178,12 @@ def _check_depth_and_color(area: CheckArea, source: ImageSource, decoded: Sequen
     deep = [facts.pixels for facts in decoded if facts.mode == "16 bit" and facts.pixels is not None]
     brightest = max((int(pixels.max()) for pixels in deep), default=255)
     if brightest < 64:
-        problem = f"the brightest of {counted(len(deep), 'PNG file')} of 16 bits has {brightest} of 255 with "
+        problem = f"the brightest of {count_with_noun(len(deep), 'PNG file')} of 16 bits has {brightest} of 255 with "
         problem += f"bit_depth = {source.form.rendering.bit_depth}."
         area.note(problem, f"Is bit_depth in {FILE} right? Pictures are brighter with a smaller one.")
     colors = [facts.pixels for facts in decoded if facts.pixels is not None and facts.pixels.ndim == 3]
     if colors and all(map(is_grey, colors)):
-        problem = f"color = true, and {counted(len(colors), 'image')} that were looked at are all grey."
+        problem = f"color = true, and {count_with_noun(len(colors), 'image')} that were looked at are all grey."
         area.note(problem, "With color = false they take a third of the memory, if the run's model has one channel.")
 
 
@@ -211,7 +211,8 @@ def _note_policy(area: CheckArea, source: ImageSource, classes: Sequence[ClassCo
         if source.patients_from:
             nameless = int(is_placeholder(source.patients).sum())
             problem = (
-                f"{counted(nameless, 'image')} without a PatientID: each study of these counts as a patient of its "
+                f"{count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as a patient of "
+                "its "
             )
             problem += "own, and may be of one who stands on the other side of the split."
         area.note(problem, f"Name patient_column (of an npz file patient_key) in {FILE}, if there is one.")
@@ -223,8 +224,8 @@ def _note_policy(area: CheckArea, source: ImageSource, classes: Sequence[ClassCo
         )
         area.note(problem)
     area.note(f'level = "{policy.level}" in [policy]: {TRUST[policy.level]}')
-    if overridden := [f"{key} = {json.dumps(value)}" for key, value in policy.beside_its_level.items()]:
-        problem = f"[policy] overrides that level: {listed(overridden)}."
+    if overridden := [f"{key} = {json.dumps(value)}" for key, value in policy.changes_from_level.items()]:
+        problem = f"[policy] overrides that level: {join_words(overridden)}."
         area.note(problem, "Leave these keys out, unless you mean them: the sentence above holds without them.")
     trains = policy.train_hidden_classes or policy.epsilon is not None
     if (hidden := [row.name for row in classes if any(row.few)]) and not trains:
@@ -235,9 +236,11 @@ def _note_policy(area: CheckArea, source: ImageSource, classes: Sequence[ClassCo
         remedy = "epsilon, or train_hidden_classes = true, in [policy] trains on them; more patients are better."
         area.note(problem, remedy)
     if source.missing:
-        area.note(f"{counted(source.missing, 'row')} of the table without an image: left out.")
+        area.note(f"{count_with_noun(source.missing, 'row')} of the table without an image: left out.")
     if source.repeated:
-        area.note(f"{counted(source.repeated, 'row')} of the table said the same as an earlier one: each counts once.")
+        area.note(
+            f"{count_with_noun(source.repeated, 'row')} of the table said the same as an earlier one: each counts once."
+        )
     if source.other_findings:
         others = [f"{name} {count:,}" for name, count in source.other_findings.items()]
         area.note(f"findings that are no class here, with the rows of each: {list_first_and_count_rest(others, 20)}.")
@@ -247,7 +250,7 @@ def _note_policy(area: CheckArea, source: ImageSource, classes: Sequence[ClassCo
             area.note(f"no image {verb} {', '.join(names)}.", remedy)
 
 
-def count_classes(source: ImageSource, settings: Settings) -> list[ClassCounts]:
+def count_classes(source: ImageSource, settings: SiteSettings) -> list[ClassCounts]:
     """Count images and patients of each class that the site annotates."""
     smallest, spec = max(FEWEST_PATIENTS, settings.file.policy.smallest_count), settings.file.data
     cells: dict[str, tuple[int, int]] = {}
@@ -313,7 +316,7 @@ def _check_duplicates(area: CheckArea, source: ImageSource, duplicates: Duplicat
         remedy = "A model is tested on what it was trained on: remove one of each, or give both the same patient."
         area.warn(ExitCode.DUPLICATES, problem, remedy, names(across))
     if within:
-        copies = counted(sum(len(group) - 1 for group in within), "exact copy", "exact copies")
+        copies = count_with_noun(sum(len(group) - 1 for group in within), "exact copy", "exact copies")
         area.warn(
             ExitCode.DUPLICATES, f"{copies} of other images.", "Remove the copies; they count twice.", names(within)
         )

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from client.connection.exit_codes import ExitCode, Refused
+from client.connection.exit_codes import ConnectionNotAccepted, ExitCode
 from common.errors import BadInput, Cause
 from common.system.terminal import PlainConsole
 
@@ -36,7 +36,7 @@ class Severity(IntEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """One fault, warning or note of the check.
 
     Attributes:
@@ -71,25 +71,25 @@ class CheckArea:
 
     name: AreaName
     passed: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[CheckFinding] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
     def note(self, problem: str, remedy: str = "") -> None:
         """Add a note."""
-        self.findings.append(Finding(Severity.NOTE, ExitCode.STOPPED, problem, remedy))
+        self.findings.append(CheckFinding(Severity.NOTE, ExitCode.STOPPED, problem, remedy))
 
     def warn(
         self, exit_code: ExitCode, problem: str, remedy: str, names: Iterable[str] = (), *, fatal: bool = False
     ) -> None:
         """Add a warning, or a fault where it is fatal."""
         severity = Severity.FAULT if fatal else Severity.WARNING
-        self.findings.append(Finding(severity, exit_code, problem, remedy, tuple(names)))
+        self.findings.append(CheckFinding(severity, exit_code, problem, remedy, tuple(names)))
 
     def fault(self, exit_code: ExitCode, problem: str, remedy: str) -> None:
         """Add a fault."""
-        self.findings.append(Finding(Severity.FAULT, exit_code, problem, remedy))
+        self.findings.append(CheckFinding(Severity.FAULT, exit_code, problem, remedy))
 
-    def add_refusal(self, refused: Refused) -> None:
+    def add_refusal(self, refused: ConnectionNotAccepted) -> None:
         """Add the fault for which ``flwr-client start`` would end."""
         self.fault(refused.exit_code, refused.problem, refused.remedy)
 
@@ -142,7 +142,7 @@ class CheckResult:
     areas: tuple[CheckArea, ...]
 
     @property
-    def most_severe(self) -> Finding | None:
+    def most_severe(self) -> CheckFinding | None:
         """The first of the most severe findings; None where there are only notes."""
         findings = [finding for area in self.areas for finding in area.findings if finding.severity]
         return max(findings, key=lambda finding: finding.severity, default=None)
@@ -180,7 +180,7 @@ _MARKS = {
 _INDENT = (0, 0, 0, 8)
 
 
-def make_page_console(file: Any = None) -> Console:
+def make_narrow_console(file: Any = None) -> Console:
     """Make a console that is at most as wide as a page, in colour on a terminal."""
     console = PlainConsole(file=file, highlight=False)
     console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
@@ -214,7 +214,7 @@ def print_result(result: CheckResult, classes: Sequence[ClassCounts], console: C
     console.print(Padding(_format_finding(worst), _INDENT))
 
 
-def _format_finding(finding: Finding) -> Text:
+def _format_finding(finding: CheckFinding) -> Text:
     text = Text(finding.problem + (f" [{int(finding.exit_code)}]" if finding.severity else ""))
     if finding.names:
         more = len(finding.names) - MOST_NAMES

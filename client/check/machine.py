@@ -17,11 +17,11 @@ from client.check.findings import CheckArea
 from client.connection.exit_codes import ExitCode
 from client.gate.plan_costs import count_activations
 from client.site.settings import find_gpu_fault
-from client.site.site_file import Settings
+from client.site.site_file import SiteSettings
 from common import __version__
 from common.config import BY_STEP, Plan
 from common.models.network import SplitNetwork
-from common.system.plain_text import size
+from common.system.plain_text import format_bytes
 from common.system.resources import container_limit
 
 FLOAT = 4
@@ -50,7 +50,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineMeasurements:
     """Measurements of a machine; sizes are in bytes.
 
     Attributes:
@@ -74,21 +74,21 @@ class Machine:
     folder_mode: int
 
 
-def measure_machine(settings: Settings) -> Machine:
+def measure_machine(settings: SiteSettings) -> MachineMeasurements:
     """Measure this machine and the site's folder."""
     folder, key, memory = settings.folder, settings.key_path, psutil.virtual_memory()
     limit, gpu = container_limit(), None
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         gpu = Gpu(torch.cuda.get_device_name(), total, free, torch.cuda.device_count())
-    return Machine(
+    return MachineMeasurements(
         disk_free=shutil.disk_usage(folder).free,
         memory=min(memory.total, limit),
         memory_free=min(memory.available, limit),
         cores=len(os.sched_getaffinity(0)),
         gpu=gpu,
         user=os.geteuid(),
-        writable=all(os.access(path, os.W_OK | os.X_OK) for path in (folder, settings.state) if path.exists()),
+        writable=all(os.access(path, os.W_OK | os.X_OK) for path in (folder, settings.state_folder) if path.exists()),
         key_mode=key.stat().st_mode & 0o777 if key.is_file() else None,
         folder_mode=folder.stat().st_mode & 0o777,
     )
@@ -133,7 +133,7 @@ def estimate_needs(
     )
 
 
-def check_machine(machine: Machine, settings: Settings, needs: ResourceNeeds | None) -> CheckArea:
+def check_machine(machine: MachineMeasurements, settings: SiteSettings, needs: ResourceNeeds | None) -> CheckArea:
     """Compare the measurements with a run's needs.
 
     Args:
@@ -144,17 +144,17 @@ def check_machine(machine: Machine, settings: Settings, needs: ResourceNeeds | N
     _check_disk_and_memory(area, machine, settings, needs)
     faulty = {finding.exit_code for finding in area.findings}
     disk, memory, gpu = (
-        f" ({size(amount)} wanted)" if amount else ""
+        f" ({format_bytes(amount)} wanted)" if amount else ""
         for amount in ((needs.disk, needs.memory, needs.gpu) if needs else (0, 0, 0))
     )
     if ExitCode.DISK not in faulty:
-        area.passed.append(f"{size(machine.disk_free)} free on disk{disk}")
+        area.passed.append(f"{format_bytes(machine.disk_free)} free on disk{disk}")
     if ExitCode.MEMORY not in faulty:
-        area.passed.append(f"{size(machine.memory)} memory, {machine.cores} cores{memory}")
+        area.passed.append(f"{format_bytes(machine.memory)} memory, {machine.cores} cores{memory}")
     if machine.gpu and ExitCode.GPU not in faulty:
         used = f"; {machine.gpu.count} GPUs, {settings.file.gpus} of them used" if machine.gpu.count > 1 else ""
         used = used if used_gpu else '; not used: device = "cpu"'
-        area.passed.append(f"{machine.gpu.name}, {size(machine.gpu.free)} free{gpu}{used}")
+        area.passed.append(f"{machine.gpu.name}, {format_bytes(machine.gpu.free)} free{gpu}{used}")
     if ExitCode.PERMISSIONS not in faulty:
         key = "; the private key is its owner's alone" if machine.key_mode is not None else ""
         area.passed.append(f"{settings.folder} is writable for user {machine.user}{key}")
@@ -169,7 +169,7 @@ def check_machine(machine: Machine, settings: Settings, needs: ResourceNeeds | N
     return area
 
 
-def _check_file_permissions(area: CheckArea, machine: Machine, settings: Settings) -> None:
+def _check_file_permissions(area: CheckArea, machine: MachineMeasurements, settings: SiteSettings) -> None:
     if not machine.writable:
         problem = f"user {machine.user} may not write to {settings.folder}."
         area.fault(ExitCode.PERMISSIONS, problem, f"Run: chown -R {machine.user} {settings.folder}")
@@ -183,10 +183,15 @@ def _check_file_permissions(area: CheckArea, machine: Machine, settings: Setting
         area.note("this runs as root.", "Root rights are not needed: the container image runs as user 10001.")
 
 
-def _check_disk_and_memory(area: CheckArea, machine: Machine, settings: Settings, needs: ResourceNeeds | None) -> None:
+def _check_disk_and_memory(
+    area: CheckArea, machine: MachineMeasurements, settings: SiteSettings, needs: ResourceNeeds | None
+) -> None:
     disk, device, gpu = needs.disk if needs else DISK_FLOOR, settings.file.device, machine.gpu
     if machine.disk_free < disk:
-        problem = f"{size(machine.disk_free)} are free on the disk of {settings.folder}; {size(disk)} are wanted."
+        problem = (
+            f"{format_bytes(machine.disk_free)} are free on the disk of {settings.folder}; {format_bytes(disk)} are "
+            "wanted."
+        )
         remedy = "Make room, or move the folder. Old runs' memory in state/memory may be deleted between runs."
         area.fault(ExitCode.DISK, problem, remedy)
     if device == "cuda" and gpu is None:
@@ -196,13 +201,18 @@ def _check_disk_and_memory(area: CheckArea, machine: Machine, settings: Settings
     elif lacking := find_gpu_fault(settings.file, gpu.count if gpu else 0):
         area.fault(ExitCode.GPU, f"gpus {lacking.problem}", lacking.remedy)
     if needs and machine.memory_free < needs.memory:
-        problem = f"{size(machine.memory_free)} of memory are free; this run wants {size(needs.memory)}."
+        problem = (
+            f"{format_bytes(machine.memory_free)} of memory are free; this run wants {format_bytes(needs.memory)}."
+        )
         remedy = (
             "End other programs, give the container more, or ask the coordinator for a smaller training.batch_size."
         )
         area.warn(ExitCode.MEMORY, problem, remedy)
     if needs and gpu and device != "cpu" and gpu.free < needs.gpu:
-        problem = f"{gpu.name} has {size(gpu.free)} free of {size(gpu.total)}; this run wants {size(needs.gpu)}."
+        problem = (
+            f"{gpu.name} has {format_bytes(gpu.free)} free of {format_bytes(gpu.total)}; this run wants "
+            f"{format_bytes(needs.gpu)}."
+        )
         remedy = 'Ask the coordinator for a smaller training.batch_size, or set device = "cpu" in site.toml.'
         if gpu.total >= needs.gpu:
             remedy = "Another program has the GPU (nvidia-smi names it): end it."

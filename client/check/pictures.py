@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from client.check.source import ImageSource
 from common.data.base.spec import AS_IN_FILE
-from common.data.images.headers import NO_DICOM, DicomHead, read_dataset, read_dicom_head, tags_by_keyword
+from common.data.images.headers import NO_DICOM, DicomHead, read_dicom_elements, read_dicom_head, tags_by_keyword
 from common.data.images.reading import (
     BLANK,
     decode_picture,
     fit_to_form,
-    is_deep_png,
+    is_16_bit_png,
     is_dicom,
     is_nifti,
     open_png_or_jpeg,
@@ -63,7 +63,7 @@ class PictureFacts:
     reason: str = ""
 
 
-def read_pictures(source: ImageSource, rows: Iterable[int]) -> list[PictureFacts]:
+def read_picture_facts(source: ImageSource, rows: Iterable[int]) -> list[PictureFacts]:
     """Read and decode the images of these rows on several threads; a fault in one image does not stop the others."""
     with ThreadPoolExecutor(IN_MEMORY.workers) as pool, source.opened():
         pictures = pool.map(lambda row: _read_picture(source, int(row)), rows)
@@ -102,10 +102,10 @@ def _kind_and_mode(content: bytes | Path) -> tuple[str, str]:
             return "NIfTI", "grey"
         content = content.read_bytes()
     if is_dicom(content):
-        header = read_dataset(content, tags_by_keyword("PhotometricInterpretation"))
+        header = read_dicom_elements(content, tags_by_keyword("PhotometricInterpretation"))
         return "DICOM", str(header.PhotometricInterpretation)
     with open_png_or_jpeg(content) as image:
-        mode = "16 bit" if is_deep_png(content) else "grey" if image.mode in ("1", "L", "LA") else "colour"
+        mode = "16 bit" if is_16_bit_png(content) else "grey" if image.mode in ("1", "L", "LA") else "colour"
         return str(image.format), mode
 
 

@@ -9,22 +9,22 @@ import torch
 from client.check.connection import check_connection
 from client.check.data import check_data
 from client.check.findings import CheckArea, CheckResult, ClassCounts
-from client.check.machine import Machine, check_machine, measure_machine
+from client.check.machine import MachineMeasurements, check_machine, measure_machine
 from client.check.training import check_training, find_planned_training, prepare_trial
-from client.site.site_file import Settings, read_file_only
+from client.site.site_file import SiteSettings, read_file_only
 from common.config import Experiment
 from common.errors import BadInput
 
 IMAGES = 200
 
 
-def check(
+def check_site(
     folder: Path,
     *,
     images: int | None = IMAGES,
     offline: bool = False,
     experiment: Experiment | None = None,
-    look: Callable[[Settings], Machine] = measure_machine,
+    look: Callable[[SiteSettings], MachineMeasurements] = measure_machine,
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[CheckResult, tuple[ClassCounts, ...]]:
     """Check a site's folder; nothing in it is changed and nothing is sent.

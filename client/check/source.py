@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from client.site.site_file import Settings
+from client.site.site_file import SiteSettings
 from common.data.base.image_set import PARTS, ImageSet, SkippedImage, is_placeholder, patients_known
 from common.data.base.spec import (
     CompositesSpec,
@@ -20,12 +20,12 @@ from common.data.base.spec import (
     PluginSpec,
 )
 from common.data.base.splits import Names
-from common.data.images.headers import DicomHead, dicom_patients, read_dicom_heads
+from common.data.images.headers import DicomHead, patients_of_dicom_files, read_dicom_heads
 from common.data.images.reading import ImageForm
-from common.data.load import load, open_table
+from common.data.load import load_dataset, open_table
 from common.data.sources.dicomweb import open_dicomweb
 from common.errors import Fault
-from common.system.plain_text import counted
+from common.system.plain_text import count_with_noun
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class ImageSource:
         return max(first.shape[:2]) if isinstance(first, np.ndarray) else 0
 
 
-def open_source(settings: Settings) -> ImageSource:
+def open_source(settings: SiteSettings) -> ImageSource:
     """Find a site's images and labels; pictures in files are not read.
 
     Raises:
@@ -100,8 +100,10 @@ def open_source(settings: Settings) -> ImageSource:
         answer = open_dicomweb(spec, settings.folder)
         table, server = answer.table, answer.archive.client.server
         count = len({image.study for image in answer.archive.places.values()})
-        studies, lines = counted(count, "study", "studies"), counted(answer.lines, "line")
-        archive = f"{server.name} answers: {counted(len(table.files), 'image')} of {studies} for {lines} of the table"
+        studies, lines = count_with_noun(count, "study", "studies"), count_with_noun(answer.lines, "line")
+        archive = (
+            f"{server.name} answers: {count_with_noun(len(table.files), 'image')} of {studies} for {lines} of the table"
+        )
         archive += "; its certificate is accepted" if server.context else ", without TLS"
         if answer.patients_from_archive:
             named, total = int((~is_placeholder(table.patients)).sum()), len(table.files)
@@ -109,7 +111,7 @@ def open_source(settings: Settings) -> ImageSource:
     else:
         table = open_table(spec, settings.folder)
         heads, files = read_dicom_heads(table.files), table.files
-        if getattr(spec, "patient_column", "in the table") is None and dicom_patients(heads):
+        if getattr(spec, "patient_column", "in the table") is None and patients_of_dicom_files(heads):
             named = sum(bool(head.patient) for head in heads)
             patients_from = f"PatientID of {named:,} of {len(heads):,} files"
     return ImageSource(
@@ -119,7 +121,7 @@ def open_source(settings: Settings) -> ImageSource:
         patients=table.patients,
         parts=table.parts,
         read=lambda row: table.reader.read(table.files[row]),
-        opened=table.reader.opened,
+        opened=table.reader.keep_connection_open,
         reader_faults=table.reader.faults,
         files=files,
         archive=archive,
@@ -134,14 +136,14 @@ def open_source(settings: Settings) -> ImageSource:
     )
 
 
-def _open_array_source(settings: Settings) -> ImageSource:
-    splits = load(settings.file.data, settings.folder)
+def _open_array_source(settings: SiteSettings) -> ImageSource:
+    splits = load_dataset(settings.file.data, settings.folder)
     sets: list[ImageSet] = [splits.train, splits.validation, splits.test]
     starts = np.cumsum([0, *map(len, sets)])
 
     def read(row: int) -> NDArray[np.uint8]:
         part = int(np.searchsorted(starts, row, side="right")) - 1
-        pixels: NDArray[np.uint8] = sets[part].rows(np.array([row - starts[part]])).images[0]
+        pixels: NDArray[np.uint8] = sets[part].select_rows(np.array([row - starts[part]])).images[0]
         return pixels
 
     patients = np.concatenate([images.patients for images in sets])
@@ -157,7 +159,7 @@ def _open_array_source(settings: Settings) -> ImageSource:
     )
 
 
-def choose_rows(total: int, images: int | None) -> NDArray[np.intp]:
+def choose_evenly_spaced_rows(total: int, images: int | None) -> NDArray[np.intp]:
     """Choose ``images`` rows spread evenly over all, the first and the last among them; None chooses all."""
     if images is None or images >= total:
         return np.arange(total)

@@ -13,18 +13,18 @@ from client.check.machine import ResourceNeeds, estimate_needs
 from client.check.pictures import PictureFacts
 from client.check.source import ImageSource
 from client.connection.exit_codes import ExitCode
-from client.site.site_file import Settings, read_last_plan
+from client.site.site_file import SiteSettings, read_last_plan
 from client.training.local_round import compute_model_difference
 from common.config import Experiment, Plan, RunSection, TrainingSection, make_plan
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
-from common.models.gpu import on_device, use_gpus, visible_gpus
+from common.models.gpu import move_network_to_device, split_batches_across_gpus, visible_gpus
 from common.models.network import SplitNetwork, build, compute_logits
 from common.models.state import read_state
 from common.models.zoo.spec import ModelSpec
-from common.system.plain_text import size
-from common.wire.codec import encode, payload_bytes
-from common.wire.records import Groups, TrainReply
+from common.system.plain_text import format_bytes
+from common.wire.codec import encode_record, payload_bytes
+from common.wire.records import ModelGroups, TrainReply
 from strategies.local.objective import LocalRound, pair_with_labels, plain
 from strategies.local.optimisation import make_optimizer
 from strategies.local.site_method import SiteMethod
@@ -47,11 +47,13 @@ class PlannedTraining:
     assumed: bool = False
 
 
-def find_planned_training(settings: Settings, experiment: Experiment | None, source: ImageSource) -> PlannedTraining:
+def find_planned_training(
+    settings: SiteSettings, experiment: Experiment | None, source: ImageSource
+) -> PlannedTraining:
     """Return the plan of the given experiment, else of the last roll call, else one that fits the site's images."""
     if experiment is not None:
         return PlannedTraining(make_plan(experiment), "the experiment given")
-    if plan := read_last_plan(settings.state):
+    if plan := read_last_plan(settings.state_folder):
         return PlannedTraining(plan, "the last roll call")
     model = ModelSpec(architecture="resnet18", image_size=max(32, min(224, source.longer_side)))
     guess = Experiment(run=RunSection(method="surgical"), model=model, training=TrainingSection(batch_size=32))
@@ -84,7 +86,11 @@ class TrainingTrial:
 
 
 def prepare_trial(
-    settings: Settings, planned: PlannedTraining, source: ImageSource, pictures: tuple[PictureFacts, ...], device: str
+    settings: SiteSettings,
+    planned: PlannedTraining,
+    source: ImageSource,
+    pictures: tuple[PictureFacts, ...],
+    device: str,
 ) -> TrainingTrial:
     """Build the run's network, and a batch of images to train it on.
 
@@ -99,9 +105,9 @@ def prepare_trial(
     labels = np.ascontiguousarray(source.labels[rows][:, columns])
     pixels = np.stack([pixels for _, pixels in batch])
     images = ImageSet(pixels, labels, canonical, source.patients[rows], np.full(len(rows), ""))
-    network = on_device(build(plan.model, canonical, seed=0), device)
+    network = move_network_to_device(build(plan.model, canonical, seed=0), device)
     gpus = settings.file.gpus if settings.file.gpus <= visible_gpus() else 1
-    use_gpus(network.backbone, gpus)
+    split_batches_across_gpus(network.backbone, gpus)
     totals = int((source.parts == "train").sum()), int((source.parts == "validation").sum())
     on_disk = source.form is not None and settings.file.policy.keep_images != "no"
     return TrainingTrial(planned, build_site_method(plan), network, images, device, totals, gpus, on_disk)
@@ -140,7 +146,7 @@ def check_training(area: CheckArea, trial: TrainingTrial, needs: ResourceNeeds) 
         f"{plan.run.method}, {model} ({trial.planned.origin}): a step on {where} works",
         f"a round: about {_format_minutes(seconds)} of training, {down:.1f} MB down, {up:.1f} MB up"
         f" ({_format_minutes(transfer)} at {LINE_MBIT:.0f} Mbit/s)",
-        f"a model of {size(needs.model)}; this check took {size(peak)} of memory",
+        f"a model of {format_bytes(needs.model)}; this check took {format_bytes(peak)} of memory",
     ]
     if trial.planned.assumed:
         area.note("what a run will ask for is not known here.", "Name the coordinator's file: --experiment FILE.")
@@ -176,10 +182,10 @@ def _measure_step(trial: TrainingTrial) -> StepCost:
         train_s = train_s if train_s > PATIENCE_S else _measure_seconds(step)
         validate_s = _measure_seconds(lambda: compute_logits(network, pixels, plan.training.precision).cpu())
     update = compute_model_difference(read_state(network), received, trial.method, trial.images.class_names)
-    sent, _ = compress_trunk(update, Groups(), trial.method.parameters.compress_update)
+    sent, _ = compress_trunk(update, ModelGroups(), trial.method.parameters.compress_update)
     down, up = (
-        payload_bytes(encode(TrainReply("", 0, "", 1, 0.0, None, None, 0.0, groups)))
-        for groups in (Groups.of_model(received), sent)
+        payload_bytes(encode_record(TrainReply("", 0, "", 1, 0.0, None, None, 0.0, groups)))
+        for groups in (ModelGroups.from_model(received), sent)
     )
     return StepCost(train_s / len(examples), validate_s / len(examples), down, up)
 

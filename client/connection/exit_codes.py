@@ -33,11 +33,11 @@ class ExitCode(IntEnum):
     TRAINING = 50
 
 
-class Unreachable(Exception):
+class CoordinatorUnreachable(Exception):
     """The coordinator does not answer now; trying again may help."""
 
 
-class Refused(Exception):
+class ConnectionNotAccepted(Exception):
     """The coordinator and the site do not accept one another.
 
     Attributes:
@@ -49,13 +49,13 @@ class Refused(Exception):
         self.exit_code, self.problem, self.remedy, self.may_pass = exit_code, problem, remedy, may_pass
 
     @classmethod
-    def key(cls, why: str) -> "Refused":
+    def for_key_refusal(cls, why: str) -> "ConnectionNotAccepted":
         """Refusal because the coordinator does not accept this site's key."""
         remedy = "Ask the coordinator whether this site is admitted; a revoked site needs a new key."
         return cls(ExitCode.KEY, f"the coordinator does not accept this site's key ({why}).", remedy, may_pass=True)
 
     @classmethod
-    def superseded(cls, why: str) -> "Refused":
+    def for_later_process(cls, why: str) -> "ConnectionNotAccepted":
         """Refusal because a later process has signed on with this site's key."""
         remedy = (
             "Only one may run: keep one copy of the site's folder and remove the others. If nobody here started"
@@ -64,7 +64,7 @@ class Refused(Exception):
         return cls(ExitCode.KEY, f"{why}; this one stops.", remedy)
 
     @classmethod
-    def clock(cls) -> "Refused":
+    def for_clock_difference(cls) -> "ConnectionNotAccepted":
         """Refusal because the clocks differ: Flower accepts no signature older than 5 minutes, or from the future."""
         remedy = "Set the clock (NTP) here or there."
         return cls(ExitCode.CLOCK, "the clocks of this site and of the coordinator differ too much.", remedy)

@@ -23,9 +23,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
 from google.protobuf.message import DecodeError
 
-from client.connection.exit_codes import ExitCode, Refused, Unreachable
-from client.site.statements import SignedStatements, SiteNameMismatch
-from common.security.call_signatures import ANOTHER_PROCESS, WAIT, key_bytes, signed_headers
+from client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable, ExitCode
+from client.site.statements import SiteNameMismatch, SiteRecordSigner
+from common.security.call_signatures import ANOTHER_PROCESS, WAIT, public_key_as_pem, signed_headers
 from common.security.signatures import SignatureFault, is_signed
 from common.system.plain_text import shorten_grpc_details
 from common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
@@ -85,7 +85,7 @@ class RequestRefused(Exception):
         ends: The refusal with which the site's program ends; None if the program continues.
     """
 
-    def __init__(self, reason: str, message: Message, ends: Refused | None = None) -> None:
+    def __init__(self, reason: str, message: Message, ends: ConnectionNotAccepted | None = None) -> None:
         super().__init__(reason)
         self.reason, self.message, self.ends = reason, message, ends
 
@@ -111,7 +111,7 @@ class FleetClient:
         address: str,
         ca_certificate: bytes,
         key: ec.EllipticCurvePrivateKey,
-        statements: SignedStatements | None = None,
+        statements: SiteRecordSigner | None = None,
         process: str = "",
     ) -> None:
         self._statements, self._process = statements, process
@@ -150,7 +150,7 @@ class FleetClient:
             request_serializer=bytes,
             response_deserializer=fleet.Hello.model_validate_json,
         )
-        self._public_key = key_bytes(key.public_key())
+        self._public_key = public_key_as_pem(key.public_key())
         self._bundles: dict[int, str] = {}
         self._small: Mapping[str, bytes] = {}  # small objects of the last message, which came with its announcement
         self.node_id = 0
@@ -167,7 +167,7 @@ class FleetClient:
         """Ask the coordinator for its time, release and whether the key is admitted; None if it does not know the call.
 
         Raises:
-            Unreachable: If nobody answers.
+            CoordinatorUnreachable: If nobody answers.
         """
         with _translate_grpc_errors():
             try:
@@ -187,14 +187,14 @@ class FleetClient:
             node_id: Node number of an earlier connection; 0 for none.
 
         Raises:
-            Refused: If the key is not admitted.
-            Unreachable: If nobody answers.
+            ConnectionNotAccepted: If the key is not admitted.
+            CoordinatorUnreachable: If nobody answers.
         """
         request = fleet.ActivateNodeRequest(public_key=self._public_key, heartbeat_interval=HEARTBEAT_INTERVAL_S)
         try:
             with _translate_grpc_errors(admitted_only=True):
                 self.node_id = self._call(self._fleet["ActivateNode"], request).node_id
-        except Refused:
+        except ConnectionNotAccepted:
             if not node_id:
                 raise
             self.node_id = node_id
@@ -207,7 +207,7 @@ class FleetClient:
             request = fleet.SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_INTERVAL_S)
             answer = self._call(self._fleet["SendNodeHeartbeat"], request, timeout=10)
         if not answer.success:
-            raise Refused.key("the coordinator no longer knows it")
+            raise ConnectionNotAccepted.for_key_refusal("the coordinator no longer knows it")
 
     def sign_off(self) -> None:
         """Sign off; a missing answer does not matter."""
@@ -245,7 +245,7 @@ class FleetClient:
         run_id, message_id = metadata.run_id, metadata.message_id
         with _translate_grpc_errors():
             try:
-                names = fleet.object_ids(tree)
+                names = fleet.object_ids_of_tree(tree)
                 contents = {name: memoryview(self._small[name]) for name in names if name in self._small}
                 missing = [name for name in dict.fromkeys(names) if name not in contents]
                 fetch = partial(self._fetch_object, run_id, time.monotonic() + CALL_TIMEOUT_S)
@@ -266,10 +266,10 @@ class FleetClient:
             raise RequestRefused(self._bundles[run_id], message)
         try:
             if self._statements is not None:
-                self._statements.accept_request(message.content, message_id)
+                self._statements.verify_request(message.content, message_id)
         except SiteNameMismatch as fault:
             problem = f"the coordinator does not take this site: {fault}"
-            raise RequestRefused(str(fault), message, Refused(ExitCode.NAME, problem, "")) from None
+            raise RequestRefused(str(fault), message, ConnectionNotAccepted(ExitCode.NAME, problem, "")) from None
         except SignatureFault as fault:
             reason = f"the coordinator did not sign this request for this site: {fault}"
             raise RequestRefused(reason, message) from None
@@ -420,24 +420,26 @@ def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
     try:
         yield
     except DecodeError:
-        raise Unreachable("an answer of the coordinator cannot be decoded") from None
+        raise CoordinatorUnreachable("an answer of the coordinator cannot be decoded") from None
     except grpc.RpcError as error:
         code, details = error.code(), shorten_grpc_details(error.details())
         if code in _LINE_ERRORS:
             # Without the words and the address that gRPC puts around the cause.
             causes = [description for words, description in DESCRIPTIONS.items() if words in details.lower()]
             cause = causes[0] if causes else _WRAPPING.sub("", details)
-            raise Unreachable(cause or code.name.lower().replace("_", " ")) from None
+            raise CoordinatorUnreachable(cause or code.name.lower().replace("_", " ")) from None
         if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details:
-            raise Refused.clock() from None
+            raise ConnectionNotAccepted.for_clock_difference() from None
         if code == grpc.StatusCode.UNAUTHENTICATED and ANOTHER_PROCESS in details:
-            raise Refused.superseded(details) from None
+            raise ConnectionNotAccepted.for_later_process(details) from None
         if code == grpc.StatusCode.UNAUTHENTICATED or (admitted_only and code == grpc.StatusCode.FAILED_PRECONDITION):
             used = "in use by another process: a second one here, or elsewhere with a copy of this key"
-            raise Refused.key(used if "in use" in details else "not admitted, or revoked") from None
+            raise ConnectionNotAccepted.for_key_refusal(
+                used if "in use" in details else "not admitted, or revoked"
+            ) from None
         if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
             raise RunOver(details) from None
-        raise Unreachable(f"{code.name.lower()}: {details}") from None
+        raise CoordinatorUnreachable(f"{code.name.lower()}: {details}") from None
 
 
 def read_node_id(path: Path) -> int:

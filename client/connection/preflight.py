@@ -5,10 +5,10 @@ from pathlib import Path
 
 from cryptography import x509
 
-from client.connection.exit_codes import Unreachable
+from client.connection.exit_codes import CoordinatorUnreachable
 from client.connection.tls import check_certificate
 from client.site.site_file import read_credentials, read_with_faults
-from common.errors import BadInput, Fault, stop_on
+from common.errors import BadInput, Fault, raise_faults
 from common.system.files import is_locked
 from common.system.preflight import date_faults, flower_faults, writable_folder_faults
 
@@ -21,11 +21,11 @@ def check_start(folder: Path) -> None:
 
     Raises:
         BadInput: With every fault.
-        Refused: If the coordinator shows a certificate that this site cannot accept.
+        ConnectionNotAccepted: If the coordinator shows a certificate that this site cannot accept.
     """
     settings, _ = read_with_faults(folder)  # faults of class names are reported with those of the data
-    if is_running(settings.state):
-        raise BadInput([already_running(settings.state)])
+    if is_client_running(settings.state_folder):
+        raise BadInput([make_already_running_fault(settings.state_folder)])
     faults = list[Fault]()
     try:
         kit = read_credentials(settings)
@@ -34,16 +34,16 @@ def check_start(folder: Path) -> None:
     else:
         authority, name = x509.load_pem_x509_certificate(kit.ca_certificate.encode()), settings.kit_path.name
         faults += date_faults(f"{name}: the coordinator's authority", authority, "Ask the coordinator for a new kit.")
-    stop_on([*faults, *writable_folder_faults(settings.state), *flower_faults()])
-    with contextlib.suppress(Unreachable):
+    raise_faults([*faults, *writable_folder_faults(settings.state_folder), *flower_faults()])
+    with contextlib.suppress(CoordinatorUnreachable):
         check_certificate(kit.address, kit.ca_certificate, timeout_s=LOOK_S)
 
 
-def is_running(state: Path) -> bool:
+def is_client_running(state: Path) -> bool:
     """Return True if a process of this site is running, because it then holds the lock of the folder."""
     return is_locked(state / "lock")
 
 
-def already_running(state: Path) -> Fault:
+def make_already_running_fault(state: Path) -> Fault:
     """Return the fault that another process of this site runs."""
     return Fault(str(state.parent), "another flwr-client runs on this folder.", "A site has one process.")

@@ -18,7 +18,7 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from client.app import SiteOf, client_app
-from client.connection.exit_codes import ExitCode, Refused, Unreachable
+from client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable, ExitCode
 from client.connection.fleet_client import (
     BUNDLE_REFUSED,
     SITE_RAISED,
@@ -31,22 +31,22 @@ from client.connection.fleet_client import (
     make_error_reply,
     read_node_id,
 )
-from client.connection.preflight import already_running
-from client.connection.status import SiteStatus
+from client.connection.preflight import make_already_running_fault
+from client.connection.status import ClientStatus
 from client.connection.tls import check_certificate
-from client.gate.gate import note_refused_request
+from client.gate.gate import record_refused_request
 from client.gate.incoming_request import PlanRefused, read_plan
 from client.site.site import Site
-from client.site.site_file import Settings
-from client.site.statements import SignedStatements
+from client.site.site_file import SiteSettings
+from client.site.statements import SiteRecordSigner
 from client.training.privacy import privacy_status
 from common import __version__
 from common.errors import BadInput, WireError, WireVersionError
-from common.security.identity import SiteKit, public_key_line, read_key
-from common.system.files import is_disk_full, lock_or_refuse, remove_partial_files, write_atomically
-from common.system.plain_text import printable, printable_lines
+from common.security.identity import SiteConnectionKit, public_key_line, read_key
+from common.system.files import is_disk_full, lock_file_or_refuse, remove_partial_files, write_atomically
+from common.system.plain_text import make_printable_line, printable_lines
 from common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
-from common.wire.canonical_bytes import small_fields
+from common.wire.canonical_bytes import read_small_fields
 from common.wire.codec import payload_bytes
 from common.wire.fleet_protocol import WIRE_VERSION
 from common.wire.records import Refusal
@@ -124,13 +124,13 @@ class HospitalService:
         make_app: Builds the app that answers messages; benchmarks use an app that does not train.
     """
 
-    settings: Settings
-    kit: SiteKit
+    settings: SiteSettings
+    kit: SiteConnectionKit
     site: Site
     tell: Tell
-    status: SiteStatus
+    status: ClientStatus
     make_app: Callable[[SiteOf, Callable[[Refusal], None], Callable[[str], None]], ClientApp] = client_app
-    _refusal: Refused | None = None
+    _refusal: ConnectionNotAccepted | None = None
     _unsent: tuple[bytes, Message] | None = None
     _left_out: str = ""  # reason why the last reply did not count, from the last message
     _current_run: int = 0  # the run whose message is being answered
@@ -139,12 +139,12 @@ class HospitalService:
 
     def __post_init__(self) -> None:
         self._app = self.make_app(lambda context: self.site, self._note_refusal, self.tell)
-        self._pending = PendingMessage(self.settings.state / "in-hand")
-        self._node_id_file = self.settings.state / "node-id"
+        self._pending = PendingMessage(self.settings.state_folder / "in-hand")
+        self._node_id_file = self.settings.state_folder / "node-id"
         self._key = read_key(self.settings.key_path)
         self._process = secrets.token_hex(8)
         authority = x509.load_pem_x509_certificate(self.kit.ca_certificate.encode())
-        self._statements = SignedStatements(self.settings.state, self.site.name, self._key, authority)
+        self._statements = SiteRecordSigner(self.settings.state_folder, self.site.name, self._key, authority)
         self.site = replace(self.site, identity=SigningIdentity(self._key, public_key_line(self._key, "")))
 
     # ------------------------------------------------------------------ connections
@@ -153,7 +153,7 @@ class HospitalService:
         """Connect, answer messages, and reconnect after each lost connection; never returns.
 
         Raises:
-            Refused: If one side does not accept the other.
+            ConnectionNotAccepted: If one side does not accept the other.
         """
         wait_s, patience_ends = FIRST_RETRY_S, 0.0
         while True:
@@ -162,13 +162,13 @@ class HospitalService:
                 with self._open_connection() as link:
                     wait_s = FIRST_RETRY_S
                     self._answer_messages(link)
-            except Refused as refusal:
+            except ConnectionNotAccepted as refusal:
                 # A coordinator that has just opened its port is still registering the sites it has admitted.
                 patience_ends = patience_ends or time.monotonic() + KEY_PATIENCE_S
                 if not refusal.may_pass or self._refusal or time.monotonic() > patience_ends:
                     raise
                 time.sleep(FIRST_RETRY_S)
-            except Unreachable as error:
+            except CoordinatorUnreachable as error:
                 if str(error) != self.status.last_error or self.status.state != "connecting":
                     self.tell(f"no connection to {self.kit.address}: {error}; trying again for as long as it takes")
                 self.status.record_error(str(error))
@@ -206,7 +206,7 @@ class HospitalService:
             except (KeyboardInterrupt, SystemExit):
                 sign_off()
                 raise
-            except Refused as refusal:
+            except ConnectionNotAccepted as refusal:
                 if refusal.exit_code is not ExitCode.KEY:  # a newer process may have signed on by this key
                     with contextlib.suppress(KeyboardInterrupt, SystemExit):  # the refusal is what has to be told
                         sign_off()
@@ -217,7 +217,7 @@ class HospitalService:
 
     def _note_release(self, link: FleetClient) -> None:
         """Record the coordinator's release, and warn if its wire version differs: no run will accept this site then."""
-        with contextlib.suppress(Unreachable, RunOver):  # the next call says what is wrong with the line
+        with contextlib.suppress(CoordinatorUnreachable, RunOver):  # the next call says what is wrong with the line
             if (hello := link.hello()) is None:
                 return
             self.status.coordinator_release = hello.release
@@ -239,9 +239,9 @@ class HospitalService:
                     except RunOver:
                         self._ended_run = run_id
                         _thread.interrupt_main(DROP_SIGNAL)
-            except Unreachable:
+            except CoordinatorUnreachable:
                 continue  # the main thread will notice
-            except Refused as refusal:
+            except ConnectionNotAccepted as refusal:
                 self._refusal = refusal
                 return
 
@@ -288,7 +288,7 @@ class HospitalService:
                     wait_s = min(wait_s * 1.2, MAX_POLL_S)
                 continue
             if not self._pending.write(received):
-                self._report_error(f"no room on the disk of {self.settings.state}: free some")
+                self._report_error(f"no room on the disk of {self.settings.state_folder}: free some")
             self._answer_message(link, received)
             wait_s = POLL_S
 
@@ -309,7 +309,7 @@ class HospitalService:
         except RequestRefused as refused:
             reason, message = refused.reason, refused.message
             self._refusal = refused.ends or self._refusal
-            note_refused_request(self.site, message, reason)
+            record_refused_request(self.site, message, reason)
             self._report_error(f"refused a message of run {message.metadata.run_id}: {reason}")
             reply = make_error_reply(message, BUNDLE_REFUSED, reason)
         except (RunOver, ContentGone) as error:
@@ -351,9 +351,9 @@ class HospitalService:
         except Exception as error:  # the site's process edge: the coordinator gets the reason, the site goes on
             self._current_run = 0
             if isinstance(error, WireVersionError):
-                self._refusal = Refused(ExitCode.VERSION, str(error), "")
+                self._refusal = ConnectionNotAccepted(ExitCode.VERSION, str(error), "")
             self._report_error(f"{self.status.phase} failed: {error}")
-            return make_error_reply(message, SITE_RAISED, harmless_reason(error))
+            return make_error_reply(message, SITE_RAISED, error_reason_for_coordinator(error))
         if reply.has_error():
             self._report_error(f"{self.status.phase} of run {self.status.run}: this site {reply.error.reason}")
             return reply
@@ -364,7 +364,7 @@ class HospitalService:
 
     def _note_refusal(self, refusal: Refusal) -> None:
         problem = f"the coordinator does not take this site into run {refusal.run[:8]}: {refusal.reason}"
-        self._refusal = Refused(EXIT_CODES[refusal.kind], problem, "")
+        self._refusal = ConnectionNotAccepted(EXIT_CODES[refusal.kind], problem, "")
 
     def _report_error(self, reason: str) -> None:
         self.status.record_error(reason)
@@ -374,7 +374,7 @@ class HospitalService:
         """Record run, phase and round; estimate the time left from the pace since this process's first round of it."""
         fields, status = _read_scalar_fields(message), self.status
         self.status.phase = message.metadata.message_type.rsplit(".", 1)[-1].replace("_", " ")
-        self.status.run = printable(str(fields.get("run", ""))[:8])
+        self.status.run = make_printable_line(str(fields.get("run", ""))[:8])
         self.status.finished = ""
         if fields.get("test"):
             self.status.phase = "test"
@@ -414,7 +414,7 @@ class HospitalService:
         self.tell(f"{where} trained in {seconds:.1f} s{loss}; {sent:.1f} MB to send")
 
 
-def harmless_reason(error: Exception) -> str:
+def error_reason_for_coordinator(error: Exception) -> str:
     """Return an error's description for the coordinator: our own text about the request, otherwise only the kind.
 
     The text of any other error may hold a file's name, and a file's name a patient's.
@@ -428,7 +428,7 @@ def harmless_reason(error: Exception) -> str:
 
 def _read_scalar_fields(message: Message) -> dict[str, Any]:
     """Return the scalar fields of one of our records, unchecked, for text only."""
-    return small_fields(message.content) if message.has_content() else {}
+    return read_small_fields(message.content) if message.has_content() else {}
 
 
 @contextlib.contextmanager
@@ -441,6 +441,6 @@ def lock_site_folder(state: Path) -> Iterator[None]:
     state.mkdir(parents=True, exist_ok=True)
     state.chmod(0o700)
     with (state / "lock").open("w") as file:
-        lock_or_refuse(file, already_running(state))
+        lock_file_or_refuse(file, make_already_running_fault(state))
         remove_partial_files(state, below=True)
         yield

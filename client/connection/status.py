@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from client.connection.preflight import is_running
+from client.connection.preflight import is_client_running
 from common.errors import BadInput, Fault
 from common.system.files import write_atomically
 from common.system.plain_text import printable_lines, terminal_safe
@@ -28,7 +28,7 @@ SILENT_S = 60.0
 
 
 @dataclass
-class SiteStatus:
+class ClientStatus:
     """The status of a site, with the field names of ``status --json``.
 
     Attributes:
@@ -72,7 +72,7 @@ def is_healthy(status: Mapping[str, Any], now: float) -> bool:
 
 
 @contextlib.contextmanager
-def keep_status_file(status: SiteStatus, state: Path) -> Iterator[None]:
+def keep_status_file(status: ClientStatus, state: Path) -> Iterator[None]:
     """Keep ``state/status.json`` up to date while the program runs, by a thread; remove it at the end."""
     path, stop = state / FILE, threading.Event()
     _write_status(asdict(status), path)
@@ -107,18 +107,18 @@ def read_status(state: Path) -> Mapping[str, Any]:
     """Read the status of the running process of a site's folder.
 
     Returns:
-        The fields of :class:`SiteStatus`, and ``healthy``.
+        The fields of :class:`ClientStatus`, and ``healthy``.
 
     Raises:
         BadInput: If no process runs on the folder, or the process has not written its status for :data:`SILENT_S`.
     """
-    if not is_running(state):
+    if not is_client_running(state):
         remedy = "Its log says whether it waits after a refusal; else start it with flwr-client start."
         raise BadInput([Fault(str(state.parent), "no flwr-client runs on this folder.", remedy)])
     try:
         present = dict(json.loads((state / FILE).read_bytes()))
         age_s = time.time() - present.pop("written")
-        present = asdict(SiteStatus(**present))
+        present = asdict(ClientStatus(**present))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         age_s = float("inf")
     if not abs(age_s) <= SILENT_S:  # a clock that was set back is followed by a new file within SIGN_S

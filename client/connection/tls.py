@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from cryptography import x509
 
-from client.connection.exit_codes import ExitCode, Refused, Unreachable
+from client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable, ExitCode
 from common.security.identity import UNREADABLE_CERTIFICATE, split_address
 from common.system.timers import TLS_TIMEOUT_S
 
@@ -36,22 +36,22 @@ def check_certificate(
     """Connect as gRPC will, check the coordinator's certificate, and return the days until it expires.
 
     Raises:
-        Refused: If the other side speaks no TLS, or its certificate is not the coordinator's.
-        Unreachable: If nobody answers.
+        ConnectionNotAccepted: If the other side speaks no TLS, or its certificate is not the coordinator's.
+        CoordinatorUnreachable: If nobody answers.
     """
     context = ssl.create_default_context(cadata=ca_certificate)
     try:
         shown = _fetch_certificate(address, context, environment, timeout_s)
-    except Refused as refusal:
+    except ConnectionNotAccepted as refusal:
         if refusal.exit_code is not ExitCode.EXPIRED:
             raise
         dates = ""  # they show which clock is wrong
-        with contextlib.suppress(Refused, Unreachable, ValueError):
+        with contextlib.suppress(ConnectionNotAccepted, CoordinatorUnreachable, ValueError):
             certificate = fetch_untrusted_certificate(address, environment)
             ends = (certificate.not_valid_before_utc, certificate.not_valid_after_utc)
             first, last, now = (f"{moment:%Y-%m-%d %H:%M}" for moment in (*ends, dt.datetime.now(dt.UTC)))
             dates = f" It is valid from {first} to {last} UTC; this machine's clock says {now} UTC."
-        raise Refused(refusal.exit_code, f"{refusal.problem}{dates}", refusal.remedy) from None
+        raise ConnectionNotAccepted(refusal.exit_code, f"{refusal.problem}{dates}", refusal.remedy) from None
     return (x509.load_der_x509_certificate(shown).not_valid_after_utc.timestamp() - time.time()) / 86400
 
 
@@ -59,8 +59,8 @@ def fetch_untrusted_certificate(address: str, environment: Mapping[str, str] = o
     """Return the certificate of the server at an address without checking it, for an explanation of what is wrong.
 
     Raises:
-        Refused: If the other side speaks no TLS.
-        Unreachable: If nobody answers.
+        ConnectionNotAccepted: If the other side speaks no TLS.
+        CoordinatorUnreachable: If nobody answers.
         ValueError: If the certificate cannot be read.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -96,16 +96,18 @@ def _fetch_certificate(
         if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
             problem = f"{address} does not speak TLS; this site talks to nobody without."
             remedy = "Check host and port of the kit, and proxies on the way."
-            raise Refused(ExitCode.NO_TLS, problem, remedy) from None
-        raise Unreachable(f"{address}: TLS failed ({error.reason or error})") from None
+            raise ConnectionNotAccepted(ExitCode.NO_TLS, problem, remedy) from None
+        raise CoordinatorUnreachable(f"{address}: TLS failed ({error.reason or error})") from None
     except (socket.gaierror, UnicodeError):
-        raise Unreachable(f"the name {proxy[0] if proxy else host} cannot be resolved") from None
+        raise CoordinatorUnreachable(f"the name {proxy[0] if proxy else host} cannot be resolved") from None
     except TimeoutError:
-        raise Unreachable(f"no answer from {_describe_route(address, proxy)} within {within_s:.0f} s") from None
+        raise CoordinatorUnreachable(
+            f"no answer from {_describe_route(address, proxy)} within {within_s:.0f} s"
+        ) from None
     except http.client.HTTPException:
-        raise Unreachable(f"{_describe_route(address, proxy)}: what answers is no proxy") from None
+        raise CoordinatorUnreachable(f"{_describe_route(address, proxy)}: what answers is no proxy") from None
     except OSError as error:
-        raise Unreachable(f"{_describe_route(address, proxy)}: {error.strerror or error}") from None
+        raise CoordinatorUnreachable(f"{_describe_route(address, proxy)}: {error.strerror or error}") from None
     finally:
         connection.close()
 
@@ -114,7 +116,7 @@ def find_proxy_address(host: str, environment: Mapping[str, str]) -> tuple[str, 
     """Return host and port of the proxy through which gRPC reaches ``host``; None without a proxy.
 
     Raises:
-        Unreachable: If the variable that names the proxy cannot be read.
+        CoordinatorUnreachable: If the variable that names the proxy cannot be read.
     """
     return _proxy_address(_find_proxy(host, environment))
 
@@ -137,27 +139,27 @@ def _find_proxy(host: str, environment: Mapping[str, str]) -> SplitResult | None
         parts = urlsplit(environment.get(name, ""))
         return parts if parts.scheme == "http" and parts.hostname and parts.port != 0 else None
     except ValueError as error:
-        raise Unreachable(f"{name} names no proxy: {error}") from None
+        raise CoordinatorUnreachable(f"{name} names no proxy: {error}") from None
 
 
 def _describe_route(address: str, proxy: tuple[str, int] | None) -> str:
     return f"{address} through the proxy {proxy[0]}:{proxy[1]}" if proxy else address
 
 
-def _explain_certificate_error(error: ssl.SSLCertVerificationError, host: str) -> Refused:
+def _explain_certificate_error(error: ssl.SSLCertVerificationError, host: str) -> ConnectionNotAccepted:
     if error.verify_code in (_OTHER_HOST, _OTHER_ADDRESS):
         problem = f"the coordinator's certificate is not for {host}."
         remedy = (
             "The coordinator adds this name with flwr-server init DIR --renew --host ..., or the kit names another."
         )
-        return Refused(ExitCode.WRONG_HOST, problem, remedy)
+        return ConnectionNotAccepted(ExitCode.WRONG_HOST, problem, remedy)
     if error.verify_code == _EXPIRED:
         remedy = "The coordinator runs flwr-server init DIR --renew. If it has not, this machine's clock is wrong."
-        return Refused(ExitCode.EXPIRED, "the coordinator's certificate has expired.", remedy)
+        return ConnectionNotAccepted(ExitCode.EXPIRED, "the coordinator's certificate has expired.", remedy)
     if error.verify_code == _NOT_YET_VALID:
         problem = "the coordinator's certificate is not valid yet."
-        return Refused(ExitCode.EXPIRED, problem, "This machine's clock, or the coordinator's, is wrong.")
+        return ConnectionNotAccepted(ExitCode.EXPIRED, problem, "This machine's clock, or the coordinator's, is wrong.")
     problem = f"{host} does not show the certificate of this kit's coordinator ({error.verify_message})."
     remedy = "Another machine answers, a firewall opens TLS on the way, or the kit is an old one: ask for a new kit."
     remedy += " flwr-client check names who issued what is shown."
-    return Refused(ExitCode.OTHER_AUTHORITY, problem, remedy)
+    return ConnectionNotAccepted(ExitCode.OTHER_AUTHORITY, problem, remedy)

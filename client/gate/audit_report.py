@@ -11,10 +11,10 @@ from cryptography import x509
 from client.site.statements import FILE as STATEMENTS
 from client.site.statements import read_accepted_replies
 from common.errors import BadInput, Fault
-from common.security.audit import FILE, Audit, AuditEntry, AuditFindings, check_audit
-from common.security.authorship import Authorship, SentReply, SiteReplies, check_authorship
-from common.security.signatures import CHAINED, SignatureFault, SignedStatement, signing_key, verified_request
-from common.system.plain_text import counted, printable
+from common.security.audit import FILE, AuditCheckResult, AuditEntry, AuditLog, check_audit
+from common.security.authorship import AuthorshipCheckResult, OwnReplyRecord, SentReply, check_authorship
+from common.security.signatures import CHAINED, SignatureFault, SignedStatement, verified_request, verified_signing_key
+from common.system.plain_text import count_with_noun, make_printable_line
 
 RECEIPT_FORMAT = 2
 
@@ -53,7 +53,7 @@ def audit_report(
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BadInput([Fault(str(receipt), f"is no receipt that can be read: {error!r}.")]) from None
         received = _list_received_replies(content, site)
-        left = {entry.get("sha256") for entry in Audit(state).entries() if entry.get("direction") == "out"}
+        left = {entry.get("sha256") for entry in AuditLog(state).entries() if entry.get("direction") == "out"}
         missing = [
             f"{receipt.name}: it names a reply of {site} of {when} ({sha256[:12]}...) that this audit does not have: "
             "somebody else sent it, or the audit was changed."
@@ -62,7 +62,7 @@ def audit_report(
         ]
         faults += missing if received else [f"{receipt.name}: knows nothing of {site}."]
         if received and not missing:
-            records = counted(len(received), "record")
+            records = count_with_noun(len(received), "record")
             notes.append(f"{receipt.name}: the {records} that it names of {site} left by entries of this audit.")
         authorship = _check_authorship(content, site, keys, state)
         notes += [f"{receipt.name}: {line}" for line in (*authorship.right, *authorship.notes)]
@@ -70,17 +70,17 @@ def audit_report(
     if not findings.entries and not faults:
         return ["There is no audit: nothing came in and nothing left."], True
     if faults:
-        return [*notes, *faults, f"{counted(len(faults), 'fault')} in {findings.entries} entries."], False
+        return [*notes, *faults, f"{count_with_noun(len(faults), 'fault')} in {findings.entries} entries."], False
     return [*notes, f"{findings.entries} entries, unbroken; the last one's SHA-256 is {findings.sha256}."], True
 
 
-def _check_signed_requests(state: Path, authority: x509.Certificate) -> AuditFindings:
+def _check_signed_requests(state: Path, authority: x509.Certificate) -> AuditCheckResult:
     """Count the requests in the audit that the coordinator signed, and find those that it did not sign.
 
     An audit outlives a kit: a request by another authority's certificate may be of an earlier coordinator.
     """
-    signed, findings = 0, AuditFindings()
-    for entry in Audit(state).entries():
+    signed, findings = 0, AuditCheckResult()
+    for entry in AuditLog(state).entries():
         if entry.get("direction") != "in" or entry.get("rule") == "signature" or "statement" not in entry:
             continue
         where = f"entry {entry['n']}"
@@ -91,7 +91,7 @@ def _check_signed_requests(state: Path, authority: x509.Certificate) -> AuditFin
             findings.faults.append(Fault(where, f"its signature cannot be read ({error}): changed."))
             continue
         try:
-            signing_key(certificate, authority)
+            verified_signing_key(certificate, authority)
         except SignatureFault as fault:
             findings.notes.append(f"{where}: not a request that this kit's coordinator signed: {fault}.")
             continue
@@ -102,7 +102,7 @@ def _check_signed_requests(state: Path, authority: x509.Certificate) -> AuditFin
         except SignatureFault as fault:
             findings.faults.append(Fault(where, f"the coordinator did not sign this request: {fault}."))
     if signed:
-        requests = counted(signed, "request")
+        requests = count_with_noun(signed, "request")
         findings.notes.insert(0, f"{requests} in this audit, of all runs, each signed by the coordinator.")
     return findings
 
@@ -114,20 +114,24 @@ def _list_received_replies(content: Mapping[str, Any], site: str) -> dict[str, s
     return {answers[site]["answer_sha256"]: "the roll call", **updates} if site in answers else {}
 
 
-def _check_authorship(content: Mapping[str, Any], site: str, keys: Mapping[str, str], state: Path) -> Authorship:
+def _check_authorship(
+    content: Mapping[str, Any], site: str, keys: Mapping[str, str], state: Path
+) -> AuthorshipCheckResult:
     """Check that each site signed the replies that the receipt names, and that the receipt has all of this site's."""
     try:
         run = content["run"]
         sent = [
             SentReply(entry["record"], entry["round"], entry["sha256"])
-            for entry in Audit(state).entries()
+            for entry in AuditLog(state).entries()
             if (entry.get("run"), entry.get("direction"), entry.get("decision")) == (run, "out", "allow")
             and entry.get("record") in CHAINED
         ]
-        authorship = check_authorship(content, keys, SiteReplies(site, read_accepted_replies(state, run).count, sent))
+        authorship = check_authorship(
+            content, keys, OwnReplyRecord(site, read_accepted_replies(state, run).count, sent)
+        )
         authorship.notes += [
             f"the {reply['record']} of round {reply['round']} of {site} was received and did not count: "
-            f"{printable(str(reply['reason']), 200)}"
+            f"{make_printable_line(str(reply['reason']), 200)}"
             for reply in content["replies"]
             if reply["site"] == site and not reply["counts"]
         ]
@@ -149,4 +153,4 @@ def describe_entry(entry: AuditEntry) -> str:
         event = f"{passed}  {entry.get('record')}  {where}  {size:,} bytes{denied}"
         if entry.get("record") == "Error":
             event = f"{direction}  Error ({entry.get('kind')})  {where}"
-    return printable(f"{entry['n']:>6}  {str(entry.get('time', ''))[:19]}  {event}")
+    return make_printable_line(f"{entry['n']:>6}  {str(entry.get('time', ''))[:19]}  {event}")

@@ -13,15 +13,15 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 
 from client.gate.incoming_request import IncomingRequest, OutOfTime
-from client.gate.policy_rules import Verdict, reply_verdict
+from client.gate.policy_rules import PolicyVerdict, reply_verdict
 from client.site.site import Site
 from common import __version__
 from common.errors import WireError
-from common.security.audit import Audit, TornLine
-from common.security.signatures import SignatureFault, run_round_and_kind, signature_of
-from common.system.plain_text import json_text, printable
-from common.wire.canonical_bytes import RecordField, list_fields, record_sha256, small_fields
-from common.wire.codec import decode, payload_bytes
+from common.security.audit import AuditLog, TornLine
+from common.security.signatures import SignatureFault, read_run_round_kind, read_unverified_signature
+from common.system.plain_text import json_text, make_printable_line
+from common.wire.canonical_bytes import RecordField, list_fields, read_small_fields, record_sha256
+from common.wire.codec import decode_record, payload_bytes
 from common.wire.records import BenefitReply, EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskingAnswer, RevealAnswer, SharesAnswer
 
@@ -48,35 +48,35 @@ Mod = Callable[[Message, Context, Handler], Message]
 """A layer around the handlers of an app, as Flower has it."""
 
 
-def gate(site_of: Callable[[Context], Site]) -> Mod:
+def make_policy_gate(site_of: Callable[[Context], Site]) -> Mod:
     """Make the Flower mod that checks each request and each reply of an app by the policy of the message's site."""
 
-    def passage(message: Message, context: Context, answer: Handler) -> Message:
+    def pass_message(message: Message, context: Context, answer: Handler) -> Message:
         site = site_of(context)
-        return GatePassage(site, Audit(site.folder, durable=site.durable), message).reply(context, answer)
+        return GatedMessage(site, AuditLog(site.folder, durable=site.durable), message).checked_reply(context, answer)
 
-    return passage
+    return pass_message
 
 
-def note_start(site: Site) -> TornLine | None:
+def record_process_start(site: Site) -> TornLine | None:
     """Write the start of the site's process and its policy to the audit; return an incomplete last line, if any."""
     policy = site.policy.model_dump(mode="json")
-    return Audit(site.folder, durable=site.durable).append(event="start", version=__version__, policy=policy)
+    return AuditLog(site.folder, durable=site.durable).append(event="start", version=__version__, policy=policy)
 
 
-def note_refused_request(site: Site, message: Message, reason: str) -> None:
+def record_refused_request(site: Site, message: Message, reason: str) -> None:
     """Write a request that was refused before it was read to the audit, with its signature if it has one."""
-    run, server_round, record = run_round_and_kind(message.content)
-    Audit(site.folder, durable=site.durable).append(
-        run=printable(run, MOST_NAME),
+    run, server_round, record = read_run_round_kind(message.content)
+    AuditLog(site.folder, durable=site.durable).append(
+        run=make_printable_line(run, MOST_NAME),
         round=server_round,
         direction="in",
-        record=printable(record, MOST_NAME),
+        record=make_printable_line(record, MOST_NAME),
         bytes=payload_bytes(message.content),
         sha256=record_sha256(message.content),
         decision="deny",
         rule="signature",
-        reason=printable(reason),
+        reason=make_printable_line(reason),
         **read_request_signature(message.content),
     )
 
@@ -84,81 +84,85 @@ def note_refused_request(site: Site, message: Message, reason: str) -> None:
 def read_request_signature(content: RecordDict) -> dict[str, str]:
     """Return the coordinator's signed statement about a request; with it a site can prove what it was asked."""
     try:
-        signed, certificate = signature_of(content)
+        signed, certificate = read_unverified_signature(content)
     except SignatureFault:
         return {}
     return {"statement": signed.statement, "signature": signed.signature, "certificate": certificate.hex()}
 
 
-class GatePassage:
+class GatedMessage:
     """The way of one message through the gate: the checks of request and reply, and their lines in the audit."""
 
-    def __init__(self, site: Site, audit: Audit, message: Message) -> None:
+    def __init__(self, site: Site, audit: AuditLog, message: Message) -> None:
         self._site, self._audit, self._message = site, audit, message
-        self._fields = small_fields(message.content)
+        self._fields = read_small_fields(message.content)
         server_round = self._fields.get("round", 0)
         self._about = {
-            "run": printable(str(self._fields.get("run", "")), MOST_NAME),
+            "run": make_printable_line(str(self._fields.get("run", "")), MOST_NAME),
             "round": server_round if type(server_round) is int else 0,
         }
 
-    def reply(self, context: Context, answer: Handler) -> Message:
+    def checked_reply(self, context: Context, answer: Handler) -> Message:
         """Return the handler's reply, or an error with the reason why nothing is sent."""
         incoming = IncomingRequest(self._site, self._message.content)
         try:
             work, verdict = incoming.verdict()
         except Exception as error:
-            self._note_error(type(error).__name__)
+            self._audit_error(type(error).__name__)
             raise
-        self._note_record("in", self._message.content, verdict)
+        self._audit_record("in", self._message.content, verdict)
         if not verdict.allowed:
-            return self._decline(f"declines: {verdict}")
+            return self._make_declined_reply(f"declines: {verdict}")
         try:
             with incoming.limit_time():
                 reply = answer(self._message, context)
         except OutOfTime:
             verdict = incoming.time_verdict()
-            self._note_record("in", self._message.content, verdict)
-            return self._decline(f"stopped its work: {verdict}")
+            self._audit_record("in", self._message.content, verdict)
+            return self._make_declined_reply(f"stopped its work: {verdict}")
         except Exception as error:
-            self._note_error(type(error).__name__)
+            self._audit_error(type(error).__name__)
             raise
         # The policy decides on the records as they would leave; a record that the wire does not know is refused.
         try:
-            record = decode(reply.content, ANSWERS[str(self._fields.get("wire.record"))])
+            record = decode_record(reply.content, ANSWERS[str(self._fields.get("wire.record"))])
         except (WireError, KeyError) as error:
-            verdict = Verdict("wire", str(error).removesuffix("."))
+            verdict = PolicyVerdict("wire", str(error).removesuffix("."))
         else:
             if isinstance(record, MaskingAnswer):
-                verdict = Verdict("secure aggregation")  # of an update that the policy allowed when it was held back
+                verdict = PolicyVerdict(
+                    "secure aggregation"
+                )  # of an update that the policy allowed when it was held back
             elif work is None:
-                verdict = Verdict("no plan", "" if isinstance(record, RefusalNoted) else "nothing may answer this")
+                verdict = PolicyVerdict(
+                    "no plan", "" if isinstance(record, RefusalNoted) else "nothing may answer this"
+                )
             else:
                 verdict = reply_verdict(self._site.policy, work, record)
-        self._note_record("out", reply.content, verdict)
+        self._audit_record("out", reply.content, verdict)
         if not verdict.allowed:
-            return self._decline(f"does not send this: {verdict}")
+            return self._make_declined_reply(f"does not send this: {verdict}")
         return reply
 
-    def _decline(self, reason: str) -> Message:
-        self._note_error("declined", reason)
+    def _make_declined_reply(self, reason: str) -> Message:
+        self._audit_error("declined", reason)
         return Message(Error(DECLINED, reason), reply_to=self._message)
 
-    def _note_record(self, direction: str, content: RecordDict, verdict: Verdict) -> None:
+    def _audit_record(self, direction: str, content: RecordDict, verdict: PolicyVerdict) -> None:
         self._audit.append(
             **self._about,
             direction=direction,
-            record=printable(str(small_fields(content).get("wire.record", "")), MOST_NAME),
+            record=make_printable_line(str(read_small_fields(content).get("wire.record", "")), MOST_NAME),
             fields=list_audit_fields(list_fields(content)),
             bytes=payload_bytes(content),
             sha256=record_sha256(content),
             decision="allow" if verdict.allowed else "deny",
             rule=verdict.rule,
-            **({} if verdict.allowed else {"reason": printable(verdict.reason)}),
+            **({} if verdict.allowed else {"reason": make_printable_line(verdict.reason)}),
             **(read_request_signature(content) if direction == "in" else {}),
         )
 
-    def _note_error(self, kind: str, reason: str = "") -> None:
+    def _audit_error(self, kind: str, reason: str = "") -> None:
         """Write an error to the audit: its kind, and size and hash of a reason that was sent."""
         text = reason.encode()
         facts = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()} if text else {}
@@ -175,7 +179,7 @@ def list_audit_fields(fields: Sequence[RecordField]) -> list[Any]:
     size = 0
     for place, part in enumerate(fields):
         shape = None if part.shape is None else [*part.shape[:MOST_DIMENSIONS_LISTED]]
-        lines.append([printable(part.name, MOST_NAME), shape, part.size])
+        lines.append([make_printable_line(part.name, MOST_NAME), shape, part.size])
         size += len(json_text(lines[-1]).encode())
         if size > LISTED_BYTES:
             rest = fields[place:]

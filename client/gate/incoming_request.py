@@ -31,8 +31,8 @@ import numpy as np
 from flwr.app import RecordDict
 from pydantic import ValidationError
 
-from client.gate.policy_rules import RequestedWork, Verdict, method_fault, request_verdict
-from client.site.memory import forget_other_runs
+from client.gate.policy_rules import PolicyVerdict, RequestedWork, method_fault, request_verdict
+from client.site.memory import remove_old_run_states
 from client.site.site import Site
 from common.config import Plan, parse_plan
 from common.errors import BadInput, Fault, WireError
@@ -42,14 +42,14 @@ from common.models.zoo.spec import is_external
 from common.plugins import PLUGIN
 from common.system.files import write_atomically
 from common.system.toml import validation_faults
-from common.wire.canonical_bytes import small_fields
-from common.wire.codec import decode
+from common.wire.canonical_bytes import read_small_fields
+from common.wire.codec import decode_record
 from common.wire.fleet_protocol import WIRE_VERSION
-from common.wire.records import Groups, TrainRequest, is_run_name
+from common.wire.records import ModelGroups, TrainRequest, is_run_name
 from strategies.registry import build_site_method_once
 
 HOUR_S = 3600.0
-ALLOWED = Verdict("policy")
+ALLOWED = PolicyVerdict("policy")
 
 
 class IncomingRequest:
@@ -57,20 +57,20 @@ class IncomingRequest:
 
     def __init__(self, site: Site, content: RecordDict) -> None:
         self._content = content
-        self._fields = fields = small_fields(content)
+        self._fields = fields = read_small_fields(content)
         self._site, self._policy = site, site.policy
         self._run = str(fields.get("run", ""))
         self._runs = RunRecords(site.folder, durable=site.durable)
         self._record = self._runs.get(self._run)
 
-    def verdict(self) -> tuple[RequestedWork | None, Verdict]:
+    def verdict(self) -> tuple[RequestedWork | None, PolicyVerdict]:
         """Return the requested work, and the verdict on it: the first rule that it breaks."""
         try:
             work = read_requested_work(self._fields, self._site)
         except PlanRefused as error:
-            return None, Verdict(error.rule, str(error))
+            return None, PolicyVerdict(error.rule, str(error))
         if work is None:
-            return None, Verdict("no plan")
+            return None, PolicyVerdict("no plan")
         verdict = request_verdict(self._policy, work)
         if verdict.allowed and is_run_name(self._run):  # a record with another name cannot be read: its handler says so
             plan = str(self._fields["plan"])
@@ -79,16 +79,16 @@ class IncomingRequest:
                 # Of a run that begins there is one only where the site has forgotten the run and its plan. Under
                 # another plan it would disclose what the first plan kept at home.
                 shutil.rmtree(memory / self._run, ignore_errors=True)
-                forget_other_runs(memory, self._run)
-                self._record = self._runs.settle_plan(self._run, plan)
+                remove_old_run_states(memory, self._run)
+                self._record = self._runs.record_plan(self._run, plan)
             if self._record.plan != hash_plan(plan):
                 reason = "this run was announced with another plan; another plan needs a new run"
-                verdict = Verdict("run.plan", reason)
+                verdict = PolicyVerdict("run.plan", reason)
             elif self._seconds_left() == 0:
                 verdict = self.time_verdict()
-        return work, self._check_first_model(work) if verdict.allowed else verdict
+        return work, self._check_initial_model(work) if verdict.allowed else verdict
 
-    def _check_first_model(self, work: RequestedWork) -> Verdict:
+    def _check_initial_model(self, work: RequestedWork) -> PolicyVerdict:
         """Check that a run begins with the first model of its plan, in round 1 or where sites are ranked before it.
 
         A model that is passed on comes from the site before. In a simulation, who writes the plan owns the machine.
@@ -98,11 +98,11 @@ class IncomingRequest:
         if self._site.simulated or not begins or not trains:
             return ALLOWED
         try:
-            request = decode(self._content, TrainRequest)
+            request = decode_record(self._content, TrainRequest)
         except WireError:
             return ALLOWED  # its handler says what is wrong
-        reason = first_model_fault(self._site, work.plan, request)
-        return Verdict("run.first_model", reason) if reason else ALLOWED
+        reason = initial_model_fault(self._site, work.plan, request)
+        return PolicyVerdict("run.first_model", reason) if reason else ALLOWED
 
     @contextmanager
     def limit_time(self) -> Iterator[None]:
@@ -119,13 +119,15 @@ class IncomingRequest:
             if self._site.durable:  # in a simulation nobody waits for what is not needed
                 self._record = self._runs.add_seconds(self._run, time.monotonic() - began)
 
-    def time_verdict(self) -> Verdict:
+    def time_verdict(self) -> PolicyVerdict:
         """Return the verdict on a request whose time, or whose run's time, is over."""
         whole = self._policy.maximum_run_hours
         if whole is not None and self._seconds_worked() >= whole * HOUR_S:
-            return Verdict("policy.maximum_run_hours", f"it is {whole:g}, and the work on this run took that long")
+            return PolicyVerdict(
+                "policy.maximum_run_hours", f"it is {whole:g}, and the work on this run took that long"
+            )
         most = self._policy.maximum_hours or 0.0
-        return Verdict("policy.maximum_hours", f"it is {most:g}, and the work on this request took that long")
+        return PolicyVerdict("policy.maximum_hours", f"it is {most:g}, and the work on this request took that long")
 
     def _seconds_left(self) -> float | None:
         """Return the seconds left for this request by its own and its run's limit; None without a limit."""
@@ -154,14 +156,14 @@ def read_requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork 
     try:
         method = build_site_method_once(site.name, fields["plan"])
     except BadInput as error:
-        raise PlanRefused("plan.method", first_fault(error.faults)) from None
+        raise PlanRefused("plan.method", first_plan_fault(error.faults)) from None
     names, server_round = fields.get("class_names"), fields.get("round", 0)
     return RequestedWork(
         plan,
         method,
         server_round if isinstance(server_round, int) else 0,
         bool(fields.get("test", False)),
-        len(names) if isinstance(names, list) else len(site.declaration.canonical),
+        len(names) if isinstance(names, list) else len(site.declaration.canonical_names),
         site.train_samples + site.policy.round_counts_to - 1,  # which plans fit must not say the last digits
         site.device,
         site.gpus,
@@ -233,7 +235,7 @@ class RunRecords:
         """Return the record of a run; None for a new one."""
         return self._read_all().get(run)
 
-    def settle_plan(self, run: str, plan: str) -> RunRecord:
+    def record_plan(self, run: str, plan: str) -> RunRecord:
         """Record a new run with its plan; return the record of the run."""
         return self.get(run) or self._write_record(run, RunRecord(hash_plan(plan)), durable=self._durable)
 
@@ -322,25 +324,25 @@ def _parse_plan(text: str) -> Plan:
     try:
         json.loads(
             text,
-            object_pairs_hook=_check_table,
-            parse_constant=_refuse_constant,
+            object_pairs_hook=_refuse_repeated_keys,
+            parse_constant=_refuse_json_constant,
             parse_int=_check_digit_count,
             parse_float=_parse_fraction,
         )
         return parse_plan(text)
     except ValidationError as error:
-        raise PlanRefused("plan.form", first_fault(validation_faults(error, Plan, "plan"))) from None
+        raise PlanRefused("plan.form", first_plan_fault(validation_faults(error, Plan, "plan"))) from None
     except (ValueError, RecursionError) as error:
         raise error if isinstance(error, PlanRefused) else PlanRefused("plan.form", f"it is no JSON: {error}") from None
 
 
-def first_fault(faults: Sequence[Fault]) -> str:
+def first_plan_fault(faults: Sequence[Fault]) -> str:
     """Return the first of a plan's faults in one line."""
     more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
     return f"{faults[0]}".removesuffix(".") + more
 
 
-def _check_table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]
@@ -352,13 +354,13 @@ def _check_table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _refuse_constant(name: str) -> Any:
+def _refuse_json_constant(name: str) -> Any:
     raise PlanRefused("plan.form", f"it has {name} in the place of a number")
 
 
 def _parse_fraction(digits: str) -> float:
     value = float(_check_digit_count(digits))
-    return value if math.isfinite(value) else _refuse_constant(digits)
+    return value if math.isfinite(value) else _refuse_json_constant(digits)
 
 
 def _check_digit_count(digits: str) -> str:
@@ -374,7 +376,7 @@ ABSOLUTE, RELATIVE = 1e-6, 1e-5
 between kinds of CPU: by 9e-7 at most with and without AVX2, in 13 networks."""
 
 
-def first_model_fault(site: Site, plan: Plan, request: TrainRequest) -> str:
+def initial_model_fault(site: Site, plan: Plan, request: TrainRequest) -> str:
     """Return the reason why a model is not the first one of its plan; empty where it is.
 
     Where the plan names a weights file that is not in the site's ``weights/``, the site cannot check; a line says so.
@@ -389,8 +391,8 @@ def first_model_fault(site: Site, plan: Plan, request: TrainRequest) -> str:
         spec, source = spec.model_copy(update={"weights": str(path)}), "weights file"
     try:
         network = build(spec, request.class_names, plan.run.seed)
-        received = request.model.named()
-        built = Groups.of_model(read_state(network)).named()
+        received = request.model.to_named_arrays()
+        built = ModelGroups.from_model(read_state(network)).to_named_arrays()
         if spec.frozen_sha256 is not None:
             sent = request.frozen.trunk
             received["frozen"] = site.frozen_parts.read(spec.frozen_sha256).values if sent is None else sent

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from common.config import BY_STEP, Plan
-from common.models.network import adapted_outline, resolve_precision
-from common.models.trained import trained_layers
+from common.models.network import meta_backbone_with_factors, resolve_precision
+from common.models.trained import trained_layer_names
 from common.models.zoo.registry import meta_backbone
 from common.models.zoo.spec import Architecture, ModelSpec, is_external
 from common.system.resources import physical_memory
 from strategies.local.site_method import SiteMethod
-from strategies.privacy.gradients import choose_pack_size
+from strategies.privacy.gradients import choose_micro_batch_size
 
 FLOAT32 = 4
 COPIES_AT_WORK = 5
@@ -73,7 +73,7 @@ class NetworkCost:
     activations: int
 
 
-def estimate_cost(spec: ModelSpec, rows: int) -> NetworkCost:
+def estimate_network_cost(spec: ModelSpec, rows: int) -> NetworkCost:
     """Estimate the size of a plan's network, with ``rows`` head rows."""
     if is_external(spec.architecture):
         width, backbone, activations = _measure_network(spec)
@@ -96,8 +96,8 @@ def _count_trained_backbone_parameters(spec: ModelSpec) -> int:
     """
     if spec.backbone_frozen:
         return 0
-    backbone = adapted_outline(spec)
-    layers = [backbone.get_submodule(name) for name in trained_layers(backbone, spec.train)]
+    backbone = meta_backbone_with_factors(spec)
+    layers = [backbone.get_submodule(name) for name in trained_layer_names(backbone, spec.train)]
     return sum(value.numel() for layer in layers for value in layer.parameters(recurse=False))
 
 
@@ -143,9 +143,9 @@ def estimate_memory_bytes(plan: Plan, rows: int, images: int, device: str, gpus:
         device: ``cpu`` or ``cuda``, where activations may be half as wide.
         gpus: How many GPUs each batch is split across; all of it goes through one where noise is added to each step.
     """
-    size, training = estimate_cost(plan.model, rows), plan.training
+    size, training = estimate_network_cost(plan.model, rows), plan.training
     private = plan.privacy.level in BY_STEP
-    batch = choose_pack_size(training.batch_size) if private else min(training.batch_size, images)
+    batch = choose_micro_batch_size(training.batch_size) if private else min(training.batch_size, images)
     narrow = resolve_precision(device, training.precision) != "float32"
     of_batch = batch * size.activations // (2 if narrow else 1) // (1 if private else gpus)
     if private:
@@ -160,7 +160,7 @@ def estimate_disk_bytes(plan: Plan, method: SiteMethod, rows: int) -> int:
 
     The message at work, its memory of two rounds, its own model; of a frozen part, the message and the file.
     """
-    size = estimate_cost(plan.model, rows)
+    size = estimate_network_cost(plan.model, rows)
     model, frozen = size.trained * FLOAT32, (size.parameters - size.trained) * FLOAT32
     copies = 3 if method.keeps_local_parts else 0  # as trained, as evaluated, of the best round
     moments = 0 if plan.training.reset_optimizer else 1 if plan.training.optimizer == "sgd" else ADAM_MOMENTS

@@ -10,13 +10,18 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from client.gate.plan_costs import estimate_cost, estimate_disk_bytes, estimate_memory_bytes, measure_machine_memory
+from client.gate.plan_costs import (
+    estimate_disk_bytes,
+    estimate_memory_bytes,
+    estimate_network_cost,
+    measure_machine_memory,
+)
 from client.site.policy import GROUPS, Policy
 from common.config import Plan
-from common.errors import BadInput, quoted
+from common.errors import BadInput, quote_names
 from common.models.zoo.spec import is_external
-from common.plugins import LOSSES, METHODS, METRICS, MODELS, OPTIMIZERS, PLUGIN, SCHEDULES, TRANSFORMS, stamp_of
-from common.system.plain_text import size
+from common.plugins import LOSSES, METHODS, METRICS, MODELS, OPTIMIZERS, PLUGIN, SCHEDULES, TRANSFORMS, identify_plugin
+from common.system.plain_text import format_bytes
 from common.wire.records import UNKNOWN_COUNT, BenefitReply, EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
 from strategies.local.site_method import SiteMethod
 from strategies.local.updates import measure_length
@@ -58,14 +63,14 @@ class RequestedWork:
     gpus: int = 1
 
     @property
-    def parts(self) -> tuple[str, ...]:
+    def changed_groups(self) -> tuple[str, ...]:
         """Return the groups of the network whose change the method needs."""
         method = self.method
         sends = {"trunk": method.traffic.trunk, "norm": method.sends_norm, "head": method.traffic.head}
         return tuple(name for name in GROUPS if sends[name])
 
     @property
-    def epochs(self) -> int:
+    def epochs_per_round(self) -> int:
         """Return the local epochs in one round: the most, where a method trains until its loss settles."""
         settling = self.method.early_stopping
         return self.plan.training.epochs if settling is None else settling.cap
@@ -73,12 +78,12 @@ class RequestedWork:
     @property
     def total_epochs(self) -> int:
         """Return the local epochs of the whole run; a comparison with training alone trains twice as many on top."""
-        epochs = self.plan.run.rounds * self.epochs + self.method.parameters.warm_up_epochs
+        epochs = self.plan.run.rounds * self.epochs_per_round + self.method.parameters.warm_up_epochs
         return epochs * (3 if self.plan.evaluation.compare_local else 1)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PolicyVerdict:
     """The rule that decided on a record, and the reason against the record; empty where it is allowed."""
 
     rule: str
@@ -93,14 +98,18 @@ class Verdict:
         return f"{self.rule}: {self.reason}."
 
 
-def request_verdict(policy: Policy, work: RequestedWork) -> Verdict:
+def request_verdict(policy: Policy, work: RequestedWork) -> PolicyVerdict:
     """Decide whether the site takes part; the first rule that is broken counts."""
-    return next((Verdict(*broken) for broken in request_rules(policy, work) if broken[1]), Verdict("policy"))
+    return next(
+        (PolicyVerdict(*broken) for broken in request_rules(policy, work) if broken[1]), PolicyVerdict("policy")
+    )
 
 
-def reply_verdict(policy: Policy, work: RequestedWork, reply: Reply) -> Verdict:
+def reply_verdict(policy: Policy, work: RequestedWork, reply: Reply) -> PolicyVerdict:
     """Decide whether this record may leave; the first rule that is broken counts."""
-    return next((Verdict(*broken) for broken in reply_rules(policy, work, reply) if broken[1]), Verdict("policy"))
+    return next(
+        (PolicyVerdict(*broken) for broken in reply_rules(policy, work, reply) if broken[1]), PolicyVerdict("policy")
+    )
 
 
 # ---------------------------------------------------------------------- requests
@@ -114,7 +123,7 @@ _PLUGIN_RULES: tuple[tuple[str, str, Callable[[Plan], Iterable[str]]], ...] = (
 )
 """Key of the policy, kind of plug-in, and the names in a plan; Polyclinic's own need no entry."""
 _LIMITS: tuple[tuple[str, Callable[["RequestedWork"], int], str], ...] = (
-    ("epochs", lambda work: max(work.epochs, work.method.parameters.warm_up_epochs), "epochs a round"),
+    ("epochs", lambda work: max(work.epochs_per_round, work.method.parameters.warm_up_epochs), "epochs a round"),
     ("total_epochs", lambda work: work.total_epochs, "epochs in all"),
     ("batch_size", lambda work: work.plan.training.batch_size, "images a batch"),
     ("image_size", lambda work: work.plan.model.image_size, "pixels a side"),
@@ -137,7 +146,7 @@ def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, st
     network, fault = plan.model.architecture, ""
     if is_external(network) and not (fault := _plugin_fault(MODELS, network, policy.networks, plan)):
         try:
-            estimate_cost(plan.model, work.rows)
+            estimate_network_cost(plan.model, work.rows)
         except BadInput as bad:
             fault = f"it cannot be made here: {bad.faults[0]}"
     yield "policy.networks", fault
@@ -162,7 +171,7 @@ def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, st
     )
     yield "plan.privacy", next(outside, "") if plan.privacy.level != "none" else ""
     yield from _size_rules(policy, work)
-    yield "policy.parts", _not_listed_fault(work.parts, policy.parts, f"{method.name} needs the change of")
+    yield "policy.parts", _not_listed_fault(work.changed_groups, policy.parts, f"{method.name} needs the change of")
     yield "policy.statistics", _not_listed_fault(method.traffic.names, policy.statistics, f"{method.name} needs")
     yield "policy.maximum_update_norm", _clipping_fault(policy, work)
     yield from _privacy_rules(policy, plan)
@@ -187,19 +196,22 @@ def _plugin_fault(group: str, name: str, allowed: tuple[str, ...], plan: Plan) -
     inner = name.removeprefix(PLUGIN)
     theirs = [stamp for stamp in plan.plugins if (stamp.group, stamp.name) == (group, inner)]
     try:
-        own = [stamp_of(group, inner)] if name.startswith(PLUGIN) else []
+        own = [identify_plugin(group, inner)] if name.startswith(PLUGIN) else []
     except BadInput as bad:
         return f"it cannot be made here: {bad.faults[0]}"
     if own == theirs:
         return ""
-    return f"the coordinator has {quoted(map(str, theirs)) or 'none'}, this site {quoted(map(str, own)) or 'none'}"
+    return (
+        f"the coordinator has {quote_names(map(str, theirs)) or 'none'}, this site "
+        f"{quote_names(map(str, own)) or 'none'}"
+    )
 
 
 def _size_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, str]]:
     """Yield the rules on a network's size, memory and disk; a rule without a limit in the policy is left out."""
     plan, rows = work.plan, work.rows
     if (parameters := policy.maximum_parameters) is not None:
-        numbers = estimate_cost(plan.model, rows).parameters
+        numbers = estimate_network_cost(plan.model, rows).parameters
         yield "policy.maximum_parameters", _excess_fault(numbers, parameters, "numbers a model")
     for key, most in (("memory", policy.maximum_memory_gb), ("disk", policy.maximum_disk_gb)):
         if most is None:
@@ -210,13 +222,17 @@ def _size_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, str]
             if key == "memory"
             else estimate_disk_bytes(plan, work.method, rows)
         )
-        reason = f"it is {size(room)}, and this plan takes {size(needed)} of {key} or more" if needed > room else ""
+        reason = (
+            f"it is {format_bytes(room)}, and this plan takes {format_bytes(needed)} of {key} or more"
+            if needed > room
+            else ""
+        )
         yield f"policy.maximum_{key}_gb", reason
 
 
 def _clipping_fault(policy: Policy, work: RequestedWork) -> str:
     bound, parameters, privacy = policy.maximum_update_norm, work.method.parameters, work.plan.privacy
-    if bound is None or not work.parts:
+    if bound is None or not work.changed_groups:
         return ""
     clips = privacy.max_update_norm if privacy.level == "update" else parameters.clip_update
     if clips is None:
@@ -257,7 +273,7 @@ def _excess_fault(value: int, most: int | None, noun: str) -> str:
 
 def _not_listed_fault(names: Iterable[str], allowed: tuple[str, ...] | None, what: str) -> str:
     extra = [] if allowed is None else [name for name in names if name not in allowed]
-    return f"{what} {quoted(extra)}" if extra else ""
+    return f"{what} {quote_names(extra)}" if extra else ""
 
 
 def _iterate_integers(tree: Any) -> Iterator[int]:
@@ -287,7 +303,7 @@ def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[t
         case TrainReply():
             name = work.method.name
             groups = tuple(group for group in GROUPS if getattr(reply.update, group) is not None)
-            needed = work.parts if work.round else ()  # round 0 ranks the sites by their statistics
+            needed = work.changed_groups if work.round else ()  # round 0 ranks the sites by their statistics
             unneeded = _not_listed_fault(groups, needed, f"round {work.round} of {name} does not need the change of")
             yield "method.groups", unneeded
             yield "policy.parts", _not_listed_fault(groups, policy.parts, "it does not have")
@@ -299,7 +315,7 @@ def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[t
                 length = measure_length(reply.update)
                 reason = f"it is {bound:g}, and the update has length {length:g}"
                 yield "policy.maximum_update_norm", reason if length > bound * (1 + ROUNDING) else ""
-            yield "policy.test_metrics", _test_fault(policy, work, reply)
+            yield "policy.test_metrics", _test_figures_fault(policy, work, reply)
             figures: tuple[float | None, ...] = (reply.train_loss, reply.validation_loss, reply.validation_auroc)
             yield from _figure_rules(policy, private, figures, tested=reply.test_images is not None)
         case EvaluateReply():
@@ -308,7 +324,7 @@ def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[t
                 yield "policy.score_histograms", "nobody asked how scores are spread"
             yield "policy.score_histograms", "it is false" if spread and not policy.score_histograms else ""
             yield "policy.smallest_count", _small_count_fault(policy, reply)
-            yield "policy.test_metrics", _test_fault(policy, work, reply)
+            yield "policy.test_metrics", _test_figures_fault(policy, work, reply)
             metrics = _not_listed_fault(reply.metric_names, evaluation.metrics, "the plan does not ask for")
             yield "evaluation.metrics", metrics
             # A class whose validation scores are counted stands as a figure.
@@ -335,7 +351,7 @@ def _small_count_fault(policy: Policy, reply: RollCallAnswer | EvaluateReply) ->
     return f"it is {least}, and scores of fewer images would leave" if fewest < least else ""
 
 
-def _test_fault(policy: Policy, work: RequestedWork, reply: TrainReply | EvaluateReply) -> str:
+def _test_figures_fault(policy: Policy, work: RequestedWork, reply: TrainReply | EvaluateReply) -> str:
     tested = isinstance(reply, EvaluateReply) and bool(reply.class_names)
     counted = reply.test_images is not None
     if tested and not work.test:

@@ -24,10 +24,10 @@ from client.app import client_app
 from client.preview.data_dictionary import MEANING, meaning_of_field
 from client.site.site import Site
 from common.config import Experiment, ParticipationSection, make_plan
-from common.errors import stop_on
+from common.errors import raise_faults
 from common.models.network import build
 from common.models.state import initial_frozen_part, layout_of, read_state, with_frozen_hash
-from common.system.files import atomic_outputs, output_folder_faults, write_atomically
+from common.system.files import output_folder_faults, remove_outputs_on_failure, write_atomically
 from common.system.plain_text import json_text
 from common.wire.canonical_bytes import WIDTH, canonical_pieces, list_fields, record_sha256
 from common.wire.codec import payload_bytes, unpack_counts
@@ -59,7 +59,7 @@ class FieldRow:
 
 
 @dataclass
-class OneSite(Grid):
+class SingleSiteGrid(Grid):
     """A ``Grid`` of one site in this process, which collects the records and errors that leave the site."""
 
     site: Site
@@ -125,13 +125,13 @@ def make_round_records(site: Site, experiment: Experiment) -> tuple[list[RecordD
     frozen = initial_frozen_part(plan.model, plan.run.seed, Path())
     plan = plan.model_copy(update={"model": with_frozen_hash(plan.model, frozen), "weights_sha256": None})
     with tempfile.TemporaryDirectory() as folder:
-        grid = OneSite(replace(site, folder=Path(folder), durable=False))
+        grid = SingleSiteGrid(replace(site, folder=Path(folder), durable=False))
         participation = ParticipationSection(round_deadline_s=DEADLINE_S)
         coordinator = Coordinator(build_experiment_strategy(plan), plan, participation, "preview", frozen=frozen)
         with suppress(TooFewSites):  # the site declined, with a reason
             contract = coordinator.sites.roll_call(grid, 1)
             network = build(plan.model, contract.class_names, plan.run.seed)
-            coordinator.settle_model(layout_of(network))
+            coordinator.settle_model_layout(layout_of(network))
             coordinator.state = FederationState(0, read_state(network))
             grid.send_and_receive(coordinator.configure_train(1, grid))
             coordinator.test(grid)
@@ -193,9 +193,9 @@ def write_records(records: Sequence[RecordDict], out: Path) -> list[Path]:
     Raises:
         BadInput: If the folder holds anything already.
     """
-    stop_on(output_folder_faults(out))
+    raise_faults(output_folder_faults(out))
     paths = list[Path]()
-    with atomic_outputs(out):
+    with remove_outputs_on_failure(out):
         for number, content in enumerate(records, 1):
             every = list_field_rows(content)
             fields = {row.field: {"shape": row.shape, "bytes": row.size, "values": row.values} for row in every}

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.check.pictures import read_pictures
-from client.check.source import ImageSource, choose_rows, open_source
+from client.check.pictures import read_picture_facts
+from client.check.source import ImageSource, choose_evenly_spaced_rows, open_source
 from client.check.training import find_planned_training
-from client.site.settings import list_data_faults, make_declaration
+from client.site.settings import list_data_faults, make_label_declaration
 from client.site.site_file import read_file_only
 from common.config import Experiment, Plan
 from common.data.base.image_set import PARTS
@@ -20,10 +20,10 @@ from common.data.base.spec import AugmentationSpec
 from common.data.images.augmentation import augment
 from common.data.images.pixels import channels_first
 from common.data.images.reading import encode_png
-from common.errors import stop_on
+from common.errors import raise_faults
 from common.models.network import backbone_pixels
 from common.system.files import write_atomically
-from common.system.plain_text import page_environment
+from common.system.plain_text import make_template_environment
 
 SIDE = 160
 VIEWS = 2
@@ -43,7 +43,7 @@ class ImageTile:
 
 
 @dataclass(frozen=True)
-class ClassGroup:
+class ClassImageTiles:
     """The images of one class."""
 
     name: str
@@ -67,9 +67,9 @@ def write_preview(folder: Path, out: Path, experiment: Experiment | None, each: 
         BadInput: With every fault of site.toml and the data.
     """
     settings = read_file_only(folder)
-    stop_on(list_data_faults(settings))
+    raise_faults(list_data_faults(settings))
     source = open_source(settings)
-    make_declaration(settings, source.class_names)
+    make_label_declaration(settings, source.class_names)
     planned = find_planned_training(settings, experiment, source)
     names = settings.labels or source.class_names
     labels = source.labels[:, [source.class_names.index(name) for name in names]]
@@ -81,7 +81,7 @@ def write_preview(folder: Path, out: Path, experiment: Experiment | None, each: 
         )
         rows.append(LabelCountsRow(name, settings.synonyms.get(name, name), counts))
     text = (
-        page_environment(Path(__file__).parent)
+        make_template_environment(Path(__file__).parent)
         .get_template("images.html.j2")
         .render(
             site=settings.file.name,
@@ -104,7 +104,7 @@ def write_preview(folder: Path, out: Path, experiment: Experiment | None, each: 
 
 def _choose_images_by_class(
     source: ImageSource, names: Sequence[str], labels: NDArray[np.float32], plan: Plan, each: int
-) -> Iterator[ClassGroup]:
+) -> Iterator[ClassImageTiles]:
     """Choose training images of each class, and images without a class, spread evenly over the table's rows."""
     training = source.parts == "train"
     members = {name: training & (labels[:, place] == 1) for place, name in enumerate(names)}
@@ -115,7 +115,7 @@ def _choose_images_by_class(
         if name == NOTHING and not len(rows):
             continue
         tiles = []
-        for facts in read_pictures(source, rows[choose_rows(len(rows), each)]):
+        for facts in read_picture_facts(source, rows[choose_evenly_spaced_rows(len(rows), each)]):
             if facts.pixels is not None:
                 pixels = channels_first(facts.pixels[None]).float()
                 count = VIEWS if plan.augmentation != AugmentationSpec() else 0
@@ -128,7 +128,7 @@ def _choose_images_by_class(
                     shown.append(_encode_pixels(image[..., 0] if image.shape[2] == 1 else image))
                 decoded, network, *augmented = shown
                 tiles.append(ImageTile(source.names[facts.row], decoded, network, tuple(augmented)))
-        yield ClassGroup(name, len(rows), tuple(tiles))
+        yield ClassImageTiles(name, len(rows), tuple(tiles))
 
 
 def _encode_pixels(pixels: NDArray[np.uint8]) -> str:

@@ -35,7 +35,7 @@ def count_patients(images: ImageSet) -> int:
     return len(np.unique(images.patients))
 
 
-def mark_few_patients(images: ImageSet, smallest: int) -> Few:
+def mark_classes_below_threshold(images: ImageSet, smallest: int) -> Few:
     """Mark classes with fewer patients than the threshold: ``[:, 0]`` without the class, ``[:, 1]`` with it."""
     kinds = [[len(np.unique(images.patients[column == kind])) for kind in (0, 1)] for column in images.labels.T]
     return np.array(kinds, np.int64).reshape(-1, 2) < smallest
@@ -43,7 +43,7 @@ def mark_few_patients(images: ImageSet, smallest: int) -> Few:
 
 def find_hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
     """Find the hidden classes: no count and no figure of them is reported."""
-    few = mark_few_patients(images, smallest)
+    few = mark_classes_below_threshold(images, smallest)
     hidden = {name for name, kinds in zip(images.class_names, few, strict=True) if kinds.any()}
     labelled = ~np.isnan(images.labels).all(axis=1)
     others = np.nan_to_num(images.labels[labelled]).sum(axis=1) != 1  # images that do not show one class each
@@ -96,17 +96,19 @@ def round_count_down(count: int, policy: Policy) -> int:
     return count - count % policy.round_counts_to
 
 
-def few_of_rows(images: ImageSet, class_names: Sequence[str], policy: Policy) -> Few:
-    """Return :func:`mark_few_patients` for the rows of a head; False for classes that the site does not annotate."""
+def mark_rows_below_threshold(images: ImageSet, class_names: Sequence[str], policy: Policy) -> Few:
+    """Return :func:`mark_classes_below_threshold` for a head's rows; False for classes that the site lacks."""
     few = np.zeros((len(class_names), 2), np.bool_)
     if policy.smallest_count:
-        few_of_class = dict(zip(images.class_names, mark_few_patients(images, policy.smallest_count), strict=True))
+        few_of_class = dict(
+            zip(images.class_names, mark_classes_below_threshold(images, policy.smallest_count), strict=True)
+        )
         for row, name in enumerate(class_names):
             few[row] = few_of_class.get(name, few[row])
     return few
 
 
-def limit_class_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: bool) -> ClassMetrics:
+def suppress_class_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: bool) -> ClassMetrics:
     """Return a class's test result as it leaves the site: rounded counts, and nothing for a hidden class."""
     if hidden or metrics.positives is None or metrics.negatives is None:
         return ClassMetrics(None, None, None, None, None, dict.fromkeys(metrics.more))
@@ -114,11 +116,11 @@ def limit_class_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: bool) 
     return replace(metrics, positives=positives, negatives=negatives)
 
 
-def limit_statistics(statistics: Arrays, declared: Collection[Statistic], few: Few, policy: Policy) -> Arrays:
+def suppress_small_statistics(statistics: Arrays, declared: Collection[Statistic], few: Few, policy: Policy) -> Arrays:
     """Replace the entries of a method's statistics that rest on few patients by NaN.
 
     Args:
-        few: ``(rows, 2)`` for the classes of the head's rows; see :func:`mark_few_patients`.
+        few: ``(rows, 2)`` for the classes of the head's rows; see :func:`mark_classes_below_threshold`.
     """
     granularity_of = {statistic.name: statistic.granularity for statistic in declared}
     limited = dict(statistics)

@@ -28,13 +28,13 @@ from common.models.state import FROZEN_PART_MISSING, FrozenPart, initial_frozen_
 from common.models.zoo.registry import meta_backbone
 from common.models.zoo.spec import ModelSpec
 from common.system.files import remove_partial_files, write_atomically
-from common.wire.records import Arrays, Groups, no_arrays
+from common.wire.records import Arrays, ModelGroups, no_arrays
 
-NOTHING = Groups()
+NOTHING = ModelGroups()
 
 
 @dataclass(frozen=True)
-class SiteMemory:
+class SiteRoundState:
     """A site's state after a round that it took part in.
 
     Attributes:
@@ -48,15 +48,15 @@ class SiteMemory:
     """
 
     round: int = 0
-    parts: Groups = NOTHING
-    evaluated: Groups = NOTHING
+    parts: ModelGroups = NOTHING
+    evaluated: ModelGroups = NOTHING
     evaluated_round: int = -1
-    best: Groups = NOTHING
+    best: ModelGroups = NOTHING
     best_round: int = -1
     best_loss: float = float("inf")
     optimizer: Arrays = field(default_factory=no_arrays)
     method_state: Arrays = field(default_factory=no_arrays)
-    unsent: Groups = NOTHING
+    unsent: ModelGroups = NOTHING
 
 
 KEPT_ROUNDS = 2
@@ -65,7 +65,7 @@ KEPT_BYTES = 4 * 10**9
 KEPT_RUNS = 100
 
 
-def forget_other_runs(memory: Path, run: str, *, days: float = KEPT_DAYS, most_bytes: int = KEPT_BYTES) -> None:
+def remove_old_run_states(memory: Path, run: str, *, days: float = KEPT_DAYS, most_bytes: int = KEPT_BYTES) -> None:
     """Remove the memory of runs that are not likely to be resumed.
 
     These are runs not written to for so many days, and the oldest of the others, until the rest fits into
@@ -81,20 +81,20 @@ def forget_other_runs(memory: Path, run: str, *, days: float = KEPT_DAYS, most_b
         newest = False
 
 
-class MemoryFolder:
+class RoundStateFolder:
     """The files of one run's memory."""
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self.folder, self.durable = folder, durable
 
-    def recall(
+    def read_last_counted(
         self,
         counted: int,
         tell: Callable[[str], None] = lambda text: None,
         *,
         forget: bool = True,
         settled: bool = False,
-    ) -> SiteMemory:
+    ) -> SiteRoundState:
         """Return the memory of the last round that counted.
 
         The memory of the round before is kept, because a coordinator that finds a model broken goes back one round.
@@ -107,8 +107,8 @@ class MemoryFolder:
             counted: The last round that counted.
             tell: Receives a line about a damaged memory.
             forget: Remove the other memories; False where a model is only evaluated, while a round may be undecided.
-            settled: Accept only a round that :meth:`note_settled` was called for: its update was opened in a sum, or
-                the cost of its noise is in the ledger.
+            settled: Accept only a round that :meth:`mark_round_settled` was called for: its update was opened in a sum,
+                or the cost of its noise is in the ledger.
         """
         if forget:
             remove_partial_files(self.folder)
@@ -117,23 +117,24 @@ class MemoryFolder:
             last = bisect.bisect_right(paths, current)
             for path in [*paths[: max(last - KEPT_ROUNDS, 0)], *paths[last:]]:
                 path.unlink()
-        if settled and not self.is_settled(counted):
-            return SiteMemory()
+        if settled and not self.is_round_settled(counted):
+            return SiteRoundState()
         path = self._path(counted)
         try:
-            return parse_memory(path.read_bytes())
+            return parse_round_state(path.read_bytes())
         except FileNotFoundError:
-            return SiteMemory()
+            return SiteRoundState()
         except (OSError, ValueError) as error:
             tell(f"what this site remembered of round {counted} is lost, {path.name} is damaged: {error}")
             tell("it goes on as with a new disk, from what the coordinator sends")
-            return SiteMemory()
+            return SiteRoundState()
 
-    def note_settled(self, server_round: int, left: bytes, agreed: str = "") -> None:
+    def mark_round_settled(self, server_round: int, left: bytes, agreed: str = "") -> None:
         """Note that the update of a round was opened in a sum, or that its cost is in the ledger.
 
         Args:
-            left: :meth:`digest` of the memory after this training, to see later if another training has overwritten it.
+            left: :meth:`hash_round_state` of the memory after this training, to see later if another training has
+                overwritten it.
             agreed: Hash of the request that the sites of the sum had agreed on.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -142,17 +143,17 @@ class MemoryFolder:
         for path in sorted(self.folder.glob("opened-*"))[:-KEPT_ROUNDS]:
             path.unlink()
 
-    def is_settled(self, server_round: int) -> bool:
-        """Return True if :meth:`note_settled` was called for a round, and no later training overwrote its memory."""
-        return self.settled_as(server_round) is not None
+    def is_round_settled(self, server_round: int) -> bool:
+        """Return True if :meth:`mark_round_settled` was called for a round and no later training overwrote it."""
+        return self.settled_request_hash(server_round) is not None
 
-    def settled_as(self, server_round: int) -> str | None:
-        """Return the request's hash that :meth:`note_settled` wrote for a round; None if there is none."""
-        opened, written = self._settled_path(server_round), self.digest(server_round)
+    def settled_request_hash(self, server_round: int) -> str | None:
+        """Return the request's hash that :meth:`mark_round_settled` wrote for a round; None if there is none."""
+        opened, written = self._settled_path(server_round), self.hash_round_state(server_round)
         noted = opened.read_bytes() if written and opened.exists() else b""
         return noted.removeprefix(written).decode() if written and noted.startswith(written) else None
 
-    def digest(self, server_round: int) -> bytes:
+    def hash_round_state(self, server_round: int) -> bytes:
         """Return the SHA-256 of a round's memory; empty without a memory."""
         path = self._path(server_round)
         if not path.exists():
@@ -164,14 +165,14 @@ class MemoryFolder:
         return self.folder / f"opened-{server_round:06d}"
 
     @property
-    def newest(self) -> int:
+    def newest_round(self) -> int:
         """Return the last round that has a memory; 0 for none."""
         names = [path.stem.removeprefix("round-") for path in self.folder.glob("round-*.safetensors")]
         return max(map(int, names), default=0)
 
-    def keep(self, memory: SiteMemory) -> None:
+    def write_state(self, memory: SiteRoundState) -> None:
         """Write the memory of a round to a file; the file of the round before stays."""
-        write_atomically(self._path(memory.round), _serialize_memory(memory), durable=self.durable)
+        write_atomically(self._path(memory.round), _serialize_round_state(memory), durable=self.durable)
 
     def _path(self, server_round: int) -> Path:
         return self.folder / f"round-{server_round:06d}.safetensors"
@@ -184,14 +185,14 @@ _FACTS_NAME = "facts"
 _DIGEST = hashlib.sha256().digest_size
 
 
-def _serialize_memory(memory: SiteMemory) -> bytes:
+def _serialize_round_state(memory: SiteRoundState) -> bytes:
     """Return the bytes of a memory's file: a SHA-256, then the memory as safetensors."""
     named, classes = dict[str, NDArray[Any]](), dict[str, list[str]]()
     for part in (*_GROUPS, *_ARRAYS):
         value = getattr(memory, part)
-        if isinstance(value, Groups) and value.head is not None:
+        if isinstance(value, ModelGroups) and value.head is not None:
             classes[part] = list(value.head.class_names)
-        for name, array in (value.named() if isinstance(value, Groups) else value).items():
+        for name, array in (value.to_named_arrays() if isinstance(value, ModelGroups) else value).items():
             named[f"{part}/{name}"] = np.asarray(array, order="C")
     facts: dict[str, Any] = dict(zip(_FACTS, operator.attrgetter(*_FACTS)(memory), strict=True))
     facts["classes"] = classes
@@ -200,7 +201,7 @@ def _serialize_memory(memory: SiteMemory) -> bytes:
     return hashlib.sha256(content).digest() + content
 
 
-def parse_memory(written: bytes) -> SiteMemory:
+def parse_round_state(written: bytes) -> SiteRoundState:
     """Parse the bytes of a memory's file.
 
     Raises:
@@ -220,8 +221,10 @@ def parse_memory(written: bytes) -> SiteMemory:
             part, _, name = path.partition("/")
             parts[part][name] = array
         for group in _GROUPS:
-            parts[group] = Groups.of_named(parts[group], classes.get(group, [])) if parts[group] else NOTHING
-        return SiteMemory(**parts, **facts)
+            parts[group] = (
+                ModelGroups.from_named_arrays(parts[group], classes.get(group, [])) if parts[group] else NOTHING
+            )
+        return SiteRoundState(**parts, **facts)
     except (SafetensorError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"it holds no memory: {error}") from None
 
@@ -234,7 +237,7 @@ MOST_FROZEN_PARTS = 3
 """Older parts are removed; a run that still needs a part receives it again."""
 
 
-class FrozenParts:
+class FrozenPartFiles:
     """Files of frozen parts of models at one site.
 
     Args:
@@ -246,14 +249,14 @@ class FrozenParts:
     def __init__(self, folder: Path, weights: Path | None, *, durable: bool) -> None:
         self._folder, self._weights, self._durable = folder, weights, durable
 
-    def holds(self, spec: ModelSpec) -> bool:
+    def has_part(self, spec: ModelSpec) -> bool:
         """Return True if the frozen part of this network is here, or was made from a weights file here."""
         if spec.frozen_sha256 is None:
             return False
         with contextlib.suppress(WireError):  # a damaged one is removed, and sent again
             self.read(spec.frozen_sha256)
             return True
-        for path in self._candidates(spec):
+        for path in self._candidate_weights_files(spec):
             try:
                 made = initial_frozen_part(spec.model_copy(update={"weights": str(path)}), 0, Path())
             except BadInput:
@@ -265,20 +268,20 @@ class FrozenParts:
 
     def weights_file(self, spec: ModelSpec, sha256: str) -> Path | None:
         """Return the hospital's own weights file that has this hash; None where there is none."""
-        for path in self._candidates(spec):
+        for path in self._candidate_weights_files(spec):
             with path.open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
                     return path
         return None
 
-    def _candidates(self, spec: ModelSpec) -> list[Path]:
+    def _candidate_weights_files(self, spec: ModelSpec) -> list[Path]:
         """Return the hospital's weights files that may be of this network; far larger files are not read."""
         plain = meta_backbone(spec).module
         most = 2 * sum(4 * tensor.numel() for tensor in plain.state_dict().values()) + LARGEST_REST
         files = sorted(self._weights.glob("*.safetensors")) if self._weights else []
         return [path for path in files if path.is_file() and path.stat().st_size <= most]
 
-    def keep(self, part: FrozenPart, sha256: str) -> None:
+    def store_received_part(self, part: FrozenPart, sha256: str) -> None:
         """Write a frozen part that was received.
 
         Raises:

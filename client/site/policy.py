@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from common.errors import did_you_mean, quoted
+from common.errors import quote_names, suggest_nearest_name
 from common.plugins import PLUGIN
-from common.system.toml import Section
+from common.system.toml import TomlSection
 from strategies.method_list import CLASSES
 
 Group = Literal["trunk", "norm", "head"]
@@ -71,7 +71,7 @@ NOT_BESIDE = {"round_counts_to": "smallest_count", "score_histograms": "round_co
 """Keys that a level leaves alone where the file sets the other key: the two might contradict each other."""
 
 
-class Policy(Section):
+class Policy(TomlSection):
     """The keys of a hospital's policy.
 
     Each is explained once, in docs/what-leaves.md ("The policy"); a test holds that the page and a new site.toml have
@@ -135,7 +135,7 @@ class Policy(Section):
         return {**{key: value for key, value in LEVELS[level].items() if key not in unfit}, **tree}
 
     @property
-    def beside_its_level(self) -> dict[str, Any]:
+    def changes_from_level(self) -> dict[str, Any]:
         """Return the keys that have another value than the policy's ``level`` gives them."""
         return {key: getattr(self, key) for key, value in LEVELS[self.level].items() if getattr(self, key) != value}
 
@@ -170,7 +170,9 @@ def _check_names(names: tuple[str, ...] | None, options: Iterable[str], noun: st
     options = list(options)
     for name in names or ():
         if name not in options:
-            raise ValueError(f'"{name}" is none of the {noun}: {did_you_mean(name, options) or quoted(options)}')
+            raise ValueError(
+                f'"{name}" is none of the {noun}: {suggest_nearest_name(name, options) or quote_names(options)}'
+            )
     return names
 
 

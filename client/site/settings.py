@@ -9,18 +9,18 @@ import torch
 
 from client.site.disclosure import find_hidden_classes, mark_images_of_hidden_classes
 from client.site.site import Site
-from client.site.site_file import FILE, Settings, SiteFile, read_with_faults
-from common.contract import Declaration, merge_declarations
+from client.site.site_file import FILE, SiteFile, SiteSettings, read_with_faults
+from common.contract import LabelDeclaration, merge_declarations
 from common.data.base.image_set import PARTS, ImageSet
-from common.data.images.store import ImageStore, remove_store
-from common.data.load import faults as data_faults
-from common.data.load import load
-from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
+from common.data.images.store import DecodedImageStore, remove_store
+from common.data.load import dataset_faults as data_faults
+from common.data.load import load_dataset
+from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from common.models.gpu import describe_gpus, visible_gpus
 from common.security.identity import derive_storage_key, read_key
 
 
-def read_settings(folder: Path) -> Settings:
+def read_site_settings(folder: Path) -> SiteSettings:
     """Read ``site.toml`` of a folder, and check the data that it names, except the pictures.
 
     Raises:
@@ -32,7 +32,7 @@ def read_settings(folder: Path) -> Settings:
         faults.append(Fault(f"{FILE}: device", "is cuda, but this machine shows no GPU.", 'Set "auto" or "cpu".'))
     elif fault := find_gpu_fault(settings.file, visible_gpus()):
         faults.append(fault)
-    stop_on(faults)
+    raise_faults(faults)
     return settings
 
 
@@ -46,27 +46,27 @@ def find_gpu_fault(file: SiteFile, visible: int) -> Fault | None:
     return Fault(f"{FILE}: gpus", problem, f"Set {visible}." if visible > 1 else "Leave it out.")
 
 
-def list_data_faults(settings: Settings) -> list[Fault]:
+def list_data_faults(settings: SiteSettings) -> list[Fault]:
     """List what is wrong with a site's data set, as far as that shows without reading pictures."""
     return [
         replace(fault, where=f"{FILE}: {fault.where}") for fault in data_faults(settings.file.data, settings.folder)
     ]
 
 
-def open_site(settings: Settings, tell: Callable[[str], None] = lambda line: None) -> Site:
+def open_site(settings: SiteSettings, tell: Callable[[str], None] = lambda line: None) -> Site:
     """Read the site's images and labels; ``tell`` prints what is decoded, and later what the site tells its people.
 
     Raises:
         BadInput: With every fault, or with the files where too many cannot be read.
     """
     try:
-        splits = load(settings.file.data, settings.folder, image_store(settings, tell))
+        splits = load_dataset(settings.file.data, settings.folder, site_image_store(settings, tell))
     except BadInput as error:
         raise BadInput(replace(fault, where=f"{FILE}: {fault.where}") for fault in error.faults) from None
-    declaration = make_declaration(settings, splits.class_names)
+    declaration = make_label_declaration(settings, splits.class_names)
     if not len(splits.train):
         raise BadInput([Fault(f"{FILE}: data", "has no training image.")])
-    canonical = dict(zip(declaration.names, declaration.canonical, strict=True))
+    canonical = dict(zip(declaration.names, declaration.canonical_names, strict=True))
     hidden, unsaid, smallest = {}, {}, settings.file.policy.smallest_count  # from all columns of the data
     for part in PARTS:
         images: ImageSet = getattr(splits, part)
@@ -78,7 +78,7 @@ def open_site(settings: Settings, tell: Callable[[str], None] = lambda line: Non
         train=_keep_declared_classes(splits.train, declaration),
         validation=_keep_declared_classes(splits.validation, declaration),
         test=_keep_declared_classes(splits.test, declaration),
-        folder=settings.state,
+        folder=settings.state_folder,
         device=choose_device(settings),
         gpus=settings.file.gpus,
         hidden=hidden,
@@ -89,10 +89,10 @@ def open_site(settings: Settings, tell: Callable[[str], None] = lambda line: Non
     )
 
 
-def image_store(settings: Settings, tell: Callable[[str], None]) -> ImageStore:
+def site_image_store(settings: SiteSettings, tell: Callable[[str], None]) -> DecodedImageStore:
     """Return the place of a site's decoded images, and remove those that the policy does not allow any more."""
     policy = settings.file.policy
-    folders = {form: settings.state / f"images-{form}" for form in ("encrypted", "plain")}
+    folders = {form: settings.state_folder / f"images-{form}" for form in ("encrypted", "plain")}
     for form, folder in folders.items():
         if form != policy.keep_images and os.path.lexists(folder):
             try:
@@ -103,7 +103,7 @@ def image_store(settings: Settings, tell: Callable[[str], None]) -> ImageStore:
                 raise BadInput([Fault(str(folder), problem, remedy)]) from None
             tell(f"removed {folder}: policy.keep_images is {policy.keep_images}")
     limit, off = int(policy.keep_images_gb * 1e9), 'policy.keep_images = "no"'
-    store = ImageStore(folders.get(policy.keep_images), limit, "policy.keep_images_gb", off, tell=tell)
+    store = DecodedImageStore(folders.get(policy.keep_images), limit, "policy.keep_images_gb", off, tell=tell)
     if policy.keep_images != "encrypted":
         return store
     try:
@@ -113,36 +113,36 @@ def image_store(settings: Settings, tell: Callable[[str], None]) -> ImageStore:
     return replace(store, secret=derive_storage_key(key, "images"))
 
 
-def choose_device(settings: Settings) -> str:
+def choose_device(settings: SiteSettings) -> str:
     """Return the device that a site trains on."""
     if settings.file.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return settings.file.device
 
 
-def make_declaration(settings: Settings, classes: tuple[str, ...]) -> Declaration:
+def make_label_declaration(settings: SiteSettings, classes: tuple[str, ...]) -> LabelDeclaration:
     """Make the declaration of the site's labels, which the coordinator receives, for the classes of its data.
 
     Raises:
         BadInput: With every fault.
     """
     names = settings.labels or classes
-    stop_on(
+    raise_faults(
         [
             Fault(
                 f"{FILE}: data.annotates",
-                f'"{name}" is not a class of the data. Classes: {quoted(classes)}.',
-                did_you_mean(name, classes),
+                f'"{name}" is not a class of the data. Classes: {quote_names(classes)}.',
+                suggest_nearest_name(name, classes),
                 cause="column",
             )
             for name in names
             if name not in classes
         ]
     )
-    declaration = Declaration(settings.file.name, names, settings.synonyms)
+    declaration = LabelDeclaration(settings.file.name, names, settings.synonyms)
     merge_declarations([declaration])  # raises the faults of a single declaration
     return declaration
 
 
-def _keep_declared_classes(images: ImageSet, declaration: Declaration) -> ImageSet:
-    return replace(images.only_classes(declaration.names), class_names=declaration.canonical)
+def _keep_declared_classes(images: ImageSet, declaration: LabelDeclaration) -> ImageSet:
+    return replace(images.only_classes(declaration.names), class_names=declaration.canonical_names)

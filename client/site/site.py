@@ -18,10 +18,10 @@ from client.site.disclosure import (
     remove_hidden_labels,
     round_count_down,
 )
-from client.site.memory import FrozenParts, MemoryFolder
+from client.site.memory import FrozenPartFiles, RoundStateFolder
 from client.site.policy import UNLIMITED, WITHOUT_LIMITS, Policy
 from common.config import Plan
-from common.contract import Declaration
+from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels, pixels_on_device
 from common.errors import BadInput, Fault
@@ -54,7 +54,7 @@ class Site:
         arithmetic: Arithmetic for plans that ask for the fastest; None to measure it here.
     """
 
-    declaration: Declaration
+    declaration: LabelDeclaration
     train: ImageSet
     validation: ImageSet
     test: ImageSet
@@ -73,7 +73,7 @@ class Site:
     arithmetic: Arithmetic | None = None
 
     @cached_property
-    def unlimited(self) -> bool:
+    def has_no_limits(self) -> bool:
         """True for a simulated site without limits: nothing of it is hidden, audited or declined."""
         return self.simulated and self.policy == UNLIMITED and not self.hidden
 
@@ -95,35 +95,35 @@ class Site:
         An update can disclose their number. A site that counted all images would disclose how many it left out.
         """
         rows = self.kept_rows(self._images_for_plain_training("train", "multi_label"))
-        return self.train if rows is None else self.train.rows(rows)
+        return self.train if rows is None else self.train.select_rows(rows)
 
     @cached_property
-    def frozen_parts(self) -> FrozenParts:
+    def frozen_parts(self) -> FrozenPartFiles:
         """The files of models' frozen parts on this site's disk."""
-        return FrozenParts(self.frozen_folder or self.folder / "frozen", self.weights_folder, durable=self.durable)
+        return FrozenPartFiles(self.frozen_folder or self.folder / "frozen", self.weights_folder, durable=self.durable)
 
-    def hides(self, part: str) -> frozenset[str]:
+    def hidden_classes(self, part: str) -> frozenset[str]:
         """Return the hidden classes of one part of the data: no count and no figure of them is reported."""
-        if part not in self._hidden:
+        if part not in self._hidden_classes_cache:
             images: ImageSet = getattr(self, part)
             own = frozenset(images.class_names)
             smallest = self.policy.smallest_count
             hidden = (
                 self.hidden.get(part) if part in self.hidden or not smallest else find_hidden_classes(images, smallest)
             )
-            self._hidden[part] = (hidden or frozenset()) & own
-        return self._hidden[part]
+            self._hidden_classes_cache[part] = (hidden or frozenset()) & own
+        return self._hidden_classes_cache[part]
 
-    def unsaid_images(self, part: str) -> Few:
+    def undisclosable_images(self, part: str) -> Few:
         """Return a mask ``(n,)`` of the images of one part whose labels nothing that leaves may rest on."""
         smallest, images = self.policy.smallest_count, getattr(self, part)
         return (
             self.unsaid[part]
             if part in self.unsaid
-            else mark_images_of_hidden_classes(images, self.hides(part), smallest)
+            else mark_images_of_hidden_classes(images, self.hidden_classes(part), smallest)
         )
 
-    def trained_on(self, part: str, plan: Plan) -> ImageSet:
+    def images_to_train_on(self, part: str, plan: Plan) -> ImageSet:
         """Return the images of one part, with the labels that a run trains on and chooses epochs by.
 
         An update without noise discloses the effect of hidden classes' labels, so it is made without them. Noise that
@@ -141,12 +141,12 @@ class Site:
     def without_hidden(self, part: str, task: Task) -> ImageSet:
         """Return the images of one part without the labels of hidden classes, for figures that leave."""
         images: ImageSet = getattr(self, part)
-        if not self.hides(part):
+        if not self.hidden_classes(part):
             return images
-        return remove_hidden_labels(images, self.hides(part), self.unsaid_images(part), task)
+        return remove_hidden_labels(images, self.hidden_classes(part), self.undisclosable_images(part), task)
 
     def kept_rows(self, labelled: ImageSet) -> NDArray[np.intp] | None:
-        """Return the rows of the images of :meth:`trained_on` that a run uses; None if it uses all images.
+        """Return the rows of the images of :meth:`images_to_train_on` that a run uses; None if it uses all images.
 
         An image all of whose labels were removed because of the classes that it shows is left out: the effect of an
         unlabelled image would disclose that it is one of these. Where no image would be left, all stay.
@@ -156,13 +156,13 @@ class Site:
         emptied = np.asarray(np.isnan(labelled.labels).all(axis=1) & ~np.isnan(self.train.labels).all(axis=1))
         return np.flatnonzero(~emptied) if emptied.any() and not emptied.all() else None
 
-    def refuse_few(self) -> None:
+    def refuse_too_few_patients(self) -> None:
         """Refuse to take part where the whole site has fewer patients than the policy's threshold.
 
         Raises:
             BadInput: If so; it names the threshold, not the number of patients.
         """
-        if not self.reports("train"):
+        if not self.reports_part("train"):
             least = self.policy.smallest_count
             problem = (
                 f"there are training images of fewer than {least} patients, and the policy tells nothing of so few."
@@ -170,23 +170,23 @@ class Site:
             remedy = "A smaller smallest_count in its [policy] lets it take part."
             raise BadInput([Fault("site.toml: policy.smallest_count", problem, remedy)])
 
-    def reports(self, part: str) -> bool:
+    def reports_part(self, part: str) -> bool:
         """Return True if figures of one whole part of the data are reported: not if it is of few patients."""
-        if part not in self._reports:
+        if part not in self._reports_cache:
             images: ImageSet = getattr(self, part)
             least = self.policy.smallest_count
-            self._reports[part] = not len(images) or not least or count_patients(images) >= least
-        return self._reports[part]
+            self._reports_cache[part] = not len(images) or not least or count_patients(images) >= least
+        return self._reports_cache[part]
 
     @cached_property
-    def _reports(self) -> dict[str, bool]:
+    def _reports_cache(self) -> dict[str, bool]:
         return {}
 
     @cached_property
-    def _hidden(self) -> dict[str, frozenset[str]]:
+    def _hidden_classes_cache(self) -> dict[str, frozenset[str]]:
         return {}
 
-    def for_itself(self, folder: Path, plan: Plan, *, figures_leave: bool) -> "Site":
+    def copy_for_local_training(self, folder: Path, plan: Plan, *, figures_leave: bool) -> "Site":
         """Return a site with the same images and no hidden class, for the comparison with training alone.
 
         The new site trains on the labels that the run trains on, and chooses by the same figures.
@@ -198,7 +198,7 @@ class Site:
         """
         task = plan.model.task
         train, validation = (
-            self._images_for_plain_training(part, task) if figures_leave else self.trained_on(part, plan)
+            self._images_for_plain_training(part, task) if figures_leave else self.images_to_train_on(part, plan)
             for part in ("train", "validation")
         )
         inner = replace(
@@ -212,12 +212,13 @@ class Site:
             tell=lambda text: None,
             frozen_folder=self.frozen_folder or self.folder / "frozen",
         )
-        vars(inner).update(pixels=self.pixels, in_memory=self.in_memory)  # images are in memory once
+        # Images are in memory once.
+        vars(inner).update(pixels=self.pixels, computed_results_cache=self.computed_results_cache)
         return inner
 
-    def memory(self, run: str) -> MemoryFolder:
+    def run_state_folder(self, run: str) -> RoundStateFolder:
         """Return the site's memory of a run."""
-        return MemoryFolder(self.folder / "memory" / run, durable=self.durable)
+        return RoundStateFolder(self.folder / "memory" / run, durable=self.durable)
 
     @cached_property
     def name(self) -> str:
@@ -225,7 +226,7 @@ class Site:
         return self.declaration.site
 
     @cached_property
-    def in_memory(self) -> dict[str, Any]:
+    def computed_results_cache(self) -> dict[str, Any]:
         """Cache of results computed from the site's images; it lasts as long as this process."""
         return {}
 

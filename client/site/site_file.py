@@ -10,28 +10,28 @@ from pydantic import Field, ValidationError, field_validator
 
 from client.site.policy import TRUST, Policy
 from common.config import Plan
-from common.data.base.names import normalized
+from common.data.base.names import normalize_name
 from common.data.base.spec import DataSpec
-from common.errors import BadInput, Fault, quoted, stop_on
+from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.security.identity import (
-    SiteKit,
-    SiteRequest,
-    check_name,
+    SiteAdmissionRequest,
+    SiteConnectionKit,
+    check_site_name,
     create_key,
-    fingerprint,
     is_same_key,
+    public_key_fingerprint,
     public_key_line,
+    read_connection_kit,
     read_key,
-    read_kit,
     write_toml,
 )
-from common.system.files import atomic_outputs, is_disk_full, is_file, make_private_folder, write_atomically
-from common.system.toml import Section, read_toml, validated
+from common.system.files import is_disk_full, is_file, make_private_folder, remove_outputs_on_failure, write_atomically
+from common.system.toml import TomlSection, read_toml, validate_tables
 
 FILE, PLAN_FILE = "site.toml", "plan.json"
 
 
-class SiteFile(Section):
+class SiteFile(TomlSection):
     """The keys of ``site.toml``; in ``[data]``, ``labels`` and ``synonyms`` stand beside those of the data set.
 
     Attributes:
@@ -51,11 +51,11 @@ class SiteFile(Section):
     policy: Policy = Policy()
     data: DataSpec = Field(discriminator="kind")
 
-    _name = field_validator("name")(check_name)
+    _name = field_validator("name")(check_site_name)
 
 
 @dataclass(frozen=True)
-class Settings:
+class SiteSettings:
     """The settings of one hospital's folder, read and checked.
 
     Attributes:
@@ -77,23 +77,23 @@ class Settings:
         return self.folder / (self.file.key or f"{self.file.name}.key")
 
     @property
-    def state(self) -> Path:
+    def state_folder(self) -> Path:
         """The folder of the program's own files."""
         return self.folder / "state"
 
 
-def read_file_only(folder: Path) -> Settings:
+def read_file_only(folder: Path) -> SiteSettings:
     """Read ``site.toml`` of a folder, without the data that it names.
 
     Raises:
         BadInput: With every fault.
     """
     settings, faults = read_with_faults(folder)
-    stop_on(faults)
+    raise_faults(faults)
     return settings
 
 
-def read_with_faults(folder: Path) -> tuple[Settings, list[Fault]]:
+def read_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
     """Read ``site.toml``; return its settings and the faults of their class names, which do not stop the reading.
 
     Raises:
@@ -108,16 +108,16 @@ def read_with_faults(folder: Path) -> tuple[Settings, list[Fault]]:
     if not isinstance(synonyms, dict) or not all(isinstance(name, str) for name in synonyms.values()):
         wrong.append(Fault(f"{FILE}: data.synonyms", 'must be a table of lines "own name" = "canonical name".'))
     try:
-        file = validated(SiteFile, tree, FILE)
+        file = validate_tables(SiteFile, tree, FILE)
     except BadInput as error:
         raise BadInput([*error.faults, *wrong]) from None
     if not wrong:  # the names of the data's columns and classes are normalised as well
-        labels = map(normalized, labels)
-        synonyms = {normalized(own): normalized(name) for own, name in synonyms.items()}
-    return Settings(folder, file, tuple(labels), synonyms), wrong
+        labels = map(normalize_name, labels)
+        synonyms = {normalize_name(own): normalize_name(name) for own, name in synonyms.items()}
+    return SiteSettings(folder, file, tuple(labels), synonyms), wrong
 
 
-def read_credentials(settings: Settings) -> SiteKit:
+def read_credentials(settings: SiteSettings) -> SiteConnectionKit:
     """Read the kit, and check that it belongs to this site and to its key.
 
     Raises:
@@ -131,21 +131,21 @@ def read_credentials(settings: Settings) -> SiteKit:
     if not settings.kit_path.is_file():
         problem = f"there is no {settings.kit_path.name} in {settings.folder}."
         if others := sorted(path.name for path in settings.folder.glob("*.kit")):
-            problem += f" {quoted(others)} is there: the kit of another site, or under another name."
+            problem += f" {quote_names(others)} is there: the kit of another site, or under another name."
         remedy = f"Send {settings.file.name}.request to the coordinator, who admits it and sends the kit back."
-        stop_on([*faults, Fault(f"{FILE}: kit", problem, remedy)])
+        raise_faults([*faults, Fault(f"{FILE}: kit", problem, remedy)])
     try:
-        kit = read_kit(settings.kit_path)
+        kit = read_connection_kit(settings.kit_path)
     except BadInput as error:
         faults += error.faults
-    stop_on(faults)
+    raise_faults(faults)
     if kit.site != settings.file.name:
         problem = f'is "{settings.file.name}", but the kit is for "{kit.site}".'
         faults.append(Fault(f"{FILE}: name", problem, "A site uses the name it is registered by."))
     if not is_same_key(kit.public_key, public_key_line(key, "")):
         problem = f"is not the key that {settings.kit_path.name} was written for."
         faults.append(Fault(settings.key_path.name, problem, "Ask for a kit for this key, or put the old key back."))
-    stop_on(faults)
+    raise_faults(faults)
     return kit
 
 
@@ -200,12 +200,12 @@ def make_site_folder(folder: Path, name: str) -> list[str]:
         BadInput: If the name cannot be used, or the folder holds a key already.
     """
     try:
-        check_name(name)
+        check_site_name(name)
     except ValueError as error:
         raise BadInput([Fault("--name", f"{error}.")]) from None
     if folder.exists() and not folder.is_dir():
         raise BadInput([Fault(str(folder), "is a file; a site's folder is made here.", "Name another folder.")])
-    with atomic_outputs(folder, *(folder / file for file in (f"{name}.key", f"{name}.request", FILE))):
+    with remove_outputs_on_failure(folder, *(folder / file for file in (f"{name}.key", f"{name}.request", FILE))):
         if not folder.exists():
             make_private_folder(folder)
         key_path, request = folder / f"{name}.key", folder / f"{name}.request"
@@ -222,9 +222,9 @@ def make_site_folder(folder: Path, name: str) -> list[str]:
                 raise BadInput([Fault(str(key_path), f"cannot be written: {error.strerror}.")]) from None
             made.append(f"{key_path}: this site's private key. It stays here; nobody else needs it.")
         line = public_key_line(key, name)
-        write_toml(request, SiteRequest(site=name, public_key=line), "For the coordinator. Holds no secret.")
+        write_toml(request, SiteAdmissionRequest(site=name, public_key=line), "For the coordinator. Holds no secret.")
         made.append(f"{request}: send this file to the coordinator, who asks you for the fingerprint:")
-        made.append(f"    {fingerprint(line)}")
+        made.append(f"    {public_key_fingerprint(line)}")
         if (folder / FILE).exists():
             made.append(f"{folder / FILE} is there already and stays.")
         else:

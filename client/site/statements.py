@@ -14,15 +14,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import RecordDict
 
-from common.security.identity import fingerprint, public_key_line
+from common.security.identity import public_key_fingerprint, public_key_line
 from common.security.signatures import (
     CHAINED,
     ReplyStatement,
     SignatureFault,
-    refuse_another_record,
-    run_round_and_kind,
+    check_statement_matches_record,
+    read_run_round_kind,
+    read_unverified_signature,
     sign,
-    signature_of,
     verified_request,
 )
 from common.system.files import write_atomically
@@ -49,7 +49,7 @@ class AcceptedReplies:
     message: str = ""
 
 
-class SignedStatements:
+class SiteRecordSigner:
     """Signs a site's records and checks the coordinator's.
 
     Args:
@@ -59,11 +59,11 @@ class SignedStatements:
 
     def __init__(self, state: Path, site: str, key: ec.EllipticCurvePrivateKey, authority: x509.Certificate) -> None:
         self._state, self._site, self._key, self._authority = state, site, key, authority
-        self._fingerprint = fingerprint(public_key_line(key, ""))
+        self._fingerprint = public_key_fingerprint(public_key_line(key, ""))
 
     def sign_records(self, content: RecordDict, message: str) -> RecordDict:
         """Return a reply's records with the site's signature, which names the message that is answered."""
-        run, server_round, record = run_round_and_kind(content)
+        run, server_round, record = read_run_round_kind(content)
         last = read_accepted_replies(self._state, run) if record in CHAINED else AcceptedReplies(-1)
         statement = ReplyStatement(
             site=self._site,
@@ -79,7 +79,7 @@ class SignedStatements:
 
     def count_accepted(self, content: RecordDict, message: str) -> None:
         """Count a reply that the coordinator accepted."""
-        run, _, record = run_round_and_kind(content)
+        run, _, record = read_run_round_kind(content)
         last = read_accepted_replies(self._state, run)
         if record not in CHAINED or last.message == message:
             return
@@ -87,7 +87,7 @@ class SignedStatements:
         newest = dict(list(runs.items())[-RUNS_KEPT:])
         write_atomically(self._state / FILE, json.dumps(newest).encode())
 
-    def accept_request(self, content: RecordDict, message: str) -> None:
+    def verify_request(self, content: RecordDict, message: str) -> None:
         """Check the coordinator's signature on a request, and note its message, so that it is not answered twice.
 
         Raises:
@@ -95,15 +95,15 @@ class SignedStatements:
                 message.
             OtherName: If the coordinator signed it for this site's key and another name.
         """
-        signed, certificate = signature_of(content)
+        signed, certificate = read_unverified_signature(content)
         statement = verified_request(signed, certificate, self._authority)
         if statement.key != self._fingerprint:
             raise SignatureFault(f"it is meant for {statement.site}")
         if statement.site != self._site:
             raise SiteNameMismatch(f'it calls itself "{self._site}", but its key is registered for "{statement.site}".')
-        if (statement.run, statement.round, statement.record) != run_round_and_kind(content):
+        if (statement.run, statement.round, statement.record) != read_run_round_kind(content):
             raise SignatureFault("its statement names another run, round or record")
-        refuse_another_record(statement, content)
+        check_statement_matches_record(statement, content)
         folder = self._state / REQUESTS
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{statement.run}.txt"

@@ -19,7 +19,7 @@ from client.site.site import Site
 from common.config import Plan
 from common.data.base.spec import AugmentationSpec
 from common.data.images.pixels import Pixels
-from common.models.network import SplitNetwork, apply_with_single_doubled, autocast
+from common.models.network import SplitNetwork, apply_doubling_single_image, autocast
 from common.security.identity import derive_storage_key
 from common.system.files import write_atomically
 from strategies.local.arithmetic import read_arithmetic
@@ -41,7 +41,7 @@ class NetworkOnFeatures(SplitNetwork):
         return images
 
 
-def trains_on_features(plan: Plan, method: SiteMethod) -> bool:
+def trains_on_cached_features(plan: Plan, method: SiteMethod) -> bool:
     """Return True if a run of this plan needs no image again after the backbone's features are computed."""
     return plan.model.backbone_frozen and plan.augmentation == AugmentationSpec() and not method.looks_at_images
 
@@ -87,7 +87,7 @@ class FeatureCache:
             for batch in pixels.batches(BATCH):
                 with autocast(batch.device, plan.training.precision):
                     inputs = network.backbone_input(batch.float())
-                    computed.append(apply_with_single_doubled(network.backbone, inputs).float())
+                    computed.append(apply_doubling_single_image(network.backbone, inputs).float())
             features = torch.cat(computed)
             if self.key is not None:
                 self._write(path, name, features.cpu().numpy())
@@ -116,7 +116,7 @@ def feature_cache_of(site: Site) -> FeatureCache:
     """Return the cache of a site's features, which lasts in memory as long as the site's images."""
     identity = site.identity if site.policy.keep_features else None
     key = None if identity is None else derive_storage_key(identity.key, "features")
-    features: FeatureCache = site.in_memory.setdefault(
+    features: FeatureCache = site.computed_results_cache.setdefault(
         "features", FeatureCache(site.folder / "features", key, site.durable)
     )
     return features

@@ -1,8 +1,9 @@
 """Figures of a model on a site's own images: all figures, or those that the policy allows to leave the hospital.
 
-:class:`Figures` computes everything that a request asks for, in a simulation without limits. :class:`LimitedFigures`
-follows the site's policy: no figure leaves of classes of few patients (:mod:`client.site.disclosure`), and none of a
-model with parts that never leave the site where masks or noise cover the update.
+:class:`RequestedMetrics` computes everything that a request asks for, in a simulation without limits.
+:class:`DisclosableMetrics` follows the site's policy: no figure leaves of classes of few patients
+(:mod:`client.site.disclosure`), and none of a model with parts that never leave the site where masks or noise cover the
+update.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,17 +12,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from client.site.disclosure import limit_class_metrics, round_count_down
+from client.site.disclosure import round_count_down, suppress_class_metrics
 from client.site.policy import Policy
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput, WireError
-from common.metrics.auroc import ClassMetrics, Metric, load_metrics, per_class, tolerant_metric
+from common.metrics.auroc import ClassMetrics, Metric, load_metrics, per_class, wrap_failing_metric
 from common.metrics.score_histograms import Floats, ScoreHistogram, score_histogram
-from common.models.network import compute_scores, label_matrix
+from common.models.network import compute_scores, labels_for_head_rows
 from common.models.state import arrays_sha256, layout_of, read_state, state_sha256
 from common.wire.records import Request
 from strategies.local.objective import pair_with_labels
-from strategies.local.training import ValidationFigures, validate
+from strategies.local.training import ValidationMetrics, validate_network
 
 if TYPE_CHECKING:
     from client.training.task import LocalTask
@@ -31,13 +32,13 @@ Nothing = TypeVar("Nothing")
 Histograms = Mapping[str, ScoreHistogram]
 
 
-def score_part(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
+def score_data_part(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
     """Return scores and labels ``(n, classes)`` of one part, for the classes the site annotates and the network has."""
     images, network = getattr(task.site, part), task.network
     scores = compute_scores(network, task.network_inputs(part), task.plan.training.precision)
     rows = [row for row, name in enumerate(network.class_names) if name in images.class_names]
     names = tuple(network.class_names[row] for row in rows)
-    return scores[:, rows], label_matrix(images, names).numpy(), names
+    return scores[:, rows], labels_for_head_rows(images, names).numpy(), names
 
 
 def make_score_histograms(
@@ -55,7 +56,7 @@ def make_score_histograms(
 
 
 @dataclass(frozen=True)
-class ReceivedFigures:
+class ReceivedModelMetrics:
     """Figures of the received model.
 
     Attributes:
@@ -65,40 +66,42 @@ class ReceivedFigures:
         test_correct: How many of them the model puts into the right class; None where the plan does not ask.
     """
 
-    own: ValidationFigures = field(default_factory=ValidationFigures)
-    sent: ValidationFigures = field(default_factory=ValidationFigures)
+    own: ValidationMetrics = field(default_factory=ValidationMetrics)
+    sent: ValidationMetrics = field(default_factory=ValidationMetrics)
     test_images: int | None = None
     test_correct: int | None = None
 
 
-class Figures:
+class RequestedMetrics:
     """Computes all figures that a request asks for, exactly, on all images."""
 
-    def compute_figures(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
+    def compute_metrics(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
         """Return the figures that ``compute`` computes; its exception is an error of the round."""
         return compute()
 
-    def figures_of_received(self, task: "LocalTask") -> ReceivedFigures:
+    def metrics_of_received_model(self, task: "LocalTask") -> ReceivedModelMetrics:
         """Return the figures of a received model before training."""
         validation = task.validate()
         # Where the model goes from site to site it is no model of a round.
         counted = task.plan.evaluation.test_each_round and not task.method.sequential
         counts = self.test_counts(task) if counted else (None, None)
-        return ReceivedFigures(validation, self.validation(task, validation), *counts)
+        return ReceivedModelMetrics(validation, self.validation_metrics(task, validation), *counts)
 
-    def validation(self, task: "LocalTask", own: ValidationFigures) -> ValidationFigures:
+    def validation_metrics(self, task: "LocalTask", own: ValidationMetrics) -> ValidationMetrics:
         """Return the validation figures that leave; ``own`` are those over all labels, by which the site chooses."""
         return own
 
     def test_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:
         """Return the number of test images, and of those in the right class; None where the plan does not ask."""
-        return self._counts(task, task.site.test) if task.plan.evaluation.test_each_round else (None, None)
+        return (
+            self._count_correct_images(task, task.site.test) if task.plan.evaluation.test_each_round else (None, None)
+        )
 
-    def test(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
+    def test_metrics(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
         """Return each class's metrics and score histogram on the test part."""
         if not len(task.site.test):
             return {}, {}
-        scores, labels, names = score_part(task, "test")
+        scores, labels, names = score_data_part(task, "test")
         metrics = per_class(scores, labels, names, self._plugin_metrics(task))
         pooled = task.plan.evaluation.pooled
         return metrics, make_score_histograms(task.site.policy, scores, labels, names) if pooled else {}
@@ -107,7 +110,7 @@ class Figures:
         """Return score histograms of the validation part, from which the coordinator chooses thresholds."""
         if not task.plan.evaluation.pooled or not len(task.site.validation):
             return {}
-        return make_score_histograms(task.site.policy, *score_part(task, "validation"))
+        return make_score_histograms(task.site.policy, *score_data_part(task, "validation"))
 
     def model_sha256(self, task: "LocalTask", request: Request) -> str:
         """Return the hash of the evaluated model."""
@@ -117,8 +120,8 @@ class Figures:
         return load_metrics(task.plan.evaluation.metrics)
 
     @staticmethod
-    def _counts(task: "LocalTask", images: ImageSet) -> tuple[int, int]:
-        labels = label_matrix(images, task.network.class_names).nan_to_num().numpy()
+    def _count_correct_images(task: "LocalTask", images: ImageSet) -> tuple[int, int]:
+        labels = labels_for_head_rows(images, task.network.class_names).nan_to_num().numpy()
         labelled = labels.any(axis=1)
         if not labelled.any():
             return 0, 0
@@ -127,10 +130,10 @@ class Figures:
         return int(labelled.sum()), int((right & labelled).sum())
 
 
-class LimitedFigures(Figures):
+class DisclosableMetrics(RequestedMetrics):
     """Computes the figures that a site's policy allows to leave the hospital."""
 
-    def compute_figures(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
+    def compute_metrics(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
         """Return the figures that ``compute`` computes; none where that fails, which can depend on one patient's image.
 
         Raises:
@@ -142,57 +145,57 @@ class LimitedFigures(Figures):
         except (BadInput, WireError):
             raise
         except Exception as error:
-            if task.site.simulated and not task.plan.privacy.hides_updates:
+            if task.site.simulated and not task.plan.privacy.protects_updates:
                 raise
             task.site.tell(f"the model could not be judged: {error}")
             return nothing
 
-    def figures_of_received(self, task: "LocalTask") -> ReceivedFigures:
+    def metrics_of_received_model(self, task: "LocalTask") -> ReceivedModelMetrics:
         """Return the figures of a received model before training; none where it cannot be evaluated."""
-        received = super().figures_of_received
-        return self.compute_figures(task, lambda: received(task), ReceivedFigures())
+        received = super().metrics_of_received_model
+        return self.compute_metrics(task, lambda: received(task), ReceivedModelMetrics())
 
-    def validation(self, task: "LocalTask", own: ValidationFigures) -> ValidationFigures:
+    def validation_metrics(self, task: "LocalTask", own: ValidationMetrics) -> ValidationMetrics:
         """Return the validation figures that leave, over classes that are not hidden."""
         site, network, plan = task.site, task.network, task.plan
-        if not site.reports("validation") or not validation_figures_leave(task):
-            return ValidationFigures()
-        if not site.hides("validation") or site.trained_on("validation", plan) is not site.validation:
+        if not site.reports_part("validation") or not may_send_validation_metrics(task):
+            return ValidationMetrics()
+        if not site.hidden_classes("validation") or site.images_to_train_on("validation", plan) is not site.validation:
             return own  # no label of a hidden class is in it
         images = site.without_hidden("validation", plan.model.task)
         examples = pair_with_labels(images, task.network_inputs("validation"), network.class_names)
-        return validate(network, examples, task.method.loss, plan.training, site.hides("validation"))
+        return validate_network(network, examples, task.method.loss, plan.training, site.hidden_classes("validation"))
 
     def test_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:
         """Return the numbers of test images and of correct ones, without images that show hidden classes only."""
         site = task.site
-        if not task.plan.evaluation.test_each_round or not test_figures_leave(task) or not site.reports("test"):
+        if not task.plan.evaluation.test_each_round or not may_send_test_metrics(task) or not site.reports_part("test"):
             return None, None
-        images, correct = self._counts(task, site.without_hidden("test", task.plan.model.task))
+        images, correct = self._count_correct_images(task, site.without_hidden("test", task.plan.model.task))
         return round_count_down(images, site.policy), round_count_down(correct, site.policy)
 
-    def test(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
+    def test_metrics(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
         """Return the metrics and score histograms of classes that are not hidden.
 
         Under secure aggregation there are none: they leave in a sum (:func:`test_histograms_for_sum`).
         """
         site, policy = task.site, task.site.policy
-        if not test_figures_leave(task) or task.plan.privacy.secure_aggregation:
+        if not may_send_test_metrics(task) or task.plan.privacy.secure_aggregation:
             return {}, {}
-        metrics, spread = super().test(task)
-        hidden = site.hides("test")
+        metrics, spread = super().test_metrics(task)
+        hidden = site.hidden_classes("test")
         return (
-            {name: limit_class_metrics(result, policy, hidden=name in hidden) for name, result in metrics.items()},
+            {name: suppress_class_metrics(result, policy, hidden=name in hidden) for name, result in metrics.items()},
             {name: histogram for name, histogram in spread.items() if name not in hidden},
         )
 
     def validation_histograms(self, task: "LocalTask") -> Histograms:
         """Return the histograms of classes that are not hidden; none under secure aggregation."""
         site = task.site
-        allowed = site.policy.score_histograms and validation_figures_leave(task)
-        if not allowed or task.plan.privacy.secure_aggregation or not site.reports("validation"):
+        allowed = site.policy.score_histograms and may_send_validation_metrics(task)
+        if not allowed or task.plan.privacy.secure_aggregation or not site.reports_part("validation"):
             return {}
-        hidden = site.hides("validation")
+        hidden = site.hidden_classes("validation")
         return {name: spread for name, spread in super().validation_histograms(task).items() if name not in hidden}
 
     def model_sha256(self, task: "LocalTask", request: Request) -> str:
@@ -200,8 +203,8 @@ class LimitedFigures(Figures):
 
         From a hash of parts that stay at the site a coordinator could find their values by trial.
         """
-        if task.method.keeps_local_parts and task.plan.privacy.hides_updates and not task.site.simulated:
-            return arrays_sha256(*(part for _, part in sorted(request.model.named().items())))
+        if task.method.keeps_local_parts and task.plan.privacy.protects_updates and not task.site.simulated:
+            return arrays_sha256(*(part for _, part in sorted(request.model.to_named_arrays().items())))
         return super().model_sha256(task, request)
 
     def _plugin_metrics(self, task: "LocalTask") -> Mapping[str, Metric]:
@@ -209,13 +212,13 @@ class LimitedFigures(Figures):
         if task.site.simulated:
             return metrics
         # That a metric fails, and how, can depend on one patient's image.
-        return {name: tolerant_metric(name, metric, task.site.tell) for name, metric in metrics.items()}
+        return {name: wrap_failing_metric(name, metric, task.site.tell) for name, metric in metrics.items()}
 
 
-ALL_FIGURES, LIMITED_FIGURES = Figures(), LimitedFigures()
+ALL_FIGURES, LIMITED_FIGURES = RequestedMetrics(), DisclosableMetrics()
 
 
-def covers_local_parts(task: "LocalTask") -> bool:
+def has_protected_local_parts(task: "LocalTask") -> bool:
     """Check if parts of the model never leave, and masks or noise cover the update.
 
     Such parts are trained without noise. Behind a trunk that the coordinator chooses, each figure reveals something
@@ -225,20 +228,24 @@ def covers_local_parts(task: "LocalTask") -> bool:
     return covered and task.method.keeps_local_parts and not task.site.simulated
 
 
-def validation_figures_leave(task: "LocalTask") -> bool:
+def may_send_validation_metrics(task: "LocalTask") -> bool:
     """Check if figures of the validation part may leave; only then that part decides which epoch is kept.
 
     The update depends on the chosen epoch, and so reveals something about these images.
     """
-    return task.site.policy.training_figures and not stays_for_noise(task) and not covers_local_parts(task)
+    return (
+        task.site.policy.training_figures
+        and not withheld_because_of_noise(task)
+        and not has_protected_local_parts(task)
+    )
 
 
-def test_figures_leave(task: "LocalTask") -> bool:
+def may_send_test_metrics(task: "LocalTask") -> bool:
     """Return True if figures of the test part may leave the hospital."""
-    return task.site.policy.test_metrics and not stays_for_noise(task) and not covers_local_parts(task)
+    return task.site.policy.test_metrics and not withheld_because_of_noise(task) and not has_protected_local_parts(task)
 
 
-def stays_for_noise(task: "LocalTask") -> bool:
+def withheld_because_of_noise(task: "LocalTask") -> bool:
     """Check if figures must stay because the plan has noise, which does not cover them, by the site's policy."""
     return task.plan.privacy.level != "none" and not task.site.policy.metrics_outside_privacy
 
@@ -249,11 +256,11 @@ def test_histograms_for_sum(task: "LocalTask") -> dict[str, ScoreHistogram]:
     All counts are zero for a model that cannot be evaluated, which can depend on one patient's image.
     """
     site, policy = task.site, task.site.policy
-    allowed = policy.score_histograms and task.plan.evaluation.pooled and not stays_for_noise(task)
-    if not len(site.test) or not allowed or covers_local_parts(task):
+    allowed = policy.score_histograms and task.plan.evaluation.pooled and not withheld_because_of_noise(task)
+    if not len(site.test) or not allowed or has_protected_local_parts(task):
         return {}
-    hidden = site.hides("test")
+    hidden = site.hidden_classes("test")
     names = [name for name in task.network.class_names if name in site.test.class_names and name not in hidden]
     nothing = {name: score_histogram(np.zeros(0), np.zeros(0)) for name in names}
-    judge = lambda: make_score_histograms(policy, *score_part(task, "test"), hidden)  # noqa: E731
-    return LIMITED_FIGURES.compute_figures(task, judge, nothing) or nothing
+    judge = lambda: make_score_histograms(policy, *score_data_part(task, "test"), hidden)  # noqa: E731
+    return LIMITED_FIGURES.compute_metrics(task, judge, nothing) or nothing

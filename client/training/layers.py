@@ -6,18 +6,18 @@ from functools import partial
 
 import numpy as np
 
-from client.site.disclosure import few_of_rows, limit_statistics
+from client.site.disclosure import mark_rows_below_threshold, suppress_small_statistics
 from client.site.site import Site
-from client.training.figures import LIMITED_FIGURES, validation_figures_leave
+from client.training.figures import LIMITED_FIGURES, may_send_validation_metrics
 from client.training.local_round import (
     answer_evaluate_request,
     answer_train_request,
     compute_update,
     make_client_context,
 )
-from client.training.privacy import PrivacyBudget
-from client.training.secure_aggregation import PendingUpdates, SecureAggregation
-from client.training.task import LocalResult, LocalTask, RoundLayer, Train, read_site_plan
+from client.training.privacy import PrivacyBudgetLayer
+from client.training.secure_aggregation import HeldUpdates, SiteMaskingLayer
+from client.training.task import LocalResult, LocalTask, SiteRoundLayer, Train, read_site_plan
 from common.config import Plan
 from common.errors import BadInput, WireError
 from common.models.state import write_state
@@ -27,7 +27,7 @@ from strategies.local.site_method import SiteMethod
 from strategies.local.updates import clip_to_length, compress_trunk
 
 
-def train_round(site: Site, request: TrainRequest, masks: PendingUpdates | None = None) -> TrainReply:
+def train_through_layers(site: Site, request: TrainRequest, masks: HeldUpdates | None = None) -> TrainReply:
     """Answer a request to train, with the layers that the plan and the site's policy need.
 
     Args:
@@ -37,81 +37,81 @@ def train_round(site: Site, request: TrainRequest, masks: PendingUpdates | None 
     layers = layers_for_plan(site, followed.plan, followed.method, masks)
     answer: Callable[[TrainRequest], TrainReply] = partial(answer_train_request, site, layers=layers)
     for layer in reversed(layers):
-        answer = partial(layer.answer, answer)
+        answer = partial(layer.wrap_answer, answer)
     return answer(request)
 
 
-def evaluate_round(site: Site, request: EvaluateRequest, masks: PendingUpdates | None = None) -> EvaluateReply:
-    """Answer a request to evaluate, through the same layers as :func:`train_round`."""
+def evaluate_through_layers(site: Site, request: EvaluateRequest, masks: HeldUpdates | None = None) -> EvaluateReply:
+    """Answer a request to evaluate, through the same layers as :func:`train_through_layers`."""
     followed = read_site_plan(site, request.plan)
     return answer_evaluate_request(site, request, layers_for_plan(site, followed.plan, followed.method, masks))
 
 
-def layers_for_plan(site: Site, plan: Plan, method: SiteMethod, masks: PendingUpdates | None) -> list[RoundLayer]:
+def layers_for_plan(site: Site, plan: Plan, method: SiteMethod, masks: HeldUpdates | None) -> list[SiteRoundLayer]:
     """Return the layers of a plan at a site, the outermost first; none in a plain run without limits."""
     privacy, parameters = plan.privacy, method.parameters
-    layers: list[RoundLayer] = []
+    layers: list[SiteRoundLayer] = []
     if privacy.secure_aggregation and masks is not None:
-        layers.append(SecureAggregation(masks, site, plan, method))
+        layers.append(SiteMaskingLayer(masks, site, plan, method))
     if parameters.compress_update != "float32":
-        layers.append(Compression(parameters.compress_update))
+        layers.append(UpdateCompressionLayer(parameters.compress_update))
     if privacy.level != "none":
-        layers.append(PrivacyBudget(site, plan, method))
-    if privacy.hides_updates or not site.unlimited:
-        layers.append(DisclosureLimits())
+        layers.append(PrivacyBudgetLayer(site, plan, method))
+    if privacy.protects_updates or not site.has_no_limits:
+        layers.append(DisclosureLimitsLayer())
     if parameters.clip_update is not None:
-        layers.append(Clipping(parameters.clip_update))
+        layers.append(UpdateClippingLayer(parameters.clip_update))
     if privacy.secure_aggregation or privacy.level == "update":
-        layers.append(HiddenFailures(Exception))
+        layers.append(FailureHidingLayer(Exception))
     elif privacy.level != "none" and not site.simulated:
         # A change of zero is one more result of noisy steps; any other failure is an error, and paid for as one.
-        layers.append(HiddenFailures(FloatingPointError))
+        layers.append(FailureHidingLayer(FloatingPointError))
     return layers
 
 
 @dataclass(frozen=True)
-class Clipping(RoundLayer):
+class UpdateClippingLayer(SiteRoundLayer):
     """Clips the update to the length (norm) that the method's parameters set."""
 
     longest: float
 
-    def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
+    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
         """Clip the update that training makes."""
         result = train(task, request)
         return replace(result, update=clip_to_length(result.update, self.longest))
 
 
 @dataclass(frozen=True)
-class Compression(RoundLayer):
+class UpdateCompressionLayer(SiteRoundLayer):
     """Rounds the update's trunk; the rounding error is added to the site's next update."""
 
     form: Form
 
-    def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
+    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
         """Compress the update that training makes."""
         result = train(task, request)
         update, unsent = compress_trunk(result.update, task.memory.unsent, self.form)
         return replace(result, update=update, unsent=unsent)
 
 
-class DisclosureLimits(RoundLayer):
+class DisclosureLimitsLayer(SiteRoundLayer):
     """Limits a reply to what the site's policy lets out about few patients, the validation part and the test part."""
 
-    def prepare(self, task: LocalTask, request: Request) -> LocalTask:
+    def adapt_task(self, task: LocalTask, request: Request) -> LocalTask:
         """Have the task compute only the figures that may leave the hospital."""
-        return replace(task, figures=LIMITED_FIGURES, validation_chooses=validation_figures_leave(task))
+        return replace(task, figures=LIMITED_FIGURES, validation_chooses=may_send_validation_metrics(task))
 
-    def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
+    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
         """Remove the statistics that rest on few patients."""
         result, policy = train(task, request), task.site.policy
-        few = few_of_rows(task.site.train, task.network.class_names, policy)
-        statistics = limit_statistics(result.statistics, task.method.traffic.statistics, few, policy)
-        loss = result.train_loss if validation_figures_leave(task) else None
+        few = mark_rows_below_threshold(task.site.train, task.network.class_names, policy)
+        statistics = suppress_small_statistics(result.statistics, task.method.traffic.statistics, few, policy)
+        loss = result.train_loss if may_send_validation_metrics(task) else None
         return replace(result, statistics=statistics, train_loss=loss)
 
 
 @dataclass(frozen=True)
-class HiddenFailures(RoundLayer):
+class FailureHidingLayer(SiteRoundLayer):
     """Sends an update of zero after a failed training, where masks or noise have to hide the failure.
 
     A failure names this site, and a coordinator could make a model that diverges on one patient's images alone, or
@@ -120,7 +120,7 @@ class HiddenFailures(RoundLayer):
 
     hidden: type[Exception]
 
-    def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
+    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
         """Train; return an update of zero where that failed.
 
         Raises:
@@ -128,7 +128,7 @@ class HiddenFailures(RoundLayer):
         """
         try:
             result = train(task, request)
-            if not all(np.isfinite(array).all() for array in result.update.named().values()):
+            if not all(np.isfinite(array).all() for array in result.update.to_named_arrays().values()):
                 raise FloatingPointError("the update is longer than a number can be.")
             return result
         except (BadInput, WireError):

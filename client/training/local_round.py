@@ -12,10 +12,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from client.site.memory import SiteMemory
+from client.site.memory import SiteRoundState
 from client.site.site import Site
-from client.training.task import Evaluate, LocalResult, LocalTask, RoundLayer, Train, prepare_task
-from common.errors import WireError, quoted
+from client.training.task import Evaluate, LocalResult, LocalTask, SiteRoundLayer, Train, prepare_task
+from common.errors import WireError, quote_names
 from common.metrics.auroc import ClassMetrics
 from common.models.network import Head, unfreeze
 from common.models.saved import save_model
@@ -26,7 +26,7 @@ from common.wire.records import (
     UNKNOWN_COUNT,
     EvaluateReply,
     EvaluateRequest,
-    Groups,
+    ModelGroups,
     Request,
     TrainReply,
     TrainRequest,
@@ -43,30 +43,30 @@ from strategies.local.site_method import SiteMethod
 from strategies.local.training import (
     FrozenParts,
     StopCriterion,
-    TrainingFigures,
+    TrainingMetrics,
     TrainingTask,
-    ValidationFigures,
+    ValidationMetrics,
     check_not_diverged,
     reproducible_training,
-    train,
     train_epoch,
+    train_fixed_epochs,
     train_until_settled,
-    validate,
+    validate_network,
 )
 
 
-def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[RoundLayer] = ()) -> TrainReply:
+def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[SiteRoundLayer] = ()) -> TrainReply:
     """Take part in one round inside layers, the outermost first; its memory is on disk before the answer leaves."""
     began = time.monotonic()
     task = prepare_task(site, request, layers)
     with reproducible_training(derive_seed(task.plan.run.seed, request.round, site.name), task.plan.training.threads):
-        received = task.figures.figures_of_received(task)
+        received = task.figures.metrics_of_received_model(task)
     step: Train = train_locally
     for layer in reversed(layers):
-        step = partial(layer.train, step)
+        step = partial(layer.wrap_training, step)
     result = step(task, request)
-    if not request.ranks:
-        write_round_memory(task, request, received.own, result)
+    if not request.is_ranking_round:
+        write_round_state(task, request, received.own, result)
     return TrainReply(
         run=request.run,
         round=request.round,
@@ -99,14 +99,14 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
         validation = task.examples("validation") if task.validation_chooses else None  # see StopCriterion
         local = task.method.local_round(make_client_context(task, request))
         if task.warms_up:
-            warm_up(task, validation, generator)
+            warm_up_head(task, validation, generator)
         trained, optimizer = train_local_epochs(task, request, local, validation, generator)
         state = read_state(network)
         # Where noise is in each step, the loss says something of the images that no noise covers.
         check_not_diverged(state, trained.last_loss if task.epoch is None else 0.0)
         statistics = local.statistics(network, trained.losses)
     if undeclared := statistics.keys() - set(task.method.traffic.names):
-        raise WireError(f"{task.method.name} does not declare {quoted(sorted(undeclared))}.")
+        raise WireError(f"{task.method.name} does not declare {quote_names(sorted(undeclared))}.")
     return LocalResult(
         state=state,
         train_loss=trained.last_loss,
@@ -130,7 +130,7 @@ def make_training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: b
     return TrainingTask(task.examples("train"), local.objective, plan.training, plan.augmentation, frozen, task.epoch)
 
 
-def warm_up(task: LocalTask, validation: Examples | None, generator: torch.Generator) -> None:
+def warm_up_head(task: LocalTask, validation: Examples | None, generator: torch.Generator) -> None:
     """Train neck and head with the backbone frozen; keep the epoch with the lowest loss (specs 1.4)."""
     spec, method, network = task.plan.training, task.method, task.network
     if not method.parameters.warm_up_epochs:
@@ -141,7 +141,11 @@ def warm_up(task: LocalTask, validation: Examples | None, generator: torch.Gener
     best, best_loss = read_state(network), float("inf")
     for _ in range(method.parameters.warm_up_epochs):
         losses = train_epoch(network, exercise, optimizer, generator)
-        loss = validate(network, validation, method.loss, spec).loss if validation is not None else float(losses.mean())
+        loss = (
+            validate_network(network, validation, method.loss, spec).loss
+            if validation is not None
+            else float(losses.mean())
+        )
         if loss is None or loss < best_loss:
             best, best_loss = read_state(network), best_loss if loss is None else loss
     write_state(network, trunk=best.trunk, norm=best.norm, head=best.head)
@@ -149,7 +153,7 @@ def warm_up(task: LocalTask, validation: Examples | None, generator: torch.Gener
 
 def train_local_epochs(
     task: LocalTask, request: TrainRequest, local: LocalRound, validation: Examples | None, generator: torch.Generator
-) -> tuple[TrainingFigures, torch.optim.Optimizer]:
+) -> tuple[TrainingMetrics, torch.optim.Optimizer]:
     """Train the local epochs of a round: the plan's number, or until the loss settles, or one to rank sites."""
     spec, method, network = task.plan.training, task.method, task.network
     unfreeze(network)
@@ -158,29 +162,29 @@ def train_local_epochs(
     if task.plan.keeps_optimizer:
         restore_optimizer_state(network, optimizer, task.memory.optimizer)
     exercise = make_training_task(task, local)
-    if request.ranks:
+    if request.is_ranking_round:
         exercise = replace(exercise, spec=spec.model_copy(update={"epochs": 1}))
     elif method.early_stopping is not None:
         criterion = StopCriterion(validation, method.loss, method.early_stopping)
         return train_until_settled(network, exercise, optimizer, generator, criterion), optimizer
-    return train(network, exercise, optimizer, generator), optimizer
+    return train_fixed_epochs(network, exercise, optimizer, generator), optimizer
 
 
-def compute_update(task: LocalTask, request: TrainRequest, trained: ModelState) -> Groups:
+def compute_update(task: LocalTask, request: TrainRequest, trained: ModelState) -> ModelGroups:
     """Return the update that is sent to the coordinator; it is empty if sites are only put into an order."""
-    if request.ranks:
-        return Groups()
-    return compute_model_difference(trained, task.received, task.method, task.site.declaration.canonical)
+    if request.is_ranking_round:
+        return ModelGroups()
+    return compute_model_difference(trained, task.received, task.method, task.site.declaration.canonical_names)
 
 
 def compute_model_difference(
     trained: ModelState, received: ModelState, method: SiteMethod, annotated: tuple[str, ...]
-) -> Groups:
+) -> ModelGroups:
     """Return new minus received, for the groups and head rows that the method averages."""
     sent = method.rows_sent(trained.head.class_names, annotated)
-    now, before = trained.head.rows(sent), received.head.rows(sent)
+    now, before = trained.head.select_rows(sent), received.head.select_rows(sent)
     with np.errstate(over="ignore"):  # infinite where the two are further apart than a float32 reaches
-        return Groups(
+        return ModelGroups(
             trained.trunk - received.trunk if method.traffic.trunk else None,
             trained.norm - received.norm if method.sends_norm else None,
             Head(sent, now.weight - before.weight, now.bias - before.bias) if method.traffic.head else None,
@@ -190,18 +194,20 @@ def compute_model_difference(
 # ---------------------------------------------------------------------- evaluation
 
 
-def answer_evaluate_request(site: Site, request: EvaluateRequest, layers: Sequence[RoundLayer] = ()) -> EvaluateReply:
+def answer_evaluate_request(
+    site: Site, request: EvaluateRequest, layers: Sequence[SiteRoundLayer] = ()
+) -> EvaluateReply:
     """Answer, inside layers, with the validation loss and in a test with the metrics of the site's own classes."""
     step: Evaluate = evaluate_locally
     for layer in reversed(layers):
-        step = partial(layer.evaluate, step)
+        step = partial(layer.wrap_evaluation, step)
     return step(prepare_task(site, request, layers), request)
 
 
 def evaluate_locally(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
     """Evaluate the received model; for a test, the best one that the site holds."""
-    reply = task.figures.compute_figures(task, partial(_evaluate_and_reply, task, request), None)
-    return reply or _make_evaluate_reply(task, request, ValidationFigures(), {})
+    reply = task.figures.compute_metrics(task, partial(_evaluate_and_reply, task, request), None)
+    return reply or _make_evaluate_reply(task, request, ValidationMetrics(), {})
 
 
 def _evaluate_and_reply(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
@@ -210,15 +216,15 @@ def _evaluate_and_reply(task: LocalTask, request: EvaluateRequest) -> EvaluateRe
         validation = task.validate()
         if not request.test:
             images, correct = figures.test_counts(task)
-            reply = _make_evaluate_reply(task, request, figures.validation(task, validation), {})
+            reply = _make_evaluate_reply(task, request, figures.validation_metrics(task, validation), {})
             return replace(reply, test_images=images, test_correct=correct)
         if task.method.keeps_local_parts:
             load_best_parts(task, request, validation)
             validation = task.validate()
             save_model(site.folder / "model", task.whole, label_contract_sha256=request.contract)
-        metrics, tested = figures.test(task)
+        metrics, tested = figures.test_metrics(task)
         chosen_on = figures.validation_histograms(task)
-        reply = _make_evaluate_reply(task, request, figures.validation(task, validation), metrics)
+        reply = _make_evaluate_reply(task, request, figures.validation_metrics(task, validation), metrics)
     return replace(
         reply,
         histogram_classes=tuple(tested),
@@ -231,7 +237,7 @@ def _evaluate_and_reply(task: LocalTask, request: EvaluateRequest) -> EvaluateRe
 
 
 def _make_evaluate_reply(
-    task: LocalTask, request: EvaluateRequest, validation: ValidationFigures, metrics: Mapping[str, ClassMetrics]
+    task: LocalTask, request: EvaluateRequest, validation: ValidationMetrics, metrics: Mapping[str, ClassMetrics]
 ) -> EvaluateReply:
     """Return a reply with these figures; NaN for a metric that is not defined."""
     rows = metrics.values()
@@ -264,18 +270,16 @@ def _make_evaluate_reply(
 # ---------------------------------------------------------------------- parts that never leave the site
 
 
-def select_local_parts(state: ModelState, method: SiteMethod) -> Groups:
+def select_local_parts(state: ModelState, method: SiteMethod) -> ModelGroups:
     """Return the groups that are trained at the site and never leave it."""
-    return Groups(
+    return ModelGroups(
         None if method.traffic.trunk else state.trunk,
         None if method.sends_norm or method.frozen_norm else state.norm,
         None if method.traffic.head else state.head,
     )
 
 
-def write_round_memory(
-    task: LocalTask, request: TrainRequest, received: ValidationFigures, result: LocalResult
-) -> None:
+def write_round_state(task: LocalTask, request: TrainRequest, received: ValidationMetrics, result: LocalResult) -> None:
     """Write the site's memory of this round, if the method or the optimiser has any."""
     method, memory = task.method, task.memory
     keeps_optimizer = task.plan.keeps_optimizer
@@ -286,9 +290,9 @@ def write_round_memory(
         loss = selection_loss(task, received)
         if loss is not None and loss < memory.best_loss:
             memory = replace(memory, best=before, best_round=request.round - 1, best_loss=loss)
-    elif (best := parts_in_best_round(memory, request, before)) is not None:
+    elif (best := best_round_local_parts(memory, request, before)) is not None:
         memory = replace(memory, best=best, best_round=request.best)
-    task.folder.keep(
+    task.folder.write_state(
         replace(
             memory,
             round=request.round,
@@ -302,7 +306,7 @@ def write_round_memory(
     )
 
 
-def load_best_parts(task: LocalTask, request: Request, last: ValidationFigures) -> None:
+def load_best_parts(task: LocalTask, request: Request, last: ValidationMetrics) -> None:
     """Put the site's own parts of the best round into the network; ``last`` are its figures with the present parts."""
     memory = task.memory
     if task.method.selection == "site":
@@ -310,11 +314,11 @@ def load_best_parts(task: LocalTask, request: Request, last: ValidationFigures) 
         better = loss is not None and loss < memory.best_loss  # False where the last round diverged
         best = memory.parts if better else memory.best
     else:
-        best = parts_in_best_round(memory, request, memory.parts) or memory.parts
+        best = best_round_local_parts(memory, request, memory.parts) or memory.parts
     write_state(task.network, trunk=best.trunk, norm=best.norm, head=best.head)
 
 
-def parts_in_best_round(memory: SiteMemory, request: Request, now: Groups) -> Groups | None:
+def best_round_local_parts(memory: SiteRoundState, request: Request, now: ModelGroups) -> ModelGroups | None:
     """Return the site's own parts of the federation's best round; None where a lost disk held them.
 
     The parts change only in rounds in which the site counted: after the last of these they are the present parts.
@@ -324,7 +328,7 @@ def parts_in_best_round(memory: SiteMemory, request: Request, now: Groups) -> Gr
     return {memory.best_round: memory.best, memory.evaluated_round: memory.evaluated}.get(request.best)
 
 
-def selection_loss(task: LocalTask, validation: ValidationFigures) -> float | None:
+def selection_loss(task: LocalTask, validation: ValidationMetrics) -> float | None:
     """Return the loss by which a site chooses its own best round; None without validation labels.
 
     The loss is 1 minus the AUROC where that is the run's criterion and the validation part defines it.

@@ -20,12 +20,12 @@ from safetensors.numpy import save
 
 from client.gate.incoming_request import OutOfTime
 from client.site.site import Site
-from client.training.task import LocalResult, LocalTask, RoundLayer, Train
+from client.training.task import LocalResult, LocalTask, SiteRoundLayer, Train
 from common.config import Plan
 from common.errors import BadInput, Fault, WireError
 from common.system.files import write_atomically
 from common.system.hashing import derive_seed
-from common.wire.records import Arrays, Groups, Request, TrainReply, TrainRequest, arrays_under
+from common.wire.records import Arrays, ModelGroups, Request, TrainReply, TrainRequest, arrays_under
 from strategies.local.site_method import SiteMethod
 from strategies.privacy.mechanism import Accountant, NoisySteps, SitePrivacy, compute_epsilon, make_site_privacy
 from strategies.privacy.noise import NoiseSource, make_secret_noise, make_seeded_noise
@@ -55,17 +55,17 @@ def hash_request(request: TrainRequest) -> str:
     digest = hashlib.sha256()
     plain = (request.run, request.round, request.plan, request.contract, request.counted, request.best)
     digest.update(json.dumps([*plain, list(request.class_names)]).encode())
-    for name, array in sorted({**request.model.named(), **_add_prefix("told", request.statistics)}.items()):
+    for name, array in sorted({**request.model.to_named_arrays(), **_add_prefix("told", request.statistics)}.items()):
         digest.update(f"\0{name}\0{list(array.shape)}\0".encode())
         digest.update(array.astype("<f4", copy=False).tobytes())
     return digest.hexdigest()
 
 
-class PaidReply(NamedTuple):
+class LastChargedReply(NamedTuple):
     """The last reply as written to the disk; its privacy cost is in the ledger.
 
     Attributes:
-        left: :meth:`MemoryFolder.digest` of the site's stored state ("memory") after the training.
+        left: :meth:`RoundStateFolder.hash_round_state` of the site's stored state ("memory") after the training.
     """
 
     reply: TrainReply
@@ -85,7 +85,7 @@ class PrivacyBudgetLedger:
             return ()
         return tuple(BudgetEntry(**entry) for entry in json.loads(self._path.read_text(encoding="utf-8"))["entries"])
 
-    def epsilon(
+    def total_epsilon(
         self, delta: float, more: Sequence[NoisySteps] = (), run: str = "", accountant: Accountant = "prv"
     ) -> float:
         """Return the epsilon that one run costs, or all runs together, with ``more`` steps added."""
@@ -95,7 +95,7 @@ class PrivacyBudgetLedger:
         steps = [NoisySteps(noise, rate, count) for (noise, rate), count in counts.items()]
         return compute_epsilon(steps, delta, accountant)
 
-    def reply_to(self, request: str) -> PaidReply | None:
+    def find_last_reply(self, request: str) -> LastChargedReply | None:
         """Return the reply to this request, if it is the last one that was answered."""
         if not self._reply_path.exists():
             return None
@@ -105,21 +105,24 @@ class PrivacyBudgetLedger:
                 return None
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         classes, form, left = facts.pop("classes"), facts.pop("form"), bytes.fromhex(facts.pop("left"))
-        update = replace(Groups.of_named(arrays_under("update", arrays), classes), form=form)
-        return PaidReply(TrainReply(**facts, update=update, statistics=arrays_under("statistics", arrays)), left)
+        update = replace(ModelGroups.from_named_arrays(arrays_under("update", arrays), classes), form=form)
+        return LastChargedReply(TrainReply(**facts, update=update, statistics=arrays_under("statistics", arrays)), left)
 
-    def note_reply(self, entry: BudgetEntry, paid: PaidReply) -> None:
+    def write_reply_and_cost(self, entry: BudgetEntry, paid: LastChargedReply) -> None:
         """Write a reply and then its privacy cost to the disk, before the reply is sent."""
         reply, head = paid.reply, paid.reply.update.head
         facts = {name: value for name, value in vars(reply).items() if name not in ("update", "statistics")}
         facts |= {"request": entry.request, "left": paid.left.hex(), "form": reply.update.form}
         facts["classes"] = list(head.class_names) if head else []
-        arrays = {**_add_prefix("update", reply.update.named()), **_add_prefix("statistics", reply.statistics)}
+        arrays = {
+            **_add_prefix("update", reply.update.to_named_arrays()),
+            **_add_prefix("statistics", reply.statistics),
+        }
         content = save({name: array.copy() for name, array in arrays.items()}, {"facts": json.dumps(facts)})
         write_atomically(self._reply_path, content, durable=self._durable)
-        self.note_cost(entry)
+        self.write_cost(entry)
 
-    def note_cost(self, entry: BudgetEntry, *, once: bool = False) -> None:
+    def write_cost(self, entry: BudgetEntry, *, once: bool = False) -> None:
         """Write the privacy cost of a reply to the ledger, or of an error sent instead, which can depend on the noise.
 
         Args:
@@ -154,11 +157,11 @@ def privacy_status(site: Site) -> dict[str, float | None]:
     ledger, policy = open_ledger(site), site.policy
     if not ledger.entries and policy.epsilon is None:
         return {}
-    spent = ledger.epsilon(policy.delta)
+    spent = ledger.total_epsilon(policy.delta)
     return {"epsilon": _finite_or_none(spent), "delta": policy.delta, "budget": policy.epsilon}
 
 
-def refuse_unaffordable(site: Site, plan: Plan, method: SiteMethod) -> None:
+def refuse_over_budget(site: Site, plan: Plan, method: SiteMethod) -> None:
     """Raise if another round of this plan would cost more than the site's policy allows.
 
     Raises:
@@ -167,7 +170,7 @@ def refuse_unaffordable(site: Site, plan: Plan, method: SiteMethod) -> None:
     protection, budget = make_site_privacy(plan, method, site.train_samples), site.policy.epsilon
     if protection is None or budget is None:
         return
-    after = open_ledger(site).epsilon(site.policy.delta, [protection.cost])
+    after = open_ledger(site).total_epsilon(site.policy.delta, [protection.noisy_steps_per_round])
     if after > budget:
         spent = f"another round would bring what all runs have cost to epsilon {after:.2f}"
         problem = f"{spent}; this site allows {budget:g}."
@@ -175,7 +178,7 @@ def refuse_unaffordable(site: Site, plan: Plan, method: SiteMethod) -> None:
 
 
 @dataclass(frozen=True)
-class PrivacyBudget(RoundLayer):
+class PrivacyBudgetLayer(SiteRoundLayer):
     """Adds a plan's noise to a round, and answers within the site's budget."""
 
     site: Site
@@ -183,68 +186,70 @@ class PrivacyBudget(RoundLayer):
     method: SiteMethod
 
     @cached_property
-    def protection(self) -> SitePrivacy:
+    def site_privacy(self) -> SitePrivacy:
         """Return the protection of every round of the run at this site."""
         protection = make_site_privacy(self.plan, self.method, self.site.train_samples)
         assert protection is not None, "this layer is on for plans with privacy only"
         return protection
 
-    def answer(self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest) -> TrainReply:
+    def wrap_answer(self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest) -> TrainReply:
         """Answer if the budget allows it; a repetition of the last request gets the same reply again.
 
         Raises:
             BadInput: If the round would cost more than the site's policy allows.
         """
-        site, plan, cost = self.site, self.plan, self.protection.cost
+        site, plan, cost = self.site, self.plan, self.site_privacy.noisy_steps_per_round
         ledger, digest, section = open_ledger(site), hash_request(request), plan.privacy
         entry = BudgetEntry(request.run, request.round, digest, cost.noise_multiplier, cost.sample_rate, cost.count)
-        if (paid := ledger.reply_to(digest)) is not None:
-            ledger.note_cost(entry, once=True)
+        if (paid := ledger.find_last_reply(digest)) is not None:
+            ledger.write_cost(entry, once=True)
         else:
             answers = sum(entry.run == request.run for entry in ledger.entries)
             most = plan.run.rounds + self.method.ranks_sites  # answers that the plan's noise was computed for
             if section.epsilon is not None and answers >= most:
                 problem = f"this run's plan has noise for {most} answers, and this site has given them."
                 raise BadInput([Fault("run.rounds", problem, "It takes no further part.")])
-            refuse_unaffordable(site, plan, self.method)
-            spent = ledger.epsilon(section.delta, [cost], request.run, section.accountant)
+            refuse_over_budget(site, plan, self.method)
+            spent = ledger.total_epsilon(section.delta, [cost], request.run, section.accountant)
             try:
                 reply = answer(request)
             except (BadInput, WireError):
                 raise  # of the request
             except (Exception, OutOfTime):
-                ledger.note_cost(entry)  # an error in the middle may be an answer too
+                ledger.write_cost(entry)  # an error in the middle may be an answer too
                 raise
             reply = replace(reply, epsilon=_finite_or_none(spent))
             if not site.policy.metrics_outside_privacy:
                 # The number of epochs that a loss took to settle depends on the data, as the time does.
                 reply = replace(reply, epochs=plan.training.epochs, seconds=0.0)
-            paid = PaidReply(reply, site.memory(request.run).digest(request.round))
-            ledger.note_reply(entry, paid)
+            paid = LastChargedReply(reply, site.run_state_folder(request.run).hash_round_state(request.round))
+            ledger.write_reply_and_cost(entry, paid)
         if not section.secure_aggregation:
             # Later rounds may go on from what this training left: it is paid for. A masked one has to be opened too.
-            site.memory(request.run).note_settled(request.round, paid.left)
+            site.run_state_folder(request.run).mark_round_settled(request.round, paid.left)
         return paid.reply
 
-    def prepare(self, task: LocalTask, request: Request) -> LocalTask:
+    def adapt_task(self, task: LocalTask, request: Request) -> LocalTask:
         """Add noise to each step of training, in a plan with noise in the steps."""
         if self.plan.privacy.level == "update" or not isinstance(request, TrainRequest):
             return task
         site = self.site
-        rows = site.kept_rows(site.trained_on("train", self.plan))
+        rows = site.kept_rows(site.images_to_train_on("train", self.plan))
         patients = site.train.patients if rows is None else site.train.patients[rows]
-        return replace(task, epoch=self.protection.private_epochs(self.method, self._noise(request), patients))
+        return replace(
+            task, epoch=self.site_privacy.make_private_trainer(self.method, self._make_noise_source(request), patients)
+        )
 
-    def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
+    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
         """Add noise to update and statistics, in a plan with noise on updates."""
         result = train(task, request)
         if self.plan.privacy.level != "update":  # the noise is in the steps
             return result
-        noisy = self.protection.noisy_reply(self._noise(request))
+        noisy = self.site_privacy.make_reply_noise(self._make_noise_source(request))
         update, statistics = noisy(result.update, result.statistics)
         return replace(result, update=update, statistics=statistics)
 
-    def _noise(self, request: Request) -> NoiseSource:
+    def _make_noise_source(self, request: Request) -> NoiseSource:
         site = self.site
         seed = derive_seed(self.plan.run.seed, request.round, site.name, "noise")
         return make_seeded_noise(seed) if site.simulated else make_secret_noise()

@@ -10,15 +10,23 @@ from dataclasses import dataclass, replace
 from client.gate.policy_rules import RequestedWork, reply_verdict
 from client.site.site import Site
 from client.training.figures import test_histograms_for_sum
-from client.training.task import Evaluate, LocalTask, RoundLayer
+from client.training.task import Evaluate, LocalTask, SiteRoundLayer
 from common.config import Plan
-from common.errors import quoted
+from common.errors import quote_names
 from common.metrics.score_histograms import histogram_rows
 from common.models.network import Head
 from common.models.state import arrays_sha256
 from common.system.files import write_atomically
 from common.system.hashing import derive_seed
-from common.wire.records import NO_ARRAYS, EvaluateReply, EvaluateRequest, Groups, Request, TrainReply, TrainRequest
+from common.wire.records import (
+    NO_ARRAYS,
+    EvaluateReply,
+    EvaluateRequest,
+    ModelGroups,
+    Request,
+    TrainReply,
+    TrainRequest,
+)
 from common.wire.secure_aggregation import (
     TEST_ROUND,
     KeysAnswer,
@@ -32,13 +40,13 @@ from common.wire.secure_aggregation import (
 )
 from strategies.local.site_method import SiteMethod
 from strategies.privacy.noise import KEY_BYTES
-from strategies.privacy.secure_aggregation.masked_rounds import MaskedRoundMemory
-from strategies.privacy.secure_aggregation.noise_shares import NoiseShares, make_noise_shares
+from strategies.privacy.secure_aggregation.masked_rounds import MaskedRoundStore
+from strategies.privacy.secure_aggregation.noise_shares import DistributedNoise, make_distributed_noise
 from strategies.privacy.secure_aggregation.site import (
     MaskingRefused,
-    ParticipationTerms,
-    RequestDigest,
-    SiteRound,
+    MaskingTerms,
+    RequestHashes,
+    SiteMaskingRound,
     make_no_round_refusal,
 )
 from strategies.privacy.secure_aggregation.vectors import ONE, max_update_value
@@ -53,14 +61,15 @@ class HeldUpdate:
 
     Attributes:
         round: The site's part in the round of secure aggregation.
-        left: :meth:`MemoryFolder.digest` of the site's memory after training; None where nothing was trained.
+        left: :meth:`RoundStateFolder.hash_round_state` of the site's memory after training; None where nothing was
+            trained.
     """
 
-    round: SiteRound
+    round: SiteMaskingRound
     left: bytes | None
 
 
-class PendingUpdates:
+class HeldUpdates:
     """The updates that the sites of this process hold until they are masked: one a site, in memory only."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -75,30 +84,32 @@ class PendingUpdates:
         """Hold a site's update in memory until the coordinator asks for it with masks."""
         self._updates[site.name] = update
 
-    def keys(self, site: Site, request: KeysRequest) -> KeysAnswer:
+    def answer_with_keys(self, site: Site, request: KeysRequest) -> KeysAnswer:
         """Return this site's public keys for a round of secure aggregation."""
-        return self._held_update(site).round.keys(request)
+        return self._held_update(site).round.answer_with_keys(request)
 
-    def shares(self, site: Site, request: SharesRequest) -> SharesAnswer:
+    def answer_with_shares(self, site: Site, request: SharesRequest) -> SharesAnswer:
         """Return this site's shares; warn the hospital of head rows that no other site's rows can hide."""
         masking = self._held_update(site).round
-        answer = masking.shares(request)
+        answer = masking.answer_with_shares(request)
         if masking.rows_of_few:
             what = "can be seen by the coordinator" if site.policy.rows_alone else "stay masked and are not used"
             where, rows = ("test", "counts") if request.round == TEST_ROUND else (f"round {request.round}", "rows")
-            self.tell(f"{where}: too few sites annotate {quoted(masking.rows_of_few)}: its {rows} {what}")
+            self.tell(f"{where}: too few sites annotate {quote_names(masking.rows_of_few)}: its {rows} {what}")
         return answer
 
-    def masked(self, site: Site, request: MaskedRequest) -> MaskedAnswer:
+    def answer_with_masked_update(self, site: Site, request: MaskedRequest) -> MaskedAnswer:
         """Return the update that this site held back, with its masks added."""
-        return self._held_update(site).round.masked(request)
+        return self._held_update(site).round.answer_with_masked_update(request)
 
-    def reveal(self, site: Site, request: RevealRequest) -> RevealAnswer:
+    def answer_with_revealed_shares(self, site: Site, request: RevealRequest) -> RevealAnswer:
         """Return the shares by which the coordinator opens the sum; only now later rounds go on from this memory."""
         update = self._held_update(site)
-        answer = update.round.reveal(request)
+        answer = update.round.answer_with_revealed_shares(request)
         if update.left is not None:
-            site.memory(request.run).note_settled(request.round, update.left, update.round.agreed)
+            site.run_state_folder(request.run).mark_round_settled(
+                request.round, update.left, update.round.agreement_hash
+            )
         return answer
 
     def _held_update(self, site: Site) -> HeldUpdate:
@@ -108,15 +119,15 @@ class PendingUpdates:
 
 
 @dataclass(frozen=True)
-class SecureAggregation(RoundLayer):
+class SiteMaskingLayer(SiteRoundLayer):
     """Holds updates, and counts of test scores, back until they are masked."""
 
-    masks: PendingUpdates
+    masks: HeldUpdates
     site: Site
     plan: Plan
     method: SiteMethod
 
-    def answer(self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest) -> TrainReply:
+    def wrap_answer(self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest) -> TrainReply:
         """Train, hold the update back, and answer without it.
 
         Raises:
@@ -128,7 +139,7 @@ class SecureAggregation(RoundLayer):
         verdict = reply_verdict(site.policy, RequestedWork(plan, method, request.round), reply)
         if not verdict.allowed:  # the gate sees this reply without its update, and later only masked numbers
             raise MaskingRefused(f"does not send this: {verdict}")
-        shares = make_noise_shares(plan, method)
+        shares = make_distributed_noise(plan, method)
         terms = replace(
             _make_participation_terms(site, request, method, shares),
             largest=max_update_value(plan, method),
@@ -136,17 +147,17 @@ class SecureAggregation(RoundLayer):
         )
         if shares is not None:
             terms = replace(terms, noise=noise_share_keys(site, plan, request.round))
-        masking = SiteRound(request.run, request.round, site.name, reply.update, terms)
-        self.masks.hold(site, HeldUpdate(masking, site.memory(request.run).digest(request.round)))
+        masking = SiteMaskingRound(request.run, request.round, site.name, reply.update, terms)
+        self.masks.hold(site, HeldUpdate(masking, site.run_state_folder(request.run).hash_round_state(request.round)))
         if masking.cut:
             self.masks.tell(f"round {request.round}: {masking.cut} numbers of the update were cut to {terms.largest:g}")
-        return replace(reply, update=Groups())
+        return replace(reply, update=ModelGroups())
 
-    def prepare(self, task: LocalTask, request: Request) -> LocalTask:
+    def adapt_task(self, task: LocalTask, request: Request) -> LocalTask:
         """Warm up in round 1 only, so that all sites of a masked round do the same."""
         return replace(task, warms_up=request.round == 1)
 
-    def evaluate(self, evaluate: Evaluate, task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
+    def wrap_evaluation(self, evaluate: Evaluate, task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
         """Hold the test part's score histograms until they are masked, as head rows are: one row a class.
 
         They leave in a sum alone, at every level: from the exact figures of some sites and the sum of all, those of the
@@ -160,24 +171,24 @@ class SecureAggregation(RoundLayer):
             return reply
         names, counts = histogram_rows(histograms)
         terms = replace(_make_participation_terms(self.site, request, self.method, None), counts=True)
-        update = Groups(head=Head(names, counts[:, :-1], counts[:, -1]))
-        masking = SiteRound(request.run, TEST_ROUND, self.site.name, update, terms)
+        update = ModelGroups(head=Head(names, counts[:, :-1], counts[:, -1]))
+        masking = SiteMaskingRound(request.run, TEST_ROUND, self.site.name, update, terms)
         self.masks.hold(self.site, HeldUpdate(masking, None))
         return replace(reply, masked_classes=names)
 
 
 def _make_participation_terms(
-    site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod, shares: NoiseShares | None
-) -> ParticipationTerms:
+    site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod, shares: DistributedNoise | None
+) -> MaskingTerms:
     """Return the terms on which this site takes part in a sum of counts, or, with a bound and noise, of updates."""
-    return ParticipationTerms(
+    return MaskingTerms(
         largest=float(ONE),
         alone=site.policy.rows_alone and shares is None,
         identity=site.identity,
         peers=site.policy.peers,
         cohort=max(site.policy.smallest_cohort, shares.honest if shares else 0),
-        digest=digest_request(site, request, method),
-        masked=open_masked_rounds(site, shares),
+        digest=hash_request_parts(site, request, method),
+        masked=open_masked_round_record(site, shares),
     )
 
 
@@ -197,14 +208,14 @@ def noise_share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str
     return lambda covered: hmac.digest(secret, covered.encode(), hashlib.sha256)
 
 
-def open_masked_rounds(site: Site, shares: NoiseShares | None = None) -> MaskedRoundMemory:
+def open_masked_round_record(site: Site, shares: DistributedNoise | None = None) -> MaskedRoundStore:
     """Return the record of rounds that a site has masked; an empty one where its policy allows any difference."""
     if site.policy.smallest_cohort < SMALLEST_DIFFERENCE and (shares is None or site.simulated):
-        return MaskedRoundMemory()
-    return MaskedRoundMemory(site.folder / "masked", durable=site.durable)
+        return MaskedRoundStore()
+    return MaskedRoundStore(site.folder / "masked", durable=site.durable)
 
 
-def digest_request(site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod) -> RequestDigest:
+def hash_request_parts(site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod) -> RequestHashes:
     """Return hashes of a request, which the sites of a round compare before they mask.
 
     The trunk must be the same at all sites. Head rows and statistics by class are compared for classes that two sites
@@ -215,11 +226,11 @@ def digest_request(site: Site, request: TrainRequest | EvaluateRequest, method: 
     test = [] if isinstance(request, TrainRequest) else ["test"]
     # Sites whose local parts belong to other rounds must not be summed. The number of a round is not enough: of two
     # attempts at a round, each can be opened by other sites.
-    agreed = site.memory(request.run).settled_as(request.counted)
+    agreed = site.run_state_folder(request.run).settled_request_hash(request.counted)
     before = "" if agreed is None else f"round {request.counted}: {agreed}"
     # By their names too: what a method does not find under its name could make a change of zero.
     plan = json.dumps([request.plan, request.contract, rows, before, sorted(statistics), *test])
-    annotated = request.class_names if rows else site.declaration.canonical
+    annotated = request.class_names if rows else site.declaration.canonical_names
     own = [(row, name) for row, name in enumerate(request.class_names) if name in annotated]
     groups = [array for array in (request.model.trunk, request.model.norm) if array is not None]
     by_class = {name: array for name, array in statistics.items() if array.shape[:1] == (len(request.class_names),)}
@@ -228,13 +239,13 @@ def digest_request(site: Site, request: TrainRequest | EvaluateRequest, method: 
     if (head := request.model.head) is not None:
         shared = {f'head row of "{name}"': arrays_sha256(head.weight[row], head.bias[row]) for row, name in own}
     # Shares of classes that exclude one another depend on the others: they compare where all classes are the same.
-    among = quoted([name for _, name in own]) if method.task == "multi_class" else ""
+    among = quote_names([name for _, name in own]) if method.task == "multi_class" else ""
     for row, name in own:
         values = [array[row] for _, array in sorted(by_class.items())]
         if values:
             shared[f'statistics of "{name}"' + (f" among {among}" if among else "")] = arrays_sha256(*values)
     start = [] if head is None else [array[[row for row, _ in own]] for array in (head.weight, head.bias)]
-    return RequestDigest(
+    return RequestHashes(
         plan=hashlib.sha256(plan.encode()).hexdigest(),
         model=arrays_sha256(*groups, *rest.values()),
         shared=shared,

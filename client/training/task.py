@@ -7,23 +7,23 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from client.site.memory import MemoryFolder, SiteMemory
+from client.site.memory import RoundStateFolder, SiteRoundState
 from client.site.site import Site
-from client.training.features import NetworkOnFeatures, feature_cache_of, trains_on_features
-from client.training.figures import ALL_FIGURES, Figures
+from client.training.features import NetworkOnFeatures, feature_cache_of, trains_on_cached_features
+from client.training.figures import ALL_FIGURES, RequestedMetrics
 from common.config import Plan, parse_plan
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels, select_rows
-from common.errors import WireError, quoted
-from common.models.gpu import on_device, use_gpus
+from common.errors import WireError, quote_names
+from common.models.gpu import move_network_to_device, split_batches_across_gpus
 from common.models.network import MemoryFormat, SplitNetwork, build, make_dense_layer, set_memory_format, unfreeze
 from common.models.state import FrozenPart, ModelState, write_state
 from common.models.zoo.spec import ModelSpec
-from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Groups, Request, TrainReply, TrainRequest
+from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, ModelGroups, Request, TrainReply, TrainRequest
 from strategies.local.arithmetic import set_arithmetic
 from strategies.local.objective import Examples, pair_with_labels
 from strategies.local.site_method import SiteMethod
-from strategies.local.training import Epoch, ValidationFigures, validate
+from strategies.local.training import EpochFunction, ValidationMetrics, validate_network
 from strategies.registry import build_site_method_once
 
 
@@ -51,12 +51,12 @@ class LocalTask:
     network: SplitNetwork
     whole: SplitNetwork
     received: ModelState
-    folder: MemoryFolder
-    memory: SiteMemory
+    folder: RoundStateFolder
+    memory: SiteRoundState
     warms_up: bool
-    figures: Figures = ALL_FIGURES
+    figures: RequestedMetrics = ALL_FIGURES
     validation_chooses: bool = True
-    epoch: Epoch | None = None
+    epoch: EpochFunction | None = None
     arithmetic: str = ""
     _examples: dict[str, Examples] = field(default_factory=dict)
 
@@ -64,9 +64,9 @@ class LocalTask:
         """Return the images of ``train`` or ``validation`` with the labels of the network's rows."""
         if part not in self._examples:
             site, inputs = self.site, self.network_inputs(part)
-            images: ImageSet = getattr(site, part) if site.unlimited else site.trained_on(part, self.plan)
-            if part == "train" and not site.unlimited and (rows := site.kept_rows(images)) is not None:
-                images, inputs = images.rows(rows), select_rows(inputs, rows)
+            images: ImageSet = getattr(site, part) if site.has_no_limits else site.images_to_train_on(part, self.plan)
+            if part == "train" and not site.has_no_limits and (rows := site.kept_rows(images)) is not None:
+                images, inputs = images.select_rows(rows), select_rows(inputs, rows)
             self._examples[part] = pair_with_labels(images, inputs, self.network.class_names)
         return self._examples[part]
 
@@ -77,10 +77,10 @@ class LocalTask:
             return pixels
         return feature_cache_of(self.site).features_of(self.whole, part, pixels, self.plan)
 
-    def validate(self) -> ValidationFigures:
+    def validate(self) -> ValidationMetrics:
         """Validate the network in its present state; classes of few patients do not count in the AUROC."""
-        hidden = () if self.site.unlimited else self.site.hides("validation")
-        return validate(self.network, self.examples("validation"), self.method.loss, self.plan.training, hidden)
+        hidden = () if self.site.has_no_limits else self.site.hidden_classes("validation")
+        return validate_network(self.network, self.examples("validation"), self.method.loss, self.plan.training, hidden)
 
 
 @dataclass(frozen=True)
@@ -101,35 +101,35 @@ class LocalResult:
     optimizer: torch.optim.Optimizer
     method_state: Arrays
     statistics: Arrays
-    update: Groups
-    unsent: Groups = field(default_factory=Groups)
+    update: ModelGroups
+    unsent: ModelGroups = field(default_factory=ModelGroups)
 
 
 Train = Callable[[LocalTask, TrainRequest], LocalResult]
 Evaluate = Callable[[LocalTask, EvaluateRequest], EvaluateReply]
 
 
-class RoundLayer:
+class SiteRoundLayer:
     """A layer around a site's round, such as noise or masks, which changes nothing in this base class.
 
     A method that wraps a step receives that step and calls it, as Flower's mods do. A run has only the layers that its
     plan and the site's policy turn on.
     """
 
-    def answer(self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest) -> TrainReply:
+    def wrap_answer(self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest) -> TrainReply:
         """Wrap a whole training round, from the request to the reply."""
         return answer(request)
 
-    def prepare(self, task: LocalTask, request: Request) -> LocalTask:
+    def adapt_task(self, task: LocalTask, request: Request) -> LocalTask:
         """Change the prepared request before the work on it begins."""
         return task
 
-    def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
+    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
         """Wrap the training, whose result is not in the site's memory yet."""
         return train(task, request)
 
-    def evaluate(self, evaluate: Evaluate, task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
-        """Wrap an evaluation, as :meth:`train` wraps a training."""
+    def wrap_evaluation(self, evaluate: Evaluate, task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
+        """Wrap an evaluation, as :meth:`wrap_training` wraps a training."""
         return evaluate(task, request)
 
 
@@ -150,17 +150,17 @@ class SitePlan:
 
 def read_site_plan(site: Site, text: str) -> SitePlan:
     """Return a plan, which travels as JSON, as the site follows it; all requests of a run share one reading."""
-    read: tuple[str, SitePlan] | None = site.in_memory.get("plan")
+    read: tuple[str, SitePlan] | None = site.computed_results_cache.get("plan")
     if read is None or read[0] != text:
         plan = parse_plan(text)
         arithmetic = site.arithmetic_for(plan)
         described = f"{arithmetic}{f', {site.gpus} GPUs' if site.gpus > 1 else ''}"
         read = text, SitePlan(set_arithmetic(plan, arithmetic), build_site_method_once(site.name, text), described)
-        site.in_memory["plan"] = read
+        site.computed_results_cache["plan"] = read
     return read[1]
 
 
-def prepare_task(site: Site, request: Request, layers: Sequence[RoundLayer] = ()) -> LocalTask:
+def prepare_task(site: Site, request: Request, layers: Sequence[SiteRoundLayer] = ()) -> LocalTask:
     """Fill the network with a request's model and with the parts of the model that never left this site.
 
     Args:
@@ -171,27 +171,29 @@ def prepare_task(site: Site, request: Request, layers: Sequence[RoundLayer] = ()
         WireError: If the request's head rows are not those that this site holds in this method, the frozen part of the
             model is missing or another one than the plan names, or a covered round is to go on from itself.
     """
-    if not site.unlimited:
-        site.refuse_few()
-    followed, own = read_site_plan(site, request.plan), site.declaration.canonical
+    if not site.has_no_limits:
+        site.refuse_too_few_patients()
+    followed, own = read_site_plan(site, request.plan), site.declaration.canonical_names
     plan, method = followed.plan, followed.method
     if method.traffic.rows == "own" and request.class_names != own:
-        raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
-    folder = site.memory(request.run)
-    covered, trains = plan.privacy.hides_updates, isinstance(request, TrainRequest)
+        raise WireError(
+            f"the request has head rows {quote_names(request.class_names)}, this site has {quote_names(own)}."
+        )
+    folder = site.run_state_folder(request.run)
+    covered, trains = plan.privacy.protects_updates, isinstance(request, TrainRequest)
     if covered and trains and request.counted >= max(request.round, 1):
         # Training writes over that memory, and no site could say afterwards which it went on from.
         raise WireError(f"round {request.round} is to go on from round {request.counted}, which is not before it.")
-    memory = folder.recall(request.counted, site.tell, forget=trains, settled=covered)
+    memory = folder.read_last_counted(request.counted, site.tell, forget=trains, settled=covered)
     network = network_without_values(
         plan.model, request.class_names, site.device, site.gpus, plan.training.memory_format
     )
     if network.frozen or plan.model.frozen_sha256 is not None or request.frozen.trunk is not None:
         fill_frozen_part(network, site, request.frozen)
-    whole = memory.parts.fill_missing_from(request.model).model()
-    received = replace(whole, head=whole.head.rows(request.class_names))
+    whole = memory.parts.fill_missing_from(request.model).to_model()
+    received = replace(whole, head=whole.head.select_rows(request.class_names))
     write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
-    trained = NetworkOnFeatures(network) if network.frozen and trains_on_features(plan, method) else network
+    trained = NetworkOnFeatures(network) if network.frozen and trains_on_cached_features(plan, method) else network
     task = LocalTask(
         site,
         plan,
@@ -205,7 +207,7 @@ def prepare_task(site: Site, request: Request, layers: Sequence[RoundLayer] = ()
         arithmetic=followed.arithmetic,
     )
     for layer in layers:
-        task = layer.prepare(task, request)
+        task = layer.adapt_task(task, request)
     return task
 
 
@@ -229,8 +231,8 @@ class CachedNetworks:
 @lru_cache(maxsize=1)
 def cached_networks(spec: ModelSpec, device: str, gpus: int) -> CachedNetworks:
     """Return the networks of the newest model; those of older models would fill the memory of a long process."""
-    network = on_device(build(spec, ("",), seed=0), device)
-    use_gpus(network.backbone, gpus)
+    network = move_network_to_device(build(spec, ("",), seed=0), device)
+    split_batches_across_gpus(network.backbone, gpus)
     return CachedNetworks({(): network})
 
 
@@ -269,7 +271,7 @@ def network_with_new_head(network: SplitNetwork, class_names: tuple[str, ...], d
     return SplitNetwork(network.spec, class_names, backbone=network.backbone, neck=network.neck, head=head).to(device)
 
 
-def fill_frozen_part(network: SplitNetwork, site: Site, sent: Groups) -> None:
+def fill_frozen_part(network: SplitNetwork, site: Site, sent: ModelGroups) -> None:
     """Fill the frozen part of a network of :func:`network_without_values`, from the request or from the site's disk.
 
     Raises:
@@ -281,7 +283,7 @@ def fill_frozen_part(network: SplitNetwork, site: Site, sent: Groups) -> None:
             raise WireError("the plan does not name the frozen part of its model.")
         return
     if sent.trunk is not None:
-        site.frozen_parts.keep(FrozenPart(sent.trunk), sha256)
+        site.frozen_parts.store_received_part(FrozenPart(sent.trunk), sha256)
     cache = cached_networks(network.spec, site.device, site.gpus)
     if cache.frozen_sha256 != sha256:
         site.frozen_parts.read(sha256).write_to(network)

@@ -19,17 +19,17 @@ from common.data.base.spec import (
     PhantomSpec,
     PluginSpec,
 )
-from common.data.images.store import IN_MEMORY, ImageStore
+from common.data.images.store import IN_MEMORY, DecodedImageStore
 from common.data.sources.built_in import load_digits, load_phantom
 from common.data.sources.composed import composite_faults, load_composites, load_mixture, mixture_faults
 from common.data.sources.npz import load_npz, load_npz_test, open_npz
-from common.data.sources.plugin import load_plugin, plugin_faults
+from common.data.sources.plugin import load_plugin, plugin_installation_faults
 from common.data.tables.labels import LabelTable, decode_table, open_folder
 from common.data.tables.presets import open_chexpert, open_mimic, open_nih
-from common.errors import BadInput, Fault, did_you_mean, quoted
+from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
 
 
-def faults(spec: DataSpec, base: Path) -> list[Fault]:
+def dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
     """Find what is wrong with a data set without reading its pictures.
 
     Args:
@@ -47,7 +47,7 @@ def faults(spec: DataSpec, base: Path) -> list[Fault]:
             case MixtureSpec():
                 return mixture_faults(spec, base)
             case PluginSpec():
-                return plugin_faults(spec)
+                return plugin_installation_faults(spec)
             case DigitsSpec() | PhantomSpec():
                 pass
             case _:
@@ -57,7 +57,7 @@ def faults(spec: DataSpec, base: Path) -> list[Fault]:
     return []
 
 
-def load(spec: DataSpec, base: Path, store: ImageStore = IN_MEMORY) -> Splits:
+def load_dataset(spec: DataSpec, base: Path, store: DecodedImageStore = IN_MEMORY) -> Splits:
     """Read a data set.
 
     Args:
@@ -111,10 +111,10 @@ EXTERNAL_TEST = "external_test"
 
 def external_faults(spec: DataSpec | None, base: Path) -> list[Fault]:
     """Find what is wrong with an external test set without reading its pictures."""
-    return [] if spec is None or isinstance(spec, NpzSpec) else _rename_section_in_faults(faults(spec, base))
+    return [] if spec is None or isinstance(spec, NpzSpec) else _rename_section_in_faults(dataset_faults(spec, base))
 
 
-def external_images(spec: DataSpec | None, base: Path, store: ImageStore = IN_MEMORY) -> ImageSet | None:
+def external_images(spec: DataSpec | None, base: Path, store: DecodedImageStore = IN_MEMORY) -> ImageSet | None:
     """Read an external test set: the test arrays of an npz file, all images of anything else; None without a ``spec``.
 
     Args:
@@ -128,12 +128,12 @@ def external_images(spec: DataSpec | None, base: Path, store: ImageStore = IN_ME
     try:
         if isinstance(spec, NpzSpec):
             return load_npz_test(spec, base, store)
-        return concatenate(load(spec, base, store).parts)
+        return concatenate(load_dataset(spec, base, store).parts)
     except BadInput as error:
         raise BadInput(_rename_section_in_faults(error.faults)) from None
 
 
-def refuse_other_classes(
+def refuse_unknown_test_classes(
     images: ImageSet, class_names: Sequence[str], where: str = EXTERNAL_TEST, whose: str = "the sites label"
 ) -> None:
     """Refuse test images that label no class of the model.
@@ -146,8 +146,8 @@ def refuse_other_classes(
         BadInput: Naming the classes of both.
     """
     if not set(images.class_names) & set(class_names):
-        near = [hint for name in images.class_names if (hint := did_you_mean(name, class_names))]
-        problem = f"labels {quoted(images.class_names)}, {whose} {quoted(class_names)}: no class in common."
+        near = [hint for name in images.class_names if (hint := suggest_nearest_name(name, class_names))]
+        problem = f"labels {quote_names(images.class_names)}, {whose} {quote_names(class_names)}: no class in common."
         raise BadInput([Fault(where, problem, " ".join(near))])
 
 

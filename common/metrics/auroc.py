@@ -13,12 +13,12 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import BadInput, Diverged, Fault
-from common.metrics.bootstrap import Intervals
+from common.errors import BadInput, Fault, ModelDiverged
+from common.metrics.bootstrap import AurocIntervals
 from common.metrics.calibration import OperatingPoint, ScoreQuality
-from common.metrics.measured import Measured, mean_figure
+from common.metrics.measured import ValueWithError, mean_value_with_error
 from common.metrics.multi_class import MultiClassMetrics
-from common.metrics.pooled import PooledMetrics, SiteSample
+from common.metrics.pooled import PooledMetrics, SiteSampleIntervals
 from common.metrics.score_histograms import THRESHOLD
 from common.plugins import METRICS, PLUGIN, load_entry_point
 
@@ -38,7 +38,9 @@ def load_metrics(names: Iterable[str]) -> Mapping[str, Metric]:
     return {name: load_entry_point(METRICS, name.removeprefix(PLUGIN)) for name in names}
 
 
-def metric_value(name: str, metric: Metric, scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
+def compute_plugin_metric(
+    name: str, metric: Metric, scores: NDArray[np.floating], labels: NDArray[np.floating]
+) -> float | None:
     """Compute a plug-in's metric for one class.
 
     Raises:
@@ -55,12 +57,12 @@ def metric_value(name: str, metric: Metric, scores: NDArray[np.floating], labels
     return None if np.isnan(number) else number
 
 
-def tolerant_metric(name: str, metric: Metric, tell: Callable[[str], None]) -> Metric:
+def wrap_failing_metric(name: str, metric: Metric, tell: Callable[[str], None]) -> Metric:
     """Wrap a metric, to be undefined for a class for which it fails or is too large; ``tell`` gets the reason."""
 
     def value(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
         try:
-            return metric_value(name, metric, scores, labels)
+            return compute_plugin_metric(name, metric, scores, labels)
         except BadInput as error:
             tell(str(error))
             return None
@@ -103,12 +105,12 @@ class ClassMetrics:
     more: Mapping[str, float | None] = field(default_factory=dict)
     errors: Mapping[Figure, float] = field(default_factory=dict)
 
-    def measured(self, name: Figure) -> Measured | None:
+    def figure_with_error(self, name: Figure) -> ValueWithError | None:
         """Return a figure with its error; None where the figure is undefined or its error too large."""
         value: float | None = getattr(self, name)
-        return None if value is None else Measured(value, self.errors.get(name, 0.0))
+        return None if value is None else ValueWithError(value, self.errors.get(name, 0.0))
 
-    def exact(self, name: Figure) -> float | None:
+    def exact_figure_or_none(self, name: Figure) -> float | None:
         """Return a figure by its name if its error is 0; else None."""
         value: float | None = getattr(self, name)
         return None if name in self.errors else value
@@ -120,7 +122,7 @@ class ClassMetrics:
 
 
 @dataclass(frozen=True)
-class ClassGroup:
+class ClassGroupAuroc:
     """Mean and population SD of the AUROC over some classes, of those with a defined AUROC."""
 
     mean_auroc: float | None
@@ -129,13 +131,13 @@ class ClassGroup:
     error: float = 0.0
 
     @property
-    def measured(self) -> Measured | None:
+    def mean_with_error(self) -> ValueWithError | None:
         """The mean AUROC with its error."""
-        return None if self.mean_auroc is None else Measured(self.mean_auroc, self.error)
+        return None if self.mean_auroc is None else ValueWithError(self.mean_auroc, self.error)
 
 
 @dataclass(frozen=True)
-class Headline:
+class HeadlineAuroc:
     """The mean AUROC over the classes with at least :data:`FEWEST_POSITIVES` positive test images.
 
     Attributes:
@@ -144,13 +146,13 @@ class Headline:
         left_out: Classes with an AUROC and too few positive test images, with their number.
     """
 
-    mean: Measured | None
+    mean: ValueWithError | None
     classes: tuple[str, ...]
     left_out: Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Summary:
+class FinalTestSummary:
     """The ``test`` part of ``summary.json``; ``dataclasses.asdict`` gives its JSON.
 
     Attributes:
@@ -173,33 +175,39 @@ class Summary:
     mean_average_precision: float | None
     mean_balanced_accuracy: float | None
     per_class: Mapping[str, ClassMetrics]
-    shared_classes: ClassGroup
-    unique_classes: ClassGroup
+    shared_classes: ClassGroupAuroc
+    unique_classes: ClassGroupAuroc
     note: str = "global model"
     mean_more: Mapping[str, float | None] = field(default_factory=dict)
     multi_class: MultiClassMetrics | None = None
-    intervals: Intervals | None = None
+    intervals: AurocIntervals | None = None
     quality: ScoreQuality | None = None
     pooled: PooledMetrics | None = None
     operating_points: Mapping[str, tuple[OperatingPoint, ...]] = field(default_factory=dict)
-    sampled: SiteSample | None = None
+    sampled: SiteSampleIntervals | None = None
     errors: Mapping[Figure, float] = field(default_factory=dict)
     withheld: str = ""
 
-    def measured(self, name: Figure) -> Measured | None:
+    def mean_with_error(self, name: Figure) -> ValueWithError | None:
         """Return the mean of a figure over all classes, with its error."""
         value: float | None = getattr(self, f"mean_{name}")
-        return None if value is None else Measured(value, self.errors.get(name, 0.0))
+        return None if value is None else ValueWithError(value, self.errors.get(name, 0.0))
 
-    def headline(self, members: Collection[str] | None = None) -> Headline:
+    def headline_auroc(self, members: Collection[str] | None = None) -> HeadlineAuroc:
         """Return the mean AUROC over the classes (of ``members``, if named) with enough positive test images."""
         names = [name for name, metrics in self.per_class.items() if metrics.auroc is not None]
-        all_positives = {name: self.counts(name)[0] or 0 for name in names if members is None or name in members}
+        all_positives = {
+            name: self.image_counts_of_class(name)[0] or 0 for name in names if members is None or name in members
+        }
         counted = tuple(name for name, positives in all_positives.items() if positives >= FEWEST_POSITIVES)
         left_out = {name: positives for name, positives in all_positives.items() if positives < FEWEST_POSITIVES}
-        return Headline(mean_figure(self.per_class[name].measured("auroc") for name in counted), counted, left_out)
+        return HeadlineAuroc(
+            mean_value_with_error(self.per_class[name].figure_with_error("auroc") for name in counted),
+            counted,
+            left_out,
+        )
 
-    def counts(self, name: str) -> tuple[int | None, int | None]:
+    def image_counts_of_class(self, name: str) -> tuple[int | None, int | None]:
         """Return the numbers of positive and negative test images of a class; None where no site reports them.
 
         For a mean over sites they are the sums over sites if these were pooled, else those of the largest site.
@@ -222,7 +230,7 @@ def per_class(
 
     Raises:
         BadInput: Naming a plug-in that fails or returns no number.
-        Diverged: Naming the class, for a score that is not finite.
+        ModelDiverged: Naming the class, for a score that is not finite.
         ValueError: Naming the class, for a label that is none of 0, 1 and NaN; or if the shapes do not fit.
     """
     if not scores.shape == labels.shape == (len(scores), len(class_names)):
@@ -235,7 +243,7 @@ def per_class(
         if not (valid := np.isin(truth, (0, 1))).all():
             raise ValueError(f'Labels of class "{name}" hold {truth[~valid][0]}; expected 0, 1 or NaN for unknown.')
         if not (finite := np.isfinite(column)).all():
-            raise Diverged(f'{int(np.sum(~finite))} of {len(column)} scores of class "{name}" are NaN or infinite')
+            raise ModelDiverged(f'{int(np.sum(~finite))} of {len(column)} scores of class "{name}" are NaN or infinite')
         positives = int(np.sum(truth == 1))
         negatives = len(truth) - positives
         if not positives or not negatives:
@@ -249,7 +257,7 @@ def per_class(
             balanced_accuracy=(sensitivity + specificity) / 2,
             positives=positives,
             negatives=negatives,
-            more={key: metric_value(key, metric, column, truth) for key, metric in more.items()},
+            more={key: compute_plugin_metric(key, metric, column, truth) for key, metric in more.items()},
         )
     return results
 
@@ -273,9 +281,9 @@ def mean_and_sd(values: Iterable[float | None]) -> tuple[float | None, float | N
     return (float(np.mean(defined)), float(np.std(defined))) if defined else (None, None)
 
 
-def summarise(
+def summarise_test_results(
     results: Mapping[str, ClassMetrics], shared: Collection[str], unique: Collection[str], note: str = "global model"
-) -> Summary:
+) -> FinalTestSummary:
     """Return the ``test`` part of ``summary.json`` from the metrics of the classes.
 
     Args:
@@ -284,18 +292,18 @@ def summarise(
         unique: Classes that exactly one site annotates.
         note: The models that were tested.
     """
-    everything = class_group(results, results)
-    return Summary(
+    everything = average_class_group(results, results)
+    return FinalTestSummary(
         mean_auroc=everything.mean_auroc,
         sd_auroc=everything.sd_auroc,
         mean_average_precision=mean_and_sd(result.average_precision for result in results.values())[0],
         mean_balanced_accuracy=mean_and_sd(result.balanced_accuracy for result in results.values())[0],
         per_class=dict(results),
-        shared_classes=class_group(results, shared),
-        unique_classes=class_group(results, unique),
+        shared_classes=average_class_group(results, shared),
+        unique_classes=average_class_group(results, unique),
         note=note,
         mean_more=mean_more(results.values()),
-        errors={name: error for name in FIGURES if (error := mean_error(results.values(), name))},
+        errors={name: error for name in FIGURES if (error := mean_figure_error(results.values(), name))},
     )
 
 
@@ -311,16 +319,16 @@ def mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
     )
 
 
-def class_group(results: Mapping[str, ClassMetrics], members: Collection[str]) -> ClassGroup:
+def average_class_group(results: Mapping[str, ClassMetrics], members: Collection[str]) -> ClassGroupAuroc:
     """Average the AUROC over the classes in ``members``, kept in the order of ``results``."""
     classes = tuple(name for name in results if name in members)
-    error = mean_error((results[name] for name in classes), "auroc")
-    return ClassGroup(*mean_and_sd(results[name].auroc for name in classes), classes, error)
+    error = mean_figure_error((results[name] for name in classes), "auroc")
+    return ClassGroupAuroc(*mean_and_sd(results[name].auroc for name in classes), classes, error)
 
 
-def mean_error(results: Iterable[ClassMetrics], name: Figure) -> float:
+def mean_figure_error(results: Iterable[ClassMetrics], name: Figure) -> float:
     """Return the mean of one figure's errors over the classes for which it is defined."""
-    mean = mean_figure(result.measured(name) for result in results)
+    mean = mean_value_with_error(result.figure_with_error(name) for result in results)
     return 0.0 if mean is None else mean.error
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from common.metrics.bootstrap import Estimate, Interval
-from common.system.plain_text import counted, format_interval, listed, number, signed
+from common.metrics.bootstrap import EstimateWithInterval, Interval
+from common.system.plain_text import count_with_noun, format_interval, format_number, format_signed, join_words
 
 SiteModel = Literal["alone", "federated", "fine_tuned", "ensemble"]
 MODELS: tuple[SiteModel, ...] = get_args(SiteModel)
@@ -34,7 +34,7 @@ PRINTED = 0.0005
 """Smallest number that does not print as zero; an interval that reaches below it counts as including zero."""
 
 
-def direction(interval: Interval) -> Direction:
+def side_of_zero(interval: Interval) -> Direction:
     """Return the interval's side of zero: ``above``, ``below``, or ``open`` if the printed interval includes zero."""
     low, high = interval
     if low < PRINTED and high > -PRINTED:
@@ -43,7 +43,7 @@ def direction(interval: Interval) -> Direction:
 
 
 @dataclass(frozen=True)
-class Benefit:
+class FederationBenefit:
     """The comparison of four models on one site's test part.
 
     Attributes:
@@ -55,31 +55,31 @@ class Benefit:
     """
 
     auroc: Mapping[SiteModel, Mapping[str, float]]
-    mean: Mapping[SiteModel, Estimate]
-    gain: Mapping[SiteModel, Estimate]
+    mean: Mapping[SiteModel, EstimateWithInterval]
+    gain: Mapping[SiteModel, EstimateWithInterval]
     over: Literal["patients", "images"]
 
     @property
-    def classes(self) -> tuple[str, ...]:
+    def compared_classes(self) -> tuple[str, ...]:
         """The classes that were compared."""
         return tuple(self.auroc["alone"])
 
     @property
-    def better(self) -> tuple[SiteModel, ...]:
+    def better_models(self) -> tuple[SiteModel, ...]:
         """The models that rank better than chance and whose gain over the one trained alone is above zero."""
-        ahead = (model for model in OVER_ALONE if direction(self.gain[model].interval) == "above")
+        ahead = (model for model in OVER_ALONE if side_of_zero(self.gain[model].interval) == "above")
         return tuple(model for model in ahead if self._ranks_above_chance(model))
 
     @property
-    def choice(self) -> Choice:
+    def recommended_training(self) -> Choice:
         """The training that the figures speak for.
 
         ``federation`` if the federated, fine-tuned or ensemble model beats the one trained alone; ``alone`` if the
         federated model is worse than the one trained alone, and that one beats chance; else ``open``.
         """
-        if self.better:
+        if self.better_models:
             return "federation"
-        worse = direction(self.gain["federated"].interval) == "below"
+        worse = side_of_zero(self.gain["federated"].interval) == "below"
         return "alone" if worse and self._ranks_above_chance("alone") else "open"
 
     def _ranks_above_chance(self, model: SiteModel) -> bool:
@@ -87,24 +87,25 @@ class Benefit:
         return self.mean[model].interval[0] > CHANCE
 
 
-def benefit_sentence(site: str, benefit: Benefit, annotated: Sequence[str]) -> str:
+def benefit_sentence(site: str, benefit: FederationBenefit, annotated: Sequence[str]) -> str:
     """Return the sentence with a site's verdict and its figures; no verdict where the intervals include zero."""
-    classes, own = len(benefit.classes), benefit.mean["alone"]
-    every = counted(len(annotated), "class", "classes")
+    classes, own = len(benefit.compared_classes), benefit.mean["alone"]
+    every = count_with_noun(len(annotated), "class", "classes")
     of_all = f"its {every}" if classes == len(annotated) else f"{classes} of its {every}"
     where = f"on its own test {benefit.over} the mean AUROC over {of_all}"
-    alone = f"is {number(own.value)} ({format_interval(own.interval)}) with the model that it trained alone"
+    alone = f"is {format_number(own.value)} ({format_interval(own.interval)}) with the model that it trained alone"
     others = list[str]()
     for model in OVER_ALONE:
         mean, gain = benefit.mean[model], benefit.gain[model]
-        difference = f"{signed(gain.value)} ({' to '.join(map(signed, gain.interval))})"
+        difference = f"{format_signed(gain.value)} ({' to '.join(map(format_signed, gain.interval))})"
         others.append(
-            f"{number(mean.value)} ({format_interval(mean.interval)}) {_WAYS[model]}, a difference of {difference}"
+            f"{format_number(mean.value)} ({format_interval(mean.interval)}) {_WAYS[model]}, a difference of "
+            f"{difference}"
         )
-    if benefit.choice == "alone":
+    if benefit.recommended_training == "alone":
         verdict = f"{site} is better off alone"
-    elif benefit.choice == "federation":
-        ways = listed([_WAYS[model] for model in benefit.better])
+    elif benefit.recommended_training == "federation":
+        ways = join_words([_WAYS[model] for model in benefit.better_models])
         verdict = f"{site} is better off with the federation, that is {ways}"
     else:
         verdict = f"Whether {site} is better off alone or with the federation cannot be told"

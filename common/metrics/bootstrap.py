@@ -34,7 +34,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Intervals:
+class AurocIntervals:
     """95 % percentile intervals of AUROCs; a class without an AUROC has none, and does not count in the mean.
 
     Attributes:
@@ -48,7 +48,7 @@ class Intervals:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class EstimateWithInterval:
     """A figure with its 95 % interval, which includes it."""
 
     value: float
@@ -98,14 +98,14 @@ def auroc_intervals(
     patients: NDArray[np.str_],
     class_names: Sequence[str],
     generator: np.random.Generator,
-) -> Intervals:
+) -> AurocIntervals:
     """Compute intervals from scores and labels ``(n, classes)``, NaN for unknown, and patients ``(n,)``."""
     columns = {name: c for c, name in enumerate(class_names) if {0.0, 1.0} <= set(np.unique(labels[:, c]).tolist())}
     if not columns:
-        return Intervals(None, {})
+        return AurocIntervals(None, {})
     ranked = [RankedClass.of(scores[:, c], labels[:, c]) for c in columns.values()]
     resampled = ResampledAurocs.of(ranked, patients, generator)
-    return Intervals(resampled.interval_of_mean, dict(zip(columns, resampled.wide, strict=True)))
+    return AurocIntervals(resampled.interval_of_mean, dict(zip(columns, resampled.wide, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class ResampledAurocs:
         ]
         narrow = [_percentile_interval(of_class) for of_class in aurocs]
         wide = [
-            _extend_to_include(own, score_interval(value, *n))
+            _extend_to_include(own, newcombe_auroc_interval(value, *n))
             for own, value, n in zip(narrow, observed, counts, strict=True)
         ]
         return cls(observed, aurocs, narrow, wide)
@@ -162,14 +162,14 @@ class ResampledAurocs:
         lowest, highest = float(mean - factor * max(mean - low, 0.0)), float(mean + factor * max(high - mean, 0.0))
         return max(lowest, 0.0), min(highest, 1.0)
 
-    def part(self, classes: slice) -> "ResampledAurocs":
+    def select_classes(self, classes: slice) -> "ResampledAurocs":
         """Return the part for some of the classes, with the same resamples."""
         return ResampledAurocs(self.observed[classes], self.drawn[classes], self.narrow[classes], self.wide[classes])
 
 
-def paired_means(
+def compare_mean_aurocs(
     scores: Sequence[Floats], labels: Floats, patients: NDArray[np.str_], generator: np.random.Generator
-) -> tuple[list[Estimate], list[Estimate]]:
+) -> tuple[list[EstimateWithInterval], list[EstimateWithInterval]]:
     """Compare the mean AUROCs of several models on the same images.
 
     Every resample weighs the patients for all models alike. The interval of a difference reaches as far as the
@@ -188,14 +188,16 @@ def paired_means(
     classes = labels.shape[1]
     ranked = [RankedClass.of(model[:, c], labels[:, c]) for model in scores for c in range(classes)]
     resampled = ResampledAurocs.of(ranked, patients, generator)
-    models = [resampled.part(slice(m * classes, (m + 1) * classes)) for m in range(len(scores))]
-    means = [Estimate(float(model.observed.mean()), model.interval_of_mean) for model in models]
+    models = [resampled.select_classes(slice(m * classes, (m + 1) * classes)) for m in range(len(scores))]
+    means = [EstimateWithInterval(float(model.observed.mean()), model.interval_of_mean) for model in models]
     drawn = [model.drawn.mean(axis=0) for model in models]
     pairs = zip(means[1:], drawn[1:], strict=True)
     return means, [_difference_with_interval(mean, means[0], of_model, drawn[0]) for mean, of_model in pairs]
 
 
-def _difference_with_interval(mean: Estimate, other: Estimate, drawn: Floats, drawn_other: Floats) -> Estimate:
+def _difference_with_interval(
+    mean: EstimateWithInterval, other: EstimateWithInterval, drawn: Floats, drawn_other: Floats
+) -> EstimateWithInterval:
     """Return a mean minus another with its interval; ``drawn`` and ``drawn_other`` are the means of all resamples."""
     value = mean.value - other.value
     varies = min(float(np.std(drawn)), float(np.std(drawn_other))) > 1e-12
@@ -207,10 +209,10 @@ def _difference_with_interval(mean: Estimate, other: Estimate, drawn: Floats, dr
     below = reach(mean.value - mean.interval[0], other.interval[1] - other.value)
     above = reach(mean.interval[1] - mean.value, other.value - other.interval[0])
     low, high = _extend_to_include(_percentile_interval(drawn - drawn_other), (value - below, value + above))
-    return Estimate(value, (max(min(low, value), -1.0), min(max(high, value), 1.0)))
+    return EstimateWithInterval(value, (max(min(low, value), -1.0), min(max(high, value), 1.0)))
 
 
-def score_interval(auroc: float, positives: int, negatives: int) -> Interval:
+def newcombe_auroc_interval(auroc: float, positives: int, negatives: int) -> Interval:
     """Compute Newcombe's 95 % score interval of an AUROC.
 
     Args:
@@ -260,7 +262,10 @@ def pooled_interval(histogram: ScoreHistogram, generator: np.random.Generator) -
     exact = pooled_auroc(histogram)
     assert exact is not None, "there are both kinds"
     counts = int(positives.sum()), int(negatives.sum())
-    low, high = score_interval(max(exact.low, 0.0), *counts)[0], score_interval(min(exact.high, 1.0), *counts)[1]
+    low, high = (
+        newcombe_auroc_interval(max(exact.low, 0.0), *counts)[0],
+        newcombe_auroc_interval(min(exact.high, 1.0), *counts)[1],
+    )
     return _extend_to_include(
         (_percentile_interval(won)[0], min(_percentile_interval(won + tied)[1], 1.0)), (low, high)
     )

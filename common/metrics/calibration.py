@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.metrics.multi_class import confusion, known_rows
+from common.metrics.multi_class import compute_confusion_matrix, images_with_one_class
 from common.metrics.score_histograms import (
     DECIDED,
     EDGES,
@@ -54,7 +54,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Decisions:
+class DecisionCounts:
     """Numbers of true and false, positive and negative decisions for one class."""
 
     true_positives: int
@@ -84,19 +84,19 @@ def _ratio(part: int, rest: int) -> float | None:
     return part / (part + rest) if part + rest else None
 
 
-def calibration(scores: Floats, labels: Floats) -> Calibration | None:
+def compute_calibration(scores: Floats, labels: Floats) -> Calibration | None:
     """Compute the calibration of scores ``(n,)`` of images with a known label; None without any."""
     positives, negatives = ((labels == kind).astype(np.int64) for kind in (1, 0))
-    return _calibration(np.asarray(scores, np.float64), positives, negatives)
+    return _calibration_from_counts(np.asarray(scores, np.float64), positives, negatives)
 
 
 def pooled_calibration(histogram: ScoreHistogram) -> Calibration | None:
     """Compute the calibration from a histogram, with the middle of its bin for each score."""
     positives, negatives = histogram.positives, histogram.negatives
-    return _calibration(MIDDLES, positives, negatives, HALF_WIDTHS)
+    return _calibration_from_counts(MIDDLES, positives, negatives, HALF_WIDTHS)
 
 
-def _calibration(
+def _calibration_from_counts(
     scores: Floats, positives: Counts, negatives: Counts, half_widths: Floats | None = None
 ) -> Calibration | None:
     """Compute the calibration from scores ``(m,)``, exact within ``half_widths``, and the number of images of each."""
@@ -122,13 +122,13 @@ def _calibration(
     )
 
 
-def decisions(scores: Floats, labels: Floats) -> Decisions:
+def count_decisions(scores: Floats, labels: Floats) -> DecisionCounts:
     """Count decisions on scores and labels ``(n,)``; unknown labels are not counted."""
     above = np.asarray(scores) > THRESHOLD
-    return Decisions(*(int(np.sum((labels == kind) & side)) for kind in (1, 0) for side in (above, ~above)))
+    return DecisionCounts(*(int(np.sum((labels == kind) & side)) for kind in (1, 0) for side in (above, ~above)))
 
 
-def pooled_decisions(histogram: ScoreHistogram, border: int = DECIDED) -> Decisions:
+def pooled_decisions(histogram: ScoreHistogram, border: int = DECIDED) -> DecisionCounts:
     """Count decisions from a histogram; they are exact, because the threshold is the border of a bin.
 
     Args:
@@ -136,7 +136,7 @@ def pooled_decisions(histogram: ScoreHistogram, border: int = DECIDED) -> Decisi
     """
     detected, missed = (int(part.sum()) for part in np.split(histogram.positives, [border])[::-1])
     alarms, right = (int(part.sum()) for part in np.split(histogram.negatives, [border])[::-1])
-    return Decisions(detected, missed, alarms, right)
+    return DecisionCounts(detected, missed, alarms, right)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class OperatingPoint:
     target: float | None
     threshold: float
     chosen_on: tuple[int, int]
-    decisions: Decisions
+    decisions: DecisionCounts
 
 
 def operating_points(
@@ -256,28 +256,28 @@ class ScoreQuality:
     """
 
     calibration: Mapping[str, Calibration]
-    decisions: Mapping[str, Decisions]
+    decisions: Mapping[str, DecisionCounts]
     top_class: Calibration | None = None
     confusion: tuple[tuple[int, ...], ...] | None = None
     curves: Mapping[str, RankingCurve] = field(default_factory=dict)
 
 
-def quality(scores: Floats, labels: Floats, class_names: Sequence[str], task: Task) -> ScoreQuality:
+def compute_score_quality(scores: Floats, labels: Floats, class_names: Sequence[str], task: Task) -> ScoreQuality:
     """Compute calibration, decisions and curves from probabilities and labels (1, 0, NaN), ``(n, classes)`` each."""
     columns = {name: (scores[:, c], labels[:, c]) for c, name in enumerate(class_names)}
-    calibrated = {name: calibration(*pair) for name, pair in columns.items()}
+    calibrated = {name: compute_calibration(*pair) for name, pair in columns.items()}
     of_each = ScoreQuality(
         {name: result for name, result in calibrated.items() if result is not None},
-        {name: decisions(*columns[name]) for name, result in calibrated.items() if result is not None},
+        {name: count_decisions(*columns[name]) for name, result in calibrated.items() if result is not None},
         curves={name: curve for name, pair in columns.items() if (curve := ranking_curve(score_histogram(*pair)))},
     )
-    single = known_rows(labels) if task == "multi_class" else np.zeros(len(labels), np.bool_)
+    single = images_with_one_class(labels) if task == "multi_class" else np.zeros(len(labels), np.bool_)
     if not single.any():
         return of_each
     scores, labels = scores[single], labels[single]
     answer, truth = np.argmax(scores, axis=1), np.argmax(labels == 1, axis=1)
-    table = confusion(answer, truth, labels.shape[1])
+    table = compute_confusion_matrix(answer, truth, labels.shape[1])
     right = (answer == truth).astype(np.float32)
-    top = calibration(scores.max(axis=1), right)
+    top = compute_calibration(scores.max(axis=1), right)
     rows = tuple(tuple(row) for row in table.tolist())
     return replace(of_each, top_class=top, confusion=rows)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.system.plain_text import NOT_APPLICABLE, number
+from common.system.plain_text import NOT_APPLICABLE, format_number
 
 LARGEST_ERROR = 0.05
 """Largest error of a figure that is printed or used; a figure with a larger error says nothing."""
@@ -15,14 +15,14 @@ DIGITS = 3
 
 
 @dataclass(frozen=True)
-class Measured:
+class ValueWithError:
     """A figure: the exact one lies within ``value`` ± ``error``; an error of 0 means that ``value`` is exact."""
 
     value: float
     error: float = 0.0
 
     @classmethod
-    def between(cls, low: float, high: float) -> "Measured":
+    def from_bounds(cls, low: float, high: float) -> "ValueWithError":
         """Return the middle of two bounds, in any order."""
         return cls((low + high) / 2, abs(high - low) / 2)
 
@@ -35,13 +35,13 @@ class Measured:
         return self.value + self.error
 
 
-def mean_figure(figures: Iterable[Measured | None]) -> Measured | None:
+def mean_value_with_error(figures: Iterable[ValueWithError | None]) -> ValueWithError | None:
     """Return the mean of the figures that are not None; its error is the mean of their errors."""
     rows = [(figure.value, figure.error) for figure in figures if figure is not None]
-    return Measured(*np.mean(rows, axis=0).tolist()) if rows else None
+    return ValueWithError(*np.mean(rows, axis=0).tolist()) if rows else None
 
 
-def figure(measured: Measured | None) -> str:
+def format_value_with_error(measured: ValueWithError | None) -> str:
     """Format a figure: ``"0.812"`` where it is exact, else ``"0.81 ± 0.02"``, with no digit below the error.
 
     The error is rounded up, so that the exact figure lies within the printed numbers too.
@@ -49,7 +49,7 @@ def figure(measured: Measured | None) -> str:
     if measured is None:
         return NOT_APPLICABLE
     if not measured.error:
-        return number(measured.value)
+        return format_number(measured.value)
     if measured.error > LARGEST_ERROR:
         return f"{NOT_APPLICABLE}: {TOO_WIDE}"
     digits = min(DIGITS, max(1, -math.floor(math.log10(measured.error))))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import Diverged
+from common.errors import ModelDiverged
 
 Floats = NDArray[np.floating]
 Integers = NDArray[np.int64]
@@ -57,7 +57,7 @@ class RoundAccuracy:
 
 
 @dataclass(frozen=True)
-class ClientAccuracy:
+class BestClientAccuracies:
     """FedSLD's measures: the largest accuracies over all rounds, which are optimistic because they are on test images.
 
     Attributes:
@@ -73,14 +73,14 @@ class ClientAccuracy:
     per_site: Mapping[str, float]
 
 
-def confusion(predicted: Integers, truth: Integers, classes: int) -> Integers:
+def compute_confusion_matrix(predicted: Integers, truth: Integers, classes: int) -> Integers:
     """Count images by truth (rows) and prediction (columns): ``(classes, classes)``."""
     table = np.zeros((classes, classes), np.int64)
     np.add.at(table, (truth, predicted), 1)
     return table
 
 
-def multi_class(scores: Floats, labels: Floats) -> MultiClassMetrics | None:
+def compute_multi_class_metrics(scores: Floats, labels: Floats) -> MultiClassMetrics | None:
     """Compute the metrics of the class with the highest score; None where no image has a known class.
 
     Args:
@@ -89,18 +89,18 @@ def multi_class(scores: Floats, labels: Floats) -> MultiClassMetrics | None:
             ``(n, classes)``. A row without a 1 is an image whose class is not known.
 
     Raises:
-        Diverged: For a score that is not finite.
+        ModelDiverged: For a score that is not finite.
         ValueError: For shapes that differ, a label that is none of 0, 1 and NaN, an image with several classes.
     """
     if scores.shape != labels.shape:
         raise ValueError(f"Expected scores and labels of one shape, got {scores.shape} and {labels.shape}.")
-    is_known = known_rows(labels)
+    is_known = images_with_one_class(labels)
     if not is_known.any():
         return None
     scores, truth = scores[is_known], np.argmax(labels[is_known] == 1, axis=1)
     if not np.isfinite(scores).all():
-        raise Diverged("scores of an image are NaN or infinite")
-    table = confusion(np.argmax(scores, axis=1), truth, labels.shape[1])
+        raise ModelDiverged("scores of an image are NaN or infinite")
+    table = compute_confusion_matrix(np.argmax(scores, axis=1), truth, labels.shape[1])
     right, true, predicted = np.diag(table), table.sum(axis=1), table.sum(axis=0)  # (classes,) each
     images, present = int(table.sum()), true > 0
     negatives = images - true
@@ -124,7 +124,7 @@ def round_accuracy(sites: Mapping[str, CorrectCount]) -> RoundAccuracy | None:
     return RoundAccuracy(mean, sum(tally.correct for tally in counts) / sum(tally.tested for tally in counts))
 
 
-def client_accuracy(rounds: Mapping[int, Mapping[str, CorrectCount]]) -> ClientAccuracy | None:
+def best_client_accuracies(rounds: Mapping[int, Mapping[str, CorrectCount]]) -> BestClientAccuracies | None:
     """Return the best accuracies, of equal rounds the earlier; None where no site tested in any round.
 
     Args:
@@ -136,7 +136,7 @@ def client_accuracy(rounds: Mapping[int, Mapping[str, CorrectCount]]) -> ClientA
         return None
     best_mean = max(scored, key=lambda number: scored[number].mean)
     best_pooled = max(scored, key=lambda number: scored[number].pooled)
-    return ClientAccuracy(
+    return BestClientAccuracies(
         best_mean_client_test_accuracy=scored[best_mean].mean,
         best_mean_round=best_mean,
         best_test_accuracy=scored[best_pooled].pooled,
@@ -159,7 +159,7 @@ def accuracy_density(accuracies: Sequence[float], points: int = 101) -> tuple[Fl
     return grid, kernels.mean(axis=1) / (width * math.sqrt(2 * math.pi))
 
 
-def known_rows(labels: Floats) -> NDArray[np.bool_]:
+def images_with_one_class(labels: Floats) -> NDArray[np.bool_]:
     """Return True for each image that shows exactly one class; the class of an image without a 1 is unknown."""
     strange = labels[~(np.isnan(labels) | np.isin(labels, (0, 1)))]
     if strange.size:

@@ -16,18 +16,18 @@ import numpy as np
 from common.metrics.bootstrap import LEVEL, Interval, pooled_interval
 from common.metrics.calibration import (
     Calibration,
-    Decisions,
+    DecisionCounts,
     RankingCurve,
     pooled_calibration,
     pooled_decisions,
     ranking_curve,
 )
-from common.metrics.measured import Measured, mean_figure
+from common.metrics.measured import ValueWithError, mean_value_with_error
 from common.metrics.score_histograms import ScoreHistogram, pooled_auroc, pooled_average_precision
 
 
 @dataclass(frozen=True)
-class SitesHistogram:
+class SummedHistogram:
     """The sum of the score histograms of one class over the sites that it names."""
 
     histogram: ScoreHistogram
@@ -45,15 +45,15 @@ class PooledClass:
         silent: Sites that annotate the class and did not report: by policy, for too few images, or in absence.
     """
 
-    auroc: Measured | None
-    average_precision: Measured | None
+    auroc: ValueWithError | None
+    average_precision: ValueWithError | None
     balanced_accuracy: float | None
     positives: int
     negatives: int
     sites: tuple[str, ...]
     silent: tuple[str, ...]
     calibration: Calibration | None
-    decisions: Decisions
+    decisions: DecisionCounts
     curve: RankingCurve | None = None
     interval: Interval | None = None
 
@@ -62,13 +62,13 @@ class PooledClass:
 class PooledMetrics:
     """Metrics of all classes that a site reported; means are over classes with a value."""
 
-    mean_auroc: Measured | None
-    mean_average_precision: Measured | None
+    mean_auroc: ValueWithError | None
+    mean_average_precision: ValueWithError | None
     per_class: Mapping[str, PooledClass]
 
 
-def pool_sites(
-    sums: Mapping[str, SitesHistogram],
+def pool_site_histograms(
+    sums: Mapping[str, SummedHistogram],
     owners: Mapping[str, Sequence[str]],
     generator: np.random.Generator | None = None,
 ) -> PooledMetrics | None:
@@ -99,30 +99,31 @@ def pool_sites(
     if not results:
         return None
     auroc, precision = (
-        mean_figure(getattr(result, figure) for result in results.values()) for figure in ("auroc", "average_precision")
+        mean_value_with_error(getattr(result, figure) for result in results.values())
+        for figure in ("auroc", "average_precision")
     )
     return PooledMetrics(auroc, precision, results)
 
 
 def sum_histograms(
     reported: Mapping[str, Mapping[str, ScoreHistogram]], owners: Mapping[str, Sequence[str]]
-) -> dict[str, SitesHistogram]:
+) -> dict[str, SummedHistogram]:
     """Add up the histograms of each class over the sites that annotate it; a class without a report has no entry.
 
     Args:
         reported: Site -> class -> its histogram.
-        owners: As in :func:`pool_sites`.
+        owners: As in :func:`pool_site_histograms`.
     """
-    sums = dict[str, SitesHistogram]()
+    sums = dict[str, SummedHistogram]()
     for name, sites in owners.items():
         histograms = {site: reported[site][name] for site in sites if name in reported.get(site, {})}
         if histograms:
-            sums[name] = SitesHistogram(reduce(add, histograms.values()), tuple(histograms))
+            sums[name] = SummedHistogram(reduce(add, histograms.values()), tuple(histograms))
     return sums
 
 
 @dataclass(frozen=True)
-class SiteSample:
+class SiteSampleIntervals:
     """Intervals for all sites' figures, estimated from a random sample of the sites.
 
     Attributes:
@@ -139,9 +140,9 @@ class SiteSample:
     per_class: Mapping[str, Interval] = field(default_factory=dict)
 
 
-def site_sample(
+def estimate_from_sampled_sites(
     values: Mapping[str, Mapping[str, float]], shares: Mapping[str, float], drawn: int, of: int
-) -> SiteSample:
+) -> SiteSampleIntervals:
     """Return the sample with its intervals.
 
     Args:
@@ -159,12 +160,12 @@ def site_sample(
     means = {name: float(np.mean(list(of_sites.values()))) for name, of_sites in tested.items()}
     per_class = {name: _student_interval(means[name], of_sites) for name, of_sites in moved.items()}
     if unknown or not tested:
-        return SiteSample(drawn, of, None, per_class)
+        return SiteSampleIntervals(drawn, of, None, per_class)
     together: dict[str, float] = {}
     for of_sites in moved.values():
         for site, by in of_sites.items():
             together[site] = together.get(site, 0.0) + by / len(moved)
-    return SiteSample(drawn, of, _student_interval(float(np.mean(list(means.values()))), together), per_class)
+    return SiteSampleIntervals(drawn, of, _student_interval(float(np.mean(list(means.values()))), together), per_class)
 
 
 def _student_interval(mean: float, moved: Mapping[str, float]) -> Interval:

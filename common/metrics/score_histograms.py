@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.metrics.measured import Measured
+from common.metrics.measured import ValueWithError
 
 Floats = NDArray[np.floating]
 Counts = NDArray[np.int64]
@@ -92,7 +92,7 @@ def bin_indices(scores: Floats) -> Counts:
     return np.searchsorted(EDGES[1:-1], np.asarray(scores, np.float64), side="left")
 
 
-def pooled_auroc(histogram: ScoreHistogram) -> Measured | None:
+def pooled_auroc(histogram: ScoreHistogram) -> ValueWithError | None:
     """Return bounds of the AUROC, as pairs in one bin may have either order; None without positives or negatives."""
     positives, negatives = histogram.positives, histogram.negatives
     pairs = int(positives.sum()) * int(negatives.sum())
@@ -100,10 +100,10 @@ def pooled_auroc(histogram: ScoreHistogram) -> Measured | None:
         return None
     below = np.cumsum(negatives)  # negatives up to and with each bin
     won, open_ = int(positives @ (below - negatives)), int(positives @ negatives)
-    return Measured.between(won / pairs, (won + open_) / pairs)
+    return ValueWithError.from_bounds(won / pairs, (won + open_) / pairs)
 
 
-def pooled_average_precision(histogram: ScoreHistogram) -> Measured | None:
+def pooled_average_precision(histogram: ScoreHistogram) -> ValueWithError | None:
     """Return bounds of scikit-learn's average precision; None without positives or negatives.
 
     The precision is largest where the positives of each bin share one score above its negatives, smallest where they
@@ -117,4 +117,4 @@ def pooled_average_precision(histogram: ScoreHistogram) -> Measured | None:
     is_filled = positives > 0
     high = np.sum(positives[is_filled] * right[is_filled] / (right + wrong - negatives)[is_filled]) / total
     low = np.mean(rank / (rank + np.repeat(wrong, positives)))
-    return Measured.between(float(low), float(high))
+    return ValueWithError.from_bounds(float(low), float(high))

@@ -22,7 +22,7 @@ SMALLEST_PART = 2
 """Fewest images of a part, as batch normalisation needs two; a smaller batch goes through the first GPU alone."""
 
 
-def use_gpus(backbone: nn.Module, gpus: int) -> None:
+def split_batches_across_gpus(backbone: nn.Module, gpus: int) -> None:
     """Split a backbone's batches across this number of GPUs from now on; the backbone must be on the first GPU."""
     backbone.__dict__.pop(PARALLEL, None)
     if gpus > 1:
@@ -149,7 +149,7 @@ RECORD_AFTER = 20
 Step = Callable[[Tensor], Tensor]
 
 
-class BackboneGraph:
+class BackboneCudaGraph:
     """A backbone's training steps as a CUDA graph, recorded once a process, with the same results to the bit.
 
     A graph writes to the same memory each time. So a step uses it for the first forward pass only, and copies the
@@ -163,9 +163,9 @@ class BackboneGraph:
         self._free = False  # True from the start of a step to its first forward pass
         self._failed = False
 
-    def __deepcopy__(self, memo: dict[int, object]) -> "BackboneGraph":
+    def __deepcopy__(self, memo: dict[int, object]) -> "BackboneCudaGraph":
         """Return a new graph without a recording, because a recording belongs to the memory of one backbone."""
-        return BackboneGraph()
+        return BackboneCudaGraph()
 
     def begin_epoch(self, backbone: nn.Module, more: object) -> None:
         """Discard the recording if backbone, training or further settings (``more``) are not as they were recorded."""
@@ -193,7 +193,7 @@ class BackboneGraph:
             self._steps[images.shape] += 1  # the last batch of an epoch is smaller than the others
             if self._steps[images.shape] > RECORD_AFTER:
                 try:
-                    self._shape, self._recorded = images.shape, record_graph(backbone, images)
+                    self._shape, self._recorded = images.shape, record_cuda_graph(backbone, images)
                 except RuntimeError:  # too little memory, or a layer that waits for the GPU: slower without, not wrong
                     self._failed = True
         if self._recorded is None or images.shape != self._shape:
@@ -201,7 +201,7 @@ class BackboneGraph:
         return self._recorded(images).clone()
 
 
-def record_graph(backbone: nn.Module, images: Tensor) -> Step:
+def record_cuda_graph(backbone: nn.Module, images: Tensor) -> Step:
     """Record forward and backward pass for images of this shape, in the present arithmetic.
 
     Running means and the state of random numbers do not change.
@@ -238,7 +238,7 @@ def record_graph(backbone: nn.Module, images: Tensor) -> Step:
 
 
 @contextlib.contextmanager
-def cuda_graphs(backbone: nn.Module, device: torch.device, more: object) -> Iterator[Callable[[], None]]:
+def use_cuda_graphs(backbone: nn.Module, device: torch.device, more: object) -> Iterator[Callable[[], None]]:
     """Let an epoch's steps use CUDA graphs on a GPU; yield the function that each step calls first.
 
     Args:
@@ -248,7 +248,7 @@ def cuda_graphs(backbone: nn.Module, device: torch.device, more: object) -> Iter
     if device.type != "cuda" or not any(parameter.requires_grad for parameter in backbone.parameters()):
         yield lambda: None
         return
-    replay: BackboneGraph = backbone.__dict__.setdefault(REPLAY, BackboneGraph())
+    replay: BackboneCudaGraph = backbone.__dict__.setdefault(REPLAY, BackboneCudaGraph())
     replay.begin_epoch(backbone, more)
     try:
         yield replay.begin_step
@@ -259,7 +259,7 @@ def cuda_graphs(backbone: nn.Module, device: torch.device, more: object) -> Iter
 Network = TypeVar("Network", bound=nn.Module)
 
 
-def on_device(network: Network, device: str) -> Network:
+def move_network_to_device(network: Network, device: str) -> Network:
     """Move a network to ``cpu`` or ``cuda``; with a GPU make this process deterministic."""
     if device != "cpu":
         make_deterministic()
@@ -273,7 +273,7 @@ def make_deterministic() -> None:
     torch.backends.cudnn.deterministic = True
 
 
-def features_through(backbone: nn.Module, images: Tensor) -> Tensor:
+def compute_backbone_features(backbone: nn.Module, images: Tensor) -> Tensor:
     """Return a backbone's features ``(batch, width)`` of prepared images, by several GPUs or a CUDA graph if in use."""
     computes = backbone.__dict__.get(PARALLEL) or backbone.__dict__.get(REPLAY)
     return backbone(images) if computes is None else computes(backbone, images)  # type: ignore[no-any-return]

@@ -16,18 +16,18 @@ from torch.nn import functional
 
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels
-from common.errors import BadInput, Fault, quoted
-from common.models.gpu import PARALLEL, REPLAY, features_through
+from common.errors import BadInput, Fault, quote_names
+from common.models.gpu import PARALLEL, REPLAY, compute_backbone_features
 from common.models.trained import (
     add_low_rank,
-    frozen_names,
-    refuse_all_trained,
+    frozen_tensor_names,
+    refuse_nothing_frozen,
     reset_statistics,
     standardising_layers,
-    trained_layers,
+    trained_layer_names,
 )
 from common.models.weights import read_backbone_weights
-from common.models.zoo.networks import is_batch_norm, make_grouped
+from common.models.zoo.networks import is_batch_norm, replace_with_group_norm
 from common.models.zoo.registry import meta_backbone, new_backbone
 from common.models.zoo.spec import ModelSpec, Task, is_external
 
@@ -56,7 +56,7 @@ class Head:
     def __post_init__(self) -> None:
         classes = len(self.class_names)
         if len(set(self.class_names)) != classes:
-            raise ValueError(f"a head's class names must differ, got {quoted(self.class_names)}")
+            raise ValueError(f"a head's class names must differ, got {quote_names(self.class_names)}")
         if self.weight.dtype != np.float32 or self.bias.dtype != np.float32:
             raise ValueError(f"a head is float32, got weight {self.weight.dtype} and bias {self.bias.dtype}")
         if self.weight.ndim != 2 or len(self.weight) != classes or self.bias.shape != (classes,):
@@ -68,7 +68,7 @@ class Head:
         """Number of features of a row."""
         return int(self.weight.shape[1])
 
-    def rows(self, names: Sequence[str]) -> "Head":
+    def select_rows(self, names: Sequence[str]) -> "Head":
         """Return copies of the rows of ``names``, in that order.
 
         Raises:
@@ -78,7 +78,7 @@ class Head:
         if tuple(names) != self.class_names:
             position = dict(zip(self.class_names, index, strict=True))
             if missing := [name for name in names if name not in position]:
-                raise LookupError(f"no row for {quoted(missing)}; this head has {quoted(self.class_names)}")
+                raise LookupError(f"no row for {quote_names(missing)}; this head has {quote_names(self.class_names)}")
             index = np.array([position[name] for name in names], dtype=np.intp)
         return Head(tuple(names), self.weight[index], self.bias[index])
 
@@ -154,7 +154,7 @@ class SplitNetwork(nn.Module):
         self.backbone = backbone
         self.neck = neck
         self.head = head
-        self.frozen = frozen_names(backbone, spec)
+        self.frozen = frozen_tensor_names(backbone, spec)
         normalisation = spec.normalisation
         # Not persistent: they follow from the spec and are no part of a model's state.
         self.register_buffer("pixel_mean", _channel_tensor(normalisation.mean), persistent=False)
@@ -169,7 +169,7 @@ class SplitNetwork(nn.Module):
         """Return the input of the head, ``(batch, features)``."""
         backbone, pixels = self.backbone, self.backbone_input(images)
         if PARALLEL in vars(backbone) or REPLAY in vars(backbone):
-            features: Tensor = features_through(backbone, pixels)
+            features: Tensor = compute_backbone_features(backbone, pixels)
         else:
             features = backbone(pixels)
         return self.neck(features)  # type: ignore[no-any-return]
@@ -221,9 +221,9 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
             for name, tensor in weights.items():
                 own[name].copy_(tensor)
     if spec.norm == "group" and not spec.norm_frozen:  # frozen, it mixes no images and must stay as published
-        make_grouped(backbone)
+        replace_with_group_norm(backbone)
     add_low_rank(backbone, spec.train)
-    refuse_all_trained(backbone, spec)
+    refuse_nothing_frozen(backbone, spec)
     rows = initial_head(class_names, spec.neck or width, seed)
     head = make_dense_layer(torch.from_numpy(rows.weight), torch.from_numpy(rows.bias))
     # Most convolutions and poolings read channels last faster, on a CPU too.
@@ -236,12 +236,12 @@ def set_memory_format(network: SplitNetwork, memory_format: MemoryFormat) -> Spl
     return network.to(memory_format=torch_format)
 
 
-def model_faults(spec: ModelSpec, base: Path) -> list[Fault]:
+def network_build_faults(spec: ModelSpec, base: Path) -> list[Fault]:
     """Return the faults for which :func:`build` would fail, without building the network in memory."""
     if spec.weights is None and spec.train == "all" and not is_external(spec.architecture):
         return []
     try:
-        refuse_all_trained(adapted_outline(spec), spec)
+        refuse_nothing_frozen(meta_backbone_with_factors(spec), spec)
     except BadInput as bad:
         return list(bad.faults)
     if spec.weights is None:
@@ -254,7 +254,7 @@ def model_faults(spec: ModelSpec, base: Path) -> list[Fault]:
     return []
 
 
-def adapted_outline(spec: ModelSpec) -> nn.Module:
+def meta_backbone_with_factors(spec: ModelSpec) -> nn.Module:
     """Return a :func:`meta_backbone` with the factors that ``model.train`` adds.
 
     Raises:
@@ -280,7 +280,7 @@ def _exclude_frozen_layers(network: SplitNetwork) -> None:
             parameter.requires_grad_(False)
     training = network.training
     network.backbone.eval()
-    for name in trained_layers(network.backbone, network.spec.train):
+    for name in trained_layer_names(network.backbone, network.spec.train):
         network.backbone.get_submodule(name).train(training)
 
 
@@ -338,7 +338,7 @@ BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 CPU_FACTS = Path("/proc/cpuinfo")
 
 
-def label_matrix(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
+def labels_for_head_rows(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
     """Return labels for these head rows, float32 ``(n, rows)``; NaN for classes without a label column."""
     matrix = torch.full((len(images.labels), len(class_names)), float("nan"))
     for row, name in enumerate(class_names):
@@ -369,16 +369,16 @@ def _apply_in_batches(
     parts, size = [], EVALUATION_BATCH
     for batch in images.batches(size) if isinstance(images, Pixels) else torch.split(images, size):
         with autocast(batch.device, precision):
-            parts.append(apply_with_single_doubled(function, batch.float()).float())
+            parts.append(apply_doubling_single_image(function, batch.float()).float())
     return torch.cat(parts)
 
 
-def apply_with_single_doubled(network: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
+def apply_doubling_single_image(network: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
     """Apply a network to a batch. A single image is passed twice, because some layers fail on one value a channel."""
     return network(batch) if len(batch) > 1 else network(torch.cat([batch, batch]))[:1]
 
 
-def probabilities(logits: Tensor, task: Task) -> Tensor:
+def logits_to_probabilities(logits: Tensor, task: Task) -> Tensor:
     """Return probabilities ``(n, rows)``: a sigmoid for each class, or a softmax over the classes (multi-class)."""
     return logits.softmax(dim=1) if task == "multi_class" else logits.sigmoid()
 
@@ -386,8 +386,8 @@ def probabilities(logits: Tensor, task: Task) -> Tensor:
 def compute_scores(
     network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto"
 ) -> NDArray[np.float32]:
-    """Return :func:`probabilities` of uint8 images ``(n, channels, height, width)``, on the CPU."""
-    scores = probabilities(compute_logits(network, images, precision), network.spec.task)
+    """Return :func:`logits_to_probabilities` of uint8 images ``(n, channels, height, width)``, on the CPU."""
+    scores = logits_to_probabilities(compute_logits(network, images, precision), network.spec.task)
     return scores.cpu().numpy()
 
 

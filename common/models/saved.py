@@ -16,20 +16,20 @@ from common.models.state import (
     FrozenPart,
     frozen_tensors,
     layout_of,
-    named_tensors,
     read_state,
     state_from_tensors,
     state_sha256,
+    state_to_tensors,
     write_state,
 )
-from common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec, Sha256, unreadable_model
+from common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec, Sha256, make_unreadable_model_fault
 from common.system.files import write_atomically
-from common.system.toml import error_text
+from common.system.toml import describe_validation_error
 
 _WRITTEN_TOGETHER = f"Copy {DESCRIPTION} and {TENSORS} again, both from the run that wrote them."
 
 
-class SavedModel(BaseModel):
+class SavedModelDescription(BaseModel):
     """The content of ``model.json``.
 
     Attributes:
@@ -63,7 +63,7 @@ class SavedModel(BaseModel):
         return self
 
 
-def save_model(folder: Path, network: SplitNetwork, *, label_contract_sha256: str) -> SavedModel:
+def save_model(folder: Path, network: SplitNetwork, *, label_contract_sha256: str) -> SavedModelDescription:
     """Write both files, each atomically, tensors first; return the content of ``model.json``.
 
     A crash between the two leaves a pair that :func:`load_model` refuses, so each checkpoint needs its own folder.
@@ -74,8 +74,8 @@ def save_model(folder: Path, network: SplitNetwork, *, label_contract_sha256: st
     }
     normal, size = network.spec.normalisation, network.spec.image_size
     kind = "grey (luminance of coloured images)" if network.spec.channels == 1 else "RGB (grey images repeated)"
-    content = safetensors.numpy.save({**named_tensors(state, layout), **frozen})
-    saved = SavedModel(
+    content = safetensors.numpy.save({**state_to_tensors(state, layout), **frozen})
+    saved = SavedModelDescription(
         model=network.spec.model_copy(
             update={"weights": None, "weights_sha256": None, "mean": normal.mean, "std": normal.std}
         ),
@@ -120,7 +120,7 @@ def load_model(folder: Path) -> SplitNetwork:
     return network.eval()
 
 
-def read_description(folder: Path) -> SavedModel:
+def read_description(folder: Path) -> SavedModelDescription:
     """Read ``model.json``.
 
     Raises:
@@ -128,12 +128,18 @@ def read_description(folder: Path) -> SavedModel:
     """
     path = folder / DESCRIPTION
     try:
-        return SavedModel.model_validate_json(_read_content(path))
+        return SavedModelDescription.model_validate_json(_read_content(path))
     except ValidationError as error:
         faults = list[Fault]()
         for fault in error.errors(include_url=False):
             place = ".".join(map(str, fault["loc"]))
-            faults.append(Fault(f"{path}: {place}" if place else str(path), error_text(dict(fault)), _WRITTEN_TOGETHER))
+            faults.append(
+                Fault(
+                    f"{path}: {place}" if place else str(path),
+                    describe_validation_error(dict(fault)),
+                    _WRITTEN_TOGETHER,
+                )
+            )
         raise BadInput(faults) from None
 
 
@@ -159,4 +165,4 @@ def _read_content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise BadInput([unreadable_model(path, error)]) from None
+        raise BadInput([make_unreadable_model_fault(path, error)]) from None

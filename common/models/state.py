@@ -1,8 +1,8 @@
 """The trained values of a network as three groups of plain arrays, for the wire, for maths and for hashes.
 
-``trunk`` and ``norm`` are flat; a :class:`Layout` names the place of each tensor. BatchNorm's ``num_batches_tracked``
-is left out, because it is used only with momentum None, and ours is a number. The values that are not trained are a
-:class:`FrozenPart`: one flat array with a hash, which each site needs once.
+``trunk`` and ``norm`` are flat; a :class:`ModelStateLayout` names the place of each tensor. BatchNorm's
+``num_batches_tracked`` is left out, because it is used only with momentum None, and ours is a number. The values that
+are not trained are a :class:`FrozenPart`: one flat array with a hash, which each site needs once.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class TensorShape:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ModelStateLayout:
     """The order of the tensors in a model's flat arrays; equal at sites with different classes.
 
     Attributes:
@@ -70,7 +70,7 @@ class Layout:
         return hashlib.sha256(json.dumps([self.architecture, self.features, *groups, *frozen]).encode()).hexdigest()
 
     @property
-    def variances(self) -> tuple[slice, ...]:
+    def variance_slices(self) -> tuple[slice, ...]:
         """Slices of the norm group that hold running variances."""
         places = self.slices()
         return tuple(places[tensor.name] for tensor in self.norm if tensor.name.endswith("running_var"))
@@ -103,7 +103,7 @@ class ModelState:
                 raise ValueError(f"{name} is flat float32, got {values.dtype} of shape {values.shape}")
 
 
-def layout_of(network: SplitNetwork) -> Layout:
+def layout_of(network: SplitNetwork) -> ModelStateLayout:
     """Return the layout of a network's state."""
     trunk, norm = _tensors_by_group(network)
     spec = network.spec
@@ -111,7 +111,7 @@ def layout_of(network: SplitNetwork) -> Layout:
         tuple(TensorShape(name, tuple(tensor.shape)) for name, tensor in group.items()) for group in (trunk, norm)
     )
     features, frozen = network.head.in_features, spec.frozen_sha256 or ""
-    return Layout(spec.architecture, features, trunk_shapes, norm_shapes, spec.train, frozen)
+    return ModelStateLayout(spec.architecture, features, trunk_shapes, norm_shapes, spec.train, frozen)
 
 
 def read_state(network: Model) -> ModelState:
@@ -137,7 +137,7 @@ def write_state(
     own_trunk, own_norm = _tensors_by_group(network)
     if head is not None and head.features != network.head.in_features:
         raise ValueError(f"head rows of this network have {network.head.in_features} features, got {head.features}")
-    own_rows = None if head is None else head.rows(network.class_names)
+    own_rows = None if head is None else head.select_rows(network.class_names)
     for group, flat, tensors in (("trunk", trunk, own_trunk), ("norm", norm, own_norm)):
         expected = sum(map(Tensor.numel, tensors.values()))
         if flat is not None and flat.shape != (expected,):
@@ -150,7 +150,7 @@ def write_state(
             network.head.bias.copy_(torch.from_numpy(own_rows.bias))
 
 
-def named_tensors(state: ModelState, layout: Layout) -> dict[str, Array]:
+def state_to_tensors(state: ModelState, layout: ModelStateLayout) -> dict[str, Array]:
     """Return views of all tensors of a state, by their names in the network, with ``head.weight`` and ``head.bias``."""
     views = dict[str, Array]()
     for flat, group in ((state.trunk, layout.trunk), (state.norm, layout.norm)):
@@ -162,8 +162,10 @@ def named_tensors(state: ModelState, layout: Layout) -> dict[str, Array]:
     return {**views, "head.weight": state.head.weight, "head.bias": state.head.bias}
 
 
-def state_from_tensors(tensors: Mapping[str, Array], layout: Layout, class_names: Sequence[str]) -> ModelState:
-    """Rebuild a state, as a copy, from the tensors of :func:`named_tensors`.
+def state_from_tensors(
+    tensors: Mapping[str, Array], layout: ModelStateLayout, class_names: Sequence[str]
+) -> ModelState:
+    """Rebuild a state, as a copy, from the tensors of :func:`state_to_tensors`.
 
     Raises:
         ValueError: If a tensor is missing, unknown, or of another shape than layout and class names say.
@@ -192,10 +194,10 @@ def arrays_sha256(*arrays: NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
-def state_sha256(state: ModelState, layout: Layout) -> str:
+def state_sha256(state: ModelState, layout: ModelStateLayout) -> str:
     """Hash all values by name, independent of the file; the frozen part counts by its own hash."""
     digest = hashlib.sha256(layout.frozen_sha256.encode())
-    for name, values in sorted(named_tensors(state, layout).items()):
+    for name, values in sorted(state_to_tensors(state, layout).items()):
         digest.update(f"{name}\0float32\0{list(values.shape)}\0".encode())
         digest.update(_view_bytes(np.ascontiguousarray(values, "<f4")))
     return digest.hexdigest()

@@ -22,7 +22,7 @@ PREFIX = "lora:"
 _ORIGINAL = ".parametrizations.weight.original"
 
 
-class LowRank(nn.Module):
+class LowRankParametrization(nn.Module):
     """A parametrization ``W + up @ down`` of a weight W; ``down`` stays as drawn, ``up`` is trained from zero.
 
     Attributes:
@@ -69,13 +69,13 @@ def add_low_rank(backbone: nn.Module, train: str) -> None:
         problem = f"asks for rank {rank}, and the backbone has no dense layer or convolution that is larger."
         raise BadInput([Fault("model.train", problem, "Use a smaller rank.")])
     for name, layer in layers:
-        parametrize.register_parametrization(layer, "weight", LowRank(name, layer.weight, rank))
+        parametrize.register_parametrization(layer, "weight", LowRankParametrization(name, layer.weight, rank))
 
 
 def trained_factors(backbone: nn.Module) -> Iterator[str]:
     """Yield the names of a backbone's trained low-rank factors."""
     for name, module in backbone.named_modules():
-        if isinstance(module, LowRank):
+        if isinstance(module, LowRankParametrization):
             yield f"{name}.up"
 
 
@@ -101,7 +101,7 @@ def merged_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return plain
 
 
-def trained_layers(backbone: nn.Module, train: str) -> frozenset[str]:
+def trained_layer_names(backbone: nn.Module, train: str) -> frozenset[str]:
     """Return the names of the backbone's trained layers; a layer is a module with parameters of its own.
 
     Args:
@@ -125,15 +125,15 @@ def trained_layers(backbone: nn.Module, train: str) -> frozenset[str]:
     return frozenset(layers[-last:])
 
 
-def frozen_names(backbone: nn.Module, spec: ModelSpec) -> frozenset[str]:
+def frozen_tensor_names(backbone: nn.Module, spec: ModelSpec) -> frozenset[str]:
     """Return the names of the frozen tensors in the whole network's ``state_dict``, without counters.
 
     Raises:
-        BadInput: See :func:`trained_layers`.
+        BadInput: See :func:`trained_layer_names`.
     """
     if spec.train == "all":
         return frozenset()
-    trained = trained_layers(backbone, spec.train)
+    trained = trained_layer_names(backbone, spec.train)
     return frozenset(
         f"backbone.{name}"
         for name, tensor in backbone.state_dict().items()
@@ -141,9 +141,9 @@ def frozen_names(backbone: nn.Module, spec: ModelSpec) -> frozenset[str]:
     )
 
 
-def refuse_all_trained(backbone: nn.Module, spec: ModelSpec) -> None:
+def refuse_nothing_frozen(backbone: nn.Module, spec: ModelSpec) -> None:
     """Raise :class:`BadInput` where ``model.train`` is not ``all`` and yet nothing is frozen."""
-    if spec.train != "all" and not frozen_names(backbone, spec):
+    if spec.train != "all" and not frozen_tensor_names(backbone, spec):
         raise BadInput([Fault("model.train", f'"{spec.train}" freezes nothing of this backbone.', 'Use "all".')])
 
 

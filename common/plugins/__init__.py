@@ -14,10 +14,10 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
-from common.errors import BadInput, Fault, did_you_mean, quoted
+from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
 from common.plugins.files import read_plugin_files
-from common.system.hashing import fingerprint
-from common.system.toml import Section
+from common.system.hashing import hash_python_object
+from common.system.toml import TomlSection
 
 MODELS, LOSSES = "polyclinic.models", "polyclinic.losses"
 DATASETS, METRICS = "polyclinic.datasets", "polyclinic.metrics"
@@ -45,7 +45,7 @@ OrPlugin = or_name(PLUGIN + NAME_PATTERN)
 """Accepts a plug-in beside our own choices; a plan checks that it is installed."""
 
 
-class PluginStamp(Section):
+class PluginIdentity(TomlSection):
     """The exact code that a plug-in's name stands for.
 
     Attributes:
@@ -72,7 +72,7 @@ def find_entry_point(group: str, name: str) -> EntryPoint:
     Raises:
         BadInput: If there is none, or several packages bring one.
     """
-    if is_local_name(name):
+    if is_local_plugin_name(name):
         problem = "was given to polyclinic.simulate in another process."
         raise BadInput([Fault(f"plugin:{name}", problem, "Give it again, or make it a package: docs/experiments.md.")])
     installed = entry_points(group=group)
@@ -80,44 +80,44 @@ def find_entry_point(group: str, name: str) -> EntryPoint:
     if len(same) == 1:
         return same[0]
     if same:
-        packages = quoted(sorted(point.dist.name for point in same if point.dist))
+        packages = quote_names(sorted(point.dist.name for point in same if point.dist))
         raise BadInput([Fault(f"plugin:{name}", f"several packages bring it: {packages}.", "Remove all but one.")])
     names = sorted({point.name for point in installed})
-    there = f"There are {quoted(names)}." if names else "No package with plug-ins is installed."
+    there = f"There are {quote_names(names)}." if names else "No package with plug-ins is installed."
     problem = f'no installed package has "{name}" among its entry points {group}. {there}'
-    raise BadInput([Fault(f"plugin:{name}", problem, did_you_mean(name, names))])
+    raise BadInput([Fault(f"plugin:{name}", problem, suggest_nearest_name(name, names))])
 
 
-def register_local(group: str, part: Any) -> str:
+def register_local_plugin(group: str, part: Any) -> str:
     """Register a Python object of this process as a plug-in without a package; return its name. For simulations only.
 
     The name holds the hash of the part's code and values, so that the same part has the same name in another process
     and a changed part another name. Other processes, such as Ray's workers, do not know the part.
     """
     plain = re.sub("[^A-Za-z0-9_]", "", getattr(part, "__name__", type(part).__name__)) or "part"
-    name = f"own-{plain[:60]}-{fingerprint(part)[:12]}"
+    name = f"own-{plain[:60]}-{hash_python_object(part)[:12]}"
     _offered[group, name] = part
     return name
 
 
-def is_local_name(name: str) -> bool:
-    """Return True for the name of a plug-in that :func:`register_local` registered."""
+def is_local_plugin_name(name: str) -> bool:
+    """Return True for the name of a plug-in that :func:`register_local_plugin` registered."""
     return re.fullmatch("own-[A-Za-z0-9_]+-[0-9a-f]{12}", name.removeprefix(PLUGIN)) is not None
 
 
 def describe_plugin(argument: str, name: str) -> str:
     """Return what a user wrote for a plug-in: ``plugin:NAME``, or the argument of ``polyclinic.simulate``."""
     name = name.removeprefix(PLUGIN)
-    return f"{argument}={name.split('-')[1]}" if is_local_name(name) else PLUGIN + name
+    return f"{argument}={name.split('-')[1]}" if is_local_plugin_name(name) else PLUGIN + name
 
 
-def is_argument(where: str) -> bool:
+def is_python_argument(where: str) -> bool:
     """Return True for the place of a fault that :func:`describe_plugin` named as an argument, not as a key."""
     return re.match("[a-z]+=", where) is not None
 
 
 def load_entry_point(group: str, name: str) -> Any:
-    """Import the entry point of this name, and check that its files are still those that :func:`stamp_of` hashed.
+    """Import the entry point of this name, and check that its files are those that :func:`identify_plugin` hashed.
 
     Raises:
         BadInput: If it is not installed, cannot be imported, or its files changed after they were hashed.
@@ -127,7 +127,7 @@ def load_entry_point(group: str, name: str) -> Any:
     if (group, name) in _loaded:  # before the entry points are searched, which takes milliseconds
         return _loaded[group, name].part
     point = find_entry_point(group, name)
-    stamp = _hash_package(point)
+    stamp = _identify_plugin_package(point)
     if _latest.get((group, name), stamp) != stamp:
         problem = "its files were changed after their hash was taken."
         raise BadInput([Fault(f"plugin:{name}", problem, "Start the program anew.")])
@@ -140,7 +140,7 @@ def load_entry_point(group: str, name: str) -> Any:
     return part
 
 
-def stamp_of(group: str, name: str) -> PluginStamp:
+def identify_plugin(group: str, name: str) -> PluginIdentity:
     """Return the stamp (package, version and hash) of the plug-in of this name, without importing it.
 
     Of a plug-in that this process has imported, the stamp is that of the imported code.
@@ -150,15 +150,15 @@ def stamp_of(group: str, name: str) -> PluginStamp:
     """
     if (group, name) in _offered:
         sha256 = hashlib.sha256(name.encode()).hexdigest()
-        return PluginStamp(group=group, name=name, package="this program", version="0", sha256=sha256)
+        return PluginIdentity(group=group, name=name, package="this program", version="0", sha256=sha256)
     if (group, name) in _loaded:  # files that changed since are not what runs
         return _loaded[group, name].stamp
-    stamp = _hash_package(find_entry_point(group, name))
+    stamp = _identify_plugin_package(find_entry_point(group, name))
     _latest[group, name] = stamp
     return stamp
 
 
-def _hash_package(point: EntryPoint) -> PluginStamp:
+def _identify_plugin_package(point: EntryPoint) -> PluginIdentity:
     """Hash the files of an entry point's package.
 
     Raises:
@@ -173,7 +173,7 @@ def _hash_package(point: EntryPoint) -> PluginStamp:
     if not files.has_file_of(point.module):
         problem = f"the files of {point.module} cannot be read: it lies in an archive, or is not there."
         raise BadInput([Fault(f"plugin:{point.name}", problem, "Install its package with pip.")])
-    return PluginStamp(
+    return PluginIdentity(
         group=point.group,
         name=point.name,
         package=point.dist.name,
@@ -183,7 +183,7 @@ def _hash_package(point: EntryPoint) -> PluginStamp:
 
 
 class _LoadedPlugin(NamedTuple):
-    stamp: PluginStamp
+    stamp: PluginIdentity
     part: Any
 
 
@@ -191,5 +191,5 @@ _loaded: dict[tuple[str, str], _LoadedPlugin] = {}
 """Plug-ins that this process has imported, by group and name."""
 _offered: dict[tuple[str, str], Any] = {}
 """Parts that this process registered itself."""
-_latest: dict[tuple[str, str], PluginStamp] = {}
+_latest: dict[tuple[str, str], PluginIdentity] = {}
 """The last stamp of each entry point that is not imported yet."""

@@ -71,7 +71,7 @@ def read_plugin_files(point: EntryPoint) -> PluginFiles:
     modules = {module for name, _ in recorded if (module := _module_name(name))}
     tops = {name.partition("/")[0] for name, _ in recorded if "/" in name} - {OUTSIDE.rstrip("/")}
     roots = {module.partition(".")[0] for module in modules} | {point.module.partition(".")[0]}
-    roots |= {name for owner in owners for name in _named_roots(owner) if name.isidentifier()}
+    roots |= {name for owner in owners for name in _top_level_module_names(owner) if name.isidentifier()}
     elsewhere = roots - {module.partition(".")[0] for module in modules}
     beside = [file for owner in owners for top in tops for file in _walk_files(Path(str(owner.locate_file(top))), top)]
     for root in sorted(roots | {name for name in tops if name.isidentifier()}):
@@ -86,7 +86,7 @@ def read_plugin_files(point: EntryPoint) -> PluginFiles:
             beside.append((path.name, path))
         if root in elsewhere:
             modules.add(root if spec.origin else point.module)
-    more = {(name, os.path.realpath(path)): path for name, path in beside if not _is_left_out(name, owners)}
+    more = {(name, os.path.realpath(path)): path for name, path in beside if not _is_excluded_from_hash(name, owners)}
     parts_of = {key: _module_parts(key[0]) for key in more.keys() - recorded.keys()}
     unsure = {
         key
@@ -100,8 +100,8 @@ def read_plugin_files(point: EntryPoint) -> PluginFiles:
         content = path.read_bytes()  # of it counts what does not depend on the folder of an installation
         if name.startswith(SCRIPTS) and content.startswith(b"#!"):
             content = content.partition(b"\n")[2]
-        elif _is_path_file(name):
-            content = b"\n".join(_path_lines(content)[0])
+        elif _is_pth_file(name):
+            content = b"\n".join(_parse_pth_lines(content)[0])
             if not content:
                 continue
         hashes.append((name, hashlib.sha256(content).hexdigest()))
@@ -122,11 +122,11 @@ def _list_recorded_files(owner: Distribution) -> Iterator[tuple[str, Path]]:
         path, name = Path(str(owner.locate_file(listed))), listed
         if listed.startswith((OUTSIDE, "/")):  # how far up depends on where Python keeps its packages
             name = OUTSIDE + re.sub(r"^((\.\./)+|/)", "", listed)
-        if not _is_left_out(name, [owner]) and path.is_file():
+        if not _is_excluded_from_hash(name, [owner]) and path.is_file():
             yield name, path
 
 
-def _is_left_out(name: str, owners: Iterable[Distribution]) -> bool:
+def _is_excluded_from_hash(name: str, owners: Iterable[Distribution]) -> bool:
     """Return True for a file that differs between two installations of one wheel and runs nothing."""
     folder, _, last = name.rpartition("/")
     if folder.endswith(".dist-info") and "/" not in folder:
@@ -153,17 +153,17 @@ def _identify_distribution(owner: Distribution) -> tuple[str, str]:
     return owner.name, os.path.realpath(str(owner.locate_file("")))
 
 
-def _named_roots(owner: Distribution) -> Iterator[str]:
+def _top_level_module_names(owner: Distribution) -> Iterator[str]:
     """Return top-level modules that a distribution brings from other folders, by top_level.txt and .pth files."""
     yield from (owner.read_text("top_level.txt") or "").split()
-    for name in filter(_is_path_file, _parse_record(owner)):
+    for name in filter(_is_pth_file, _parse_record(owner)):
         path = Path(str(owner.locate_file(name)))
-        folders = _path_lines(path.read_bytes())[1] if path.is_file() else []
+        folders = _parse_pth_lines(path.read_bytes())[1] if path.is_file() else []
         places = [os.path.join(path.parent, os.fsdecode(folder.strip())) for folder in folders]
         yield from (module.name for module in pkgutil.iter_modules(places))
 
 
-def _path_lines(content: bytes) -> tuple[list[bytes], list[bytes]]:
+def _parse_pth_lines(content: bytes) -> tuple[list[bytes], list[bytes]]:
     """Return the lines of a .pth that Python runs at its start, and those that name a folder."""
     # Python 3.13 ends a line where str.splitlines does, earlier ones at \n; a line that either runs counts.
     text = content.decode("utf-8-sig", "surrogateescape")
@@ -173,7 +173,7 @@ def _path_lines(content: bytes) -> tuple[list[bytes], list[bytes]]:
     return [os.fsencode(line) for line in run], [os.fsencode(line) for line in folders]
 
 
-def _is_path_file(name: str) -> bool:
+def _is_pth_file(name: str) -> bool:
     return "/" not in name and name.endswith(".pth")
 
 

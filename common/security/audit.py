@@ -5,7 +5,7 @@ and the chain goes on from file to file. ``audit.head`` holds the number of entr
 the end shows by it.
 
 Each entry has ``n`` (from 1), ``time``, and ``before``: the SHA-256 of the line before, without its newline. An entry
-is on the disk before :meth:`Audit.append` returns. A process that was killed while it wrote leaves a torn line; the
+is on the disk before :meth:`AuditLog.append` returns. A process that was killed while it wrote leaves a torn line; the
 next entry names it (``torn``: its bytes and their SHA-256), so that it is not taken for a changed one.
 
 Anyone who may write to the folder can write the whole chain anew, head included. Only a copy elsewhere shows that: the
@@ -45,7 +45,7 @@ class TornLine:
     sha256: str
 
 
-class Audit:
+class AuditLog:
     """The audit log of one folder. Several processes may write in turn, not at once.
 
     Attributes:
@@ -217,7 +217,7 @@ def _overwrite(path: Path, content: bytes, *, durable: bool) -> bool:
 
 
 @dataclass
-class AuditFindings:
+class AuditCheckResult:
     """The result of :func:`check_audit`.
 
     Attributes:
@@ -234,9 +234,9 @@ class AuditFindings:
     notes: list[str] = field(default_factory=list)
 
 
-def check_audit(folder: Path) -> AuditFindings:
+def check_audit(folder: Path) -> AuditCheckResult:
     """Check an audit log from its first entry to its head."""
-    findings, debris, where_torn, last = AuditFindings(), b"", "", ""
+    findings, debris, where_torn, last = AuditCheckResult(), b"", "", ""
     lines = (
         (f"{path.name} line {number}", line)
         for path in audit_files(folder)
@@ -263,7 +263,7 @@ def check_audit(folder: Path) -> AuditFindings:
     return findings
 
 
-def _check_torn(findings: AuditFindings, entry: AuditEntry, there: TornLine | None, where: str) -> None:
+def _check_torn(findings: AuditCheckResult, entry: AuditEntry, there: TornLine | None, where: str) -> None:
     stated = entry.get("torn")
     actual = None if there is None else {"bytes": there.bytes, "sha256": there.sha256}
     if stated == actual:
@@ -281,7 +281,7 @@ def _check_torn(findings: AuditFindings, entry: AuditEntry, there: TornLine | No
     findings.faults.append(Fault(where, problem))
 
 
-def _note_broken_link(findings: AuditFindings, entry: AuditEntry, where: str, last: str) -> None:
+def _note_broken_link(findings: AuditCheckResult, entry: AuditEntry, where: str, last: str) -> None:
     """Note the fault of an entry that does not follow the one before it."""
     number, expected = entry["n"], findings.entries + 1
     if number > expected:
@@ -298,7 +298,7 @@ def _note_broken_link(findings: AuditFindings, entry: AuditEntry, where: str, la
         )
 
 
-def _check_head(findings: AuditFindings, folder: Path, last: str) -> None:
+def _check_head(findings: AuditCheckResult, folder: Path, last: str) -> None:
     try:
         head = json.loads((folder / HEAD).read_bytes())
         entries, sha256 = int(head["entries"]), str(head["sha256"])

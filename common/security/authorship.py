@@ -14,7 +14,7 @@ from typing import Any
 from common.errors import Fault
 from common.security.identity import is_same_key
 from common.security.signatures import CHAINED, ReplyStatement, SignatureFault, SignedStatement, verified_reply
-from common.system.plain_text import counted, listed, printable
+from common.system.plain_text import count_with_noun, join_words, make_printable_line
 
 FILE = "receipt.json"
 TRAINED = "TrainReply"
@@ -24,7 +24,7 @@ Reply = Mapping[str, Any]
 
 
 @dataclass
-class Authorship:
+class AuthorshipCheckResult:
     """The result of :func:`check_authorship`.
 
     Attributes:
@@ -48,7 +48,7 @@ class SentReply:
 
 
 @dataclass(frozen=True)
-class SiteReplies:
+class OwnReplyRecord:
     """A site's own record of its replies to a run.
 
     Attributes:
@@ -62,8 +62,8 @@ class SiteReplies:
 
 
 def check_authorship(
-    receipt: Mapping[str, Any], keys: Mapping[str, str], own: SiteReplies = SiteReplies()
-) -> Authorship:
+    receipt: Mapping[str, Any], keys: Mapping[str, str], own: OwnReplyRecord = OwnReplyRecord()
+) -> AuthorshipCheckResult:
     """Check every signature of a receipt.
 
     Args:
@@ -71,7 +71,7 @@ def check_authorship(
         keys: Public keys of sites that are known from elsewhere, as OpenSSH lines.
         own: The own record of the site that checks.
     """
-    findings = Authorship()
+    findings = AuthorshipCheckResult()
     if type(receipt["resumed"]) is not int or receipt["resumed"] < 0:
         raise ValueError("resumed is no count")
     if not any(site["public_key"] for site in receipt["sites"].values()) and not receipt["replies"] and not keys:
@@ -81,25 +81,31 @@ def check_authorship(
     for site, entry in receipt["sites"].items():
         key = " ".join(entry["public_key"].split()[:2])
         if key and key in names:
-            problem = f"{printable(names[key])} and {printable(site)} have the same public key: forged."
+            problem = (
+                f"{make_printable_line(names[key])} and {make_printable_line(site)} have the same public key: forged."
+            )
             findings.faults.append(Fault(f"{FILE}: sites", problem))
         names[key] = site
     for site in receipt["sites"]:
         _check_site(findings, receipt, site, keys.get(site, ""), own)
     for site in sorted({reply["site"] for reply in receipt["replies"]} - receipt["sites"].keys()):
-        findings.faults.append(Fault(f"{FILE}: replies", f"names {printable(site)}, which does not take part: forged."))
+        findings.faults.append(
+            Fault(f"{FILE}: replies", f"names {make_printable_line(site)}, which does not take part: forged.")
+        )
     for entry in receipt["rounds"]:
         for site in sorted(entry["sites"].keys() - receipt["sites"].keys()):
-            problem = f"round {entry['round']} counts {printable(site)}, which does not take part: forged."
+            problem = f"round {entry['round']} counts {make_printable_line(site)}, which does not take part: forged."
             findings.faults.append(Fault(f"{FILE}: rounds", problem))
     if not findings.faults:
         findings.right.append(
-            f"signatures: {counted(len(receipt['replies']), 'reply', 'replies')}, each signed by its site"
+            f"signatures: {count_with_noun(len(receipt['replies']), 'reply', 'replies')}, each signed by its site"
         )
     return findings
 
 
-def _check_site(findings: Authorship, receipt: Mapping[str, Any], site: str, known_key: str, own: SiteReplies) -> None:
+def _check_site(
+    findings: AuthorshipCheckResult, receipt: Mapping[str, Any], site: str, known_key: str, own: OwnReplyRecord
+) -> None:
     replies = [reply for reply in receipt["replies"] if reply["site"] == site]
     where, key = f"{FILE}: {site}", receipt["sites"][site]["public_key"]
     if not key or (known_key and not is_same_key(key, known_key)):
@@ -108,7 +114,7 @@ def _check_site(findings: Authorship, receipt: Mapping[str, Any], site: str, kno
     statements: list[ReplyStatement] = []
     for reply in replies:
         try:
-            statements.append(_signed_statement(receipt["run"], reply, key))
+            statements.append(_verify_reply_signature(receipt["run"], reply, key))
         except SignatureFault as fault:
             what = f"{reply['record']} of round {reply['round']} ({reply['sha256'][:12]}...)"
             findings.faults.append(Fault(where, f"the {what} is not this site's: {fault}."))
@@ -136,7 +142,7 @@ def _check_site(findings: Authorship, receipt: Mapping[str, Any], site: str, kno
             findings.faults.append(Fault(f"{FILE}: rounds", problem))
 
 
-def _signed_statement(run: str, reply: Reply, key: str) -> ReplyStatement:
+def _verify_reply_signature(run: str, reply: Reply, key: str) -> ReplyStatement:
     """Return the site's signed statement about a reply.
 
     Raises:
@@ -153,7 +159,11 @@ def _signed_statement(run: str, reply: Reply, key: str) -> ReplyStatement:
 
 
 def _check_gaps(
-    findings: Authorship, receipt: Mapping[str, Any], site: str, statements: Sequence[ReplyStatement], own: SiteReplies
+    findings: AuthorshipCheckResult,
+    receipt: Mapping[str, Any],
+    site: str,
+    statements: Sequence[ReplyStatement],
+    own: OwnReplyRecord,
 ) -> None:
     """Report each gap in a site's count of accepted replies.
 
@@ -168,13 +178,16 @@ def _check_gaps(
             missing = range(before + 1, after)
             names = [str(n) for n in missing] if len(missing) <= MOST_NUMBERS else [f"{missing[0]} to {missing[-1]}"]
             which = (
-                f"{counted(len(missing), 'reply', 'replies')} of {site} (number {', '.join(names)} by its own count)"
+                f"{count_with_noun(len(missing), 'reply', 'replies')} of {site} (number {', '.join(names)} by its own "
+                "count)"
             )
             where = _describe_gap(receipt, site, numbered, before, after, sent)
             problem = f"{which}: taken from the site, and not in the receipt: withheld. {where}"
             absences = [absence for absence in receipt["absences"] if absence["site"] == site]
-            reasons = [printable(f"{absence['where']}: {absence['reason']}", 100) for absence in absences[:3]]
-            reasons += [f"the run was resumed {counted(receipt['resumed'], 'time')}"] if receipt["resumed"] else []
+            reasons = [make_printable_line(f"{absence['where']}: {absence['reason']}", 100) for absence in absences[:3]]
+            reasons += (
+                [f"the run was resumed {count_with_noun(receipt['resumed'], 'time')}"] if receipt["resumed"] else []
+            )
             stated = "; ".join(reasons) or "no reason"  # by the coordinator, without a signature
             stated = f"The coordinator states{':' if reasons else ''} {stated}."
             findings.faults.append(Fault(f"{FILE}: {site}", problem, stated, site=site))
@@ -207,10 +220,10 @@ def _describe_gap(
     trained = {reply["round"] for reply in replies if reply["record"] == TRAINED}
     numbers = [entry["round"] for entry in receipt["rounds"] if entry["round"] not in trained]
     if lacking := [f"{TRAINED} of round {number}" for number in numbers if first <= number <= last]:
-        text += f" The receipt has no {listed(lacking[:MOST_NUMBERS])} of it."
+        text += f" The receipt has no {join_words(lacking[:MOST_NUMBERS])} of it."
     named = {reply["sha256"] for reply in replies}
     unnamed = [reply for reply in sent if reply.sha256 not in named and first <= reply.round <= last]
     if unnamed:
         names = [f"{reply.record} of round {reply.round}" for reply in unnamed[-MOST_NUMBERS:]]
-        text += f" The site's audit has, and the receipt has not: {listed(names)}."
+        text += f" The site's audit has, and the receipt has not: {join_words(names)}."
     return text

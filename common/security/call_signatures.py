@@ -22,7 +22,7 @@ WAIT, LONGEST_WAIT_S = "polyclinic-wait", 20.0
 ANOTHER_PROCESS = "another process has signed on with this site's key since"
 
 
-def key_bytes(public_key: ec.EllipticCurvePublicKey) -> bytes:
+def public_key_as_pem(public_key: ec.EllipticCurvePublicKey) -> bytes:
     """Return a public key in the form of Flower's database and header: PEM, SubjectPublicKeyInfo."""
     return public_key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
@@ -33,7 +33,7 @@ def signed_headers(
     """Return the signed headers of one gRPC call; the signature covers the present time.
 
     Args:
-        public_key: :func:`key_bytes` of ``key``, computed once for many calls.
+        public_key: :func:`public_key_as_pem` of ``key``, computed once for many calls.
         process: Identifier of the process that calls, up to :data:`LONGEST_PROCESS` characters.
     """
     now = dt.datetime.now(dt.UTC).isoformat()
@@ -42,7 +42,7 @@ def signed_headers(
 
 
 def is_signed_by(public_key: bytes, time: str, signature: bytes) -> bool:
-    """Return True if this key, in the form of :func:`key_bytes`, signed this time; False for bytes that are no key."""
+    """Return True if this key, as :func:`public_key_as_pem`, signed this time; False for bytes that are no key."""
     try:
         key = serialization.load_pem_public_key(public_key)
         if not isinstance(key, ec.EllipticCurvePublicKey):

@@ -24,7 +24,7 @@ from pydantic import field_validator
 from common.errors import BadInput, Fault
 from common.system.files import add_file_name_to_errors, is_file, write_atomically
 from common.system.plain_text import PLAIN_NAME
-from common.system.toml import M, Section, read_toml, toml_text, validated
+from common.system.toml import M, TomlSection, read_toml, toml_text, validate_tables
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _NEW_KEY = "Put the one back that flwr-client init made; if it is lost, init makes a new one, to be admitted anew."
@@ -43,7 +43,7 @@ UNREADABLE_CERTIFICATE = (
 """Exceptions of ``cryptography`` on a malformed certificate; half of them have no common base."""
 
 
-def check_name(name: str) -> str:
+def check_site_name(name: str) -> str:
     """Return a name unchanged if it can be used in file names and messages.
 
     Raises:
@@ -76,17 +76,17 @@ def checked_key(line: str) -> str:
     return line
 
 
-class SiteRequest(Section):
+class SiteAdmissionRequest(TomlSection):
     """A site's request for admission: ``NAME.request``."""
 
     site: str
     public_key: str
 
-    _name = field_validator("site")(check_name)
+    _name = field_validator("site")(check_site_name)
     _key = field_validator("public_key")(checked_key)
 
 
-class SiteKit(Section):
+class SiteConnectionKit(TomlSection):
     """The coordinator's answer to a request: ``NAME.kit``.
 
     Attributes:
@@ -103,7 +103,7 @@ class SiteKit(Section):
     public_key: str
     ca_certificate: str
 
-    _name = field_validator("site", "coordinator")(check_name)
+    _name = field_validator("site", "coordinator")(check_site_name)
     _key = field_validator("public_key")(checked_key)
 
     @field_validator("address")
@@ -135,24 +135,26 @@ def split_address(address: str) -> tuple[str, int]:
     return parts[1].strip("[]"), int(parts[2])
 
 
-def read_request(path: Path) -> SiteRequest:
+def read_admission_request(path: Path) -> SiteAdmissionRequest:
     """Read ``NAME.request``.
 
     Raises:
         BadInput: With all faults.
     """
     return _read_received(
-        SiteRequest, path, "request", "Have the hospital send it again, as flwr-client init wrote it."
+        SiteAdmissionRequest, path, "request", "Have the hospital send it again, as flwr-client init wrote it."
     )
 
 
-def read_kit(path: Path) -> SiteKit:
+def read_connection_kit(path: Path) -> SiteConnectionKit:
     """Read ``NAME.kit``.
 
     Raises:
         BadInput: With all faults.
     """
-    return _read_received(SiteKit, path, "kit", "Have the coordinator send it again, as flwr-server admit wrote it.")
+    return _read_received(
+        SiteConnectionKit, path, "kit", "Have the coordinator send it again, as flwr-server admit wrote it."
+    )
 
 
 ENDINGS = ("request", "kit")
@@ -181,12 +183,12 @@ def _read_received(kind: type[M], path: Path, ending: str, remedy: str) -> M:
         if there and other != ending and path.suffix == f".{other}":
             raise BadInput([Fault(path.name, f"is a {other}; a {ending} is wanted here.")])
     try:
-        return validated(kind, read_toml(path), path.name)
+        return validate_tables(kind, read_toml(path), path.name)
     except BadInput as bad:
         raise BadInput(replace(fault, remedy=remedy if there else fault.remedy) for fault in bad.faults) from None
 
 
-def write_toml(path: Path, section: Section, heading: str) -> None:
+def write_toml(path: Path, section: TomlSection, heading: str) -> None:
     """Write a TOML file of one section of strings, with a comment at the top."""
     lines = [f"# {heading}", *(f"{key} = {toml_text(value)}" for key, value in section.model_dump().items()), ""]
     write_atomically(path, "\n".join(lines).encode())
@@ -196,11 +198,11 @@ def create_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Make a key pair, write the private key to a new file that only its owner may read, and return the pair."""
     key = ec.generate_private_key(ec.SECP256R1())
     text = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
-    write_secret(path, text)
+    write_secret_file(path, text)
     return key
 
 
-def write_secret(path: Path, content: bytes) -> None:
+def write_secret_file(path: Path, content: bytes) -> None:
     """Write a new file that at no instant anyone but its owner may read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -257,7 +259,7 @@ def is_same_key(line: str, other: str) -> bool:
     return line.split()[1] == other.split()[1]
 
 
-def fingerprint(line: str) -> str:
+def public_key_fingerprint(line: str) -> str:
     """Return ``SHA256:...`` as ``ssh-keygen -l`` prints it, to be compared over the telephone."""
     digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"

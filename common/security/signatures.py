@@ -21,7 +21,7 @@ from flwr.app import ConfigRecord, RecordDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE
-from common.wire.canonical_bytes import FIELDS, SIGNATURE, record_sha256, small_fields
+from common.wire.canonical_bytes import FIELDS, SIGNATURE, read_small_fields, record_sha256
 
 SIGNED_WITH = ec.ECDSA(hashes.SHA256())
 # The key of a site also signs calls (a time) and statements of secure aggregation (a line of JSON). These prefixes keep
@@ -38,7 +38,7 @@ class SignatureFault(ValueError):
     """A record whose signature is missing or wrong; the text says why."""
 
 
-class _Statement(BaseModel):
+class _SignableStatement(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @classmethod
@@ -54,7 +54,7 @@ class _Statement(BaseModel):
             raise SignatureFault(f"its statement cannot be read: {error.errors()[0]['msg']}") from None
 
 
-class ReplyStatement(_Statement):
+class ReplyStatement(_SignableStatement):
     """A site's statement about a record that it sends.
 
     Attributes:
@@ -78,12 +78,12 @@ class ReplyStatement(_Statement):
     before: str = Field(pattern="^([0-9a-f]{64})?$")
 
 
-class RequestStatement(_Statement):
+class RequestStatement(_SignableStatement):
     """The coordinator's statement about a record that it sends.
 
     Attributes:
         site: Name of the site that receives the record.
-        key: Fingerprint of that site's public key, by :func:`common.security.identity.fingerprint`.
+        key: Fingerprint of that site's public key, by :func:`common.security.identity.public_key_fingerprint`.
         run, round, record, sha256: As in :class:`ReplyStatement`.
         nonce: 128 random bits in hexadecimal digits, which make each message unique and its name unguessable.
     """
@@ -111,12 +111,14 @@ class SignedStatement(BaseModel):
     signature: str = Field(pattern="^[0-9a-f]{0,300}$")
 
 
-def sign(content: RecordDict, statement: _Statement, key: ec.EllipticCurvePrivateKey, **more: bytes) -> RecordDict:
+def sign(
+    content: RecordDict, statement: _SignableStatement, key: ec.EllipticCurvePrivateKey, **more: bytes
+) -> RecordDict:
     """Return a copy of the records with the signature, and ``more`` such as a certificate, among their fields."""
     text, prefix = statement.model_dump_json(), OF_A_REPLY if isinstance(statement, ReplyStatement) else OF_A_REQUEST
     values = {"statement": text, "signature": key.sign(prefix + text.encode(), SIGNED_WITH), **more}
     fields: dict[str, Any] = {
-        name: value for name, value in small_fields(content).items() if not name.startswith(SIGNATURE)
+        name: value for name, value in read_small_fields(content).items() if not name.startswith(SIGNATURE)
     }
     signed = RecordDict({name: content[name] for name in content})
     signed[FIELDS] = ConfigRecord(fields | {f"{SIGNATURE}{name}": value for name, value in values.items()})
@@ -125,16 +127,16 @@ def sign(content: RecordDict, statement: _Statement, key: ec.EllipticCurvePrivat
 
 def is_signed(content: RecordDict) -> bool:
     """Return True if a record carries a signature."""
-    return any(name.startswith(SIGNATURE) for name in small_fields(content))
+    return any(name.startswith(SIGNATURE) for name in read_small_fields(content))
 
 
-def signature_of(content: RecordDict) -> tuple[SignedStatement, bytes]:
+def read_unverified_signature(content: RecordDict) -> tuple[SignedStatement, bytes]:
     """Return the unverified signature of a record, and the certificate beside it, empty for a record without one.
 
     Raises:
         SignatureFault: If there is none.
     """
-    fields = {name: value for name, value in small_fields(content).items() if name.startswith(SIGNATURE)}
+    fields = {name: value for name, value in read_small_fields(content).items() if name.startswith(SIGNATURE)}
     statement, signature, certificate = (
         fields.pop(f"{SIGNATURE}{name}", None) for name in ("statement", "signature", "certificate")
     )
@@ -148,10 +150,10 @@ def signature_of(content: RecordDict) -> tuple[SignedStatement, bytes]:
         raise SignatureFault("its signature is not in the form of this release") from None
 
 
-def attached_signature(content: RecordDict) -> SignedStatement | None:
+def unverified_signature_or_none(content: RecordDict) -> SignedStatement | None:
     """Return the unverified signature of a record; None if it has no readable signature."""
     try:
-        return signature_of(content)[0]
+        return read_unverified_signature(content)[0]
     except SignatureFault:
         return None
 
@@ -182,11 +184,11 @@ def verified_request(signed: SignedStatement, certificate: bytes, authority: x50
     Raises:
         SignatureFault: If the certificate or the signature is wrong, or the text is no statement.
     """
-    _verify_signature(signing_key(certificate, authority), OF_A_REQUEST, signed)
+    _verify_signature(verified_signing_key(certificate, authority), OF_A_REQUEST, signed)
     return RequestStatement.read(signed.statement)
 
 
-def signing_key(certificate: bytes, authority: x509.Certificate) -> ec.EllipticCurvePublicKey:
+def verified_signing_key(certificate: bytes, authority: x509.Certificate) -> ec.EllipticCurvePublicKey:
     """Return the public key of a certificate that this authority issued for signing requests; dates are not checked.
 
     Raises:
@@ -206,15 +208,15 @@ def signing_key(certificate: bytes, authority: x509.Certificate) -> ec.EllipticC
     return key
 
 
-def refuse_another_record(statement: ReplyStatement | RequestStatement, content: RecordDict) -> None:
+def check_statement_matches_record(statement: ReplyStatement | RequestStatement, content: RecordDict) -> None:
     """Raise :class:`SignatureFault` unless a statement is about these records."""
     if statement.sha256 != record_sha256(content):
         raise SignatureFault("its statement is about another record")
 
 
-def run_round_and_kind(content: RecordDict) -> tuple[str, int, str]:
+def read_run_round_kind(content: RecordDict) -> tuple[str, int, str]:
     """Return run, round and kind of a record from its fields, which are not checked here."""
-    fields = small_fields(content)
+    fields = read_small_fields(content)
     run, number, record = fields.get("run"), fields.get("round", 0), fields.get("wire.record")
     return str(run), number if type(number) is int else -1, str(record)
 

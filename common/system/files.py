@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from common.errors import BadInput, Fault, did_you_mean
+from common.errors import BadInput, Fault, suggest_nearest_name
 from common.system.stopping import block_if_stopping, removed_if_stopped
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -85,7 +85,7 @@ def missing_input_fault(path: Path) -> Fault:
     if problem:
         return Fault(str(path), problem, "Name a file.")
     beside = path.parent.glob(f"*{path.suffix}") if path.parent.is_dir() else ()
-    hint = did_you_mean(path.stem, (each.stem for each in beside))
+    hint = suggest_nearest_name(path.stem, (each.stem for each in beside))
     return Fault(str(path), "there is no such file.", hint.replace('"?', f'{path.suffix}"?'))
 
 
@@ -149,7 +149,7 @@ def write_atomically(path: Path, content: bytes | Parts, *, durable: bool = True
 
 
 @contextlib.contextmanager
-def atomic_outputs(*outputs: Path) -> Iterator[None]:
+def remove_outputs_on_failure(*outputs: Path) -> Iterator[None]:
     """Remove the new files and folders ``paths`` if the ``with`` block that writes them fails or is stopped.
 
     An error that names no file gets the name of the first.
@@ -171,7 +171,7 @@ def atomic_outputs(*outputs: Path) -> Iterator[None]:
         raise
 
 
-def lock_or_refuse(file: IO[Any] | int, fault: Fault) -> None:
+def lock_file_or_refuse(file: IO[Any] | int, fault: Fault) -> None:
     """Lock an open file or folder until it is closed.
 
     Raises:

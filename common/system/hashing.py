@@ -16,7 +16,7 @@ def derive_seed(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def fingerprint(part: object) -> str:
+def hash_python_object(part: object) -> str:
     """Hash a Python object: its source, its attributes, and its functions' closures, defaults and globals.
 
     Modules count by name only, so the hash does not show that an imported package has changed.

@@ -48,7 +48,7 @@ def _is_plain_character(character: str) -> bool:
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
-def escaped(text: str) -> str:
+def escape_unplain_characters(text: str) -> str:
     """Escape every character that is not plain, as Python writes it; the length is not bounded."""
     if is_plain(text):
         return text
@@ -56,19 +56,19 @@ def escaped(text: str) -> str:
     return "".join(letter if _is_plain_character(letter) else escape for letter, escape in pairs)
 
 
-def printable(text: str, most: int = MOST_WORDS) -> str:
+def make_printable_line(text: str, most: int = MOST_WORDS) -> str:
     """Return somebody else's text as one line: escaped, and cut to ``most`` characters with a note of the cut.
 
     Applied twice, it changes nothing more.
     """
-    whole = escaped(text[: most + 1])  # no more of it is looked at, however long it is
+    whole = escape_unplain_characters(text[: most + 1])  # no more of it is looked at, however long it is
     if len(text) <= most and len(whole) <= most:
         return whole
     end, size = 0, 0
     room = most - len(_cut_note(len(text)))
-    while end < len(text) and size + len(letter := escaped(text[end])) <= room:
+    while end < len(text) and size + len(letter := escape_unplain_characters(text[end])) <= room:
         end, size = end + 1, size + len(letter)
-    return escaped(text[:end]) + _cut_note(len(text) - end)
+    return escape_unplain_characters(text[:end]) + _cut_note(len(text) - end)
 
 
 def _cut_note(characters: int) -> str:
@@ -85,13 +85,13 @@ def printable_lines(text: str) -> str:
     left = len(text) - len("\n".join(lines))
     note = [_cut_note(left).strip()] if left else []
     return f"\n{HANGING}".join(
-        printable(line.removeprefix(HANGING) if n else line) for n, line in enumerate(lines + note)
+        make_printable_line(line.removeprefix(HANGING) if n else line) for n, line in enumerate(lines + note)
     )
 
 
 def terminal_safe(text: str) -> str:
     """Escape a text, but for its line feeds, so that no character acts on the terminal."""
-    return text if is_plain(text) else "\n".join(map(escaped, text.split("\n")))
+    return text if is_plain(text) else "\n".join(map(escape_unplain_characters, text.split("\n")))
 
 
 def page_safe(value: object) -> object:
@@ -113,7 +113,7 @@ def json_text(value: Any, indent: int | None = None, *, allow_nan: bool = False)
 
 
 @cache
-def page_environment(*folders: Path) -> "Environment":
+def make_template_environment(*folders: Path) -> "Environment":
     """Return an environment of the HTML templates in folders; the first folder that has a name counts.
 
     Values are escaped, and a name that a template lacks is an error.
@@ -132,7 +132,7 @@ def page_environment(*folders: Path) -> "Environment":
 
 def shorten_grpc_details(details: str | None) -> str:
     """Return the text of a gRPC error as one short line, without gRPC's own source trace."""
-    return printable((details or "").split(TRACE)[0].strip())
+    return make_printable_line((details or "").split(TRACE)[0].strip())
 
 
 # ---------------------------------------------------------------------- amounts
@@ -140,32 +140,32 @@ def shorten_grpc_details(details: str | None) -> str:
 NOT_APPLICABLE = "n/a"
 
 
-def number(value: float | None, digits: int = 3) -> str:
+def format_number(value: float | None, digits: int = 3) -> str:
     """Format a number with fixed decimals; ``n/a`` for None."""
     if value is None:
         return NOT_APPLICABLE
     return f"{value:.{digits}f}" if math.isfinite(value) else "not finite"
 
 
-def signed(value: float | None) -> str:
+def format_signed(value: float | None) -> str:
     """Format a number with a plus or minus sign, unless it prints as zero."""
     if value is None:
         return NOT_APPLICABLE
-    text = number(abs(value))
-    return text if text == number(0.0) else f"{'−' if value < 0 else '+'}{text}"
+    text = format_number(abs(value))
+    return text if text == format_number(0.0) else f"{'−' if value < 0 else '+'}{text}"
 
 
 def format_interval(ends: tuple[float, float] | None) -> str:
     """Format an interval: ``"0.812–0.871"``."""
-    return NOT_APPLICABLE if ends is None else "–".join(map(number, ends))
+    return NOT_APPLICABLE if ends is None else "–".join(map(format_number, ends))
 
 
-def count(value: int | None) -> str:
+def format_count(value: int | None) -> str:
     """Format a count with commas between thousands."""
     return NOT_APPLICABLE if value is None else f"{value:,}"
 
 
-def size(byte_count: int | None) -> str:
+def format_bytes(byte_count: int | None) -> str:
     """Format a number of bytes in decimal units: ``"1.5 MB"``."""
     if byte_count is None:
         return NOT_APPLICABLE
@@ -176,7 +176,7 @@ def size(byte_count: int | None) -> str:
     return f"{value:.0f} {units[power]}" if value >= 100 or not power else f"{value:.1f} {units[power]}"
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Format seconds as ``"4.2 s"``, ``"3 min 05 s"`` or ``"2 h 07 min"``."""
     if seconds is None:
         return NOT_APPLICABLE
@@ -188,17 +188,17 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def counted(amount: int, noun: str, plural: str | None = None) -> str:
+def count_with_noun(amount: int, noun: str, plural: str | None = None) -> str:
     """Format an amount with its noun: ``"1 site"``, ``"3 sites"``, ``"2 classes"``."""
     return f"{amount:,} {noun if amount == 1 else plural or noun + 's'}"
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Join words as in a sentence: ``"a, b and c"``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
 
 
-def shortened(words: Sequence[str], most: int = 3) -> str:
+def join_first_words(words: Sequence[str], most: int = 3) -> str:
     """Join the first few words and count the rest: ``"a, b, c, 2 more"``."""
     rest = len(words) - most
     return ", ".join([*words[:most], f"{rest} more"] if rest > 0 else words)
@@ -207,7 +207,7 @@ def shortened(words: Sequence[str], most: int = 3) -> str:
 def list_first_and_count_rest(words: Sequence[str], most: int) -> str:
     """Return the first words in a sentence and the number of the others: ``"a, b and 3 more"``."""
     rest = len(words) - most
-    return listed([*words[:most], f"{rest:,} more"] if rest > 0 else words)
+    return join_words([*words[:most], f"{rest:,} more"] if rest > 0 else words)
 
 
 def format_rounds(rounds: Iterable[int]) -> str:

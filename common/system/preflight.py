@@ -27,7 +27,7 @@ HELD_S, LOOK_S = 900.0, 2.0
 
 
 @contextmanager
-def delayed_exit(
+def delay_exit_until_change(
     folder: Path, tell: Callable[[str], None], refusals: tuple[type[Exception], ...], *, held: bool
 ) -> Iterator[None]:
     """Delay an exception that ends the ``with`` block until a file of the folder changes, at most ``HELD_S`` seconds.
@@ -93,7 +93,7 @@ def writable_folder_faults(folder: Path) -> list[Fault]:
 _OTHERS = {"events.jsonl": "a run", "site.toml": "a hospital", "coordinator.toml": "a coordinator"}
 
 
-def foreign_folder_faults(out: Path) -> list[Fault]:
+def occupied_folder_faults(out: Path) -> list[Fault]:
     """Return a fault if ``--out`` is already the folder of a run, a hospital or a coordinator."""
     owners = [owner for name, owner in _OTHERS.items() if (out / name).exists()]
     problem = "is the folder of {}, and nothing else is written into it."

@@ -70,7 +70,7 @@ def release_free_memory() -> None:
 
 
 @contextmanager
-def uncollected_imports() -> Iterator[None]:
+def exclude_imports_from_gc() -> Iterator[None]:
     """Exclude modules that are imported inside the ``with`` block from garbage collection.
 
     Torch alone makes some hundred thousand objects that live as long as the process. Looking through them again and

@@ -86,7 +86,7 @@ class PlainConsole(Console):
             yield segment if segment.control else segment._replace(text=terminal_safe(segment.text))
 
 
-def program(name: str, purpose: str, exit_codes: str) -> typer.Typer:
+def make_command_line_program(name: str, purpose: str, exit_codes: str) -> typer.Typer:
     """Return a new program with ``--version`` and shell completion, without commands yet.
 
     Args:
@@ -119,7 +119,7 @@ def program(name: str, purpose: str, exit_codes: str) -> typer.Typer:
     return app
 
 
-class _LossyStream(io.FileIO):
+class _NeverFailingStream(io.FileIO):
     """Standard output or error that never fails: output that cannot be written is dropped.
 
     A reader may leave (``| head -1``) or a disk may be full, and neither must stop a run of hours.
@@ -143,7 +143,7 @@ class _LossyStream(io.FileIO):
         return memoryview(data).nbytes
 
 
-def _make_lossy(stream: Any, descriptor: int) -> Any:
+def _make_never_failing(stream: Any, descriptor: int) -> Any:
     """Return the process's own stream without errors; a stream that somebody put in its place is returned as it is."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
@@ -153,7 +153,7 @@ def _make_lossy(stream: Any, descriptor: int) -> Any:
             return stream
     except (OSError, ValueError):
         return stream
-    buffered = io.BufferedWriter(_LossyStream(descriptor))
+    buffered = io.BufferedWriter(_NeverFailingStream(descriptor))
     at_once, whole_lines = stream.write_through, stream.line_buffering
     return io.TextIOWrapper(buffered, stream.encoding, "replace", line_buffering=whole_lines, write_through=at_once)
 
@@ -166,12 +166,12 @@ def _drop_unwritable_output(*, prints_result: bool) -> Iterator[None]:
         SystemExit: With 1 for a program that succeeded but could not print its result.
     """
     before = sys.stdout, sys.stderr
-    out, error = sys.stdout, sys.stderr = _make_lossy(sys.stdout, 1), _make_lossy(sys.stderr, 2)
+    out, error = sys.stdout, sys.stderr = _make_never_failing(sys.stdout, 1), _make_never_failing(sys.stderr, 2)
     try:
         yield
     except SystemExit as end:
         raw = getattr(getattr(out, "buffer", None), "raw", None)
-        if not prints_result or end.code or not isinstance(raw, _LossyStream):
+        if not prints_result or end.code or not isinstance(raw, _NeverFailingStream):
             raise
         out.flush()
         if raw.lost is None:

@@ -9,12 +9,20 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.errors import PICTURE, SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8_in, quoted
+from common.errors import (
+    PICTURE,
+    SAVE_AS_UTF8,
+    BadInput,
+    Fault,
+    explain_not_utf8_line,
+    quote_names,
+    suggest_nearest_name,
+)
 from common.system.files import is_file, missing_input_fault
 from common.system.plain_text import PLAIN_NAME
 
 
-class Section(BaseModel):
+class TomlSection(BaseModel):
     """A table of a file; unknown keys are faults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -79,7 +87,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(content.decode("utf-8-sig"))  # Windows' editors put a mark in front
     except UnicodeDecodeError as error:
-        problem = not_utf8_in(content, content.count(b"\n", 0, error.start) + 1)
+        problem = explain_not_utf8_line(content, content.count(b"\n", 0, error.start) + 1)
         remedy = "Name a TOML file." if problem == PICTURE else SAVE_AS_UTF8
         raise BadInput([Fault(path.name, problem, remedy)]) from None
     except ValueError as error:
@@ -108,7 +116,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("a number has too many digits") from None
 
 
-def validated(model: type[M], tree: Mapping[str, Any], file_name: str) -> M:
+def validate_tables(model: type[M], tree: Mapping[str, Any], file_name: str) -> M:
     """Check a file's tables with a pydantic model, and return the model's instance.
 
     Raises:
@@ -134,16 +142,16 @@ def validation_faults(
         steps = [str(step) for step in details["loc"]]
         table, keys, kinds = _locate_fault(root, steps)
         where = f"{file_name}: {'.'.join(keys)}" if keys else file_name
-        problem, remedy = error_text(details), near_literal(details)
+        problem, remedy = describe_validation_error(details), near_literal(details)
         if details["type"] == "extra_forbidden":
             allowed = (*table, *(extra if len(steps) == 1 else ()))
-            remedy = did_you_mean(steps[-1], allowed) or f"Known: {quoted(allowed)}."
+            remedy = suggest_nearest_name(steps[-1], allowed) or f"Known: {quote_names(allowed)}."
         elif details["type"].startswith("union_tag"):
             value = details.get("input")
-            near = did_you_mean(str(value.get("kind", "")), kinds) if isinstance(value, dict) else ""
+            near = suggest_nearest_name(str(value.get("kind", "")), kinds) if isinstance(value, dict) else ""
             kind = json.dumps(value["kind"]) if isinstance(value, dict) and "kind" in value else "missing"
             where, problem = f"{where}.kind", f"is {kind}."
-            remedy = f"{near} Expected one of {quoted(sorted(kinds))}.".strip()
+            remedy = f"{near} Expected one of {quote_names(sorted(kinds))}.".strip()
         faults.append(Fault(where, problem, remedy))
     return faults
 
@@ -154,7 +162,7 @@ def toml_text(value: str | int | float | bool | Sequence[str]) -> str:
     return text.replace("\x7f", "\\u007f")
 
 
-def error_text(error: Mapping[str, Any]) -> str:
+def describe_validation_error(error: Mapping[str, Any]) -> str:
     """Translate an error of pydantic into a sentence for the person who wrote the file."""
     kind, context = error["type"], error.get("ctx", {})
     if kind in _WITHOUT_VALUE:
@@ -179,7 +187,7 @@ def near_literal(error: Mapping[str, Any]) -> str:
     if error["type"] != "literal_error" or not isinstance(error.get("input"), str):
         return ""
     options = re.findall("'([^']*)'", str(error["ctx"]["expected"]))
-    return did_you_mean(error["input"], options) if len(options) > _FEW_OPTIONS else ""
+    return suggest_nearest_name(error["input"], options) if len(options) > _FEW_OPTIONS else ""
 
 
 def _locate_fault(root: type[BaseModel], steps: Sequence[str]) -> tuple[tuple[str, ...], list[str], set[str]]:
@@ -193,7 +201,7 @@ def _locate_fault(root: type[BaseModel], steps: Sequence[str]) -> tuple[tuple[st
     keys: list[str] = []
     table: tuple[str, ...] = tuple(root.model_fields)
     for step in steps:
-        by_kind = {_kind_of(member): member for member in members if "kind" in member.model_fields}
+        by_kind = {_kind_key_value(member): member for member in members if "kind" in member.model_fields}
         if step in by_kind and len(members) > 1:
             members = (by_kind[step],)
             continue
@@ -201,7 +209,7 @@ def _locate_fault(root: type[BaseModel], steps: Sequence[str]) -> tuple[tuple[st
         table = tuple(name for member in members for name in member.model_fields)
         fields = [member.model_fields[step] for member in members if step in member.model_fields]
         members = tuple(m for field in fields for m in _models_in((field.annotation, *field.metadata)))
-    return table, keys, {_kind_of(member) for member in members if "kind" in member.model_fields}
+    return table, keys, {_kind_key_value(member) for member in members if "kind" in member.model_fields}
 
 
 def _models_in(annotations: Iterable[Any]) -> Iterable[type[BaseModel]]:
@@ -213,5 +221,5 @@ def _models_in(annotations: Iterable[Any]) -> Iterable[type[BaseModel]]:
             yield from _models_in(get_args(annotation))
 
 
-def _kind_of(member: type[BaseModel]) -> str:
+def _kind_key_value(member: type[BaseModel]) -> str:
     return str(get_args(member.model_fields["kind"].annotation)[0])

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from common.errors import WireError
 from common.metrics.auroc import LARGEST_METRIC
 from common.plugins import MOST_METRICS
-from common.system.plain_text import is_plain, printable, printable_lines
+from common.system.plain_text import is_plain, make_printable_line, printable_lines
 
 MOST_IMAGES = 10**9
 """Most images of one site: more is an error or a lie, and would outweigh every other site."""
@@ -37,7 +37,7 @@ thousand such numbers still add up in float32."""
 
 
 @dataclass(frozen=True)
-class Range:
+class NumberRange:
     """Numbers from ``least`` to ``most``; NaN passes, because the codec has refused it where it is not allowed."""
 
     least: float
@@ -51,7 +51,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class PlainLine:
+class PlainLineBound:
     """One line of printable characters, at most ``longest`` of them."""
 
     longest: int = 200
@@ -61,11 +61,11 @@ class PlainLine:
             return ""
         expected = f"must be one line of at most {self.longest} printable characters"
         actual = "characters that cannot be printed" if len(value) <= self.longest else f"{len(value):,} characters"
-        return f"{expected}; it has {actual}: {printable(value, 80)}"
+        return f"{expected}; it has {actual}: {make_printable_line(value, 80)}"
 
 
 @dataclass(frozen=True)
-class LongText:
+class LongTextBound:
     """Text that only programs read, with at most ``longest`` characters of any kind."""
 
     longest: int
@@ -77,7 +77,7 @@ class LongText:
 
 
 @dataclass(frozen=True)
-class FreeText:
+class FreeTextBound:
     """Text for a person, such as the reason of a failure; it is never refused, but escaped and cut when it arrives."""
 
     def fault(self, value: Any) -> str:
@@ -89,7 +89,7 @@ class ListBound:
     """A list of at most ``most`` entries, each within a bound."""
 
     most: int
-    bound: Range | PlainLine
+    bound: NumberRange | PlainLineBound
 
     def fault(self, value: Any) -> str:
         if len(value) > self.most:
@@ -98,7 +98,7 @@ class ListBound:
             return ""
         # All entries at once where nothing is wrong. A NaN among them makes min and max NaN or is ignored; no other
         # entry hides behind it.
-        if isinstance(self.bound, Range):
+        if isinstance(self.bound, NumberRange):
             fits = self.bound.least <= min(value) and max(value) <= self.bound.most
         else:
             fits = max(map(len, value)) <= self.bound.longest and is_plain("".join(value))
@@ -109,34 +109,36 @@ class ListBound:
         )
 
 
-Bound = Range | PlainLine | LongText | FreeText | ListBound
+Bound = NumberRange | PlainLineBound | LongTextBound | FreeTextBound | ListBound
 BOUNDS = typing.get_args(Bound)
 
-NAME = PlainLine()
-SHARE = Range(0.0, 1.0 + 1e-9)
+NAME = PlainLineBound()
+SHARE = NumberRange(0.0, 1.0 + 1e-9)
 """Range of AUROC, average precision and balanced accuracy; rounding may end just above 1."""
-VALIDATION_LOSS = Range(0.0, MOST_LOSS)
+VALIDATION_LOSS = NumberRange(0.0, MOST_LOSS)
 """Range of a validation loss: a mean of cross-entropies (:mod:`strategies.local.losses`), never below 0."""
-TRAIN_LOSS = Range(-MOST_LOSS, MOST_LOSS)
+TRAIN_LOSS = NumberRange(-MOST_LOSS, MOST_LOSS)
 """Range of a training loss: the loss of a method may hold divergences, which rounding can put below 0."""
-COUNT = Range(0, MOST_IMAGES)
-COUNT_OR_UNKNOWN = Range(-1, MOST_IMAGES)
-ROUND = Range(0, MOST_ROUNDS)
-SECONDS, EPOCHS, EPSILON = Range(0.0, MOST_SECONDS), Range(0, MOST_EPOCHS), Range(0.0, MOST_EPSILON)
+COUNT = NumberRange(0, MOST_IMAGES)
+COUNT_OR_UNKNOWN = NumberRange(-1, MOST_IMAGES)
+ROUND = NumberRange(0, MOST_ROUNDS)
+SECONDS, EPOCHS, EPSILON = NumberRange(0.0, MOST_SECONDS), NumberRange(0, MOST_EPOCHS), NumberRange(0.0, MOST_EPSILON)
 
 Text = Annotated[str, NAME]
 ClassNames = Annotated[tuple[str, ...], ListBound(MOST_CLASSES, NAME)]
 SiteNames = Annotated[tuple[str, ...], ListBound(MOST_SITES, NAME)]
 RoundNumber = Annotated[int, ROUND]
 Count = Annotated[int, COUNT]
-Figures = Annotated[tuple[float, ...], ListBound(MOST_CLASSES * MOST_METRICS, Range(-LARGEST_METRIC, LARGEST_METRIC))]
+Figures = Annotated[
+    tuple[float, ...], ListBound(MOST_CLASSES * MOST_METRICS, NumberRange(-LARGEST_METRIC, LARGEST_METRIC))
+]
 MetricNames = Annotated[tuple[str, ...], ListBound(MOST_METRICS, NAME)]
 Counts = Annotated[tuple[int, ...], ListBound(MOST_CLASSES, COUNT_OR_UNKNOWN)]
 Shares = Annotated[tuple[float, ...], ListBound(MOST_CLASSES, SHARE)]
 
 
 @functools.cache
-def bounds_of(record: type) -> dict[str, Bound]:
+def field_bounds_of_record(record: type) -> dict[str, Bound]:
     """Return the bounds of a record's fields by name, without fields that have no bound."""
     hints = typing.get_type_hints(record, include_extras=True)
     marks_of = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
@@ -145,8 +147,8 @@ def bounds_of(record: type) -> dict[str, Bound]:
 
 def escape_free_text(record: type, values: dict[str, Any]) -> dict[str, Any]:
     """Return a record's values; the fields that are text for people are escaped and cut to their longest length."""
-    for name, bound in bounds_of(record).items():
-        if isinstance(bound, FreeText) and values[name]:
+    for name, bound in field_bounds_of_record(record).items():
+        if isinstance(bound, FreeTextBound) and values[name]:
             values = {**values, name: printable_lines(values[name])}
     return values
 
@@ -154,7 +156,7 @@ def escape_free_text(record: type, values: dict[str, Any]) -> dict[str, Any]:
 def refuse_out_of_bounds(record: object) -> None:
     """Raise :class:`WireError` if a field of this record is outside its bound."""
     kind: type = type(record)
-    for name, bound in bounds_of(kind).items():
+    for name, bound in field_bounds_of_record(kind).items():
         value = getattr(record, name)
         if value is not None and (fault := bound.fault(value)):
             raise WireError(f"{kind.__name__}.{name} {fault}.")

@@ -29,17 +29,17 @@ _CACHED = "_polyclinic_blake3"
 
 def canonical_pieces(content: RecordDict) -> Iterator[bytes]:
     """Yield the canonical bytes in pieces, so that no array of a model is copied."""
-    line, runs = _first_line(content)
+    line, runs = _canonical_header_line(content)
     yield line
     yield from runs
 
 
 def record_sha256(content: RecordDict) -> str:
     """Return the SHA-256 of the first line of the canonical bytes, in hexadecimal digits."""
-    return hashlib.sha256(_first_line(content)[0]).hexdigest()
+    return hashlib.sha256(_canonical_header_line(content)[0]).hexdigest()
 
 
-def parse_canonical(data: bytes) -> RecordDict:
+def parse_canonical_record(data: bytes) -> RecordDict:
     """Read a record from its canonical bytes.
 
     Raises:
@@ -69,7 +69,7 @@ def parse_canonical(data: bytes) -> RecordDict:
             content[name] = ConfigRecord(values)
     if start < len(rest):
         raise ValueError(f"{len(rest) - start} bytes more than the first line announces")
-    if _first_line(content)[0] != head + newline:
+    if _canonical_header_line(content)[0] != head + newline:
         raise ValueError("the bytes are not those that the first line names")
     return content
 
@@ -86,13 +86,13 @@ def _read_value(entry: Any, take: Callable[[int], bytes]) -> Any:
     return Array(dtype=entry["dtype"], shape=tuple(entry["shape"]), stype=entry["stype"], data=data)
 
 
-def small_fields(content: RecordDict) -> dict[str, Any]:
+def read_small_fields(content: RecordDict) -> dict[str, Any]:
     """Return the fields of one of our records except its large arrays, unchecked; empty for any other record."""
     record = content.get(FIELDS)
     return dict(record) if isinstance(record, ConfigRecord) else {}
 
 
-def _first_line(content: RecordDict) -> tuple[bytes, list[bytes]]:
+def _canonical_header_line(content: RecordDict) -> tuple[bytes, list[bytes]]:
     """Return the line of JSON, and the runs of bytes that it announces."""
     described: dict[str, dict[str, Any]] = {}
     runs: list[bytes] = []

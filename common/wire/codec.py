@@ -1,9 +1,9 @@
 """Translation between our records and Flower's, and the packing of numbers in fewer bytes.
 
-:func:`encode` writes a record into a ``RecordDict``: everything small into the ConfigRecord ``fields``, a model's trunk
-into one ArrayRecord named after the model's field. :func:`decode` reads one expected record and refuses what it does
-not know: another wire version, another record, a missing or unknown field, a wrong type. Nothing is read by position
-or prefix, and nothing is pickled.
+:func:`encode_record` writes a record into a ``RecordDict``: everything small into the ConfigRecord ``fields``, a
+model's trunk into one ArrayRecord named after the model's field. :func:`decode_record` reads one expected record and
+refuses what it does not know: another wire version, another record, a missing or unknown field, a wrong type. Nothing
+is read by position or prefix, and nothing is pickled.
 
 Small arrays travel among the fields, because Flower sends each record, each array and each chunk of an array by a call
 of its own, and its SuperLink makes several database queries for each.
@@ -38,7 +38,7 @@ from common.wire.bounds import (
 )
 from common.wire.canonical_bytes import SIGNATURE, WIDTH
 from common.wire.fleet_protocol import WIRE_VERSION
-from common.wire.records import FORMS, Arrays, Form, Groups, Record, ScoreCounts, no_scores
+from common.wire.records import FORMS, Arrays, Form, ModelGroups, Record, ScoreCounts, no_scores
 from common.wire.secure_aggregation import Integers
 
 MOST_DIMENSIONS = 64
@@ -66,7 +66,7 @@ def field_names(record: type[Record]) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(record))
 
 
-def encode(record: Record, written: WrittenArrays | None = None) -> RecordDict:
+def encode_record(record: Record, written: WrittenArrays | None = None) -> RecordDict:
     """Translate a typed record into a Flower record.
 
     Args:
@@ -79,12 +79,12 @@ def encode(record: Record, written: WrittenArrays | None = None) -> RecordDict:
         if isinstance(kind, _ValueField):
             if value is not None:
                 fields[name] = list(value) if kind.is_list else value
-        elif kind is Groups:
+        elif kind is ModelGroups:
             _write_groups(content, fields, name, value, {} if written is None else written)
         elif kind == Arrays:
             fields[f"{name}.names"] = sorted(value)
             for key, array in value.items():
-                fields[f"{name}/{key}"] = pack(array.astype(np.float32, copy=False), "float32")
+                fields[f"{name}/{key}"] = pack_numbers(array.astype(np.float32, copy=False), "float32")
                 fields[f"{name}/{key}/shape"] = list(array.shape)
         elif kind == Integers:
             content[name] = vector = ArrayRecord()
@@ -97,7 +97,7 @@ def encode(record: Record, written: WrittenArrays | None = None) -> RecordDict:
     return content
 
 
-def decode(content: RecordDict, expected: type[R]) -> R:
+def decode_record(content: RecordDict, expected: type[R]) -> R:
     """Translate Flower's records into the expected typed record; text for a person comes out escaped and cut.
 
     Raises:
@@ -105,12 +105,12 @@ def decode(content: RecordDict, expected: type[R]) -> R:
     """
     name, values = expected.__name__, dict[str, Any]()
     fields, schema = _checked_fields(content, name), _schema(typing.cast(type, expected))
-    if unknown := sorted(key for key in content if key != _FIELDS and schema.get(key) not in (Groups, Integers)):
+    if unknown := sorted(key for key in content if key != _FIELDS and schema.get(key) not in (ModelGroups, Integers)):
         raise WireError(f"{name} does not have {', '.join(unknown)}.")
     for key, kind in schema.items():
         if isinstance(kind, _ValueField):
             values[key] = kind.read(fields, key, name)
-        elif kind is Groups:
+        elif kind is ModelGroups:
             values[key] = _read_groups(content, fields, key)
         elif kind == Arrays:
             values[key] = _read_arrays(fields, key)
@@ -164,7 +164,7 @@ def _schema(record: type) -> dict[str, Any]:
     for name, kind in typing.get_type_hints(record).items():
         optional = isinstance(kind, types.UnionType)
         inner = typing.get_args(kind)[0] if optional else _LISTS.get(kind, kind)
-        arrays = kind in (Groups, Arrays, Integers, ScoreCounts)
+        arrays = kind in (ModelGroups, Arrays, Integers, ScoreCounts)
         schema[name] = kind if arrays else _ValueField(inner, kind in _LISTS, optional)
     return schema
 
@@ -186,19 +186,21 @@ def _checked_fields(content: RecordDict, expected: str) -> dict[str, Any]:
     return fields
 
 
-def _write_groups(content: RecordDict, fields: ConfigRecord, name: str, groups: Groups, written: WrittenArrays) -> None:
+def _write_groups(
+    content: RecordDict, fields: ConfigRecord, name: str, groups: ModelGroups, written: WrittenArrays
+) -> None:
     if (trunk := groups.trunk) is not None:
         if id(trunk) not in written:
-            array = Array(dtype=groups.form, shape=trunk.shape, stype=RAW, data=pack(trunk, groups.form))
+            array = Array(dtype=groups.form, shape=trunk.shape, stype=RAW, data=pack_numbers(trunk, groups.form))
             written[id(trunk)] = (trunk, array)
         content[name] = record = ArrayRecord()  # which would copy an array that it is made from
         record[_TRUNK] = written[id(trunk)][1]
     if groups.norm is not None:
-        fields[f"{name}.norm"] = pack(groups.norm, "float32")
+        fields[f"{name}.norm"] = pack_numbers(groups.norm, "float32")
     fields[f"{name}.classes"] = list(groups.head.class_names) if groups.head else []
     if groups.head:
-        fields[f"{name}.weight"] = pack(groups.head.weight, "float32")
-        fields[f"{name}.bias"] = pack(groups.head.bias, "float32")
+        fields[f"{name}.weight"] = pack_numbers(groups.head.weight, "float32")
+        fields[f"{name}.bias"] = pack_numbers(groups.head.bias, "float32")
 
 
 def _read_arrays(fields: dict[str, Any], name: str) -> Arrays:
@@ -229,7 +231,7 @@ def _read_arrays(fields: dict[str, Any], name: str) -> Arrays:
     return arrays
 
 
-def _read_groups(content: RecordDict, fields: dict[str, Any], name: str) -> Groups:
+def _read_groups(content: RecordDict, fields: dict[str, Any], name: str) -> ModelGroups:
     class_names = fields.pop(f"{name}.classes", None)
     if not isinstance(class_names, list) or not set(map(type, class_names)) <= {str}:
         raise WireError(f"class names of {name} must be a list of str.")
@@ -248,7 +250,7 @@ def _read_groups(content: RecordDict, fields: dict[str, Any], name: str) -> Grou
         except (ValueError, AssertionError) as error:
             raise WireError(f"head of {name}: {error}.") from error
     if name not in content:
-        return Groups(None, norm, head, "float32")
+        return ModelGroups(None, norm, head, "float32")
     record = content[name]
     if not isinstance(record, ArrayRecord) or list(record) != [_TRUNK]:
         raise WireError(f"the record {name} must hold one array, {_TRUNK}.")
@@ -260,7 +262,7 @@ def _read_groups(content: RecordDict, fields: dict[str, Any], name: str) -> Grou
     if not one_length or len(array.data) != packed_size(array.shape[0], form):
         raise WireError(f"{where} announces shape {tuple(array.shape)} and has {len(array.data)} bytes.")
     try:
-        return Groups(unpack(array.data, array.shape[0], form), norm, head, form)
+        return ModelGroups(unpack_numbers(array.data, array.shape[0], form), norm, head, form)
     except ValueError as error:
         raise WireError(f"{where}: {error}.") from error
 
@@ -346,7 +348,7 @@ def round_to_form(values: Float32, form: Form) -> Float32:
     return values
 
 
-def pack(values: Float32, form: Form) -> bytes:
+def pack_numbers(values: Float32, form: Form) -> bytes:
     """Return the little-endian bytes of numbers that :func:`round_to_form` has rounded."""
     if form == "float16":
         return values.astype("<f2").tobytes()
@@ -356,8 +358,8 @@ def pack(values: Float32, form: Form) -> bytes:
     return np.ascontiguousarray(values, "<f4").tobytes()
 
 
-def unpack(data: bytes, n: int, form: Form) -> Float32:
-    """Return the numbers that :func:`pack` turned into these bytes.
+def unpack_numbers(data: bytes, n: int, form: Form) -> Float32:
+    """Return the numbers that :func:`pack_numbers` turned into these bytes.
 
     Raises:
         ValueError: If that many numbers take another number of bytes, or a block's scale is no float32.

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from common.system.plain_text import printable
+from common.system.plain_text import make_printable_line
 
 SERVICE = "flwr.proto.Fleet"
 COORDINATOR = 1
@@ -70,7 +70,7 @@ ConfirmMessageReceivedResponse:
 _FIELD = descriptor_pb2.FieldDescriptorProto
 
 
-def message_classes(package: str, messages: str) -> dict[str, Any]:
+def make_protobuf_classes(package: str, messages: str) -> dict[str, Any]:
     """Make protobuf's classes from lines in the form of :data:`MESSAGES`.
 
     Args:
@@ -97,7 +97,7 @@ def message_classes(package: str, messages: str) -> dict[str, Any]:
     return made
 
 
-_CLASSES = {name.rpartition(".")[2]: made for name, made in message_classes("polyclinic.fleet", MESSAGES).items()}
+_CLASSES = {name.rpartition(".")[2]: made for name, made in make_protobuf_classes("polyclinic.fleet", MESSAGES).items()}
 
 # Our names for messages whose own names say too little beside Flower's classes; the others go by Flower's names.
 Envelope, MetadataFields, RecordDictFields = (_CLASSES[name] for name in ("Message", "Metadata", "RecordDict"))
@@ -125,9 +125,9 @@ def name_by_sha256(contents: Iterable[bytes]) -> dict[str, bytes]:
     return {hashlib.sha256(content).hexdigest(): content for content in contents}
 
 
-def object_ids(tree: Any) -> list[str]:
+def object_ids_of_tree(tree: Any) -> list[str]:
     """Return the names of all objects of a tree, leaves first."""
-    return [name for child in tree.children for name in object_ids(child)] + [tree.object_id]
+    return [name for child in tree.children for name in object_ids_of_tree(child)] + [tree.object_id]
 
 
 # One large field of a message in protobuf's wire format, without protobuf's copies of it: both ends use it for the
@@ -216,6 +216,6 @@ class Hello(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     time: float
-    release: Annotated[str, AfterValidator(lambda text: printable(text, LONGEST_RELEASE))]
+    release: Annotated[str, AfterValidator(lambda text: make_printable_line(text, LONGEST_RELEASE))]
     wire: Annotated[int, Field(ge=0, lt=2**31)]
     key: Literal["admitted", "unknown"]

@@ -33,11 +33,11 @@ PER_ARRAY = 64
 """Bytes that an array counts for beside its content: an empty array takes time, too."""
 
 
-class TooLarge(ValueError):
+class MessageTooLarge(ValueError):
     """A message would take more memory than it may."""
 
 
-class _Chunk(ArrayChunk):
+class _CachedArrayChunk(ArrayChunk):
     """A part of an array as Flower sends it; its bytes and its name are computed once."""
 
     def __init__(self, data: memoryview) -> None:
@@ -61,7 +61,7 @@ def cut_arrays(message: Message) -> None:
                 view = memoryview(array.data)
                 views = [view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES)]
                 with ThreadPoolExecutor(max(1, min(HASHERS, len(views)))) as pool:
-                    parts = list(pool.map(_Chunk, views))
+                    parts = list(pool.map(_CachedArrayChunk, views))
                 vars(array)["_chunks"] = [(part.object_id, part) for part in parts]
 
 
@@ -124,7 +124,7 @@ def message_without_content(message: Message) -> Any:
     return announced
 
 
-def array_bytes(content: RecordDict, most: float = math.inf) -> int:
+def count_array_bytes(content: RecordDict, most: float = math.inf) -> int:
     """Count the bytes of all arrays of a message's content; stop beyond ``most``."""
     weight = 0
     for record in content.array_records.values():
@@ -142,24 +142,26 @@ def join_message(message_id: str, contents: Mapping[str, bytes | memoryview], mo
     the objects is no bound on the memory that the message takes.
 
     Args:
-        most: Most bytes of all its arrays, see :func:`array_bytes`.
+        most: Most bytes of all its arrays, see :func:`count_array_bytes`.
 
     Raises:
-        TooLarge: If the arrays have more bytes, or there are too many records.
+        MessageTooLarge: If the arrays have more bytes, or there are too many records.
         ValueError: If the objects are not in Flower's form.
     """
     try:
         rest = {name: bytes(content) for name, content in contents.items() if not _is_array_chunk(content)}
         objects: dict[str, Any] = dict(_join_arrays(contents, rest, most))
         message = inflate_object_from_contents(message_id, rest, keep_object_contents=True, objects=objects)
-    except TooLarge:
+    except MessageTooLarge:
         raise
     except Exception as error:  # as the other side has written it: Flower and protobuf raise a dozen kinds
         raise ValueError(f"message {message_id[:8]} cannot be put together: {error!r}") from None
     if not isinstance(message, Message):
         raise ValueError(f"object {message_id} is no message")
-    if message.has_content() and (len(message.content) > MOST_RECORDS or array_bytes(message.content, most) > most):
-        raise TooLarge(f"message {message_id[:8]} has too many records or arrays")
+    if message.has_content() and (
+        len(message.content) > MOST_RECORDS or count_array_bytes(message.content, most) > most
+    ):
+        raise MessageTooLarge(f"message {message_id[:8]} has too many records or arrays")
     set_message_id(message, message_id)
     return message
 
@@ -183,7 +185,7 @@ def _join_arrays(
             for place in places:
                 room -= sizes[place]
                 if room < 0:  # before anything is made of them
-                    raise TooLarge(f"array {name[:8]} would take too much memory")
+                    raise MessageTooLarge(f"array {name[:8]} would take too much memory")
             chunks = [_unpack_body(contents[children[place]]) for place in places]
             data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             yield name, Array(dtype=body["dtype"], shape=tuple(body["shape"]), stype=body["stype"], data=bytes(data))

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import WireError, quoted
+from common.errors import WireError, quote_names
 from common.metrics.benefit import MODELS
 from common.metrics.score_histograms import ScoreHistogram, parse_histograms
 from common.models.network import Head
@@ -35,12 +35,12 @@ from common.wire.bounds import (
     Count,
     Counts,
     Figures,
-    FreeText,
+    FreeTextBound,
     ListBound,
-    LongText,
+    LongTextBound,
     MetricNames,
-    PlainLine,
-    Range,
+    NumberRange,
+    PlainLineBound,
     RoundNumber,
     Shares,
     Text,
@@ -56,7 +56,7 @@ REFUSALS = ("name", "version", "labels")
 
 UNKNOWN_COUNT = -1
 """Stands for a count that a site's policy does not release."""
-PlanText = Annotated[str, LongText(2**20)]
+PlanText = Annotated[str, LongTextBound(2**20)]
 """A plan as JSON; an ordinary one has some two thousand characters."""
 
 Arrays = Mapping[str, NDArray[np.float32]]
@@ -83,7 +83,7 @@ def no_scores() -> ScoreCounts:
 
 
 @dataclass(frozen=True)
-class Groups:
+class ModelGroups:
     """A model, or an update of one, as named groups; None where a group does not travel.
 
     Attributes:
@@ -103,7 +103,7 @@ class Groups:
             if array is not None and (array.ndim != 1 or array.dtype != np.float32):
                 raise WireError(f"{name} must be float32 of one dimension, not {array.dtype} of {array.ndim}.")
 
-    def named(self) -> dict[str, NDArray[np.float32]]:
+    def to_named_arrays(self) -> dict[str, NDArray[np.float32]]:
         """Return the arrays that are sent, by their names on the wire and on a site's disk."""
         arrays = {}
         if self.trunk is not None:
@@ -114,7 +114,7 @@ class Groups:
             arrays |= {"head.weight": self.head.weight, "head.bias": self.head.bias}
         return arrays
 
-    def changed(self, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> "Groups":
+    def map_arrays(self, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> "ModelGroups":
         """Return a copy of these groups with ``change`` applied to each array, including the head's."""
         head = self.head
         return replace(
@@ -125,17 +125,17 @@ class Groups:
         )
 
     @classmethod
-    def of_named(cls, arrays: Mapping[str, NDArray[np.float32]], class_names: Sequence[str]) -> "Groups":
-        """Rebuild groups from the arrays of :meth:`named`; without class names there is no head."""
+    def from_named_arrays(cls, arrays: Mapping[str, NDArray[np.float32]], class_names: Sequence[str]) -> "ModelGroups":
+        """Rebuild groups from the arrays of :meth:`to_named_arrays`; without class names there is no head."""
         head = Head(tuple(class_names), arrays["head.weight"], arrays["head.bias"]) if class_names else None
         return cls(arrays.get("trunk"), arrays.get("norm"), head)
 
     @classmethod
-    def of_model(cls, model: ModelState) -> "Groups":
+    def from_model(cls, model: ModelState) -> "ModelGroups":
         """Return the three groups of a whole model."""
         return cls(model.trunk, model.norm, model.head)
 
-    def model(self) -> ModelState:
+    def to_model(self) -> ModelState:
         """Return the whole model that these groups make up.
 
         Raises:
@@ -143,12 +143,12 @@ class Groups:
         """
         if self.trunk is None or self.norm is None or self.head is None:
             lacking = [name for name in ("trunk", "norm", "head") if getattr(self, name) is None]
-            raise WireError(f"a whole model has trunk, norm and head; there is no {quoted(lacking)}.")
+            raise WireError(f"a whole model has trunk, norm and head; there is no {quote_names(lacking)}.")
         return ModelState(self.trunk, self.norm, self.head)
 
-    def fill_missing_from(self, others: "Groups") -> "Groups":
+    def fill_missing_from(self, others: "ModelGroups") -> "ModelGroups":
         """Return these groups, with missing ones taken from ``others``."""
-        return Groups(
+        return ModelGroups(
             others.trunk if self.trunk is None else self.trunk,
             others.norm if self.norm is None else self.norm,
             others.head if self.head is None else self.head,
@@ -168,7 +168,7 @@ def is_run_name(run: str) -> bool:
     return re.fullmatch(r"[a-z0-9_][a-z0-9_-]{0,63}", run) is not None
 
 
-def check_rows(head: Head | None, class_names: Sequence[str]) -> None:
+def check_head_rows(head: Head | None, class_names: Sequence[str]) -> None:
     """Check that a model's head has exactly the rows that a request names, in that order.
 
     Under masks sites compare the models that they received row by row: these must be the models that they train.
@@ -228,7 +228,7 @@ class RollCallAnswer:
     validation_samples: Annotated[int, COUNT_OR_UNKNOWN]
     patients: Count
     layout: Text
-    version: Annotated[str, PlainLine(LONGEST_RELEASE)]
+    version: Annotated[str, PlainLineBound(LONGEST_RELEASE)]
     positives: Counts = ()
     negatives: Counts = ()
     smallest_count: Count = 0
@@ -256,7 +256,7 @@ class Refusal:
 
     run: Text
     kind: Text
-    reason: Annotated[str, FreeText()]
+    reason: Annotated[str, FreeTextBound()]
 
     def __post_init__(self) -> None:
         if self.kind not in REFUSALS:
@@ -292,14 +292,14 @@ class Request:
     contract: Text
     class_names: ClassNames
     counted: RoundNumber
-    best: Annotated[int, Range(-1, MOST_ROUNDS)]
-    left_out: Annotated[str, FreeText()]
-    model: Groups
-    frozen: Groups = field(default=Groups(), kw_only=True)
+    best: Annotated[int, NumberRange(-1, MOST_ROUNDS)]
+    left_out: Annotated[str, FreeTextBound()]
+    model: ModelGroups
+    frozen: ModelGroups = field(default=ModelGroups(), kw_only=True)
 
     def __post_init__(self) -> None:
         check_run_name(self.run)
-        check_rows(self.model.head, self.class_names)
+        check_head_rows(self.model.head, self.class_names)
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ class TrainRequest(Request):
     statistics: Arrays = field(default_factory=no_arrays)
 
     @property
-    def ranks(self) -> bool:
+    def is_ranking_round(self) -> bool:
         """True in round 0, which measures the task: the answer has only statistics, and the site keeps nothing."""
         return self.round == 0
 
@@ -357,12 +357,12 @@ class TrainReply:
     run: Text
     round: RoundNumber
     site: Text
-    train_samples: Annotated[int, Range(1, MOST_IMAGES)]
+    train_samples: Annotated[int, NumberRange(1, MOST_IMAGES)]
     train_loss: Annotated[float | None, TRAIN_LOSS]
     validation_loss: MaybeLoss
     validation_auroc: MaybeShare
     seconds: Annotated[float, SECONDS]
-    update: Groups
+    update: ModelGroups
     epochs: Annotated[int, EPOCHS] = 1
     statistics: Arrays = field(default_factory=no_arrays)
     test_images: MaybeCount = None
@@ -469,7 +469,7 @@ class EvaluateReply:
 # ---------------------------------------------------------------------- comparison with training alone
 
 
-Differences = Annotated[tuple[float, ...], ListBound(len(MODELS), Range(-1.0 - 1e-9, 1.0 + 1e-9))]
+Differences = Annotated[tuple[float, ...], ListBound(len(MODELS), NumberRange(-1.0 - 1e-9, 1.0 + 1e-9))]
 """Differences of two mean AUROCs."""
 
 
@@ -482,7 +482,7 @@ class BenefitRequest(Request):
         epochs: Local epochs that the site trained in the run; it trains alone for as many.
     """
 
-    initial: Groups
+    initial: ModelGroups
     epochs: Annotated[int, EPOCHS]
 
 

@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import WireError
-from common.wire.bounds import MOST_SITES, ListBound, PlainLine, Range, RoundNumber, SiteNames, Text
+from common.wire.bounds import MOST_SITES, ListBound, NumberRange, PlainLineBound, RoundNumber, SiteNames, Text
 
 Integers = NDArray[np.uint32]
 """A flat vector of integers modulo 2**32."""
 
-KEY_LINE = PlainLine(1_000)
+KEY_LINE = PlainLineBound(1_000)
 """Bound of one line with a public key and its comment."""
-SegmentNames = Annotated[tuple[str, ...], ListBound(10**6, PlainLine())]
+SegmentNames = Annotated[tuple[str, ...], ListBound(10**6, PlainLineBound())]
 """One site name for each site and segment."""
-Numbers = Annotated[int, Range(0, 2**40)]
+Numbers = Annotated[int, NumberRange(0, 2**40)]
 TEST_ROUND = 0
 """The round number under which a run's test figures are summed; no update is masked in it."""
 
@@ -42,12 +42,12 @@ class KeysRequest(_StepRecord):
     """
 
     members: SiteNames
-    divisor: Annotated[int, Range(1, MOST_SITES)]
+    divisor: Annotated[int, NumberRange(1, MOST_SITES)]
 
 
 @dataclass(frozen=True)
 class KeysAnswer(_StepRecord):
-    """Answer with public keys in a signed :class:`~strategies.privacy.secure_aggregation.crypto.SiteStatement`.
+    """Answer with public keys in a signed :class:`~strategies.privacy.secure_aggregation.crypto.MaskingStatement`.
 
     Attributes:
         statement: Under secure aggregation, for the other sites too: two public keys made for this round, the classes

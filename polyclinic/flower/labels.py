@@ -74,7 +74,7 @@ class UnknownLabels(ValueError):
     """Raised with the nodes whose labels the coordinator cannot use, and why."""
 
 
-def site_name(node: int) -> str:
+def site_name_of_node(node: int) -> str:
     """Return the name of a node as a method's rules know it: names sort as nodes do."""
     return f"{node:020d}"
 
@@ -95,7 +95,7 @@ def ask_labels(
     for reply in grid.send_and_receive(questions, timeout=timeout) if questions else ():
         node = reply.metadata.src_node_id
         try:
-            answers[site_name(node)] = _read_answer(reply, classes, method)
+            answers[site_name_of_node(node)] = _read_answer(reply, classes, method)
             del faults[node]
         except UnknownLabels as fault:
             faults[node] = str(fault)
@@ -110,7 +110,7 @@ def _read_answer(reply: Message, classes: Sequence[str], method: SiteMethod) -> 
     try:
         site = SiteLabels(**fields)
         names, positives, images = tuple(site.classes), tuple(site.positives), site.images
-        negatives, name = tuple(images - count for count in positives), site_name(reply.metadata.src_node_id)
+        negatives, name = tuple(images - count for count in positives), site_name_of_node(reply.metadata.src_node_id)
         answer = RollCallAnswer("", name, names, names, images, 0, 0, "", "", positives, negatives)
     except (TypeError, ValueError) as error:
         raise UnknownLabels(f"sent labels that cannot be read: {error}") from None

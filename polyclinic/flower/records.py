@@ -81,7 +81,7 @@ def find_model_fault(model: ArrayRecord, sent: ArrayRecord) -> str:
 # ---------------------------------------------------------------------- means
 
 
-def restore_whole_numbers(mean: ArrayRecord, models: Sequence[ArrayRecord]) -> ArrayRecord:
+def restore_integer_entries(mean: ArrayRecord, models: Sequence[ArrayRecord]) -> ArrayRecord:
     """Return a mean of models with every integer and bool entry put back on which all models agree.
 
     Flower multiplies entries by weights that sum to 1 up to rounding: an index of 3 comes out as 2.9999..., which a
@@ -106,7 +106,7 @@ def average_common_metrics(mean: MetricMean, contents: list[RecordDict], key: st
     return mean([RecordDict({"metrics": MetricRecord(metrics)}) for metrics in kept], key)
 
 
-def mix_models(sites: ArrayRecord, server: ArrayRecord, alpha: float) -> ArrayRecord:
+def mix_array_records(sites: ArrayRecord, server: ArrayRecord, alpha: float) -> ArrayRecord:
     """Mix every floating tensor of two models; whole numbers are the sites', and infinities, which both have."""
     mixed = ArrayRecord(dict(sites))
     for key, array in sites.items():

@@ -127,7 +127,7 @@ class FedMLPSite(Site):
         if not len(images) == len(targets) > 0:
             numbers = f"{len(images)} images and {len(targets)} rows of targets"
             raise ValueError(f"{numbers}; a site without training images cannot take part")
-        self._context, self._marks = context, _compute_image_marks(images)
+        self._context, self._marks = context, _compute_image_fingerprints(images)
         self._model = HeadedModel(model, head, self.classes)
         own, name = self._model.head.weight.detach().cpu(), self._config[HEAD]
         key, models = f"{name}.weight", message.content.array_records.values()
@@ -182,7 +182,7 @@ class FedMLPSite(Site):
         return {STATISTICS: pack_arrays(statistics)}
 
 
-def _compute_image_marks(images: Tensor) -> NDArray[np.float32]:
+def _compute_image_fingerprints(images: Tensor) -> NDArray[np.float32]:
     """Return a number for each image ``(n,)`` that other images, and other orders of its pixels, rarely have."""
     ramp = torch.linspace(0, 1, max(images[0].numel(), 1), device=images.device)
     with torch.no_grad():

@@ -15,9 +15,9 @@ from flwr.serverapp.strategy import FedAvg, Result
 from common.contract import LabelContract
 from common.models.network import Head
 from common.models.zoo.spec import Task
-from common.wire.records import Arrays, Groups, RollCallAnswer
+from common.wire.records import Arrays, ModelGroups, RollCallAnswer
 from polyclinic.flower import records
-from polyclinic.flower.labels import SiteLabels, UnknownLabels, ask_labels, shorten_error, site_name
+from polyclinic.flower.labels import SiteLabels, UnknownLabels, ask_labels, shorten_error, site_name_of_node
 from polyclinic.flower.site import ANNOTATED, CLASSES, HEAD, METHOD, PARAMETERS, START, STATISTICS, TASK
 from strategies.aggregation.means import WholeHeadMean
 from strategies.local.site_method import Parameters
@@ -45,7 +45,7 @@ class TrainedModel(NamedTuple):
     model: ArrayRecord
     train_samples: float
     statistics: Arrays
-    update: Groups = Groups()
+    update: ModelGroups = ModelGroups()
 
 
 class LabelledSites(FedAvg):
@@ -89,9 +89,9 @@ class LabelledSites(FedAvg):
                 setattr(self, name, partial(records.average_common_metrics, getattr(self, name)))
         self.head, self.classes = head, tuple(SiteLabels(classes).classes)
         self._timeout, self._in_start = 3600.0, False
-        self.begin()
+        self.forget_earlier_run()
 
-    def begin(self) -> None:
+    def forget_earlier_run(self) -> None:
         """Forget what an earlier start left."""
         self.answers: dict[str, RollCallAnswer] = {}
         self.statistics: Arrays = {}
@@ -121,10 +121,10 @@ class LabelledSites(FedAvg):
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """Choose sites as Flower does; each receives the model, and which of its rows it labels."""
-        self.refuse_wrapper()
+        self.refuse_wrapping_strategy()
         self._head_of(arrays)  # refuse a wrong name before a site trains for an hour
         if server_round <= self._round:  # a wrapper's start is not ours, rounds tell both
-            self.begin()
+            self.forget_earlier_run()
         self._round, self._sent, self._asked = server_round, arrays, set()
         messages = self._add_labels(list(super().configure_train(server_round, arrays, config, grid)), grid)
         self._nodes = [message.metadata.dst_node_id for message in messages]
@@ -136,14 +136,14 @@ class LabelledSites(FedAvg):
 
     def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
         """Combine the replies that fit the model; a warning names the node of every other one."""
-        self.refuse_wrapper()
+        self.refuse_wrapping_strategy()
         ordered = sorted(replies, key=source_node)  # the same bits no matter who was first
         fit, trained = self.read_replies(server_round, ordered, self.read_reply, self._nodes)
         mean, metrics = super().aggregate_train(server_round, fit)
         if mean is None or not trained:
             return mean, metrics
-        self.learn(trained)
-        restored = records.restore_whole_numbers(mean, [reply.model for reply in trained.values()])
+        self.aggregate_reply_statistics(trained)
+        restored = records.restore_integer_entries(mean, [reply.model for reply in trained.values()])
         return self._average_owners_rows(restored, trained), metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Messages) -> MetricRecord | None:
@@ -158,7 +158,7 @@ class LabelledSites(FedAvg):
         """Leave out Flower's own check, which ends the run without a node: each reply was checked before."""
         return super()._check_and_log_replies(replies, is_train, validate=False)
 
-    def refuse_wrapper(self) -> None:
+    def refuse_wrapping_strategy(self) -> None:
         """Raise ``TypeError`` if another strategy calls this one and cannot."""
         if self.not_wrapped and not self._in_start:
             name = type(self).__name__
@@ -187,7 +187,7 @@ class LabelledSites(FedAvg):
                 fit.append(reply)
                 continue
             try:
-                contents[site_name(node)] = read(reply)
+                contents[site_name_of_node(node)] = read(reply)
                 fit.append(reply)
             except ValueError as fault:
                 faults[node] = str(fault)
@@ -205,7 +205,7 @@ class LabelledSites(FedAvg):
         if fault := records.find_model_fault(model, self._sent):
             raise ValueError(fault)
         features, statistics = self._head_of(model).features, self.read_statistics(reply)
-        site = site_name(reply.metadata.src_node_id)
+        site = site_name_of_node(reply.metadata.src_node_id)
         for name, shape in self.method.statistics_shape(self.round_context(), site, features).items():
             sent = statistics[name].shape if name in statistics else ()
             if name not in statistics or sent != shape:
@@ -221,7 +221,7 @@ class LabelledSites(FedAvg):
             raise ValueError(f"it sent no {STATISTICS!r}: {remedy}")
         return records.unpack_arrays(reply.content.config_records[STATISTICS])
 
-    def learn(self, replies: Mapping[str, TrainedModel]) -> None:
+    def aggregate_reply_statistics(self, replies: Mapping[str, TrainedModel]) -> None:
         """Let the method aggregate the statistics of replies, by site."""
         self.statistics = self.method.aggregate_statistics(self.round_context(), replies)
 
@@ -241,7 +241,7 @@ class LabelledSites(FedAvg):
         """
         if not messages:
             return []
-        nodes = {node for node in grid.get_node_ids() if site_name(node) not in self.answers} - self._asked
+        nodes = {node for node in grid.get_node_ids() if site_name_of_node(node) not in self.answers} - self._asked
         self._asked |= nodes  # once a round: a silent node holds up training, not evaluation, too
         answers, faults = ask_labels(grid, nodes, min(ROLL_CALL_S, self._timeout), self.classes, self.method.site)
         if faults and not self.answers:
@@ -259,7 +259,7 @@ class LabelledSites(FedAvg):
         shared |= {METHOD: method.name, PARAMETERS: method.parameters.model_dump_json()}
         for message in messages:
             node, sent = message.metadata.dst_node_id, message.content
-            if (site := site_name(node)) not in context.answers:
+            if (site := site_name_of_node(node)) not in context.answers:
                 continue
             annotated = [name in context.contract.sites[site] for name in self.classes]
             config = ConfigRecord({**sent.config_records[self.configrecord_key], **shared, ANNOTATED: annotated})
@@ -279,7 +279,7 @@ class LabelledSites(FedAvg):
         head, before = self._head_of(model), self._head_of(self._sent)
         owners = self.method.head_mean(self.classes, head.features)
         for site, reply in replies.items():
-            owners.add(self._head_of(reply.model).rows(owned[site]), reply.train_samples)
+            owners.add(self._head_of(reply.model).select_rows(owned[site]), reply.train_samples)
         weight, bias, is_sent = owners.mean
         for row in map(self.classes.index, partial_rows):
             head.weight[row] = weight[row] if is_sent[row] else before.weight[row]
@@ -368,14 +368,14 @@ class SequentialTraining(LabelledSites):
     def start(self, grid: Grid, *args: Any, **options: Any) -> Result:
         """Run the rounds; each site in turn has ``timeout`` seconds for its training."""
         self._grid = grid
-        return super().start(cast(Grid, _PassingGrid(grid, self._send_and_receive)), *args, **options)
+        return super().start(cast(Grid, _ModelPassingGrid(grid, self._send_and_receive)), *args, **options)
 
     def _send_and_receive(self, messages: Messages, *, timeout: float | None = None) -> Messages:
         """Return the replies; in training in the order of the pass, each to the model of the last good one before."""
         messages, model, replies = list(messages), None, list[Message]()
         if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
             return self._grid.send_and_receive(messages, timeout=timeout)
-        by_site = {site_name(message.metadata.dst_node_id): message for message in messages}
+        by_site = {site_name_of_node(message.metadata.dst_node_id): message for message in messages}
         for site in self.method.order(self.round_context(), sorted(by_site)):
             if model is not None:
                 by_site[site].content[self.arrayrecord_key] = model
@@ -390,13 +390,13 @@ class SequentialTraining(LabelledSites):
                 trained = self.read_reply(reply)
             except ValueError:  # aggregate_train says why it is left out
                 continue
-            self.learn({site: trained})
+            self.aggregate_reply_statistics({site: trained})
             model = trained.model
         return replies
 
     def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
         """Return the model of the last reply that can be used, and the mean of the metrics."""
-        self.refuse_wrapper()
+        self.refuse_wrapping_strategy()
         fit, trained = self.read_replies(server_round, replies, self.read_reply, self._nodes)
         if not trained:
             return None, None
@@ -404,7 +404,7 @@ class SequentialTraining(LabelledSites):
         return [*trained.values()][-1].model, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
 
-class _PassingGrid:
+class _ModelPassingGrid:
     """A grid of which one method is replaced; all else is the grid's own."""
 
     def __init__(self, grid: Grid, send_and_receive: Callable[..., Messages]) -> None:
@@ -441,7 +441,7 @@ class UniFed(SequentialTraining):
             messages = super().configure_train(0, arrays, config, grid)
             self.fraction_train = fraction
             replies = self._grid.send_and_receive(messages, timeout=self._timeout)
-            self.learn(self.read_replies(0, replies, self.read_reply, self._nodes)[1])
+            self.aggregate_reply_statistics(self.read_replies(0, replies, self.read_reply, self._nodes)[1])
         return super().configure_train(server_round, arrays, config, grid)
 
     def read_statistics(self, reply: Message) -> Arrays:
@@ -463,4 +463,4 @@ class UniFed(SequentialTraining):
         trained = self.train_at_server(server_round, self._sent)
         if fault := records.find_model_fault(trained, model):
             raise ValueError(f"round {server_round}: what train_at_server returned does not fit: {fault}")
-        return records.mix_models(model, trained, self.alpha), metrics
+        return records.mix_array_records(model, trained, self.alpha), metrics

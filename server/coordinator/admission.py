@@ -8,17 +8,24 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
-from common.security.identity import SiteKit, SiteRequest, check_name, checked_key, is_same_key, write_toml
-from common.system.toml import Section, read_toml, validated
+from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
+from common.security.identity import (
+    SiteAdmissionRequest,
+    SiteConnectionKit,
+    check_site_name,
+    checked_key,
+    is_same_key,
+    write_toml,
+)
+from common.system.toml import TomlSection, read_toml, validate_tables
 from server.coordinator.authority import authority_certificate
-from server.coordinator.folder import Coordinator
-from strategies.engine.claims import AdmissionLimits, ClaimsBySite
+from server.coordinator.folder import CoordinatorFolder
+from strategies.engine.claims import ClaimsBySite, SiteClaimLimits
 
 MOST_CLASSES, LONGEST_NAME = 10_000, 100
 
 
-class AdmittedSite(Section):
+class AdmittedSite(TomlSection):
     """``sites/NAME.toml``; times are ISO 8601, an empty ``revoked`` means that the site may take part.
 
     Attributes:
@@ -35,7 +42,7 @@ class AdmittedSite(Section):
     max_images: int = Field(0, ge=0)
     old_keys: tuple[str, ...] = ()
 
-    _name = field_validator("site")(check_name)
+    _name = field_validator("site")(check_site_name)
     _key = field_validator("public_key")(checked_key)
 
     @field_validator("classes")
@@ -54,23 +61,23 @@ class AdmittedSite(Section):
         return tuple(checked_key(key) for key in keys)
 
 
-def admitted_sites(coordinator: Coordinator) -> dict[str, AdmittedSite]:
+def admitted_sites(coordinator: CoordinatorFolder) -> dict[str, AdmittedSite]:
     """Return all sites ever admitted, by name, sorted.
 
     Raises:
         BadInput: With the faults of files that were edited.
     """
     paths = sorted(coordinator.sites.glob("*.toml"))
-    sites = [validated(AdmittedSite, read_toml(path), f"sites/{path.name}") for path in paths]
+    sites = [validate_tables(AdmittedSite, read_toml(path), f"sites/{path.name}") for path in paths]
     return {site.site: site for site in sorted(sites, key=lambda site: site.site)}
 
 
-def unrevoked_sites(coordinator: Coordinator) -> dict[str, AdmittedSite]:
+def unrevoked_sites(coordinator: CoordinatorFolder) -> dict[str, AdmittedSite]:
     """Return the sites that may take part now, by name."""
     return {name: site for name, site in admitted_sites(coordinator).items() if not site.revoked}
 
 
-def admission_faults(coordinator: Coordinator, request: SiteRequest) -> list[Fault]:
+def admission_faults(coordinator: CoordinatorFolder, request: SiteAdmissionRequest) -> list[Fault]:
     """Explain why a site's request cannot be granted."""
     sites = admitted_sites(coordinator)
     where = f"{request.site}.request"
@@ -95,26 +102,30 @@ def admission_faults(coordinator: Coordinator, request: SiteRequest) -> list[Fau
     return faults
 
 
-def claims_reader(coordinator: Coordinator) -> ClaimsBySite:
+def make_claim_limits_reader(coordinator: CoordinatorFolder) -> ClaimsBySite:
     """Return a function that reads which classes each site may claim to annotate, from the admitted sites' files.
 
     While a file is damaged, the function returns what it read last.
     """
-    last = dict[str, AdmissionLimits]()
+    last = dict[str, SiteClaimLimits]()
 
-    def read() -> Mapping[str, AdmissionLimits]:
+    def read_limits() -> Mapping[str, SiteClaimLimits]:
         try:
             sites = unrevoked_sites(coordinator)
         except BadInput:
             return last
-        last.update({name: AdmissionLimits(frozenset(site.classes), site.max_images) for name, site in sites.items()})
+        last.update({name: SiteClaimLimits(frozenset(site.classes), site.max_images) for name, site in sites.items()})
         return last
 
-    return read
+    return read_limits
 
 
 def admit(
-    coordinator: Coordinator, request: SiteRequest, *, classes: str | None = None, max_images: int | None = None
+    coordinator: CoordinatorFolder,
+    request: SiteAdmissionRequest,
+    *,
+    classes: str | None = None,
+    max_images: int | None = None,
 ) -> Path:
     """Admit a site; return the path of its kit, the file by which the hospital connects.
 
@@ -126,7 +137,7 @@ def admit(
     Raises:
         BadInput: If the name, the key or a class cannot be used.
     """
-    stop_on(admission_faults(coordinator, request))
+    raise_faults(admission_faults(coordinator, request))
     authority_certificate(coordinator)  # without one there is no kit to send
     site: dict[str, Any] = {"site": request.site, "public_key": request.public_key, "admitted": _utc_now_text()}
     if old := admitted_sites(coordinator).get(request.site):
@@ -136,14 +147,14 @@ def admit(
         site["classes"] = tuple(name.strip() for name in classes.split(",") if name.strip())
     if max_images is not None:
         site["max_images"] = max_images
-    admitted = validated(AdmittedSite, site, "flwr-server admit")
+    admitted = validate_tables(AdmittedSite, site, "flwr-server admit")
     write_toml(_site_file(coordinator, request.site), admitted, "Admitted by flwr-server admit.")
-    return write_kit(coordinator, admitted)
+    return write_connection_kit(coordinator, admitted)
 
 
-def write_kit(coordinator: Coordinator, site: AdmittedSite) -> Path:
+def write_connection_kit(coordinator: CoordinatorFolder, site: AdmittedSite) -> Path:
     """Write the kit, the file by which a hospital connects to this coordinator; return its path."""
-    kit = SiteKit(
+    kit = SiteConnectionKit(
         coordinator=coordinator.file.name,
         address=coordinator.public_address,
         site=site.site,
@@ -155,7 +166,7 @@ def write_kit(coordinator: Coordinator, site: AdmittedSite) -> Path:
     return path
 
 
-def unrevoked_site(coordinator: Coordinator, name: str) -> AdmittedSite:
+def unrevoked_site(coordinator: CoordinatorFolder, name: str) -> AdmittedSite:
     """Return a site that may take part now.
 
     Raises:
@@ -163,12 +174,12 @@ def unrevoked_site(coordinator: Coordinator, name: str) -> AdmittedSite:
     """
     sites = unrevoked_sites(coordinator)
     if name not in sites:
-        remedy = did_you_mean(name, sites) or f"Admitted sites: {quoted(sites) or 'none'}."
+        remedy = suggest_nearest_name(name, sites) or f"Admitted sites: {quote_names(sites) or 'none'}."
         raise BadInput([Fault(name, "is not an admitted site.", remedy)])
     return sites[name]
 
 
-def revoke(coordinator: Coordinator, name: str) -> AdmittedSite:
+def revoke(coordinator: CoordinatorFolder, name: str) -> AdmittedSite:
     """Revoke a site's admission.
 
     Raises:
@@ -179,7 +190,7 @@ def revoke(coordinator: Coordinator, name: str) -> AdmittedSite:
     return site
 
 
-def _site_file(coordinator: Coordinator, name: str) -> Path:
+def _site_file(coordinator: CoordinatorFolder, name: str) -> Path:
     return coordinator.sites / f"{name}.toml"
 
 

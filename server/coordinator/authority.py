@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.errors import BadInput, Fault
-from common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE, write_secret
+from common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE, write_secret_file
 from common.system.files import write_atomically
 from common.system.preflight import date_faults
-from server.coordinator.folder import Coordinator
+from server.coordinator.folder import CoordinatorFolder
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 397
 RENEW_BEFORE_DAYS = 30
@@ -29,17 +29,17 @@ UNREADABLE = (OSError, *UNREADABLE_CERTIFICATE)
 _ALWAYS = ("localhost", "127.0.0.1")  # by which flwr-server reaches its own SuperLink
 
 
-def make_authority(coordinator: Coordinator) -> None:
+def make_certificate_authority(coordinator: CoordinatorFolder) -> None:
     """Make key and certificate of the authority; existing ones are never overwritten."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = subject_name(f"{coordinator.file.name} (Polyclinic authority)")
     builder = certificate_builder(name, name, key.public_key(), AUTHORITY_DAYS, is_authority=True)
     certificate = builder.sign(key, hashes.SHA256())
-    write_secret(coordinator.authority / "ca.key", _key_as_pem(key))
+    write_secret_file(coordinator.authority / "ca.key", _key_as_pem(key))
     write_atomically(coordinator.ca_certificate, certificate.public_bytes(form.Encoding.PEM))
 
 
-def issue_server_certificate(coordinator: Coordinator, days: float = SERVER_DAYS) -> None:
+def issue_server_certificate(coordinator: CoordinatorFolder, days: float = SERVER_DAYS) -> None:
     """Issue the server's certificate for the hosts of ``coordinator.toml`` with a new key, and replace the old ones.
 
     Args:
@@ -65,7 +65,7 @@ def issue_server_certificate(coordinator: Coordinator, days: float = SERVER_DAYS
     )
 
 
-def signing_key_and_certificate(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
+def signing_key_and_certificate(coordinator: CoordinatorFolder) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
     """Return the key that signs a run's requests and its certificate (DER); issue new ones where they expire soon.
 
     The key is not the server's: a person who has the SuperLink's key cannot make requests.
@@ -82,7 +82,9 @@ def signing_key_and_certificate(coordinator: Coordinator) -> tuple[ec.EllipticCu
     return identity
 
 
-def _read_signing_key_and_certificate(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, bytes] | None:
+def _read_signing_key_and_certificate(
+    coordinator: CoordinatorFolder,
+) -> tuple[ec.EllipticCurvePrivateKey, bytes] | None:
     try:
         key = form.load_pem_private_key((coordinator.authority / "signing.key").read_bytes(), None)
         certificate = x509.load_pem_x509_certificate((coordinator.authority / "signing.crt").read_bytes())
@@ -96,7 +98,7 @@ def _read_signing_key_and_certificate(coordinator: Coordinator) -> tuple[ec.Elli
 
 
 def _write_certificate(
-    coordinator: Coordinator, stem: str, name: str, days: float, *extensions: tuple[x509.ExtensionType, bool]
+    coordinator: CoordinatorFolder, stem: str, name: str, days: float, *extensions: tuple[x509.ExtensionType, bool]
 ) -> None:
     """Write ``STEM.key`` and ``STEM.crt``: a new key, and its certificate by the authority with these extensions."""
     authority_key, authority = _read_authority(coordinator)
@@ -106,12 +108,12 @@ def _write_certificate(
         builder = builder.add_extension(extension, critical=critical)
     key_path = coordinator.authority / f"{stem}.key"
     key_path.unlink(missing_ok=True)
-    write_secret(key_path, _key_as_pem(key))
+    write_secret_file(key_path, _key_as_pem(key))
     certificate = builder.sign(authority_key, hashes.SHA256())
     write_atomically(coordinator.authority / f"{stem}.crt", certificate.public_bytes(form.Encoding.PEM))
 
 
-def authority_certificate(coordinator: Coordinator) -> str:
+def authority_certificate(coordinator: CoordinatorFolder) -> str:
     """Return the authority's certificate as PEM, for kits.
 
     Raises:
@@ -125,7 +127,7 @@ def authority_certificate(coordinator: Coordinator) -> str:
     return certificate.public_bytes(form.Encoding.PEM).decode()
 
 
-def days_until_expiry(coordinator: Coordinator) -> float:
+def days_until_expiry(coordinator: CoordinatorFolder) -> float:
     """Return the number of days until the server's certificate expires.
 
     Raises:
@@ -135,7 +137,7 @@ def days_until_expiry(coordinator: Coordinator) -> float:
     return time_left.total_seconds() / 86400
 
 
-def certificate_faults(coordinator: Coordinator) -> list[Fault]:
+def certificate_faults(coordinator: CoordinatorFolder) -> list[Fault]:
     """Explain why the server cannot use its certificate, or why hospitals would refuse that certificate."""
     remedy = f"Run: flwr-server init {coordinator.folder} --renew"
     certificate = _read_server_certificate(coordinator)
@@ -207,7 +209,7 @@ def _key_as_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
 
 
-def _read_authority(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+def _read_authority(coordinator: CoordinatorFolder) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     try:
         key = form.load_pem_private_key((coordinator.authority / "ca.key").read_bytes(), None)
         certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes())
@@ -228,7 +230,7 @@ def _explain_read_error(error: Exception) -> str:
     return "it is damaged, cut off or, if a key, locked by a password"
 
 
-def _read_server_certificate(coordinator: Coordinator) -> x509.Certificate:
+def _read_server_certificate(coordinator: CoordinatorFolder) -> x509.Certificate:
     path: Path = coordinator.authority / "server.crt"
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())

@@ -19,9 +19,9 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from common.errors import BadInput, Fault
-from common.security.identity import check_name
-from common.system.files import is_locked, lock_or_refuse, make_private_folder, write_atomically
-from common.system.toml import Section, read_toml, toml_text, validated
+from common.security.identity import check_site_name
+from common.system.files import is_locked, lock_file_or_refuse, make_private_folder, write_atomically
+from common.system.toml import TomlSection, read_toml, toml_text, validate_tables
 
 FILE = "coordinator.toml"
 _HOST = re.compile(
@@ -45,7 +45,7 @@ def checked_host(host: str) -> str:
     return host
 
 
-class CoordinatorFile(Section):
+class CoordinatorFile(TomlSection):
     """The keys of ``coordinator.toml``.
 
     Attributes:
@@ -61,7 +61,7 @@ class CoordinatorFile(Section):
     port: int = Port
     connections: int = Field(default=1000, ge=16, le=100_000)
 
-    _name = field_validator("name")(check_name)
+    _name = field_validator("name")(check_site_name)
 
     @field_validator("hosts")
     @classmethod
@@ -78,7 +78,7 @@ class CoordinatorFile(Section):
 
 
 @dataclass(frozen=True)
-class Coordinator:
+class CoordinatorFolder:
     """A coordinator's folder and the content of its ``coordinator.toml``."""
 
     folder: Path
@@ -119,7 +119,7 @@ def _join_host_and_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def read_coordinator(folder: Path) -> Coordinator:
+def read_coordinator(folder: Path) -> CoordinatorFolder:
     """Read a coordinator's folder.
 
     Raises:
@@ -128,30 +128,30 @@ def read_coordinator(folder: Path) -> Coordinator:
     if not (folder / FILE).is_file():
         problem = f"is no coordinator's folder: it holds no {FILE}."
         raise BadInput([Fault(str(folder), problem, "Make one with flwr-server init.")])
-    return Coordinator(folder, validated(CoordinatorFile, read_toml(folder / FILE), FILE))
+    return CoordinatorFolder(folder, validate_tables(CoordinatorFile, read_toml(folder / FILE), FILE))
 
 
-def make_private(coordinator: Coordinator, tell: Callable[[str], None]) -> None:
+def make_private(coordinator: CoordinatorFolder, tell: Callable[[str], None]) -> None:
     """Close the folder to other accounts: it shows who takes part, and it holds keys and logs."""
     if make_private_folder(coordinator.folder):
         tell(f"other accounts could look into {coordinator.folder}; now only this one can (mode 700)")
 
 
-def write_coordinator(folder: Path, file: CoordinatorFile) -> Coordinator:
+def write_coordinator(folder: Path, file: CoordinatorFile) -> CoordinatorFolder:
     """Write ``coordinator.toml``."""
     lines = ["# Polyclinic coordinator. After a change of hosts: flwr-server init DIR --renew."]
     lines += [f"{key} = {toml_text(value)}" for key, value in file.model_dump().items()]
     write_atomically(folder / FILE, ("\n".join(lines) + "\n").encode())
-    return Coordinator(folder, file)
+    return CoordinatorFolder(folder, file)
 
 
-def is_running(coordinator: Coordinator, command: Literal["start", "run"]) -> bool:
+def is_command_running(coordinator: CoordinatorFolder, command: Literal["start", "run"]) -> bool:
     """Return whether a process of this command runs on this folder."""
     return is_locked(coordinator.state / f"{command}.lock")
 
 
 @contextlib.contextmanager
-def lock_coordinator(coordinator: Coordinator, command: Literal["start", "run"]) -> Iterator[None]:
+def lock_coordinator(coordinator: CoordinatorFolder, command: Literal["start", "run"]) -> Iterator[None]:
     """Lock this folder for one process of this command.
 
     Raises:
@@ -161,5 +161,5 @@ def lock_coordinator(coordinator: Coordinator, command: Literal["start", "run"])
     coordinator.state.chmod(0o700)
     with (coordinator.state / f"{command}.lock").open("w") as file:
         problem = f"another flwr-server {command} is at work in this folder."
-        lock_or_refuse(file, Fault(str(coordinator.folder), problem))
+        lock_file_or_refuse(file, Fault(str(coordinator.folder), problem))
         yield

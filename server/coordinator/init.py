@@ -3,16 +3,16 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from common.errors import Fault, stop_on
-from common.security.identity import check_name
-from common.system.files import atomic_outputs, make_private_folder
-from common.system.toml import validated
-from server.coordinator.admission import unrevoked_sites, write_kit
-from server.coordinator.authority import SERVER_DAYS, issue_server_certificate, make_authority
+from common.errors import Fault, raise_faults
+from common.security.identity import check_site_name
+from common.system.files import make_private_folder, remove_outputs_on_failure
+from common.system.toml import validate_tables
+from server.coordinator.admission import unrevoked_sites, write_connection_kit
+from server.coordinator.authority import SERVER_DAYS, issue_server_certificate, make_certificate_authority
 from server.coordinator.folder import (
     FILE,
-    Coordinator,
     CoordinatorFile,
+    CoordinatorFolder,
     checked_host,
     read_coordinator,
     write_coordinator,
@@ -39,15 +39,15 @@ def make_folder(folder: Path, name: str, hosts: Sequence[str], *, listen: str, p
     if not name:
         faults.append(Fault("--name", "is missing: the federation's name."))
     else:
-        faults += _value_faults("--name", check_name, [name])
+        faults += _value_faults("--name", check_site_name, [name])
     if not hosts:
         faults.append(Fault("--host", "is missing: a name or address by which hospitals reach this machine."))
-    stop_on([*faults, *_value_faults("--host", checked_host, hosts)])
+    raise_faults([*faults, *_value_faults("--host", checked_host, hosts)])
     tree = {"name": name, "hosts": tuple(hosts), "listen": listen, "port": port}
-    coordinator = Coordinator(folder, validated(CoordinatorFile, tree, "flwr-server init"))
-    with atomic_outputs(folder, coordinator.authority, folder / FILE):
+    coordinator = CoordinatorFolder(folder, validate_tables(CoordinatorFile, tree, "flwr-server init"))
+    with remove_outputs_on_failure(folder, coordinator.authority, folder / FILE):
         make_private_folder(folder)
-        make_authority(coordinator)
+        make_certificate_authority(coordinator)
         issue_server_certificate(coordinator)
         write_coordinator(folder, coordinator.file)
     return [
@@ -69,7 +69,7 @@ def renew_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
         BadInput: If the folder is not a coordinator's, or a host is not valid.
     """
     coordinator = read_coordinator(folder)
-    stop_on(_value_faults("--host", checked_host, hosts))
+    raise_faults(_value_faults("--host", checked_host, hosts))
     if hosts:
         chosen = tuple(checked_host(host) for host in hosts)
         coordinator = write_coordinator(folder, coordinator.file.model_copy(update={"hosts": chosen}))
@@ -79,7 +79,7 @@ def renew_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
         f"It counts from the next start: stop flwr-server start {folder} and start it again.",
     ]
     if hosts:
-        kits = [str(write_kit(coordinator, site)) for site in unrevoked_sites(coordinator).values()]
+        kits = [str(write_connection_kit(coordinator, site)) for site in unrevoked_sites(coordinator).values()]
         if kits:
             lines.append(f"The address in kits is now {coordinator.public_address}; send them again: {', '.join(kits)}")
     return lines

@@ -3,37 +3,41 @@
 from pathlib import Path
 
 from common.config import ExperimentFile
-from common.errors import Fault, quoted, stop_on
+from common.errors import Fault, quote_names, raise_faults
 from common.system.preflight import flower_faults, port_faults, writable_folder_faults
 from server.coordinator.admission import unrevoked_sites
 from server.coordinator.authority import certificate_faults
-from server.coordinator.folder import Coordinator, is_running
-from server.coordinator.state import accepts_connections
+from server.coordinator.folder import CoordinatorFolder, is_command_running
+from server.coordinator.state import is_control_socket_listening
 
 
-def faults_of_start(coordinator: Coordinator) -> list[Fault]:
+def find_faults_before_start(coordinator: CoordinatorFolder) -> list[Fault]:
     """Check certificates, rights, room and Flower's release; also the port, unless another ``start`` has it."""
     faults = [*certificate_faults(coordinator), *flower_faults()]
     for folder in (coordinator.state, coordinator.log.parent):
         faults += writable_folder_faults(folder)
-    if is_running(coordinator, "start"):
+    if is_command_running(coordinator, "start"):
         return [*faults, Fault(str(coordinator.folder), "another flwr-server start is at work in this folder.")]
     return list(dict.fromkeys([*faults, *hospital_port_faults(coordinator)]))
 
 
-def faults_of_run(coordinator: Coordinator, out: Path, *, resume: bool) -> list[Fault]:
+def find_faults_before_run(coordinator: CoordinatorFolder, out: Path, *, resume: bool) -> list[Fault]:
     """Check certificates, rights, room under the run folder, Flower's release, and that a SuperLink serves the sites.
 
     Args:
         resume: Whether the run is resumed: it then waits for the SuperLink, which may be starting again too.
     """
     faults = [*certificate_faults(coordinator), *writable_folder_faults(out), *flower_faults()]
-    return faults if resume or accepts_connections(coordinator.state) else [*faults, no_superlink_faults(coordinator)]
+    return (
+        faults
+        if resume or is_control_socket_listening(coordinator.state)
+        else [*faults, make_no_superlink_fault(coordinator)]
+    )
 
 
-def no_superlink_faults(coordinator: Coordinator) -> Fault:
+def make_no_superlink_fault(coordinator: CoordinatorFolder) -> Fault:
     """Return the fault of a run where no SuperLink serves the sites."""
-    if is_running(coordinator, "start"):
+    if is_command_running(coordinator, "start"):
         problem = "flwr-server start is at work on this folder, but its SuperLink does not answer."
         remedy = f"Wait until it says ready; if it does not, {coordinator.log} says why."
         return Fault(str(coordinator.folder), problem, remedy)
@@ -41,7 +45,7 @@ def no_superlink_faults(coordinator: Coordinator) -> Fault:
     return Fault(str(coordinator.folder), "flwr-server start does not run on this folder.", remedy)
 
 
-def expected_site_count(coordinator: Coordinator, file: ExperimentFile, sites: int, *, resume: bool) -> int:
+def expected_site_count(coordinator: CoordinatorFolder, file: ExperimentFile, sites: int, *, resume: bool) -> int:
     """Return the number of sites that a run waits for.
 
     Args:
@@ -57,15 +61,15 @@ def expected_site_count(coordinator: Coordinator, file: ExperimentFile, sites: i
     if not admitted:
         faults.append(Fault(str(coordinator.folder), "no site is admitted.", "flwr-server admit DIR NAME.request"))
     elif expected > len(admitted):
-        faults.append(Fault("--sites", f"is {sites}, but {len(admitted)} are admitted: {quoted(admitted)}."))
+        faults.append(Fault("--sites", f"is {sites}, but {len(admitted)} are admitted: {quote_names(admitted)}."))
     elif needed > expected:
         problem = f"is {needed}, but the run waits for {expected} sites."
         faults.append(Fault(f"{file.path.name}: participation.min_sites", problem))
-    stop_on(faults)
+    raise_faults(faults)
     return expected
 
 
-def hospital_port_faults(coordinator: Coordinator) -> list[Fault]:
+def hospital_port_faults(coordinator: CoordinatorFolder) -> list[Fault]:
     """Check that the port for hospitals can be opened."""
     remedy = "Stop what uses it, or set another port in coordinator.toml."
     return port_faults("coordinator.toml: port", coordinator.file.listen, coordinator.file.port, remedy)

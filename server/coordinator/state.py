@@ -81,7 +81,7 @@ class ControlSocket:
         os.close(self._descriptor)
 
 
-def accepts_connections(state: Path) -> bool:
+def is_control_socket_listening(state: Path) -> bool:
     """Return whether a process listens on the control socket of this folder."""
     with (
         contextlib.suppress(OSError),

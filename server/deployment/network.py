@@ -13,29 +13,29 @@ import torch
 
 from common.config import ExperimentFile
 from common.data.base.image_set import ImageSet, Splits
-from common.data.load import external_images, load
-from common.errors import BadInput, CannotGoOn, Fault, stop_on
-from common.models.network import model_faults
-from common.simulation import image_store
+from common.data.load import external_images, load_dataset
+from common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
+from common.models.network import network_build_faults
+from common.simulation import simulation_image_store
 from common.system.files import is_disk_full, make_private_folder, remove_partial_files
-from server.coordinator.admission import admitted_sites, claims_reader
-from server.coordinator.folder import Coordinator, lock_coordinator, make_private
-from server.coordinator.preflight import no_superlink_faults
+from server.coordinator.admission import admitted_sites, make_claim_limits_reader
+from server.coordinator.folder import CoordinatorFolder, lock_coordinator, make_private
+from server.coordinator.preflight import make_no_superlink_fault
 from server.coordinator.state import read_sign_offs
 from server.deployment.superlink.control_client import is_superlink_answering
 from server.deployment.superlink.network_grid import NetworkGrid, open_network_grid
 from server.deployment.superlink.process import OBJECTS, START_TIMEOUT_S
 from server.deployment.superlink.refused_calls import FILE as REFUSED_CALLS
-from server.deployment.supervisor import RunExit
+from server.deployment.supervisor import RunExitCode
 from server.deployment.timers import list_timers, timer_order_faults
 from server.federation.evaluation import RunContext
 from server.federation.run import run_federation
 from server.federation.set_up import OpenedRunFolder
-from server.runs.live_status import LineReader, PresentRun, add_to_run_history
+from server.runs.live_status import CurrentRun, JsonLinesReader, add_to_run_history
 from server.runs.reporter import RunReporter
 from strategies.engine.events import RunStopped
 from strategies.method_list import prefix_with_file
-from strategies.methods.base import find_image_faults
+from strategies.methods.base import find_coordinator_image_faults
 from strategies.registry import build_experiment_strategy
 
 Tell = Callable[[str], None]
@@ -56,16 +56,16 @@ def lead_with_exit_code(
     line = shlex.join(resume_command)
     try:
         return lead()
-    except (BadInput, CannotGoOn):
+    except (BadInput, ProgramCannotContinue):
         raise
     except (SystemExit, KeyboardInterrupt):
         tell(f"stopped on request; to go on: {line}")
-        raise SystemExit(int(RunExit.ON_REQUEST)) from None
+        raise SystemExit(int(RunExitCode.ON_REQUEST)) from None
     except Exception as error:  # the process's edge
         if is_disk_full(error):
             raise RunStopped(f"no room on the disk of {out}: free some, then go on with: {line}") from None
         traceback.print_exception(error)
-        raise SystemExit(int(RunExit.CRASHED)) from None
+        raise SystemExit(int(RunExitCode.CRASHED)) from None
 
 
 class NetworkBackend:
@@ -77,40 +77,40 @@ class NetworkBackend:
 
     durable = True
 
-    def __init__(self, coordinator: Coordinator, file: ExperimentFile, sites: int, tell: Tell) -> None:
+    def __init__(self, coordinator: CoordinatorFolder, file: ExperimentFile, sites: int, tell: Tell) -> None:
         self.coordinator, self.file, self.sites, self.tell = coordinator, file, sites, tell
         self.own: Splits | None = None
         self.external: ImageSet | None = None
 
-    def check(self, *, resume: bool) -> None:
+    def check_before_run(self, *, resume: bool) -> None:
         """Load the coordinator's own images and the external ones; check the experiment before any site is asked.
 
         Raises:
             BadInput: For a bad experiment, or without a SuperLink.
         """
         file, experiment, faults = self.file, self.file.experiment, list[Fault]()
-        store = image_store(experiment, file.base, self.tell)
+        store = simulation_image_store(experiment, file.base_folder, self.tell)
         try:
-            self.own = load(experiment.server_data, file.base, store) if experiment.server_data else None
+            self.own = load_dataset(experiment.server_data, file.base_folder, store) if experiment.server_data else None
         except BadInput as error:
             faults += [replace(fault, where=f"server_data: {fault.where}") for fault in error.faults]
         try:
-            self.external = external_images(experiment.external_test, file.base, store)
+            self.external = external_images(experiment.external_test, file.base_folder, store)
         except BadInput as error:
             faults += error.faults
         try:
             method = build_experiment_strategy(experiment)
-            faults += find_image_faults(method, self.own) if not faults else []
+            faults += find_coordinator_image_faults(method, self.own) if not faults else []
             if method.site.pooled != "no":
                 method_name = experiment.run.method
                 problem = f'"{method_name}" puts all images in one place; hospitals\' images stay where they are.'
                 faults.append(Fault("run.method", problem, "Only flwr-sim runs it."))
         except BadInput as error:
             faults += error.faults
-        faults += model_faults(experiment.model, file.base) + timer_order_faults(list_timers(experiment))
-        stop_on([prefix_with_file(file, fault) for fault in faults])
+        faults += network_build_faults(experiment.model, file.base_folder) + timer_order_faults(list_timers(experiment))
+        raise_faults([prefix_with_file(file, fault) for fault in faults])
         if not is_superlink_answering(self.coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
-            raise BadInput([no_superlink_faults(self.coordinator)])
+            raise BadInput([make_no_superlink_fault(self.coordinator)])
 
     def lock_out_other_runs(self) -> AbstractContextManager[object]:
         """Lock the coordinator's folder within the context, because it leads one run at a time."""
@@ -124,7 +124,7 @@ class NetworkBackend:
         make_private(coordinator, self.tell)
         if make_private_folder(out):
             self.tell(f"other accounts could look into {out}; now only this one can (mode 700)")
-        present = PresentRun(str(out.resolve()), experiment.run.name or experiment.run.method)
+        present = CurrentRun(str(out.resolve()), experiment.run.name or experiment.run.method)
         signed_off = partial(read_sign_offs, coordinator.state)
         note = partial(add_to_run_history, coordinator.state)
         reports = RunReporter(present, coordinator.state, self.tell, signed_off, note)
@@ -132,20 +132,20 @@ class NetworkBackend:
             try:
                 return run_federation(grid, experiment, self._make_run_context(opening, grid), [reporter])
             except (SystemExit, KeyboardInterrupt):
-                opening.folder.event("stopped", reason="on request")
+                opening.folder.append_event("stopped", reason="on request")
                 raise
 
     def _make_run_context(self, opening: OpenedRunFolder, grid: NetworkGrid) -> RunContext:
         coordinator, own = self.coordinator, self.own
-        reader = LineReader(coordinator.state / REFUSED_CALLS)
-        reader.look()  # calls that were refused before this run are none of its events
+        reader = JsonLinesReader(coordinator.state / REFUSED_CALLS)
+        reader.poll()  # calls that were refused before this run are none of its events
 
         def refused_calls() -> list[dict[str, Any]]:  # an event has a time of its own
             calls = reader.read_new()
             return [{name: value for name, value in call.items() if name not in ("time", "run")} for call in calls]
 
         return RunContext(
-            base=self.file.base,
+            base=self.file.base_folder,
             folder=opening.folder,
             run=opening.run,
             resumed=opening.resumed,
@@ -157,9 +157,9 @@ class NetworkBackend:
             own=own,
             test=None if own is None else own.test,
             external=self.external,
-            registered=grid.registered,
-            left_replies=grid.left_replies,
+            registered=grid.registered_sites,
+            left_replies=grid.unrecorded_replies,
             key_of=lambda site: admitted_sites(coordinator)[site].public_key,
             refused_calls=refused_calls,
-            claims=claims_reader(coordinator),
+            claims=make_claim_limits_reader(coordinator),
         )

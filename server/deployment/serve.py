@@ -3,29 +3,29 @@
 import time
 from collections.abc import Callable
 
-from common.errors import BadInput, stop_on
+from common.errors import BadInput, raise_faults
 from server.coordinator.admission import unrevoked_sites
 from server.coordinator.authority import RENEW_BEFORE_DAYS, days_until_expiry
-from server.coordinator.folder import Coordinator, lock_coordinator, make_private
+from server.coordinator.folder import CoordinatorFolder, lock_coordinator, make_private
 from server.coordinator.state import read_sign_offs, write_connections
 from server.deployment.superlink.control_client import ControlClient, SuperLinkGone, openssh_key_to_pem
 from server.deployment.superlink.database import set_aside_if_unusable
 from server.deployment.superlink.process import START_TIMEOUT_S, SuperLink
 from server.deployment.superlink.registrations import RegisteredSite
 from server.deployment.timers import list_timers, timer_order_faults
-from server.runs.live_status import stopped_at
+from server.runs.live_status import describe_sign_off
 
 POLL_S, RESTART_S = 1.0, 1.0
 Tell = Callable[[str], None]
 
 
-def serve(coordinator: Coordinator, tell: Tell) -> None:
+def serve_superlink(coordinator: CoordinatorFolder, tell: Tell) -> None:
     """Keep the SuperLink running until this process is told to stop; report sites that connect or leave.
 
     Raises:
         BadInput: If a timer is shorter than one that has to end before it, or the SuperLink does not start.
     """
-    stop_on(timer_order_faults(list_timers(None)))
+    raise_faults(timer_order_faults(list_timers(None)))
     make_private(coordinator, tell)
     with lock_coordinator(coordinator, "start"):
         link = SuperLink(coordinator)
@@ -39,19 +39,21 @@ def serve(coordinator: Coordinator, tell: Tell) -> None:
             if (days := days_until_expiry(coordinator)) < RENEW_BEFORE_DAYS:
                 tell(f"the certificate expires in {days:.0f} days: flwr-server init {coordinator.folder} --renew")
             tell(f"admitted sites: {', '.join(unrevoked_sites(coordinator)) or 'none yet'}")
-            _watch_superlink(coordinator, link, control, tell)
+            _keep_superlink_running(coordinator, link, control, tell)
         finally:
             link.stop()
 
 
-def _start_superlink(coordinator: Coordinator, link: SuperLink, tell: Tell) -> None:
+def _start_superlink(coordinator: CoordinatorFolder, link: SuperLink, tell: Tell) -> None:
     """Start the SuperLink, with a new database where the old one cannot be used."""
     if event := set_aside_if_unusable(coordinator):
         tell(event)
     link.start()
 
 
-def _watch_superlink(coordinator: Coordinator, link: SuperLink, control: ControlClient, tell: Tell) -> None:
+def _keep_superlink_running(
+    coordinator: CoordinatorFolder, link: SuperLink, control: ControlClient, tell: Tell
+) -> None:
     """Restart a SuperLink that ends, synchronize registrations, and report changes of connections, for ever."""
     before, problem = dict[str, bool](), ""
     write_connections(coordinator.state, before)
@@ -79,7 +81,7 @@ def _watch_superlink(coordinator: Coordinator, link: SuperLink, control: Control
             elif site not in unrevoked_sites(coordinator):
                 tell(f"{site} is revoked: its calls are refused from now on")
             elif when := read_sign_offs(coordinator.state).get(site):
-                tell(f"{site} {stopped_at(when)}")
+                tell(f"{site} {describe_sign_off(when)}")
             else:
                 tell(f"{site} is gone: it gives no sign of life, and did not sign off")
         if now != before:
@@ -88,7 +90,7 @@ def _watch_superlink(coordinator: Coordinator, link: SuperLink, control: Control
         time.sleep(POLL_S)
 
 
-def synchronize_registrations(coordinator: Coordinator, control: ControlClient) -> list[RegisteredSite]:
+def synchronize_registrations(coordinator: CoordinatorFolder, control: ControlClient) -> list[RegisteredSite]:
     """Bring the SuperLink's registrations in line with the folder's admissions; return the registered sites.
 
     ``admit`` and ``revoke`` only write files, no matter on which machine they run; here the files take effect.

@@ -12,31 +12,31 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from common import __version__
-from common.errors import quoted
-from common.security.identity import fingerprint
+from common.errors import quote_names
+from common.security.identity import public_key_fingerprint
 from server.coordinator.admission import admitted_sites
 from server.coordinator.authority import days_until_expiry
-from server.coordinator.folder import Coordinator, is_running
+from server.coordinator.folder import CoordinatorFolder, is_command_running
 from server.coordinator.state import read_sign_offs
 from server.deployment.superlink.control_client import ControlClient, SuperLinkGone, is_superlink_answering
-from server.runs.live_status import PresentRun, describe_part_in_run, read_present, stopped_at
+from server.runs.live_status import CurrentRun, describe_sign_off, describe_site_in_run, read_current_run
 
 LINK = {"up": "up", "starting": "starting: it takes up to a minute", "down": "down: start it with flwr-server start"}
 
 
-def status_fields(coordinator: Coordinator) -> dict[str, Any]:
+def status_fields(coordinator: CoordinatorFolder) -> dict[str, Any]:
     """Return the fields of ``status --json``."""
     up, online = is_superlink_answering(coordinator), set[str]()
     if up:
         with suppress(SuperLinkGone), closing(ControlClient(coordinator, answer_s=5.0)) as control:
             online = {node.name for node in control.nodes() if node.online}
-    present, signed_off, sites = read_present(coordinator.state), read_sign_offs(coordinator.state), {}
+    present, signed_off, sites = read_current_run(coordinator.state), read_sign_offs(coordinator.state), {}
     for name, site in admitted_sites(coordinator).items():
         state = "connected" if name in online else "stopped" if name in signed_off else "not connected"
         sites[name] = {
             "state": "revoked" if site.revoked else state,
             "stopped": signed_off.get(name),
-            "fingerprint": fingerprint(site.public_key),
+            "fingerprint": public_key_fingerprint(site.public_key),
             "admitted": site.admitted,
             "revoked": site.revoked or None,
             "classes": list(site.classes),
@@ -47,7 +47,7 @@ def status_fields(coordinator: Coordinator) -> dict[str, Any]:
         "name": coordinator.file.name,
         "address": coordinator.public_address,
         "release": __version__,
-        "superlink": "up" if up else "starting" if is_running(coordinator, "start") else "down",
+        "superlink": "up" if up else "starting" if is_command_running(coordinator, "start") else "down",
         "certificate_days": days_until_expiry(coordinator),
         "sites": sites,
         "run": asdict(present) if present else None,
@@ -62,13 +62,13 @@ def status_tables(status: Mapping[str, Any]) -> RenderableType:
     heading += f"certificate {status['certificate_days']:.0f} days; release {status['release']}"
     table, claims = Table("site", "connection", "in the run", "release"), []
     run = status["run"] or {}
-    present = PresentRun(**run) if run else None
+    present = CurrentRun(**run) if run else None
     for name, site in status["sites"].items():
-        part = describe_part_in_run(present, name, revoked=site["state"] == "revoked") if present else ""
+        part = describe_site_in_run(present, name, revoked=site["state"] == "revoked") if present else ""
         when = site.get("stopped") if site["state"] == "stopped" else None
-        link = stopped_at(when) if when else site["state"]
+        link = describe_sign_off(when) if when else site["state"]
         table.add_row(name, link, "" if when else part, Text(site.get("release") or ""))
-        limits = [quoted(site["classes"])] if site["classes"] else []
+        limits = [quote_names(site["classes"])] if site["classes"] else []
         limits += [f"{site['max_images']:,} training images at most"] if site["max_images"] else []
         if limits:
             claims.append(Text(f"{name} may claim {'; '.join(limits)}"))
@@ -90,7 +90,9 @@ def _describe_run(run: Mapping[str, Any], status: Mapping[str, Any]) -> str:
         for name in run["waiting_for"]:
             site = status["sites"].get(name, {})
             if site.get("state") != "revoked":
-                awaited.append(f"{name} ({stopped_at(site['stopped'])})" if site.get("state") == "stopped" else name)
+                awaited.append(
+                    f"{name} ({describe_sign_off(site['stopped'])})" if site.get("state") == "stopped" else name
+                )
         if awaited:
             left_s = max(run["deadline"] - status["time"], 0)
             lines.append(f"waiting for {', '.join(awaited)}, at most {left_s:.0f} s more")

@@ -25,7 +25,7 @@ PROGRAM = (sys.executable, "-P", "-m", "server.cli")
 """Command of the leading process."""
 
 
-class RunExit(IntEnum):
+class RunExitCode(IntEnum):
     """Exit codes of ``flwr-server run``."""
 
     DONE = 0
@@ -35,7 +35,7 @@ class RunExit(IntEnum):
     CRASHED = 70
 
 
-def supervise(
+def supervise_run(
     arguments: Sequence[str], done: Callable[[], int], note: Callable[[str, int, float], None], *, resume: bool
 ) -> int:
     """Lead the run in a child process, and restart the child as long as that helps.
@@ -46,7 +46,7 @@ def supervise(
             0 for no restart.
 
     Returns:
-        The exit code, a :class:`RunExit`.
+        The exit code, a :class:`RunExitCode`.
     """
     stop_requested = threading.Event()
     child: subprocess.Popen[bytes] | None = None
@@ -59,7 +59,7 @@ def supervise(
     # The child ends when this process does, by Linux's signal and not by preexec_fn: that one makes gRPC's fork
     # handlers run in the child, and of a process that has used gRPC one child in twenty was aborted.
     environment = {**os.environ, STARTER: str(os.getpid())}
-    with stop_on_signals(), graceful_shutdown(int(RunExit.ON_REQUEST), stop):
+    with stop_on_signals(), graceful_shutdown(int(RunExitCode.ON_REQUEST), stop):
         deaths, before = 0, done()
         while True:
             command = [*PROGRAM, *arguments, "--once", *["--resume"] * resume]
@@ -70,7 +70,7 @@ def supervise(
                 code = child.wait()  # minus the signal that killed it
             if stop_requested.is_set():
                 return code if code >= 0 else _report_requested_stop()
-            if 0 <= code < RunExit.CRASHED:
+            if 0 <= code < RunExitCode.CRASHED:
                 return code
             deaths, before = (1 if (now := done()) > before else deaths + 1), now
             pause_s = min(FIRST_PAUSE_S * 2 ** (deaths - 1), MAX_PAUSE_S) if deaths < MOST_DEATHS else 0.0
@@ -79,18 +79,18 @@ def supervise(
                 cause = f"was killed by {signal.Signals(-code).name}"
             note(cause, deaths, pause_s)
             if not pause_s:
-                return RunExit.CRASHED
+                return RunExitCode.CRASHED
             if stop_requested.wait(pause_s):
                 return _report_requested_stop()
             resume = True
 
 
-def _report_requested_stop() -> RunExit:
+def _report_requested_stop() -> RunExitCode:
     print(exit_message(), file=sys.stderr)  # the child is gone and could not say how to go on
-    return RunExit.ON_REQUEST
+    return RunExitCode.ON_REQUEST
 
 
-def rounds_done(run_folder: Path) -> int:
+def count_checkpointed_rounds(run_folder: Path) -> int:
     """Return the number of completed rounds: that of the newest checkpoint, intact or not."""
     numbers = (path.stem.removeprefix("round-") for path in run_folder.glob("checkpoints/round-*.json"))
     return max((int(number) for number in numbers if number.isdecimal()), default=0)

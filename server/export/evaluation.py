@@ -15,29 +15,29 @@ from rich.text import Text
 
 from common.data.base.image_set import ImageSet, SkippedImage, concatenate, describe_skipped, patients_known
 from common.data.base.spec import FolderSpec, NpzSpec
-from common.data.images.store import user_store
-from common.data.load import load, refuse_other_classes
+from common.data.images.store import user_image_store
+from common.data.load import load_dataset, refuse_unknown_test_classes
 from common.data.sources.npz import load_npz_test
 from common.data.sources.npz_file import read_headers
-from common.data.tables.csv import Columns
+from common.data.tables.csv import TableColumns
 from common.data.tables.roles import image_column, patient_column
-from common.errors import BadInput, Fault, quoted, stop_on
+from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.metrics.auroc import ClassMetrics, mean_and_sd, per_class
-from common.metrics.bootstrap import Intervals, auroc_intervals
-from common.metrics.calibration import Decisions, decisions
-from common.models.network import SplitNetwork, label_matrix
+from common.metrics.bootstrap import AurocIntervals, auroc_intervals
+from common.metrics.calibration import DecisionCounts, count_decisions
+from common.models.network import SplitNetwork, labels_for_head_rows
 from common.models.saved import load_model
-from common.system.plain_text import counted, format_interval, listed, number
+from common.system.plain_text import count_with_noun, format_interval, format_number, join_words
 from server.export.prediction import Cell, rows_to_csv, score_pictures
 from server.export.preflight import (
     LabelledInput,
     add_options_to_faults,
-    class_faults,
     csv_columns,
     data_of_experiment,
+    missing_class_column_faults,
     npz_spec,
 )
-from server.reporting.run_claims import UNKNOWN_PATIENTS, few_images_limits, why_undefined
+from server.reporting.run_claims import UNKNOWN_PATIENTS, few_images_limitations, reason_without_auroc
 from server.runs.reader import RunSummary, read_run
 
 SpecT = TypeVar("SpecT", NpzSpec, FolderSpec)
@@ -56,8 +56,8 @@ class Evaluation:
     images: int
     patients: int | None
     results: Mapping[str, ClassMetrics]
-    decisions: Mapping[str, Decisions]
-    intervals: Intervals
+    decisions: Mapping[str, DecisionCounts]
+    intervals: AurocIntervals
     skipped: tuple[SkippedImage, ...]
     source: str
 
@@ -79,15 +79,15 @@ def evaluate_saved_model(folder: Path, labelled: LabelledInput) -> Evaluation:
     """
     network = load_model(folder)
     test, source = _read_test_images(network, folder, labelled)
-    refuse_other_classes(test, network.class_names, str(labelled.data), "the model knows")
+    refuse_unknown_test_classes(test, network.class_names, str(labelled.data), "the model knows")
     shared = tuple(name for name in network.class_names if name in test.class_names)
     columns = [network.class_names.index(name) for name in shared]
-    scores, labels = score_pictures(network, test)[:, columns], label_matrix(test, shared).numpy()
+    scores, labels = score_pictures(network, test)[:, columns], labels_for_head_rows(test, shared).numpy()
     return Evaluation(
         images=len(test),
         patients=len(np.unique(test.patients)) if patients_known(test.patients) else None,
         results=per_class(scores, labels, shared),
-        decisions={name: decisions(scores[:, c], labels[:, c]) for c, name in enumerate(shared)},
+        decisions={name: count_decisions(scores[:, c], labels[:, c]) for c, name in enumerate(shared)},
         intervals=auroc_intervals(scores, labels, test.patients, shared, np.random.default_rng(0)),
         skipped=test.skipped,
         source=source,
@@ -98,7 +98,7 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: LabelledInp
     """Read the labelled images that the model was not trained on; return them with a description."""
     data = labelled.data
     if data.suffix == ".toml":
-        return load(*data_of_experiment(data), user_store()).test, f"the test part of {data.name}'s data"
+        return load_dataset(*data_of_experiment(data), user_image_store()).test, f"the test part of {data.name}'s data"
     summary = read_run(folder).summary if (folder / "summary.json").is_file() else None
     if data.suffix == ".npz":
         npz_of_run = _data_spec_of_run(summary, NpzSpec)
@@ -107,18 +107,18 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: LabelledInp
             if patient_key is None and npz_of_run and f"test_{npz_of_run.patient_key}" in read_headers(data):
                 patient_key = npz_of_run.patient_key
             npz = npz.model_copy(update={"patient_key": patient_key})
-            return load_npz_test(npz, Path(), user_store()), f"the test part of {data.name}"
+            return load_npz_test(npz, Path(), user_image_store()), f"the test part of {data.name}"
     columns = csv_columns(labelled)
     of_run = _data_spec_of_run(summary, FolderSpec)
     if summary is None or of_run is None or summary.table_sha256 != hashlib.sha256(data.read_bytes()).hexdigest():
-        splits = load(_make_csv_spec(network, of_run, labelled, columns), Path(), user_store())
+        splits = load_dataset(_make_csv_spec(network, of_run, labelled, columns), Path(), user_image_store())
         # No row of this table was trained on, so that the loader's split does not count.
         return concatenate([splits.train, splits.validation, splits.test]), f"all of {data.name}"
     # The model was trained on some rows of this table, which is read as the run read it.
     own, remedy = "this is the run's own table, which the run read by", "Leave it out, or name another table."
-    stop_on(
+    raise_faults(
         [
-            Fault(option, f"is {column}; {own} {quoted([column_of_run or 'none'])}.", remedy)
+            Fault(option, f"is {column}; {own} {quote_names([column_of_run or 'none'])}.", remedy)
             for option, column, column_of_run in (
                 ("--image-column", labelled.image_column, of_run.image_column),
                 ("--patient-column", labelled.patient_column, of_run.patient_column),
@@ -130,7 +130,7 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: LabelledInp
     base = table.parents[len(parts) - 1] if table.parts[-len(parts) :] == parts else table.parent
     pictures = base / of_run.images if labelled.pictures is None else labelled.pictures.resolve()
     spec = of_run.model_copy(update={"labels": str(table), "images": str(pictures)})
-    return load(spec, Path(), user_store()).test, f"the test part of {data.name}, as the run split it"
+    return load_dataset(spec, Path(), user_image_store()).test, f"the test part of {data.name}, as the run split it"
 
 
 def _data_spec_of_run(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | None:
@@ -142,7 +142,7 @@ def _data_spec_of_run(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | 
 
 
 def _make_csv_spec(
-    network: SplitNetwork, of_run: FolderSpec | None, labelled: LabelledInput, columns: Columns
+    network: SplitNetwork, of_run: FolderSpec | None, labelled: LabelledInput, columns: TableColumns
 ) -> FolderSpec:
     """Return the spec of a csv: columns by the options, else by the run's names, else by the content of the cells."""
 
@@ -166,19 +166,21 @@ def _make_csv_spec(
     if own := tuple(name for name in columns if synonyms.get(name, name) in network.class_names):
         spec |= {"label_columns": own, "synonyms": {name: synonyms[name] for name in own if name in synonyms}}
     elif of_run is not None and of_run.finding_column in columns:
-        spec["classes"] = tuple(name for name in of_run.own_names if synonyms.get(name, name) in network.class_names)
+        spec["classes"] = tuple(
+            name for name in of_run.names_in_table if synonyms.get(name, name) in network.class_names
+        )
         for key in ("finding_column", "separator", "other_findings", "no_finding", "synonyms"):
             spec[key] = getattr(of_run, key)
     else:
         finding_column = of_run.finding_column if of_run else None
-        raise BadInput(class_faults(labelled.data, columns, network.class_names, finding_column))
+        raise BadInput(missing_class_column_faults(labelled.data, columns, network.class_names, finding_column))
     if of_run is not None:
         keys = ("blank", "resize", "frame", "axis", "window", "similar_patients")
         spec |= {key: getattr(of_run, key) for key in (*keys, *(("uncertain",) if own else ()))}
     return FolderSpec.model_validate(spec)
 
 
-def as_json(evaluation: Evaluation) -> dict[str, Any]:
+def evaluation_as_json(evaluation: Evaluation) -> dict[str, Any]:
     """Return the evaluation as a dictionary for JSON, with None for undefined figures."""
     return {
         "data": evaluation.source,
@@ -217,7 +219,7 @@ def as_csv(evaluation: Evaluation) -> bytes:
     return rows_to_csv(rows)
 
 
-def terminal_view(evaluation: Evaluation) -> Group:
+def format_evaluation(evaluation: Evaluation) -> Group:
     """Return the evaluation for a terminal: the table by class, the result in a sentence, and what limits it."""
     table = Table("class", box=box.SIMPLE_HEAD, pad_edge=False)
     # In 80 columns a long class name is wrapped, never a figure.
@@ -226,34 +228,42 @@ def terminal_view(evaluation: Evaluation) -> Group:
         table.add_column(heading, justify="right", no_wrap=True)
     for name in evaluation.results:
         auroc, interval, *measures, positives, negatives = _class_figures(evaluation, name).values()
-        cells = [number(auroc), format_interval(interval), *map(number, measures), str(positives), str(negatives)]
+        cells = [
+            format_number(auroc),
+            format_interval(interval),
+            *map(format_number, measures),
+            str(positives),
+            str(negatives),
+        ]
         table.add_row(Text(name), *cells)
-    limits = (Text(f"! {limit}", style="yellow") for limit in evaluation_limits(evaluation))
+    limits = (Text(f"! {limit}", style="yellow") for limit in evaluation_limitations(evaluation))
     return Group(table, Text(evaluation_result(evaluation)), *limits)
 
 
 def evaluation_result(evaluation: Evaluation) -> str:
     """Return the mean AUROC in a sentence, with the classes and images that it is over."""
-    patients = "" if evaluation.patients is None else f" of {counted(evaluation.patients, 'patient')}"
-    over = f"{counted(evaluation.images, 'image')}{patients} ({evaluation.source})"
+    patients = "" if evaluation.patients is None else f" of {count_with_noun(evaluation.patients, 'patient')}"
+    over = f"{count_with_noun(evaluation.images, 'image')}{patients} ({evaluation.source})"
     tested = sum(result.auroc is not None for result in evaluation.results.values())
-    every = counted(len(evaluation.results), "class", "classes")
+    every = count_with_noun(len(evaluation.results), "class", "classes")
     if evaluation.mean_auroc is None:
         return f"None of {every} has an AUROC on {over}."
     classes = every if tested == len(evaluation.results) else f"{tested} of {every}"
     interval = format_interval(evaluation.intervals.mean_auroc)
-    return f"Mean AUROC {number(evaluation.mean_auroc)} (95 % interval {interval}) over {classes} on {over}."
+    return f"Mean AUROC {format_number(evaluation.mean_auroc)} (95 % interval {interval}) over {classes} on {over}."
 
 
-def evaluation_limits(evaluation: Evaluation) -> Iterator[str]:
+def evaluation_limitations(evaluation: Evaluation) -> Iterator[str]:
     """Yield the limits of these figures, one sentence each."""
     for name, result in evaluation.results.items():
-        if reason := why_undefined(result):
+        if reason := reason_without_auroc(result):
             yield f"“{name}” was not tested: {reason}."
         else:
-            yield from few_images_limits(name, result.positives or 0, result.negatives or 0, "image")
+            yield from few_images_limitations(name, result.positives or 0, result.negatives or 0, "image")
     if blind := [f"“{name}”" for name, decided in evaluation.decisions.items() if decided.sensitivity == 0]:
-        yield f"At a threshold of 0.5 the model finds none of the positive images of {listed(blind)} (sensitivity 0)."
+        yield (
+            f"At a threshold of 0.5 the model finds none of the positive images of {join_words(blind)} (sensitivity 0)."
+        )
     if evaluation.patients is None:
         yield UNKNOWN_PATIENTS
     if sentence := describe_skipped(evaluation.skipped):

@@ -17,15 +17,15 @@ from torch.nn import functional
 
 from common import __version__
 from common.config import Experiment
-from common.data.images.store import user_store
-from common.data.load import load
-from common.errors import BadInput, CannotGoOn, Fault, stop_on
-from common.models.network import SplitNetwork, probabilities
-from common.models.saved import SavedModel, load_model, read_description
+from common.data.images.store import user_image_store
+from common.data.load import load_dataset
+from common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
+from common.models.network import SplitNetwork, logits_to_probabilities
+from common.models.saved import SavedModelDescription, load_model, read_description
 from common.models.trained import merge_low_rank
 from common.models.zoo.spec import ModelSpec
-from common.system.files import atomic_outputs, output_file_faults, partial_path, write_atomically
-from server.export.pictures import read_pictures
+from common.system.files import output_file_faults, partial_path, remove_outputs_on_failure, write_atomically
+from server.export.pictures import read_unlabelled_pictures
 from server.export.prediction import image_form_of
 from server.export.preflight import ExportFormat, data_of_experiment, default_export_file
 from server.reporting.model_card import CARD, model_card
@@ -45,7 +45,7 @@ LUMINANCE = (0.299, 0.587, 0.114)
 REQUIRED_PACKAGES = {ExportFormat.onnx: ("onnx", "onnxruntime", "onnxscript"), ExportFormat.torchscript: ()}
 
 
-class OutputsDiffer(CannotGoOn):
+class OutputsDiffer(ProgramCannotContinue):
     """The exported model gives other probabilities than ours, and its file was removed."""
 
 
@@ -72,7 +72,7 @@ class PixelClassifier(nn.Module):
         """
         size = self.network.spec.image_size
         resized = functional.interpolate(images.float(), (size, size), mode="bilinear", antialias=True)
-        return probabilities(self.network(resized), self.network.spec.task)
+        return logits_to_probabilities(self.network(resized), self.network.spec.task)
 
 
 def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Sequence[Pixels]) -> ExportCheck:
@@ -90,13 +90,13 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
     problem = f"needs {', '.join(missing)}, not installed here."
     faults = [Fault(f"--to {form}", problem, "pip install 'polyclinic[export]'")] if missing else []
     saved = read_description(folder)
-    stop_on([*faults, *output_file_faults(destination)])
+    raise_faults([*faults, *output_file_faults(destination)])
     network = load_model(folder)
     merge_low_rank(network.backbone)
     model = PixelClassifier(network).eval().requires_grad_(False)
     part = partial_path(destination)
     write = _write_onnx if form is ExportFormat.onnx else _write_torchscript
-    with atomic_outputs(destination, part):
+    with remove_outputs_on_failure(destination, part):
         run = write(model, export_metadata(saved), part)
         largest = float(np.max([largest_difference(model, run, batch) for batch in pixels]))  # NaN stays
         if not largest <= TOLERANCE:
@@ -106,7 +106,7 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
     return ExportCheck(destination, sum(map(len, pixels)), largest)
 
 
-def export_metadata(saved: SavedModel) -> dict[str, str]:
+def export_metadata(saved: SavedModelDescription) -> dict[str, str]:
     """Return the metadata of an exported file."""
     channels = "grey" if saved.model.channels == 1 else "RGB, in this order"
     return {
@@ -201,7 +201,7 @@ def export_run_model(
         if not is_own and path.is_file() and path.read_text(encoding="utf-8") != card:
             problem = "is another model's card, and nothing is written over."
             raise BadInput([Fault(str(path), problem, "Name an --out in another folder.")])
-    batches, source = check_images(folder, spec, check)
+    batches, source = read_comparison_images(folder, spec, check)
     done = export_model(folder, form, destination, batches)
     if card is None:
         return done, source, None
@@ -209,17 +209,17 @@ def export_run_model(
     return done, source, path
 
 
-def check_images(folder: Path, spec: ModelSpec, check: Path | None) -> tuple[Sequence[Pixels], str]:
+def read_comparison_images(folder: Path, spec: ModelSpec, check: Path | None) -> tuple[Sequence[Pixels], str]:
     """Return the images to compare on, in batches ``(n, channels, height, width)``, and a description of them."""
     if check is None:
         own = None
         with suppress(BadInput, ValueError):  # no run, or its files are on another machine
             experiment = Experiment.model_validate(read_run(folder).summary.experiment)
             data = experiment.data or experiment.server_data
-            own = None if data is None else load(data, Path(), user_store()).test
+            own = None if data is None else load_dataset(data, Path(), user_image_store()).test
         if own is not None and len(own):
             return (
-                _image_batches(own.rows(_spread_rows(len(own))).images, spec),
+                _image_batches(own.select_rows(_spread_rows(len(own))).images, spec),
                 "test images of the run's own experiment",
             )
         generator, size = np.random.default_rng(0), spec.image_size
@@ -227,9 +227,9 @@ def check_images(folder: Path, spec: ModelSpec, check: Path | None) -> tuple[Seq
         noise = [generator.integers(0, 256, shape, dtype=np.uint8) for shape in shapes]
         return noise, "synthetic images, noise: for real ones name --check"
     if check.suffix == ".toml":
-        test = load(*data_of_experiment(check), user_store()).test
-        return _image_batches(test.rows(_spread_rows(len(test))).images, spec), f"images of {check}"
-    pictures = read_pictures(check, image_form_of(folder, load_model(folder)))
+        test = load_dataset(*data_of_experiment(check), user_image_store()).test
+        return _image_batches(test.select_rows(_spread_rows(len(test))).images, spec), f"images of {check}"
+    pictures = read_unlabelled_pictures(check, image_form_of(folder, load_model(folder)))
     if not len(pictures.images):
         raise BadInput([Fault(f"--check {check}", "holds no image that can be read.")])
     return _image_batches(pictures.images[_spread_rows(len(pictures.images))], spec), f"images of {check}"

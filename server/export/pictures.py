@@ -11,16 +11,16 @@ from common.data.images.reading import (
     PICTURE_SUFFIXES,
     UNREAD_SUFFIXES,
     ImageForm,
+    explain_unsupported_kind,
     is_picture,
-    other_kind,
     read_head,
     unreadable_reason,
 )
 from common.data.images.store import decode_pictures
 from common.data.sources.npz import size_faults
 from common.data.sources.npz_file import open_arrays, read_headers
-from common.data.tables.files import FolderListings
-from common.errors import BadInput, Fault, quoted, stop_on
+from common.data.tables.files import PictureFileFinder
+from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.files import is_file
 
 NPZ_PARTS = ("test", "val", "train")
@@ -30,7 +30,7 @@ MOST_EXAMINED = 100
 
 
 @dataclass(frozen=True)
-class Pictures:
+class UnlabelledPictures:
     """Images without labels.
 
     Attributes:
@@ -50,7 +50,7 @@ def refuse_without_pictures(data: Path) -> None:
     """Refuse data that certainly holds no image; read only file names, first bytes and headers.
 
     Raises:
-        BadInput: If there is nothing that :func:`read_pictures` can read.
+        BadInput: If there is nothing that :func:`read_unlabelled_pictures` can read.
     """
     if _is_npz(data):
         _images_key(data)
@@ -59,10 +59,10 @@ def refuse_without_pictures(data: Path) -> None:
     if len(files) <= MOST_EXAMINED and not any(map(_may_be_picture, files)):
         name = str(files[0].relative_to(data)) if data.is_dir() else data.name
         try:
-            reason = other_kind(read_head(files[0])) if files[0].stat().st_size else "empty"
+            reason = explain_unsupported_kind(read_head(files[0])) if files[0].stat().st_size else "empty"
         except OSError as error:
             reason = unreadable_reason(error)
-        stop_on([unreadable_images_fault(data, name, reason)])
+        raise_faults([unreadable_images_fault(data, name, reason)])
 
 
 def _may_be_picture(file: Path) -> bool:
@@ -78,7 +78,7 @@ def unreadable_images_fault(data: Path, name: str, reason: str) -> Fault:
     return Fault(str(data), problem, f"Name an npz file, a picture, or a folder of pictures ({_KINDS}).")
 
 
-def read_pictures(data: Path, form: ImageForm) -> Pictures:
+def read_unlabelled_pictures(data: Path, form: ImageForm) -> UnlabelledPictures:
     """Read an npz file's images, a folder of pictures, or one picture.
 
     Raises:
@@ -86,15 +86,15 @@ def read_pictures(data: Path, form: ImageForm) -> Pictures:
     """
     if _is_npz(data):
         key = _images_key(data)
-        stop_on(size_faults(data, read_headers(data, str(data))[key].size, form.rendering.largest_mb, str(data)))
+        raise_faults(size_faults(data, read_headers(data, str(data))[key].size, form.rendering.largest_mb, str(data)))
         with open_arrays(data, str(data)) as arrays:
             images = arrays[key]
-        return Pictures(tuple(f"{key}[{row}]" for row in range(len(images))), images, {})
+        return UnlabelledPictures(tuple(f"{key}[{row}]" for row in range(len(images))), images, {})
     files, others = _list_picture_files(data)
     names = [str(file.relative_to(data)) if data.is_dir() else file.name for file in files]
     decoded = decode_pictures(names, lambda row: files[row], form)
     unreadable = {skip.name: skip.reason for skip in decoded.skipped}
-    return Pictures(tuple(names[row] for row in decoded.rows), decoded.images, unreadable, tuple(others))
+    return UnlabelledPictures(tuple(names[row] for row in decoded.rows), decoded.images, unreadable, tuple(others))
 
 
 def _is_npz(data: Path) -> bool:
@@ -109,7 +109,7 @@ def _list_picture_files(data: Path) -> tuple[list[Path], list[str]]:
     Raises:
         BadInput: If there is no picture, or a folder cannot be listed.
     """
-    pictures, others, listings = [data] if is_file(data) else list[Path](), list[str](), FolderListings()
+    pictures, others, listings = [data] if is_file(data) else list[Path](), list[str](), PictureFileFinder()
     if data.is_dir():
         paths = (data / below / name for below, name in listings.walk(data) if not name.startswith("."))
         for file in (path for path in paths if path.is_file()):
@@ -121,7 +121,7 @@ def _list_picture_files(data: Path) -> tuple[list[Path], list[str]]:
                 pictures.append(file)
             else:
                 others.append(str(file.relative_to(data)))
-        stop_on(listings.faults(str(data)))
+        raise_faults(listings.unlistable_folder_faults(str(data)))
     if not pictures:
         raise BadInput([Fault(str(data), f"is no npz file, no picture and no folder of pictures ({_KINDS}).")])
     return sorted(pictures), sorted(others)
@@ -137,8 +137,8 @@ def _images_key(data: Path) -> str:
     keys = ["images", *(f"{part}_images" for part in NPZ_PARTS)]
     key = next((key for key in keys if key in headers), None)
     if key is None:
-        problem = f"has no images. Keys: {quoted(headers)}."
-        raise BadInput([Fault(str(data), problem, f"Expected one of {quoted(keys)}.")])
+        problem = f"has no images. Keys: {quote_names(headers)}."
+        raise BadInput([Fault(str(data), problem, f"Expected one of {quote_names(keys)}.")])
     images = headers[key]
     if images.dtype != np.uint8 or len(images.shape) not in (3, 4) or images.shape[3:] not in ((), (3,)):
         expected = "expected uint8 (n, height, width) or (n, height, width, 3)"

@@ -15,20 +15,20 @@ from pydantic import BaseModel, ValidationError
 
 from common.data.base.decoded_size import LARGEST_MB
 from common.data.base.image_set import ImageSet
-from common.data.base.spec import AS_IN_FILE, Axis, BitDepth, Frame, LargestMb, Rendering, Resize, Window
+from common.data.base.spec import AS_IN_FILE, Axis, BitDepth, Frame, LargestMb, PictureRendering, Resize, Window
 from common.data.images.pixels import Pixels, channels_first, pixels_on_device
 from common.data.images.reading import ImageForm
-from common.errors import BadInput, stop_on
-from common.models.gpu import on_device
+from common.errors import BadInput, raise_faults
+from common.models.gpu import move_network_to_device
 from common.models.network import SplitNetwork, compute_scores
 from common.models.saved import load_model
 from common.system.files import is_file, output_file_faults, write_atomically
-from common.system.plain_text import escaped
-from server.export.pictures import Pictures, read_pictures, unreadable_images_fault
+from common.system.plain_text import escape_unplain_characters
+from server.export.pictures import UnlabelledPictures, read_unlabelled_pictures, unreadable_images_fault
 from server.runs.reader import read_run
 
 
-class _RenderingOfRun(BaseModel):
+class _RunPictureSettings(BaseModel):
     """The keys of a run's ``[data]`` by which a file becomes a picture."""
 
     resize: Resize = "pad"
@@ -40,19 +40,19 @@ class _RenderingOfRun(BaseModel):
     jpeg_draft: bool = False
 
 
-def image_form_of(folder: Path, network: SplitNetwork, rendering: Rendering | None = None) -> ImageForm:
+def image_form_of(folder: Path, network: SplitNetwork, rendering: PictureRendering | None = None) -> ImageForm:
     """Return the form of pictures for a saved model: that of the run's own data, where the folder is a run's.
 
     Args:
         rendering: The rendering of a person's options instead of the run's; None without such options.
     """
-    shown = _RenderingOfRun()
+    shown = _RunPictureSettings()
     if is_file(folder / "summary.json"):
         with suppress(BadInput, ValidationError):  # of another version, or edited: the model alone is enough
-            shown = _RenderingOfRun.model_validate(read_run(folder).summary.experiment.get("data") or {})
+            shown = _RunPictureSettings.model_validate(read_run(folder).summary.experiment.get("data") or {})
     options = None if rendering is None or replace(rendering, bit_depth=None) == AS_IN_FILE else rendering
     shown_as = replace(
-        options or Rendering(shown.frame, shown.axis, shown.window),
+        options or PictureRendering(shown.frame, shown.axis, shown.window),
         largest_mb=shown.largest_mb,
         bit_depth=(rendering.bit_depth if rendering else None) or shown.bit_depth,
         jpeg_draft=shown.jpeg_draft,
@@ -60,7 +60,9 @@ def image_form_of(folder: Path, network: SplitNetwork, rendering: Rendering | No
     return ImageForm(network.spec.image_size, network.spec.channels == 3, shown.resize, shown_as)
 
 
-def predict_to_csv(folder: Path, data: Path, destination: Path, rendering: Rendering | None = None) -> Pictures:
+def predict_to_csv(
+    folder: Path, data: Path, destination: Path, rendering: PictureRendering | None = None
+) -> UnlabelledPictures:
     """Write a csv of probabilities, one row an image; return the images.
 
     An image that cannot be read has a row with empty cells and the reason in the last column.
@@ -71,7 +73,7 @@ def predict_to_csv(folder: Path, data: Path, destination: Path, rendering: Rende
     Raises:
         BadInput: If the model or no image at all can be read, or the destination exists.
     """
-    stop_on(output_file_faults(destination))
+    raise_faults(output_file_faults(destination))
     network = load_model(folder)
     pictures, probabilities = score_files(network, data, image_form_of(folder, network, rendering))
     header = ["image", *network.class_names, "unreadable"]
@@ -81,16 +83,16 @@ def predict_to_csv(folder: Path, data: Path, destination: Path, rendering: Rende
     return pictures
 
 
-def score_files(network: SplitNetwork, data: Path, form: ImageForm) -> tuple[Pictures, NDArray[np.float32]]:
+def score_files(network: SplitNetwork, data: Path, form: ImageForm) -> tuple[UnlabelledPictures, NDArray[np.float32]]:
     """Read an npz file, a folder of pictures or one picture; return them and probabilities ``(n, classes)``.
 
     Raises:
         BadInput: If there is nothing of that kind, or nothing that can be read.
     """
-    pictures = read_pictures(data, form)
+    pictures = read_unlabelled_pictures(data, form)
     if not pictures.names:
         name, reason = next(iter(pictures.unreadable.items()), (data.name, "it holds no image"))
-        stop_on([unreadable_images_fault(data, name, reason)])
+        raise_faults([unreadable_images_fault(data, name, reason)])
     return pictures, score_pictures(network, pictures.images)
 
 
@@ -103,7 +105,7 @@ def score_pictures(network: SplitNetwork, images: NDArray[np.uint8] | ImageSet) 
         pixels = pixels_on_device(images, device)
     else:
         pixels = Pixels(channels_first(images), None, torch.device(device))
-    return compute_scores(on_device(network, device), pixels)
+    return compute_scores(move_network_to_device(network, device), pixels)
 
 
 Cell = str | float | None
@@ -118,7 +120,7 @@ def rows_to_csv(rows: Iterable[Iterable[Cell]]) -> bytes:
 
     def harmless(cell: Cell) -> Cell:
         if isinstance(cell, str):
-            return _FORMULA.sub("'", escaped(cell))
+            return _FORMULA.sub("'", escape_unplain_characters(cell))
         return cell if cell is None or isinstance(cell, int) else round(float(cell), 6)
 
     lines = io.StringIO(newline="")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.data.base.spec import Axis, BitDepth, DataSpec, Frame, NpzSpec, Rendering, Window
-from common.data.sources.npz import key_faults
+from common.data.base.spec import Axis, BitDepth, DataSpec, Frame, NpzSpec, PictureRendering, Window
+from common.data.sources.npz import array_key_faults
 from common.data.sources.npz_file import read_headers
-from common.data.tables.csv import Columns, column_faults, read_columns
-from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
+from common.data.tables.csv import TableColumns, column_faults, read_columns
+from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from common.models.zoo.spec import DESCRIPTION, model_folder_faults
 from common.system.files import is_file, missing_input_fault, output_file_faults
 
@@ -40,7 +40,7 @@ def export_format_of(name: str) -> ExportFormat:
         return ExportFormat(name)
     except ValueError:
         problem = f"is {name}; expected {' or '.join(ExportFormat)}."
-        raise BadInput([Fault("--to", problem, did_you_mean(name, ExportFormat))]) from None
+        raise BadInput([Fault("--to", problem, suggest_nearest_name(name, ExportFormat))]) from None
 
 
 def refuse_wrong_paths(folder: Path, data: Path | None = None, out: Path | None = None) -> None:
@@ -53,7 +53,7 @@ def refuse_wrong_paths(folder: Path, data: Path | None = None, out: Path | None 
         remedy = f"To write its simulated sites' folders: flwr-sim sites {folder}"
         raise BadInput([Fault(str(folder), "is an experiment; the folder of a trained model is needed.", remedy)])
     nothing = [] if data is None or data.exists() else [missing_input_fault(data)]
-    stop_on([*model_folder_faults(folder), *nothing, *(output_file_faults(out) if out else [])])
+    raise_faults([*model_folder_faults(folder), *nothing, *(output_file_faults(out) if out else [])])
 
 
 class _RenderingOptions(BaseModel):
@@ -75,7 +75,7 @@ _EXPECTED = {
 
 def rendering_from_options(
     frame: str | None, axis: str | None, window: str | None, bit_depth: str | None
-) -> Rendering | None:
+) -> PictureRendering | None:
     """Return the rendering that the options name; None where no option is used.
 
     Raises:
@@ -91,7 +91,7 @@ def rendering_from_options(
         wrong = {str(each["loc"][0]) for each in error.errors()}
         named = {key: f"--{key.replace('_', '-')} {texts[key]}" for key in _EXPECTED if key in wrong}
         raise BadInput([Fault(where, f"expected {_EXPECTED[key]}.") for key, where in named.items()]) from None
-    return Rendering(rendering.frame, rendering.axis, rendering.window, bit_depth=rendering.bit_depth)
+    return PictureRendering(rendering.frame, rendering.axis, rendering.window, bit_depth=rendering.bit_depth)
 
 
 @dataclass(frozen=True)
@@ -119,16 +119,16 @@ def refuse_unlabelled(folder: Path, labelled: LabelledInput) -> None:
     Raises:
         BadInput: With what is wrong.
     """
-    stop_on(_useless_option_faults(labelled))
+    raise_faults(_useless_option_faults(labelled))
     if labelled.data.suffix == ".toml":
         data_of_experiment(labelled.data)
     elif labelled.data.suffix == ".npz":
         with add_options_to_faults(labelled):
             headers, column = read_headers(labelled.data), labelled.patient_column
-            stop_on(key_faults(npz_spec(labelled), labelled.data, headers, ("test",)))
+            raise_faults(array_key_faults(npz_spec(labelled), labelled.data, headers, ("test",)))
             if column is not None and (key := f"test_{column}") not in headers:
-                problem = f'{labelled.data.name} has no array "{key}"; its arrays are {quoted(headers)}.'
-                raise BadInput([Fault("--patient-column", problem, did_you_mean(key, headers))])
+                problem = f'{labelled.data.name} has no array "{key}"; its arrays are {quote_names(headers)}.'
+                raise BadInput([Fault("--patient-column", problem, suggest_nearest_name(key, headers))])
     else:
         class_names, finding_column = list[str](), None
         with suppress(OSError, ValueError, TypeError, KeyError):  # a file that is wrong is reported later
@@ -136,7 +136,7 @@ def refuse_unlabelled(folder: Path, labelled: LabelledInput) -> None:
             if (folder / "summary.json").is_file():
                 data = json.loads((folder / "summary.json").read_bytes())["experiment"]["data"] or {}
                 finding_column = data.get("finding_column")
-        stop_on(class_faults(labelled.data, csv_columns(labelled), class_names, finding_column))
+        raise_faults(missing_class_column_faults(labelled.data, csv_columns(labelled), class_names, finding_column))
 
 
 @contextmanager
@@ -149,14 +149,16 @@ def add_options_to_faults(labelled: LabelledInput) -> Iterator[None]:
         raise BadInput([replace(fault, where=words.get(fault.where, fault.where)) for fault in bad.faults]) from None
 
 
-def class_faults(data: Path, columns: Columns, class_names: Sequence[str], finding_column: str | None) -> list[Fault]:
+def missing_class_column_faults(
+    data: Path, columns: TableColumns, class_names: Sequence[str], finding_column: str | None
+) -> list[Fault]:
     """Return the fault of a csv that has neither a column of these classes nor the run's own column of classes."""
     if not class_names or finding_column in columns or any(name in columns for name in class_names):
         return []
-    expected = f"at least one of {quoted(class_names)}"
+    expected = f"at least one of {quote_names(class_names)}"
     if finding_column:
         expected += f', or the run\'s own column "{finding_column}"'
-    return [Fault(str(data), f"has columns {quoted(columns)}; expected {expected}.")]
+    return [Fault(str(data), f"has columns {quote_names(columns)}; expected {expected}.")]
 
 
 def _useless_option_faults(labelled: LabelledInput) -> list[Fault]:
@@ -184,7 +186,7 @@ def data_of_experiment(path: Path) -> tuple[DataSpec, Path]:
     file = read_experiment(path)
     if file.experiment.data is None:
         raise BadInput([Fault(f"{path.name}: [data]", "is missing, so there are no images.")])
-    return file.experiment.data, file.base
+    return file.experiment.data, file.base_folder
 
 
 def npz_spec(labelled: LabelledInput, of_run: NpzSpec | None = None) -> NpzSpec:
@@ -195,7 +197,7 @@ def npz_spec(labelled: LabelledInput, of_run: NpzSpec | None = None) -> NpzSpec:
     return spec.model_copy(update={key: getattr(of_run, key) for key in ("classes", "keep", "image_size", "resize")})
 
 
-def csv_columns(labelled: LabelledInput) -> Columns:
+def csv_columns(labelled: LabelledInput) -> TableColumns:
     """Return the columns of the csv.
 
     Raises:
@@ -205,5 +207,5 @@ def csv_columns(labelled: LabelledInput) -> Columns:
         raise BadInput([missing_input_fault(labelled.data)])
     columns = read_columns(labelled.data, str(labelled.data))
     options = {"--image-column": labelled.image_column, "--patient-column": labelled.patient_column}
-    stop_on(column_faults(str(labelled.data), columns, options))
+    raise_faults(column_faults(str(labelled.data), columns, options))
     return columns

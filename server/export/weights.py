@@ -3,14 +3,16 @@
 from pathlib import Path
 from typing import cast
 
-from common.errors import BadInput, Fault, stop_on
+from common.errors import BadInput, Fault, raise_faults
 from common.models.zoo.spec import Architecture, is_external
 from common.system.files import is_file, missing_input_fault
 
 FROM_TORCHVISION = ("densenet121", "resnet18", "vgg11")
 
 
-def make_weights(architecture: str, checkpoint: Path | None, destination: Path, image_size: int = 224) -> str:
+def convert_pretrained_weights(
+    architecture: str, checkpoint: Path | None, destination: Path, image_size: int = 224
+) -> str:
     """Convert pre-trained weights into a safetensors file; return its SHA-256.
 
     Args:
@@ -27,7 +29,7 @@ def make_weights(architecture: str, checkpoint: Path | None, destination: Path, 
 
         return convert_efficientnet_lite0(destination)
     if (architecture in FROM_TORCHVISION or is_external(architecture)) and checkpoint is not None:
-        stop_on(_checkpoint_faults(checkpoint))
+        raise_faults(_checkpoint_faults(checkpoint))
         from common.models.weights import convert_checkpoint
 
         return convert_checkpoint(cast(Architecture, architecture), checkpoint, destination, image_size)

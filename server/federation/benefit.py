@@ -11,12 +11,12 @@ from typing import Any
 
 from flwr.app import Message, MessageType
 
-from common.metrics.benefit import MODELS, OVER_ALONE, Benefit
-from common.metrics.bootstrap import Estimate
+from common.metrics.benefit import MODELS, OVER_ALONE, FederationBenefit
+from common.metrics.bootstrap import EstimateWithInterval
 from common.models.state import ModelState
 from common.system.timers import ALONE_TIMES
-from common.wire.codec import encode
-from common.wire.records import BenefitReply, BenefitRequest, Groups
+from common.wire.codec import encode_record
+from common.wire.records import BenefitReply, BenefitRequest, ModelGroups
 from server.federation.recorder import RunTotals
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.state import select_groups_to_send
@@ -27,7 +27,7 @@ NOT_TRAINED = "it trained in no round"
 NOT_TESTED = "it did not test the model"
 
 
-def collect_benefits(
+def collect_benefit_comparisons(
     coordinator: Coordinator, initial: ModelState, tested: Collection[str], totals: RunTotals
 ) -> dict[str, Any]:
     """Have sites compare the model with one that each trains alone; give a reason for each site that does not.
@@ -51,12 +51,14 @@ def collect_benefits(
     requests.deadline_s, messages = seconds, list[Message]()
     for site, count in sorted(epochs.items()):
         own = select_groups_to_send(initial, requests.context.contract.sites[site])
-        request = requests.request(partial(BenefitRequest, initial=own, epochs=count), site, coordinator.result)
-        requests.expected[site] = Groups()
-        messages.append(requests.message(site, QUERY, encode(request, requests.written)))
+        request = requests.make_request_record(
+            partial(BenefitRequest, initial=own, epochs=count), site, coordinator.result
+        )
+        requests.expected[site] = ModelGroups()
+        messages.append(requests.make_message(site, QUERY, encode_record(request, requests.written)))
     exchange = coordinator.exchange_messages(messages, "benefit", server_round, deadline_s=seconds)
     replies = coordinator.collect_replies(exchange, BenefitReply)
-    coordinator.callbacks.on_absent("benefit", replies.absent)
+    coordinator.callbacks.on_absent_sites("benefit", replies.absent)
     silent = {site: NOT_TRAINED if site in tested else NOT_TESTED for site in members if site not in epochs}
     benefits = {site: {"benefit": benefit_as_json(reply), "reason": ""} for site, reply in replies.accepted.items()}
     benefits |= {site: {"benefit": None, "reason": why} for site, why in {**silent, **replies.absent}.items()}
@@ -81,10 +83,10 @@ def benefit_as_json(reply: BenefitReply) -> dict[str, Any] | None:
         return None
     means = zip(MODELS, reply.mean, reply.mean_low, reply.mean_high, strict=True)
     gains = zip(OVER_ALONE, reply.gain, reply.gain_low, reply.gain_high, strict=True)
-    benefit = Benefit(
+    benefit = FederationBenefit(
         {model: {name: next(aurocs) for name in names} for model in MODELS},
-        {model: Estimate(value, (low, high)) for model, value, low, high in means},
-        {model: Estimate(value, (low, high)) for model, value, low, high in gains},
+        {model: EstimateWithInterval(value, (low, high)) for model, value, low, high in means},
+        {model: EstimateWithInterval(value, (low, high)) for model, value, low, high in gains},
         "patients" if reply.over_patients else "images",
     )
     return asdict(benefit)

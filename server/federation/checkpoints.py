@@ -81,14 +81,14 @@ class CheckpointFolder:
         numbers = self._round_numbers()
         self._remove_rounds(numbers[: max(bisect.bisect_right(numbers, number) - KEPT, 0)])
 
-    def after(self, server_round: int) -> Checkpoint | None:
+    def read_after_round(self, server_round: int) -> Checkpoint | None:
         """Return the checkpoint of the state after a round; None if it is missing or damaged."""
         try:
             return self._read_round(server_round)
         except (OSError, ValueError):
             return None
 
-    def go_back(self, checkpoint: Checkpoint) -> None:
+    def revert_to_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint of an earlier round and remove later ones, so that the run repeats from there.
 
         A run that is killed in between resumes from a later one, finds its model broken again and comes back here.
@@ -101,7 +101,7 @@ class CheckpointFolder:
             for kind in ("json", "safetensors"):
                 self._file_of_round(number, kind).unlink(missing_ok=True)
 
-    def newest(self) -> tuple[Checkpoint | None, dict[str, str]]:
+    def read_newest_undamaged(self) -> tuple[Checkpoint | None, dict[str, str]]:
         """Return the newest undamaged checkpoint; and for each damaged newer one, file name -> reason."""
         broken: dict[str, str] = {}
         for number in reversed(self._round_numbers()):
@@ -180,13 +180,15 @@ def refuse_other_experiment(checkpoint: Checkpoint, experiment: Experiment, out:
             reason = ""
         if reason:
             problem = f"has done {done} rounds as a run of {before}; run.rounds cannot become {rounds}, for {reason}."
-            raise BadInput([Fault(f"--resume {out}", problem, f"Set run.rounds to {before}, or {new_run_from(out)}.")])
+            raise BadInput(
+                [Fault(f"--resume {out}", problem, f"Set run.rounds to {before}, or {describe_new_run_from(out)}.")]
+            )
     if done > rounds:
         problem = f"has done {done} rounds; the experiment asks for {rounds}."
         raise BadInput([Fault(f"--resume {out}", problem, "Set run.rounds to as many, or more.")])
 
 
-def new_run_from(out: Path) -> str:
+def describe_new_run_from(out: Path) -> str:
     """Return how a new run begins, from the backbone of the run in ``out`` if all its sites have one model."""
     weights = out.resolve() / "model.safetensors"
     if not weights.is_file():

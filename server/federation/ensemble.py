@@ -14,10 +14,17 @@ from numpy.typing import NDArray
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import pixels_on_device
-from common.metrics.auroc import ClassMetrics, Summary, mean_and_sd, mean_metrics, per_class, summarise
-from common.metrics.multi_class import multi_class
-from common.models.gpu import on_device
-from common.models.network import Precision, SplitNetwork, compute_scores, label_matrix
+from common.metrics.auroc import (
+    ClassMetrics,
+    FinalTestSummary,
+    mean_and_sd,
+    mean_metrics,
+    per_class,
+    summarise_test_results,
+)
+from common.metrics.multi_class import compute_multi_class_metrics
+from common.models.gpu import move_network_to_device
+from common.models.network import Precision, SplitNetwork, compute_scores, labels_for_head_rows
 from common.models.saved import load_model
 from common.models.zoo.spec import DESCRIPTION
 
@@ -49,7 +56,7 @@ def ensemble_result(
     names, tests = contract.class_names, {"": test, **site_tests}
     scores = {key: np.zeros((len(images), len(names))) for key, images in tests.items()}
     owners, task = np.zeros(len(names)), ""
-    for network in (on_device(load_model(folder), device) for folder in folders):
+    for network in (move_network_to_device(load_model(folder), device) for folder in folders):
         shared = [name for name in names if name in network.class_names]
         rows, columns = [network.class_names.index(name) for name in shared], [names.index(name) for name in shared]
         for key, images in tests.items():
@@ -57,33 +64,35 @@ def ensemble_result(
         owners[columns] += 1
         task = network.spec.task
     mean = {key: total / owners for key, total in scores.items()}
-    labels = label_matrix(test, names).numpy()
+    labels = labels_for_head_rows(test, names).numpy()
     per_site = {}
     for site, annotated in contract.sites.items():
         key, own = site if site in site_tests else "", [names.index(name) for name in annotated]
-        site_labels = label_matrix(tests[key], annotated).numpy()
-        per_site[site] = site_result(per_class(mean[key][:, own], site_labels, annotated))
-    pooled = summarise(per_class(mean[""], labels, names), contract.shared_classes, contract.unique_classes, NOTE)
-    one_class = multi_class(mean[""], labels) if task == "multi_class" else None
+        site_labels = labels_for_head_rows(tests[key], annotated).numpy()
+        per_site[site] = site_summary_entry(per_class(mean[key][:, own], site_labels, annotated))
+    pooled = summarise_test_results(
+        per_class(mean[""], labels, names), contract.shared_classes, contract.unique_classes, NOTE
+    )
+    one_class = compute_multi_class_metrics(mean[""], labels) if task == "multi_class" else None
     return {"test": asdict(replace(pooled, multi_class=one_class)), "per_site": per_site}
 
 
 def evaluate_own_models(
     folders: Iterable[Path], contract: LabelContract, images: ImageSet, device: str, precision: Precision
-) -> Summary:
+) -> FinalTestSummary:
     """Test the models of the sites that annotate a class, one by one, and return the means of their figures, by class.
 
     Args:
         folders: Folders of the local models; read one at a time, as a thousand do not fit into memory.
     """
     of_class: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
-    for network in (on_device(load_model(folder), device) for folder in folders):
-        labels = label_matrix(images, network.class_names).numpy()
+    for network in (move_network_to_device(load_model(folder), device) for folder in folders):
+        labels = labels_for_head_rows(images, network.class_names).numpy()
         tested = per_class(_score_images(network, images, device, precision), labels, network.class_names)
         for name, metrics in tested.items():
             of_class[name].append(metrics)
     means = {name: mean_metrics(metrics) for name, metrics in of_class.items()}
-    return summarise(means, contract.shared_classes, contract.unique_classes, OWN_MODELS)
+    return summarise_test_results(means, contract.shared_classes, contract.unique_classes, OWN_MODELS)
 
 
 def _score_images(network: SplitNetwork, images: ImageSet, device: str, precision: Precision) -> NDArray[np.float32]:
@@ -92,7 +101,7 @@ def _score_images(network: SplitNetwork, images: ImageSet, device: str, precisio
     return compute_scores(network, pixels_on_device(images, device), precision)
 
 
-def site_result(results: Mapping[str, ClassMetrics]) -> dict[str, Any]:
+def site_summary_entry(results: Mapping[str, ClassMetrics]) -> dict[str, Any]:
     """Return a site's part of ``per_site`` in ``summary.json``."""
     return {
         "mean_auroc": mean_and_sd(metrics.auroc for metrics in results.values())[0],

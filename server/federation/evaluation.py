@@ -17,20 +17,27 @@ from common.metrics.auroc import (
     GLOBAL_MODEL,
     SUMS,
     ClassMetrics,
-    Summary,
+    FinalTestSummary,
     load_metrics,
     mean_metrics,
     per_class,
-    summarise,
+    summarise_test_results,
 )
 from common.metrics.bootstrap import auroc_intervals
-from common.metrics.calibration import operating_points, quality
-from common.metrics.measured import LARGEST_ERROR, Measured
-from common.metrics.multi_class import multi_class
-from common.metrics.pooled import PooledClass, SiteSample, SitesHistogram, pool_sites, site_sample, sum_histograms
+from common.metrics.calibration import compute_score_quality, operating_points
+from common.metrics.measured import LARGEST_ERROR, ValueWithError
+from common.metrics.multi_class import compute_multi_class_metrics
+from common.metrics.pooled import (
+    PooledClass,
+    SiteSampleIntervals,
+    SummedHistogram,
+    estimate_from_sampled_sites,
+    pool_site_histograms,
+    sum_histograms,
+)
 from common.metrics.score_histograms import ScoreHistogram, score_histogram
-from common.models.gpu import on_device
-from common.models.network import Precision, SplitNetwork, compute_scores, label_matrix
+from common.models.gpu import move_network_to_device
+from common.models.network import Precision, SplitNetwork, compute_scores, labels_for_head_rows
 from common.models.saved import save_model
 from common.models.state import write_state
 from common.system.hashing import derive_seed
@@ -41,7 +48,7 @@ from server.federation.ensemble import (
     ensemble_result,
     evaluate_own_models,
     local_model_folders,
-    site_result,
+    site_summary_entry,
 )
 from server.runs.folder import RunFolder
 from strategies.engine.claims import ClaimsBySite
@@ -119,11 +126,11 @@ class RunOutcome:
         external: Results on images of another place; None without them, or where the models lie at the hospitals.
     """
 
-    test: Summary
+    test: FinalTestSummary
     per_site: Mapping[str, Any]
     model_sha256: str
     ensemble: Mapping[str, Any] | None = None
-    external: Summary | None = None
+    external: FinalTestSummary | None = None
 
 
 def save_and_test_model(
@@ -131,7 +138,7 @@ def save_and_test_model(
     coordinator: Coordinator,
     replies: ExchangeReplies[EvaluateReply],
     setting: RunContext,
-    sums: Mapping[str, SitesHistogram],
+    sums: Mapping[str, SummedHistogram],
 ) -> RunOutcome:
     """Save the model where there is one, and test it.
 
@@ -140,7 +147,7 @@ def save_and_test_model(
         sums: Class -> score histogram of the sites' test parts, in a run with secure aggregation.
     """
     answers, plan = list(replies.accepted.values()), coordinator.plan
-    setting.folder.absent("test", replies.absent)
+    setting.folder.append_absences("test", replies.absent)
     contract, coverage = coordinator.sites.contract, setting.coverage or coordinator.sites.contract
     groups = coverage.shared_classes, coverage.unique_classes
     metrics_of_site = {answer.site: _class_metrics(answer) for answer in answers}
@@ -151,12 +158,12 @@ def save_and_test_model(
     over_sites = {name: mean_metrics(metrics) for name, metrics in of_owners.items()}
     histograms: Histograms | None = None
     ensemble: Mapping[str, Any] | None = None
-    external: Summary | None = None
+    external: FinalTestSummary | None = None
     if coordinator.method.site.has_global_model:
         model = coordinator.result
         write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
         sha256 = save_model(setting.folder.path, network, label_contract_sha256=contract.hash).model_sha256
-        test = summarise(over_sites, *groups, SITES_PARTS)
+        test = summarise_test_results(over_sites, *groups, SITES_PARTS)
         if setting.test is not None and len(setting.test) > 0:
             test, histograms = _test_global_model(network, setting.test, setting, groups, plan)
         if setting.external is not None:
@@ -164,7 +171,7 @@ def save_and_test_model(
     else:
         # Each site has its own model; the run's identity is that of all of them.
         sha256 = hashlib.sha256("".join(f"{a.site}\0{a.model_sha256}\0" for a in answers).encode()).hexdigest()
-        test = summarise(over_sites, *groups, OWN_MODELS)
+        test = summarise_test_results(over_sites, *groups, OWN_MODELS)
         folders = local_model_folders(setting.folder.path, coverage)  # none where they lie at the hospitals
         if folders and setting.external is not None:
             external = evaluate_own_models(folders, coverage, setting.external, setting.device, setting.precision)
@@ -181,24 +188,24 @@ def save_and_test_model(
             withheld = "under secure aggregation test figures leave in a sum over sites alone, and none was opened"
         test = replace(test, withheld=withheld)
     if drawn is not None:
-        test = replace(test, sampled=_describe_site_sample(metrics_of_site, contract, drawn, test.note))
+        test = replace(test, sampled=_make_sample_intervals(metrics_of_site, contract, drawn, test.note))
     per_site = {
-        answer.site: {"validation_loss": answer.validation_loss, **site_result(metrics_of_site[answer.site])}
+        answer.site: {"validation_loss": answer.validation_loss, **site_summary_entry(metrics_of_site[answer.site])}
         for answer in answers
     }
     return RunOutcome(test, per_site, sha256, ensemble, external)
 
 
 def _add_histogram_figures(
-    test: Summary,
+    test: FinalTestSummary,
     coordinator: Coordinator,
     answers: Sequence[EvaluateReply],
     own: Histograms | None,
     groups: tuple[Collection[str], Collection[str]],
-    masked_sums: Mapping[str, SitesHistogram],
+    masked_sums: Mapping[str, SummedHistogram],
     *,
     real: bool,
-) -> Summary:
+) -> FinalTestSummary:
     """Add figures from the sites' histograms: pooled values, and decisions by thresholds chosen on validation.
 
     Where the coordinator has the sum of the histograms and no test images, the pooled values are the test's result.
@@ -220,9 +227,9 @@ def _add_histogram_figures(
     points = operating_points(chosen_on, tested, coordinator.plan.evaluation.sensitivity)
     # In a simulation the sites may test on the same images, which are not as many as they seem.
     generator = np.random.default_rng(derive_seed(coordinator.plan.run.seed, "pooled intervals")) if real else None
-    of_all = pool_sites(sums, owners, generator)
+    of_all = pool_site_histograms(sums, owners, generator)
     if own is None and masked_sums and of_all:
-        test = summarise(
+        test = summarise_test_results(
             {name: class_result_from_histograms(of_all.per_class.get(name)) for name in contract.class_names},
             *groups,
             SUMS,
@@ -234,7 +241,7 @@ def class_result_from_histograms(of_class: PooledClass | None) -> ClassMetrics:
     """Return a class's result from the sum of its histograms; figures whose error is too large are None."""
     if of_class is None:
         return ClassMetrics(None, None, None, None, None)
-    balanced = None if of_class.balanced_accuracy is None else Measured(of_class.balanced_accuracy)
+    balanced = None if of_class.balanced_accuracy is None else ValueWithError(of_class.balanced_accuracy)
     figures = dict(zip(FIGURES, (of_class.auroc, of_class.average_precision, balanced), strict=True))
     auroc, precision, accuracy = (
         figure.value if figure and figure.error <= LARGEST_ERROR else None for figure in figures.values()
@@ -255,35 +262,35 @@ def _test_global_model(
     setting: RunContext,
     groups: tuple[Collection[str], Collection[str]],
     plan: Plan,
-) -> tuple[Summary, Histograms]:
+) -> tuple[FinalTestSummary, Histograms]:
     """Test the global model on the coordinator's images; ``groups`` are the shared and the unique classes."""
-    on_device(network, setting.device)
+    move_network_to_device(network, setting.device)
     names, task = network.class_names, network.spec.task
     scores = compute_scores(network, pixels_on_device(images, setting.device), setting.precision)
-    labels = label_matrix(images, names).numpy()
+    labels = labels_for_head_rows(images, names).numpy()
     generator = np.random.default_rng(derive_seed(plan.run.seed, "intervals"))
     more, patients = load_metrics(plan.evaluation.metrics), images.patients
     resampled: Literal["patients", "images"] = "patients" if patients_known(patients) else "images"
     spread = {name: score_histogram(scores[:, c], labels[:, c]) for c, name in enumerate(names)}
     test = replace(
-        summarise(per_class(scores, labels, names, more), *groups, GLOBAL_MODEL),
-        multi_class=multi_class(scores, labels) if task == "multi_class" else None,
+        summarise_test_results(per_class(scores, labels, names, more), *groups, GLOBAL_MODEL),
+        multi_class=compute_multi_class_metrics(scores, labels) if task == "multi_class" else None,
         intervals=replace(auroc_intervals(scores, labels, patients, names, generator), over=resampled),
-        quality=quality(scores, labels, names, task),
+        quality=compute_score_quality(scores, labels, names, task),
     )
     return test, spread
 
 
-def _describe_site_sample(
+def _make_sample_intervals(
     metrics_of_site: Mapping[str, Mapping[str, ClassMetrics]],
     contract: LabelContract,
     sites: Collection[str],
     note: str,
-) -> SiteSample:
+) -> SiteSampleIntervals:
     """Return how many of the run's sites tested; for a mean over sites, also the interval due to the draw of sites."""
     drawn, every = frozenset(sites), len(contract.sites)
     if note in (GLOBAL_MODEL, SUMS):
-        return SiteSample(len(drawn), every)
+        return SiteSampleIntervals(len(drawn), every)
     values: dict[str, dict[str, float]] = {name: {} for name in contract.class_names}
     for site, results in metrics_of_site.items():
         for name, metrics in results.items():
@@ -291,7 +298,7 @@ def _describe_site_sample(
                 values[name][site] = metrics.auroc
     owners = {name: contract.owners(name) for name in contract.class_names}
     shares = {name: len(drawn.intersection(sites)) / len(sites) for name, sites in owners.items()}
-    return site_sample(values, shares, len(drawn), every)
+    return estimate_from_sampled_sites(values, shares, len(drawn), every)
 
 
 def _class_metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:

@@ -12,11 +12,11 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from common import __version__
-from common.config import Experiment, list_plugin_stamps
-from common.errors import quoted
+from common.config import Experiment, list_plugin_identities
+from common.errors import quote_names
 from common.metrics.multi_class import CorrectCount, round_accuracy
-from common.models.state import Layout, ModelState
-from common.security.audit import Audit
+from common.models.state import ModelState, ModelStateLayout
+from common.security.audit import AuditLog
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
 from server.federation.evaluation import RunContext
 from server.runs.audit_log import RunAudit
@@ -26,11 +26,11 @@ from server.runs.receipt import experiment_sha256, write_receipt
 from strategies.aggregation.bounds import find_dominant_sites
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import (
-    Callbacks,
     FederationValidation,
     ReplyArrival,
     RollbackEvent,
     RoundRecord,
+    RunCallbacks,
     RunStopped,
     WaitingStatus,
 )
@@ -77,13 +77,13 @@ class RunTotals:
     _pending: tuple[RoundRecord, Mapping[str, Any]] | None = None
     _plain: tuple[str, ...] = ()
 
-    def note(self, record: RoundRecord, state: FederationState, learned: Mapping[str, Any]) -> None:
+    def add_round(self, record: RoundRecord, state: FederationState, learned: Mapping[str, Any]) -> None:
         """Add a round to the sums, and write the line of the round before, whose validation figures are known now.
 
         Args:
             learned: Figures that only this method has (:meth:`strategies.methods.base.Method.round_figures`).
         """
-        self.finalize(record.validation, state)
+        self.write_pending_round(record.validation, state)
         self._pending = record, learned
         if seconds := record.site_seconds.values():
             self.train_seconds += max(max(seconds), sum(seconds) / min(self.workers, len(seconds)))
@@ -95,18 +95,18 @@ class RunTotals:
         self.epochs.update(record.epochs)
         self.epsilon.update(record.epsilon)
         self.arithmetic.update(record.arithmetic)
-        self.folder.absent(record.round, record.absent, record.sites)
+        self.folder.append_absences(record.round, record.absent, record.sites)
         for site, done in record.shortened.items():
-            self.folder.event("shortened_update", round=record.round, site=site, done=done)
+            self.folder.append_event("shortened_update", round=record.round, site=site, done=done)
         if record.plain != self._plain:
-            self.folder.event("plain_mean", round=record.round, of=list(record.plain))
+            self.folder.append_event("plain_mean", round=record.round, of=list(record.plain))
             self._plain = record.plain
         if record.closed_rows:
-            self.folder.event("rows_stayed_masked", round=record.round, classes=list(record.closed_rows))
+            self.folder.append_event("rows_stayed_masked", round=record.round, classes=list(record.closed_rows))
         if record.after is not None:
-            self.finalize(record.after, state)
+            self.write_pending_round(record.after, state)
 
-    def finalize(self, validation: FederationValidation, state: FederationState) -> None:
+    def write_pending_round(self, validation: FederationValidation, state: FederationState) -> None:
         """Write the pending round's line with the validation figures of the model that it made."""
         if self._pending is None:
             return
@@ -117,7 +117,7 @@ class RunTotals:
         for site in record.sites:
             losses = record.train_loss.get(site), validation.loss.get(site)
             site_losses[site] = dict(zip(("train_loss", "validation_loss"), losses, strict=True))
-        self.folder.round(
+        self.folder.append_round(
             {
                 "round": record.round,
                 "sites": list(record.sites),
@@ -142,7 +142,7 @@ class RunTotals:
             }
         )
 
-    def facts(self) -> dict[str, Any]:
+    def state_for_checkpoint(self) -> dict[str, Any]:
         """Return the sums and the pending round for a checkpoint, as JSON has them."""
         pending = self._pending and {"record": asdict(self._pending[0]), "learned": dict(self._pending[1])}
         tallies = dict[str, dict[str, Any]]()
@@ -152,17 +152,17 @@ class RunTotals:
         return {**sums, "tallies": tallies, "pending": pending}
 
     def restore(self, facts: Mapping[str, Any], last_round: int) -> None:
-        """Restore the sums from :meth:`facts`, and remove the lines of later rounds."""
+        """Restore the sums from :meth:`state_for_checkpoint`, and remove the lines of later rounds."""
         for name in _SUMS:
             setattr(self, name, type(getattr(self, name))(facts[name]))
         self.tallies = {int(number): _TALLIES.validate_python(tallies) for number, tallies in facts["tallies"].items()}
         self._pending = None
         if (pending := facts["pending"]) is not None:
             self._pending = _RECORD.validate_python(pending["record"]), pending["learned"]
-        self.folder.keep_rounds(last_round if pending is None else last_round - 1)
+        self.folder.remove_rounds_after(last_round if pending is None else last_round - 1)
 
 
-class Recorder(Callbacks):
+class RunRecorder(RunCallbacks):
     """Writes the folder of a run: :meth:`begin` after the roll call, then :meth:`done` or :meth:`stopped`.
 
     Attributes:
@@ -176,7 +176,7 @@ class Recorder(Callbacks):
         self._experiment_json = experiment.model_dump(mode="json")
         self._left_out: dict[str, str] = {}
 
-    def begin(self, coordinator: Coordinator, layout: Layout, initial: ModelState) -> None:
+    def begin(self, coordinator: Coordinator, layout: ModelStateLayout, initial: ModelState) -> None:
         """Open the files of the run; note its identity, or that it goes on, and the sites that take part.
 
         Raises:
@@ -188,7 +188,7 @@ class Recorder(Callbacks):
         self.checkpoints = CheckpointFolder(path, durable=durable)
         workers = 1 if coordinator.method.site.sequential else setting.workers  # a pass is one after another
         self.totals = RunTotals(setting.folder, workers)
-        self._totals_at_start = self.totals.facts()
+        self._totals_at_start = self.totals.state_for_checkpoint()
         if setting.resumed is not None:
             self._restore(setting.resumed)
         self.ledger = RunAudit(path, layout, keep=keep, durable=durable, key_of=setting.key_of)
@@ -202,14 +202,14 @@ class Recorder(Callbacks):
                 method=run.method,
                 versions=software_versions(),
                 experiment_sha256=sha256,
-                plugins=[stamp.model_dump() for stamp in list_plugin_stamps(self.experiment)],
+                plugins=[stamp.model_dump() for stamp in list_plugin_identities(self.experiment)],
                 contract_sha256=sites.contract.hash,
                 classes=list(sites.contract.class_names),
             )
         else:
             self.ledger.resumed(setting.resumed.state, experiment_sha256=sha256)
         for reply in setting.left_replies(setting.run):
-            self.ledger.arrived_before(reply)
+            self.ledger.arrived_before_resume(reply)
         for site, member in sorted(sites.members.items()):
             self.ledger.enrolled(setting.resumed.state.round if setting.resumed else 0, site, member)
         self._note_left_out("roll call")
@@ -218,9 +218,9 @@ class Recorder(Callbacks):
             watcher.began(list(sites.contract.sites), self.experiment.run.rounds)
         images = {site: member.answer.train_samples for site, member in sites.members.items()}
         for site, share in find_dominant_sites(images).items():
-            setting.folder.event("heavy_site", site=site, images=images[site], share=round(share, 6))
+            setting.folder.append_event("heavy_site", site=site, images=images[site], share=round(share, 6))
         if silent := [site for site, member in sites.members.items() if not member.answer.validation_samples]:
-            setting.folder.event("no_validation_images", sites=silent)
+            setting.folder.append_event("no_validation_images", sites=silent)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Restore the run from a checkpoint.
@@ -231,12 +231,16 @@ class Recorder(Callbacks):
         sites, number = self.coordinator.sites, checkpoint.state.round
         began, now = checkpoint.state.model.head.class_names, sites.contract.class_names
         if began != now:
-            entries = Audit(self.setting.folder.path).entries()
+            entries = AuditLog(self.setting.folder.path).entries()
             enrolled = {str(entry["site"]) for entry in entries if entry.get("event") == "enrolled"}
             away = sorted(enrolled - sites.members.keys())
-            missing = f" Not there of the sites that took part: {quoted(away)}. Start them, and resume." if away else ""
+            missing = (
+                f" Not there of the sites that took part: {quote_names(away)}. Start them, and resume." if away else ""
+            )
             missing += " One that was revoked has to be admitted again, or begin a new run without it." if away else ""
-            problem = f"resume: the run began with the classes {quoted(began)}; the sites now have {quoted(now)}."
+            problem = (
+                f"resume: the run began with the classes {quote_names(began)}; the sites now have {quote_names(now)}."
+            )
             raise RunStopped(problem + missing)
         try:
             judged = _VALIDATION.validate_python(checkpoint.last_validation)
@@ -255,7 +259,7 @@ class Recorder(Callbacks):
         releases = {site: members[site].answer.version for site in sorted(sites)}
         for site, release in releases.items():
             if release != __version__:
-                self.setting.folder.event("other_release", site=site, release=release, coordinator=__version__)
+                self.setting.folder.append_event("other_release", site=site, release=release, coordinator=__version__)
         for watcher in self.watchers:
             watcher.enrolled(releases)
 
@@ -267,26 +271,26 @@ class Recorder(Callbacks):
                 self._left_out[site] = new[site] = reason
         self.ledger.left_out(when, new)
         for site, reason in new.items():
-            self.setting.folder.event("left_out", round=when, site=site, reason=reason)
+            self.setting.folder.append_event("left_out", round=when, site=site, reason=reason)
             for watcher in self.watchers:
                 watcher.left_out(site, reason)
 
     def _note_refused_calls(self) -> None:
         """Note the calls of hospitals that were refused since the last time, with the names of both sites."""
         for call in self.setting.refused_calls():
-            self.setting.folder.event("refused_call", **call)
+            self.setting.folder.append_event("refused_call", **call)
 
     # ------------------------------------------------------------------ callbacks
 
-    def on_wait(self, waiting: WaitingStatus) -> None:
+    def on_waiting_for_sites(self, waiting: WaitingStatus) -> None:
         """Show the sites that are waited for."""
         for watcher in self.watchers:
             watcher.waiting(waiting)
 
-    def on_join(self, server_round: int, site: str) -> None:
+    def on_late_join(self, server_round: int, site: str) -> None:
         """Note a site that joined after the roll call."""
         sites = self.coordinator.sites
-        self.setting.folder.event("joined", round=server_round, site=site, hash=sites.contract.hash)
+        self.setting.folder.append_event("joined", round=server_round, site=site, hash=sites.contract.hash)
         self.ledger.enrolled(server_round, site, sites.members[site])
         self._note_releases([site])
         for watcher in self.watchers:
@@ -296,27 +300,29 @@ class Recorder(Callbacks):
         """Note the reply in the audit."""
         self.ledger.arrived(arrival)
 
-    def on_absent(self, phase: str, absent: Mapping[str, str]) -> None:
+    def on_absent_sites(self, phase: str, absent: Mapping[str, str]) -> None:
         """Note the sites that missed an exchange."""
-        self.setting.folder.absent(phase, absent)
+        self.setting.folder.append_absences(phase, absent)
         self.ledger.left_out(phase, absent)
 
-    def on_round(self, record: RoundRecord, state: FederationState) -> None:
+    def on_round_end(self, record: RoundRecord, state: FederationState) -> None:
         """Write the round's line, its audit entry, and the checkpoint, in this order."""
         coordinator = self.coordinator
-        self.totals.note(record, state, coordinator.method.round_figures(coordinator.context()))
+        self.totals.add_round(record, state, coordinator.method.round_figures(coordinator.final_round_context()))
         self._note_left_out(record.round)  # late joiners that declined
         self.ledger.aggregated(record, state, coordinator.sites.contract.hash)
         judged, sites = asdict(coordinator.last_validation), coordinator.sites
         self.totals.bytes_down, self.totals.bytes_up = Counter(sites.bytes_down), Counter(sites.bytes_up)
-        self.checkpoints.save(Checkpoint(self.setting.run, state, self._experiment_json, self.totals.facts(), judged))
+        self.checkpoints.save(
+            Checkpoint(self.setting.run, state, self._experiment_json, self.totals.state_for_checkpoint(), judged)
+        )
         for watcher in self.watchers:
             watcher.round_done(record, state)
         self._note_refused_calls()
 
     def on_exclusion(self, server_round: int, site: str, reason: str) -> None:
         """Note the site that is left out for the rest of the run."""
-        self.setting.folder.event("excluded", round=server_round, site=site, reason=reason)
+        self.setting.folder.append_event("excluded", round=server_round, site=site, reason=reason)
         self.ledger.audit.append(event="excluded", round=server_round, site=site, reason=reason)
         for watcher in self.watchers:
             watcher.excluded(server_round, site, reason)
@@ -325,34 +331,36 @@ class Recorder(Callbacks):
         """Return the state to go back to, where its checkpoint is still there; note that the model is taken back."""
         state = FederationState(0, self._initial)
         if rolled_back.to:
-            if (checkpoint := self.checkpoints.after(rolled_back.to)) is None:
+            if (checkpoint := self.checkpoints.read_after_round(rolled_back.to)) is None:
                 return None
             state = checkpoint.state
         facts = {"round": rolled_back.collapsed, "to": rolled_back.to, "because": rolled_back.because}
-        self.setting.folder.event("rolled_back", **facts)
+        self.setting.folder.append_event("rolled_back", **facts)
         self.ledger.audit.append(event="rolled_back", round=rolled_back.to, because=rolled_back.because)
         for watcher in self.watchers:
             watcher.rolled_back(rolled_back)
         return state
 
-    def on_reset(self, state: FederationState) -> FederationValidation:
+    def on_state_reset(self, state: FederationState) -> FederationValidation:
         """Remove all notes of rounds after the state's round, and write the state as the checkpoint of its round."""
-        earlier = self.checkpoints.after(state.round) if state.round else None
+        earlier = self.checkpoints.read_after_round(state.round) if state.round else None
         totals: Mapping[str, Any] = self._totals_at_start
         judged = FederationValidation()
         if earlier is not None:
             totals, judged = earlier.totals, _VALIDATION.validate_python(earlier.last_validation)
         self.totals.restore(totals, state.round)
-        self.checkpoints.go_back(Checkpoint(self.setting.run, state, self._experiment_json, totals, asdict(judged)))
+        self.checkpoints.revert_to_checkpoint(
+            Checkpoint(self.setting.run, state, self._experiment_json, totals, asdict(judged))
+        )
         return judged
 
     # ------------------------------------------------------------------ the end
 
     def stopped(self, reason: str) -> None:
         """Note the reason for which the run ends before its last round."""
-        self.totals.finalize(self.coordinator.last_validation, self.coordinator.state)
+        self.totals.write_pending_round(self.coordinator.last_validation, self.coordinator.state)
         self._note_refused_calls()
-        self.setting.folder.event("stopped", reason=reason)
+        self.setting.folder.append_event("stopped", reason=reason)
 
     def done(self, summary: Mapping[str, Any]) -> None:
         """Write the receipt and the summary of a run that is done."""
@@ -360,11 +368,11 @@ class Recorder(Callbacks):
         result = {"result_round": self.coordinator.result_round, "model_sha256": summary["model_sha256"]}
         self.ledger.audit.append(event="result", **result)
         if reason := write_receipt(self.ledger.audit):
-            folder.event("no_receipt", reason=reason)
+            folder.append_event("no_receipt", reason=reason)
         self._note_refused_calls()
-        folder.summary(summary)
-        self.ledger.figures(folder.path)
-        folder.event("done", model_sha256=summary["model_sha256"])
+        folder.write_summary(summary)
+        self.ledger.figures_hashed(folder.path)
+        folder.append_event("done", model_sha256=summary["model_sha256"])
 
 
 def software_versions() -> dict[str, str]:

@@ -11,15 +11,15 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from common.config import Experiment, make_plan
-from common.data.load import refuse_other_classes
-from common.errors import BadInput, Fault, stop_on
-from common.metrics.multi_class import client_accuracy
+from common.data.load import refuse_unknown_test_classes
+from common.errors import BadInput, Fault, raise_faults
+from common.metrics.multi_class import best_client_accuracies
 from common.models.network import build
 from common.models.state import FrozenPart, initial_frozen_part, layout_of, read_state
-from common.models.zoo.registry import head_faults
-from server.federation.benefit import collect_benefits
+from common.models.zoo.registry import plugin_head_faults
+from server.federation.benefit import collect_benefit_comparisons
 from server.federation.evaluation import RunContext, RunOutcome, count_or_none, save_and_test_model
-from server.federation.recorder import Recorder, RunTotals, software_versions
+from server.federation.recorder import RunRecorder, RunTotals, software_versions
 from server.runs.progress import NullProgress
 from strategies.engine.claims import find_excess_claims
 from strategies.engine.coordinator import Coordinator
@@ -43,7 +43,7 @@ def run_federation(
     began = time.monotonic()
     frozen = initial_frozen_part(experiment.model, experiment.run.seed, setting.base)
     experiment = _add_file_hashes(experiment, frozen, setting)
-    recorder = Recorder(experiment, setting, watchers)
+    recorder = RunRecorder(experiment, setting, watchers)
     coordinator = make_coordinator(
         build_experiment_strategy(experiment),
         make_plan(experiment),
@@ -58,27 +58,29 @@ def run_federation(
     contract = coordinator.sites.roll_call(grid, setting.sites)
     while True:
         classes = contract.class_names
-        setting.folder.event("roll_call", sites=list(contract.sites), classes=list(classes), hash=contract.hash)
-        stop_on(head_faults(experiment.model, len(classes)))
+        setting.folder.append_event("roll_call", sites=list(contract.sites), classes=list(classes), hash=contract.hash)
+        raise_faults(plugin_head_faults(experiment.model, len(classes)))
         network = build(experiment.model, classes, experiment.run.seed, setting.base)
-        before, contract = contract, coordinator.settle_model(layout_of(network))
+        before, contract = contract, coordinator.settle_model_layout(layout_of(network))
         if contract == before:
             break
         # Sites that build another network were left out, and their classes with them: build anew.
     if setting.external is not None:
-        refuse_other_classes(setting.external, contract.class_names)
+        refuse_unknown_test_classes(setting.external, contract.class_names)
     if setting.own is not None:
-        coordinator.use_images(setting.own, contract.class_names, setting.device)
+        coordinator.receive_own_images(setting.own, contract.class_names, setting.device)
     initial = read_state(network)
     recorder.begin(coordinator, layout_of(network), initial)
     try:
         coordinator.start(grid, make_array_record(initial), experiment.run.rounds)
         if coordinator.state.round < experiment.run.rounds:
-            setting.folder.event("ended_early", round=coordinator.state.round, best_round=coordinator.state.best_round)
-        recorder.totals.finalize(coordinator.last_validation, coordinator.state)
+            setting.folder.append_event(
+                "ended_early", round=coordinator.state.round, best_round=coordinator.state.best_round
+            )
+        recorder.totals.write_pending_round(coordinator.last_validation, coordinator.state)
         tested = coordinator.test(grid)
         outcome = save_and_test_model(network, coordinator, tested, setting, open_test_histograms(coordinator, tested))
-        benefits = collect_benefits(coordinator, initial, tested.accepted, recorder.totals)
+        benefits = collect_benefit_comparisons(coordinator, initial, tested.accepted, recorder.totals)
     except RunStopped as error:
         recorder.stopped(str(error))
         raise
@@ -118,7 +120,7 @@ def _make_summary(
     total: float,
 ) -> dict[str, Any]:
     """Return the content of ``summary.json``."""
-    accuracy, train, aggregate = client_accuracy(totals.tallies), totals.train_seconds, totals.aggregate_seconds
+    accuracy, train, aggregate = best_client_accuracies(totals.tallies), totals.train_seconds, totals.aggregate_seconds
     idle = max(total - train - aggregate, 0.0)
     return {
         "name": experiment.run.name or experiment.run.method,
@@ -159,7 +161,7 @@ def _make_summary(
         "drawn_to_test": coordinator.drawn_to_test,
         "ensemble": outcome.ensemble,
         "external": outcome.external and asdict(outcome.external),
-        "learned": dict(coordinator.method.summary_figures(coordinator.context())),
+        "learned": dict(coordinator.method.summary_figures(coordinator.final_round_context())),
         "privacy": _summarize_privacy(experiment, coordinator, totals),
         "client_accuracy": accuracy and asdict(accuracy),
         "seconds": {"total": total, "train": train, "aggregate": aggregate, "idle": idle},
@@ -181,7 +183,7 @@ def _summarize_privacy(experiment: Experiment, coordinator: Coordinator, totals:
         return cost
     protection = make_site_privacy(coordinator.plan, coordinator.method.site, 1)
     assert protection is not None, "it has noise"
-    round_alone = protection.cost_with(1)
+    round_alone = protection.steps_with_honest_sites(1)
     alone = replace(round_alone, count=round_alone.count * coordinator.plan.run.rounds)
     of_one = compute_epsilon([alone], section.delta, section.accountant)
     return {**cost, "noise": section.noise, "honest_sites": section.honest_sites, "epsilon_of_one_share": of_one}

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from common.config import Experiment, ExperimentFile
-from common.errors import BadInput, Fault, stop_on
+from common.errors import BadInput, Fault, raise_faults
 from server.federation.checkpoints import (
     Checkpoint,
     CheckpointFolder,
-    new_run_from,
+    describe_new_run_from,
     refuse_changes,
     refuse_other_experiment,
 )
@@ -77,27 +77,29 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
     folder = RunFolder.create(out) if begins else RunFolder.reopen(out)
     with folder.lock():
         if begins:
-            folder.event("begun")
+            folder.append_event("begun")
             yield OpenedRunFolder(folder, uuid.uuid4().hex)
             return
         folder.remove_partial_output()
-        checkpoint, broken = CheckpointFolder(out, durable=durable).newest()
+        checkpoint, broken = CheckpointFolder(out, durable=durable).read_newest_undamaged()
         for name, problem in broken.items():
-            folder.event("checkpoint_broken", file=name, reason=problem)
+            folder.append_event("checkpoint_broken", file=name, reason=problem)
         if checkpoint is None:
             if folder.is_done:
                 problem = "is done, and no checkpoint is left from which it could go on for more rounds."
-                raise BadInput([Fault(f"--resume {out}", problem, f"To go on, {new_run_from(out)}.")])
+                raise BadInput([Fault(f"--resume {out}", problem, f"To go on, {describe_new_run_from(out)}.")])
             where = f"--resume {out}: checkpoints"
             remedy = "Put a copy of checkpoints/ back, or begin the run again with a new --out."
-            stop_on([Fault(f"{where}/{name}", f"{problem.rstrip('.')}.", remedy) for name, problem in broken.items()])
-            folder.keep_rounds(0)
-            folder.event("begun_anew")
+            raise_faults(
+                [Fault(f"{where}/{name}", f"{problem.rstrip('.')}.", remedy) for name, problem in broken.items()]
+            )
+            folder.remove_rounds_after(0)
+            folder.append_event("begun_anew")
             yield OpenedRunFolder(folder, uuid.uuid4().hex)
             return
         refuse_other_experiment(checkpoint, experiment, out)
-        folder.remove_end()
-        folder.event("resumed", round=checkpoint.state.round)
+        folder.remove_summary_and_pages()
+        folder.append_event("resumed", round=checkpoint.state.round)
         yield OpenedRunFolder(folder, checkpoint.run, checkpoint)
 
 
@@ -112,7 +114,7 @@ class RunBackend(Protocol):
     durable: bool
     tell: Callable[[str], None]
 
-    def check(self, *, resume: bool) -> None:
+    def check_before_run(self, *, resume: bool) -> None:
         """Raise :class:`BadInput` with every fault, before anything is written or sent."""
 
     def lock_out_other_runs(self) -> AbstractContextManager[object]:
@@ -141,10 +143,10 @@ def lead_run(
     """
     if (summary := read_finished_summary(out, file.experiment, resume=resume)) is not None:
         if pages and not (out / "report.html").is_file():  # it was stopped after its summary
-            write_pages(out)
+            write_run_pages(out)
         return summary
     store = open_store(track)
-    place.check(resume=resume)
+    place.check_before_run(resume=resume)
     with (
         place.lock_out_other_runs(),
         open_run_folder(out, file.experiment, resume=resume, durable=place.durable) as opening,
@@ -152,11 +154,11 @@ def lead_run(
         with track_run(opening.folder, file.experiment, store, place.tell):
             summary = place.run(opening)
         if pages:
-            write_pages(out)
+            write_run_pages(out)
     return summary
 
 
-def write_pages(out: Path) -> None:
+def write_run_pages(out: Path) -> None:
     """Write the report and the model card of a run that is done."""
     from server.reporting.model_card import write_model_card  # here: a run need not wait for matplotlib
     from server.reporting.run_report import write_run_report

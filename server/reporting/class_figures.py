@@ -10,7 +10,7 @@ from matplotlib.markers import TICKDOWN, TICKLEFT
 from matplotlib.transforms import Affine2D, Transform
 from numpy.typing import NDArray
 
-from common.metrics.calibration import Calibration, Decisions, RankingCurve, wilson_interval
+from common.metrics.calibration import Calibration, DecisionCounts, RankingCurve, wilson_interval
 from server.reporting.svg import (
     BLUE,
     INK,
@@ -146,7 +146,7 @@ def _draw_panel_frame(axes: Axes, at: Transform, title: str, *, left: bool, belo
             axes.text(place, PANEL_LOW - 0.08, text, ha="center", va="top", color=INK, transform=at)
 
 
-def draw_decisions(decisions: Mapping[str, Decisions]) -> Markup:
+def draw_sensitivity_and_specificity(decisions: Mapping[str, DecisionCounts]) -> Markup:
     """Draw sensitivity and specificity at probability 0.5, class by class; empty without classes."""
     if not decisions:
         return Markup("")

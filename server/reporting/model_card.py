@@ -10,7 +10,7 @@ from common.models.saved import read_description
 from common.models.zoo.spec import DESCRIPTION
 from common.system import plain_text
 from common.system.files import write_atomically
-from common.system.plain_text import count
+from common.system.plain_text import format_count
 from server.reporting import run_claims
 from server.reporting.page import SHARED, TEMPLATES
 from server.runs.reader import RunSummary, read_run
@@ -44,7 +44,7 @@ def model_card(folder: Path) -> str:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=False,  # Markdown, not HTML: see finalize
-        finalize=escaped,
+        finalize=escape_markdown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -58,25 +58,27 @@ def model_card(folder: Path) -> str:
         summary=summary,
         saved=saved,
         simulated=summary.backend != "network",
-        training_images_that_show=training_images_that_show,
-        all_tested=all(run.rounds_taken[site] for site in summary.per_site if site in summary.sites),
+        training_images_that_show=training_image_count_text,
+        all_tested=all(run.rounds_by_site[site] for site in summary.per_site if site in summary.sites),
         settings=[pair for pair in settings if pair[1] != "–"],
         data_kind=(summary.experiment.get("data") or {}).get("kind"),
     )
 
 
-def escaped(value: object) -> str:
+def escape_markdown(value: object) -> str:
     """Return any name as text that Markdown shows unchanged on one line, also in a table; None as ``unknown``."""
     if value is None:
         return UNKNOWN
-    return re.sub(r"([\\`*_{}\[\]<>|#~&!$])", r"\\\1", plain_text.escaped(" ".join(str(value).split())))
+    return re.sub(
+        r"([\\`*_{}\[\]<>|#~&!$])", r"\\\1", plain_text.escape_unplain_characters(" ".join(str(value).split()))
+    )
 
 
-def training_images_that_show(summary: RunSummary, name: str) -> str:
+def training_image_count_text(summary: RunSummary, name: str) -> str:
     """Return the number of training images with a class, over its sites, as far as their policies allow a count."""
     counts = [site.positives.get(name) for site in summary.sites.values() if name in site.classes]
     visible = [images for images in counts if images is not None]
     if not visible:
         return UNKNOWN
-    total = count(sum(visible))
+    total = format_count(sum(visible))
     return total if len(visible) == len(counts) else f"{total} at {len(visible)} of {len(counts)} sites, else {UNKNOWN}"

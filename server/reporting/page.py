@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup
 
-from common.metrics.auroc import Summary
+from common.metrics.auroc import FinalTestSummary
 from common.metrics.calibration import wilson_interval
-from common.metrics.measured import figure
+from common.metrics.measured import format_value_with_error
 from common.system import plain_text
 from common.system.files import write_atomically
-from common.system.plain_text import NOT_APPLICABLE, count, page_environment
+from common.system.plain_text import NOT_APPLICABLE, format_count, make_template_environment
 from server.runs.reader import RunSummary
 
 CONTENTS = "<!-- contents -->"
@@ -25,7 +25,7 @@ GROUP_TITLES = {
 }
 
 
-def write_page(template: str, destination: Path, folder: Path = TEMPLATES, **content: object) -> Path:
+def write_template_page(template: str, destination: Path, folder: Path = TEMPLATES, **content: object) -> Path:
     """Render a template, write the page atomically and return ``destination``.
 
     Texts of a run or a site are escaped; only the style sheet and our own figures are ``Markup``. The headings are
@@ -36,7 +36,7 @@ def write_page(template: str, destination: Path, folder: Path = TEMPLATES, **con
         content: Variables of the template beside the style, the contents and :data:`SHARED`.
     """
     style = Markup((TEMPLATES / "report.css").read_text(encoding="utf-8"))
-    source = page_environment(folder, TEMPLATES).get_template(template)
+    source = make_template_environment(folder, TEMPLATES).get_template(template)
     page = source.render(style=style, contents=Markup(CONTENTS), **SHARED, **content)
     titles: list[str] = []
 
@@ -52,7 +52,7 @@ def write_page(template: str, destination: Path, folder: Path = TEMPLATES, **con
 
 
 @dataclass(frozen=True)
-class ClassGroup:
+class AnnotatedClassGroup:
     """Classes that are annotated by every site, by some sites, or by one.
 
     Attributes:
@@ -69,7 +69,7 @@ class ClassGroup:
         return GROUP_TITLES[self.kind]
 
 
-def class_groups(summary: RunSummary) -> list[ClassGroup]:
+def group_classes_by_annotation(summary: RunSummary) -> list[AnnotatedClassGroup]:
     """Return shared, partly shared and unique classes without empty groups; every class is in exactly one group.
 
     The groups come from the test results, because a method that pools all data has one site but is judged on the
@@ -78,15 +78,15 @@ def class_groups(summary: RunSummary) -> list[ClassGroup]:
     shared, unique = summary.test.shared_classes.classes, summary.test.unique_classes.classes
     kinds = {name: "shared" if name in shared else "unique" if name in unique else "some" for name in summary.classes}
     groups = {kind: tuple(name for name in summary.classes if kinds[name] == kind) for kind in GROUP_TITLES}
-    return [ClassGroup(kind, names) for kind, names in groups.items() if names]
+    return [AnnotatedClassGroup(kind, names) for kind, names in groups.items() if names]
 
 
 def count_or_hidden(value: int | None, smallest: int | None) -> str:
     """Format a site's count; where its policy hides it, name the bound that the count is below, never 0."""
-    return f"hidden (fewer than {smallest} patients)" if value is None and smallest else count(value)
+    return f"hidden (fewer than {smallest} patients)" if value is None and smallest else format_count(value)
 
 
-def describe_averaged_classes(test: Summary) -> str:
+def describe_averaged_classes(test: FinalTestSummary) -> str:
     """Return which classes a mean counts: ``"all classes"``, ``"4 of 8 classes"`` where the others have no AUROC."""
     scored = sum(result.auroc is not None for result in test.per_class.values())
     return "all classes" if scored == len(test.per_class) else f"{scored} of {len(test.per_class)} classes"
@@ -102,7 +102,7 @@ def format_share(part: int, whole: int) -> str:
 
 SHARED = {
     "say": plain_text,
-    "figure": figure,
+    "figure": format_value_with_error,
     "share": format_share,
     "count_or_hidden": count_or_hidden,
     "classes_averaged": describe_averaged_classes,

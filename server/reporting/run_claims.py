@@ -4,19 +4,19 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from common.data.base.image_set import describe_skipped
-from common.metrics.auroc import FEWEST_POSITIVES, GLOBAL_MODEL, SUMS, ClassMetrics, Summary, mean_and_sd
-from common.metrics.benefit import Benefit, benefit_sentence
-from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, figure
+from common.metrics.auroc import FEWEST_POSITIVES, GLOBAL_MODEL, SUMS, ClassMetrics, FinalTestSummary, mean_and_sd
+from common.metrics.benefit import FederationBenefit, benefit_sentence
+from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, format_value_with_error
 from common.system.plain_text import (
-    counted,
+    count_with_noun,
     format_interval,
+    format_number,
     format_rounds,
+    join_first_words,
+    join_words,
     list_first_and_count_rest,
-    listed,
-    number,
-    shortened,
 )
-from server.runs.reader import Run, RunSummary
+from server.runs.reader import RunFolderContent, RunSummary
 
 CHANCE = 0.5
 RANKED_WELL, DECIDED_BADLY = 0.8, 0.6
@@ -31,24 +31,26 @@ UNKNOWN_PATIENTS = (
 )
 
 
-def run_result(run: Run) -> str:
+def run_result(run: RunFolderContent) -> str:
     """State the result of a run, over exactly the classes that were tested."""
     summary, test = run.summary, run.summary.test
     model = "" if summary.best_round in (None, summary.rounds) else f" (the model is {tested_model(summary)})"
-    training = f"After {counted(summary.rounds, 'round')} with {sites_taking_part(run)}{model}"
+    training = f"After {count_with_noun(summary.rounds, 'round')} with {describe_participating_sites(run)}{model}"
     accuracy = describe_testing_sample(summary)
     if (scored := test.multi_class) is not None:
-        accuracy = f" Accuracy is {number(scored.accuracy)} over {counted(scored.images, 'image')}.{accuracy}"
+        accuracy = (
+            f" Accuracy is {format_number(scored.accuracy)} over {count_with_noun(scored.images, 'image')}.{accuracy}"
+        )
     if test.mean_auroc is None:
         reason = f": {test.withheld}" if test.withheld else ""
-        every = counted(len(summary.classes), "class", "classes")
+        every = count_with_noun(len(summary.classes), "class", "classes")
         return f"{training}, none of {every} has an AUROC{reason}.{accuracy}"
-    headline = test.headline()
+    headline = test.headline_auroc()
     if headline.mean is None:
         most = max(headline.left_out.values())
         reason = f"at most {most:,} of the test images show a class, and a mean counts those that"
         return f"{training}, no mean AUROC can be given: {reason} {FEWEST_POSITIVES} show.{accuracy}"
-    interval = f" ({text})" if (text := interval_of_mean(summary)) else ""
+    interval = f" ({text})" if (text := describe_auroc_interval(summary)) else ""
     images = "on the test set" if test.note == GLOBAL_MODEL else f"({test.note})"
     subsets = []
     for group, owners in (
@@ -56,14 +58,20 @@ def run_result(run: Run) -> str:
         (test.unique_classes, "only one site annotates"),
     ):
         tested = test.per_class.keys() >= set(summary.classes) and len(group.classes) < len(summary.classes)
-        if tested and (mean := test.headline(group.classes).mean) is not None:
-            subsets.append(f"{figure(mean)} on {number_in_mean(summary, group.classes, 'the ')} that {owners}")
-    groups = f": {listed(subsets)}" if subsets else ""
-    result = f"the mean AUROC {images} is {figure(headline.mean)}{interval} over {classes_in_mean(summary)}{groups}"
-    return f"{training}, {result}.{accuracy} {external_result(summary)}".rstrip()
+        if tested and (mean := test.headline_auroc(group.classes).mean) is not None:
+            subsets.append(
+                f"{format_value_with_error(mean)} on {describe_count_in_mean(summary, group.classes, 'the ')} that "
+                f"{owners}"
+            )
+    groups = f": {join_words(subsets)}" if subsets else ""
+    result = (
+        f"the mean AUROC {images} is {format_value_with_error(headline.mean)}{interval} over "
+        f"{classes_in_mean(summary)}{groups}"
+    )
+    return f"{training}, {result}.{accuracy} {external_test_sentence(summary)}".rstrip()
 
 
-def external_result(summary: RunSummary) -> str:
+def external_test_sentence(summary: RunSummary) -> str:
     """State the mean AUROC on the external test set, and on the other test images; empty without an external set."""
     if (external := summary.external) is None:
         return ""
@@ -73,30 +81,33 @@ def external_result(summary: RunSummary) -> str:
     images = max(result.images or 0 for result in external.per_class.values())
     interval = external.intervals and external.intervals.mean_auroc
     beside = f" (95 % interval {format_interval(interval)})" if interval else ""
-    mean = f"the mean AUROC is {number(external.mean_auroc)}{beside} over {counted(len(names), 'class', 'classes')}"
-    sentence = f"On the external test set ({counted(images, 'labelled image')}) {mean}"
+    mean = (
+        f"the mean AUROC is {format_number(external.mean_auroc)}{beside} over "
+        f"{count_with_noun(len(names), 'class', 'classes')}"
+    )
+    sentence = f"On the external test set ({count_with_noun(images, 'labelled image')}) {mean}"
     inside, _ = mean_and_sd(each.auroc for name, each in summary.test.per_class.items() if name in names)
     if inside is None:
         return f"{sentence}."
-    return f"{sentence}; over the same classes it is {number(inside)} on the run's other test images."
+    return f"{sentence}; over the same classes it is {format_number(inside)} on the run's other test images."
 
 
 def tested_model(summary: RunSummary) -> str:
     """Return which model was tested: ``"that of round 3"``, ``"the initial one"``."""
-    if summary.untrained:
+    if summary.is_initial_model_tested:
         return "the initial one"
     return "that of the last round" if summary.best_round is None else f"that of round {summary.best_round}"
 
 
-def interval_of_mean(summary: RunSummary) -> str:
+def describe_auroc_interval(summary: RunSummary) -> str:
     """Return the interval of the mean AUROC and the sites that it holds for; empty where there is none."""
     intervals, sampled = summary.test.intervals, summary.test.sampled
-    if summary.test.headline().left_out:
+    if summary.test.headline_auroc().left_out:
         return ""  # both are of the mean over all classes
     if intervals and intervals.mean_auroc:
         return f"95 % interval {format_interval(intervals.mean_auroc)}"
     if sampled and sampled.mean_auroc:
-        return f"95 % interval {format_interval(sampled.mean_auroc)} for all {counted(sampled.of, 'site')}"
+        return f"95 % interval {format_interval(sampled.mean_auroc)} for all {count_with_noun(sampled.of, 'site')}"
     return ""
 
 
@@ -110,38 +121,40 @@ def describe_testing_sample(summary: RunSummary) -> str:
     tested |= {site for site, result in summary.per_site.items() if result.per_class}
     silent = len(summary.drawn_to_test) - len(tested)
     rest = f"; {silent:,} more that {'was' if silent == 1 else 'were'} drawn told no figures" if silent else ""
-    return f" {subject} tested at {len(tested):,} of {counted(len(summary.sites), 'site')}, drawn at random{rest}."
+    return (
+        f" {subject} tested at {len(tested):,} of {count_with_noun(len(summary.sites), 'site')}, drawn at random{rest}."
+    )
 
 
-def sites_taking_part(run: Run) -> str:
+def describe_participating_sites(run: RunFolderContent) -> str:
     """Return how many of the sites took part in a round: ``"3 sites"``, ``"1 of 2 sites"``."""
     active = _active_sites(run) & run.summary.sites.keys()
-    every = counted(len(run.summary.sites), "site")
+    every = count_with_noun(len(run.summary.sites), "site")
     return every if len(active) == len(run.summary.sites) or not run.rounds else f"{len(active):,} of {every}"
 
 
-def _active_sites(run: Run) -> set[str]:
+def _active_sites(run: RunFolderContent) -> set[str]:
     return {site for line in run.rounds for site in line.sites}
 
 
 def classes_in_mean(summary: RunSummary) -> str:
     """Name the classes of the mean AUROC: ``"3 of 5 classes that 30 test images or more show, without A (12)"``."""
     names = tuple(dict.fromkeys((*summary.classes, *summary.test.per_class)))
-    left_out = summary.test.headline().left_out
+    left_out = summary.test.headline_auroc().left_out
     if not left_out:
-        return number_in_mean(summary, names)
-    rare = listed([f"{name} ({count:,})" for name, count in left_out.items()])
-    return f"{number_in_mean(summary, names)} that {FEWEST_POSITIVES} test images or more show, without {rare}"
+        return describe_count_in_mean(summary, names)
+    rare = join_words([f"{name} ({count:,})" for name, count in left_out.items()])
+    return f"{describe_count_in_mean(summary, names)} that {FEWEST_POSITIVES} test images or more show, without {rare}"
 
 
-def number_in_mean(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
+def describe_count_in_mean(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
     """Return how many of these classes the mean AUROC counts: ``"3 of the 5 classes"``, ``"the 5 classes"``."""
-    counts = len(summary.test.headline(names).classes)
-    every = counted(len(names), "class", "classes")
+    counts = len(summary.test.headline_auroc(names).classes)
+    every = count_with_noun(len(names), "class", "classes")
     return f"{article}{every}" if counts == len(names) else f"{counts} of {article}{every}"
 
 
-def why_undefined(result: ClassMetrics | None) -> str:
+def reason_without_auroc(result: ClassMetrics | None) -> str:
     """Return why a class has no AUROC, or an empty string if it has one."""
     if result is None:
         return "not among the test set's labels"
@@ -158,9 +171,9 @@ def why_undefined(result: ClassMetrics | None) -> str:
     return "the model has no output for it" if result.negatives else "no negative test image"
 
 
-def why_untested(summary: RunSummary, name: str) -> str:
+def reason_class_untested(summary: RunSummary, name: str) -> str:
     """Return why a class of the run has no AUROC, or an empty string if it has one."""
-    reason, owners = why_undefined(summary.test.per_class.get(name)), set(summary.owners.get(name, ()))
+    reason, owners = reason_without_auroc(summary.test.per_class.get(name)), set(summary.owners.get(name, ()))
     if reason and summary.test.withheld:
         return summary.test.withheld
     if not reason or summary.test.note == GLOBAL_MODEL or not owners:
@@ -180,27 +193,27 @@ def testing_sites(summary: RunSummary) -> tuple[str, ...]:
 def worst_and_best_site(accuracies: Mapping[str, float]) -> str:
     """Return the least and the most accurate site, the first by name of equals: ``"0.7 (north) to 0.9 (south)"``."""
     ends = (min(sorted(accuracies), key=accuracies.__getitem__), max(sorted(accuracies), key=accuracies.__getitem__))
-    return " to ".join(f"{number(accuracies[site])} ({site})" for site in ends)
+    return " to ".join(f"{format_number(accuracies[site])} ({site})" for site in ends)
 
 
 # ---------------------------------------------------------------------- limits of the result
 
 
-def prominent_limits(run: Run) -> list[str]:
+def prominent_limitations(run: RunFolderContent) -> list[str]:
     """Return the sentences that stand beside the run's result, because they limit it; the most severe first."""
     summary, test = run.summary, run.summary.test
     harmed = "harmed the model and was left out for the rest of the run"
     limits = [f"{site} {harmed}: {reason}." for site, reason in summary.excluded.items()]
-    if summary.untrained:
-        before = f"Validation was best before the first of {counted(summary.rounds, 'round')}"
+    if summary.is_initial_model_tested:
+        before = f"Validation was best before the first of {count_with_noun(summary.rounds, 'round')}"
         limits.append(f"{before}: all figures are of the initial model, which no site of this run has trained.")
-    choices = site_comparisons(run)
-    if alone := [each.site for each in choices if each.benefit and each.benefit.choice == "alone"]:
-        compared = counted(sum(each.benefit is not None for each in choices), "site")
+    choices = site_benefit_sentences(run)
+    if alone := [each.site for each in choices if each.benefit and each.benefit.recommended_training == "alone"]:
+        compared = count_with_noun(sum(each.benefit is not None for each in choices), "site")
         better = f"{_verb_form(alone, 'is', 'are')} better off alone than with this model"
-        limits.append(f"{len(alone)} of {compared} that compared {better}: {shortened(alone, MOST_NAMED)}.")
-    limits += [*_untested_classes(summary), *_lost_sites(run), *_left_behind(run)]
-    if names := hidden_classes(summary):
+        limits.append(f"{len(alone)} of {compared} that compared {better}: {join_first_words(alone, MOST_NAMED)}.")
+    limits += [*_untested_classes(summary), *_lost_sites(run), *_classes_without_sites(run)]
+    if names := classes_with_hidden_counts(summary):
         verb = _verb_form(names, "is", "are")
         few = f"{_quote(names)} {verb} annotated only by sites with too few patients to tell a count"
         rows = _verb_form(names, "this row was", "these rows were")
@@ -214,7 +227,7 @@ def prominent_limits(run: Run) -> list[str]:
         limits.append(UNKNOWN_PATIENTS)
     if sentence := describe_skipped(summary.skipped_images):
         limits.append(sentence)
-    limits += [*summary.notes, *_detected_by_chance(test), *_unfit_threshold(test)]
+    limits += [*summary.notes, *_chance_level_classes(test), *_classes_with_unfit_threshold(test)]
     by_validation = (summary.experiment.get("evaluation") or {}).get("checkpoint", "best") == "best"
     if by_validation and 1 < summary.rounds == summary.best_round:
         limits.append(
@@ -224,8 +237,8 @@ def prominent_limits(run: Run) -> list[str]:
     return limits
 
 
-def further_limits(run: Run) -> list[str]:
-    """Return less important sentences on what the run does not show, in addition to :func:`prominent_limits`."""
+def further_limitations(run: RunFolderContent) -> list[str]:
+    """Return less important sentences on what the run does not show, in addition to :func:`prominent_limitations`."""
     summary, test = run.summary, run.summary.test
     limits = list[str]()
     planned = (summary.experiment.get("run") or {}).get("rounds", 0)
@@ -233,9 +246,9 @@ def further_limits(run: Run) -> list[str]:
         later = "no later model was better on validation"
         limits.append(f"The run ended after {summary.rounds:,} of at most {planned:,} rounds, because {later}.")
     for name in summary.classes:
-        positives, negatives = test.counts(name) if name in test.per_class else (None, None)
+        positives, negatives = test.image_counts_of_class(name) if name in test.per_class else (None, None)
         if positives is not None and negatives is not None and test.per_class[name].auroc is not None:
-            limits += few_images_limits(name, positives, negatives, "test image")
+            limits += few_images_limitations(name, positives, negatives, "test image")
     samples = {site: record.validation_samples for site, record in summary.sites.items()}
     few = [f"{site} ({n})" for site, n in samples.items() if n is not None and n < FEWEST_POSITIVES]
     if few and summary.best_round is not None:
@@ -246,12 +259,13 @@ def further_limits(run: Run) -> list[str]:
         if untested := [name for name in summary.classes if name not in covered and summary.owners.get(name, ())]:
             drawn = f"No site that annotates {_quote(untested)} was drawn to test the model"
             limits.append(f"{drawn}: no site’s figures are of it.")
-    limits += [*_single_readings(run), *_rounds_missed(run)]
+    limits += [*_single_site_classes(run), *_rounds_missed(run)]
     unknown = "it does not show how far figures move with another seed"
     limits.append(f"This is one run, with seed {summary.seed}: {unknown}.")
-    if compared := sum(each.benefit is not None for each in site_comparisons(run)):
+    if compared := sum(each.benefit is not None for each in site_benefit_sentences(run)):
         limits.append(
-            f"Whether a site is better off alone rests on a 95 % interval for each of {counted(compared, 'site')} by "
+            "Whether a site is better off alone rests on a 95 % interval for each of "
+            f"{count_with_noun(compared, 'site')} by "
             "itself: where both models are equally good, one site in 40 is called better off alone by chance. The "
             "intervals are over test images and say nothing of another training."
         )
@@ -265,19 +279,19 @@ def _untested_classes(summary: RunSummary) -> Iterator[str]:
     """Name the classes without an AUROC, by reason, and the sites that did not test the model."""
     by_reason: dict[str, list[str]] = {}
     for name in summary.classes:
-        if reason := why_untested(summary, name):
+        if reason := reason_class_untested(summary, name):
             by_reason.setdefault(reason, []).append(name)
-    every = counted(len(summary.classes), "class", "classes")
+    every = count_with_noun(len(summary.classes), "class", "classes")
     for reason, names in by_reason.items():
         yield f"{len(names)} of {every} {_verb_form(names, 'was', 'were')} not tested: {_quote(names)} ({reason})."
     sites = testing_sites(summary)
     silent = [site for site in sites if site not in summary.per_site]
     if silent and summary.test.note != GLOBAL_MODEL:
-        of_all = counted(len(sites), "site" if summary.drawn_to_test is None else "drawn site")
+        of_all = count_with_noun(len(sites), "site" if summary.drawn_to_test is None else "drawn site")
         yield f"{len(sites) - len(silent)} of {of_all} tested the model; {_quote(silent)} did not."
 
 
-def _lost_sites(run: Run) -> Iterator[str]:
+def _lost_sites(run: RunFolderContent) -> Iterator[str]:
     """Name the sites that were absent when the run ended, except those that were left out for harm."""
     absent = run.rounds[-1].absent.keys() if run.rounds else set[str]()
     for site in sorted(absent - run.summary.excluded.keys()):
@@ -285,14 +299,14 @@ def _lost_sites(run: Run) -> Iterator[str]:
             last = f"round {rounds[-1]:,} of {run.summary.rounds:,}"
             yield f"{site} took part last in {last}, and was absent at the end."
         else:
-            without = "" if run.summary.untrained else ": the model was trained without it"
+            without = "" if run.summary.is_initial_model_tested else ": the model was trained without it"
             yield f"{site} took part in no round{without}."
 
 
-def _left_behind(run: Run) -> Iterator[str]:
+def _classes_without_sites(run: RunFolderContent) -> Iterator[str]:
     """Name the classes whose sites were all gone while the rest of the model was still trained."""
     summary = run.summary
-    if summary.untrained:
+    if summary.is_initial_model_tested:
         return
     end = summary.best_round or (run.rounds[-1].round if run.rounds else 0)
     effective = [line for line in run.rounds if line.round <= end]
@@ -312,7 +326,7 @@ def _left_behind(run: Run) -> Iterator[str]:
             yield f"{_quote(names)} {_verb_form(names, 'was', 'were')} never trained: {why}; {scores} no result."
 
 
-def _detected_by_chance(test: Summary) -> Iterator[str]:
+def _chance_level_classes(test: FinalTestSummary) -> Iterator[str]:
     """Name the classes whose interval includes or lies below 0.5, wherever in its error the AUROC lies."""
     if test.intervals:
         images, bounds = "", {name: (*ends, 0.0) for name, ends in test.intervals.per_class.items()}
@@ -334,7 +348,7 @@ def _detected_by_chance(test: Summary) -> Iterator[str]:
             yield f"{_quote(names)} {_verb_form(names, 'is', 'are')} {detected} than by chance: {interval}."
 
 
-def _unfit_threshold(test: Summary) -> Iterator[str]:
+def _classes_with_unfit_threshold(test: FinalTestSummary) -> Iterator[str]:
     """Name the classes without any positive image found at 0.5, and those with a good AUROC but bad decisions."""
     pooled = test.pooled.per_class.items() if test.pooled else ()
     decisions = test.quality.decisions if test.quality else {name: each.decisions for name, each in pooled}
@@ -342,13 +356,15 @@ def _unfit_threshold(test: Summary) -> Iterator[str]:
         images = f"none of the positive test images of {_quote(names)}"
         yield f"At a threshold of 0.5 the model finds {images} (sensitivity 0)."
     results = test.per_class.items()
-    figures = [(name, each.measured("auroc"), each.measured("balanced_accuracy")) for name, each in results]
+    figures = [
+        (name, each.figure_with_error("auroc"), each.figure_with_error("balanced_accuracy")) for name, each in results
+    ]
     if names := [n for n, a, b in figures if a and b and a.low >= RANKED_WELL and b.high <= DECIDED_BADLY]:
         reason = f"balanced accuracy {DECIDED_BADLY} or less at an AUROC of {RANKED_WELL} or more"
         yield f"A threshold of 0.5 does not fit {_quote(names)}: {reason}."
 
 
-def few_images_limits(name: str, positives: int, negatives: int, images: str) -> Iterator[str]:
+def few_images_limitations(name: str, positives: int, negatives: int, images: str) -> Iterator[str]:
     """Yield a sentence on a class with few positive or few negative images; nothing for other classes.
 
     Args:
@@ -357,22 +373,22 @@ def few_images_limits(name: str, positives: int, negatives: int, images: str) ->
     least = min(positives, negatives)
     if least < FEWEST_POSITIVES:
         kind = "positive" if positives == least else "negative"
-        yield f"The figures for “{name}” rest on {counted(least, f'{kind} {images}')}."
+        yield f"The figures for “{name}” rest on {count_with_noun(least, f'{kind} {images}')}."
 
 
-def _single_readings(run: Run) -> Iterator[str]:
+def _single_site_classes(run: RunFolderContent) -> Iterator[str]:
     """Name the classes that only one site annotates and trained, because the model follows that site's reading."""
-    summary, hidden, active = run.summary, hidden_classes(run.summary), _active_sites(run)
-    if summary.untrained or len(summary.sites) < 2:
+    summary, hidden, active = run.summary, classes_with_hidden_counts(run.summary), _active_sites(run)
+    if summary.is_initial_model_tested or len(summary.sites) < 2:
         return
     for site in (site for site in summary.sites if site in active):
         if names := [n for n in summary.classes if summary.owners.get(n, ()) == (site,) and n not in hidden]:
             reading = f"the model has learned that site's way of reading {_verb_form(names, 'it', 'them')}"
             alone = f"{_verb_form(names, 'is', 'are')} annotated by {site} alone"
-            yield f"{listed([f'“{name}”' for name in names])} {alone}: {reading}."
+            yield f"{join_words([f'“{name}”' for name in names])} {alone}: {reading}."
 
 
-def hidden_classes(summary: RunSummary) -> list[str]:
+def classes_with_hidden_counts(summary: RunSummary) -> list[str]:
     """Return the classes whose sites all hide their counts, where policies may keep head rows from training."""
     privacy = summary.experiment.get("privacy") or {}
     if privacy.get("secure_aggregation") or privacy.get("level", "none") != "none":
@@ -384,7 +400,7 @@ def hidden_classes(summary: RunSummary) -> list[str]:
     return [name for name, counts in positives.items() if counts and all(count is None for count in counts)]
 
 
-def _rounds_missed(run: Run) -> Iterator[str]:
+def _rounds_missed(run: RunFolderContent) -> Iterator[str]:
     """Name the sites that missed rounds, and those whose updates were longer than ``participation.clip`` medians."""
     missed: dict[str, list[int]] = {}
     clipped: dict[str, list[tuple[int, str]]] = {}
@@ -393,7 +409,7 @@ def _rounds_missed(run: Run) -> Iterator[str]:
             missed.setdefault(site, []).append(line.round)
         for site, done in line.shortened.items():
             clipped.setdefault(site, []).append((line.round, done))
-    every = counted(run.summary.rounds, "round")
+    every = count_with_noun(run.summary.rounds, "round")
     for site in sorted(missed.keys() - run.summary.excluded.keys()):
         yield f"{site} was absent in {len(missed[site])} of {every} ({format_rounds(missed[site])})."
     for site, updates in sorted(clipped.items()):
@@ -413,15 +429,15 @@ def _verb_form(names: Collection[str], singular: str, plural: str) -> str:
 
 
 @dataclass(frozen=True)
-class SiteComparison:
+class SiteBenefitSentence:
     """One site's comparison with training alone, in a sentence; ``benefit`` is None where nothing was compared."""
 
     site: str
     sentence: str
-    benefit: Benefit | None
+    benefit: FederationBenefit | None
 
 
-def site_comparisons(run: Run) -> list[SiteComparison]:
+def site_benefit_sentences(run: RunFolderContent) -> list[SiteBenefitSentence]:
     """Return the comparison of every site, in the order of their names; empty where the run asked for none."""
     choices = []
     for site, answer in sorted(run.summary.benefit.items()):
@@ -431,5 +447,5 @@ def site_comparisons(run: Run) -> list[SiteComparison]:
             compared = f"was not compared with training alone ({answer.reason})"
             why = compared if answer.reason else f"says nothing ({WITHHELD_BY_SITE})"
             sentence = f"Whether {site} is better off alone is not known: it {why}."
-        choices.append(SiteComparison(site, sentence, answer.benefit))
+        choices.append(SiteBenefitSentence(site, sentence, answer.benefit))
     return choices

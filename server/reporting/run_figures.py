@@ -9,11 +9,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from common.metrics.measured import Measured
-from common.metrics.measured import figure as figure_text
-from common.metrics.multi_class import ClientAccuracy, accuracy_density
-from common.system.plain_text import NOT_APPLICABLE, number
-from server.reporting.page import ClassGroup
+from common.metrics.measured import ValueWithError
+from common.metrics.measured import format_value_with_error as figure_text
+from common.metrics.multi_class import BestClientAccuracies, accuracy_density
+from common.system.plain_text import NOT_APPLICABLE, format_number
+from server.reporting.page import AnnotatedClassGroup
 from server.reporting.svg import (
     BLUE,
     GREEN,
@@ -33,7 +33,7 @@ from server.reporting.svg import (
     series_styles,
     style_round_axis,
 )
-from server.runs.reader import PrototypeSimilarity, RoundLine, SiteRecord
+from server.runs.reader import PrototypeSimilarity, RoundLine, SiteSummary
 
 CHANCE = 0.5
 BAND = 0.76
@@ -81,7 +81,7 @@ def draw_learning_curves(rounds: Sequence[RoundLine], best_round: int | None) ->
         return inline_svg(figure, "curves", "Line chart: training and validation loss by round.")
 
 
-def draw_accuracy_by_round(rounds: Sequence[RoundLine], best: ClientAccuracy) -> Markup:
+def draw_accuracy_by_round(rounds: Sequence[RoundLine], best: BestClientAccuracies) -> Markup:
     """Draw mean over sites and pooled accuracy, a star at the best round of each; empty where no round has them."""
     scored = [(line.round, line.test_accuracy) for line in rounds if line.test_accuracy]
     if not scored:
@@ -145,7 +145,9 @@ def draw_density_of_sites(accuracies: Sequence[float]) -> Markup:
 
 
 def draw_auroc_bars(
-    groups: Sequence[ClassGroup], aurocs: Mapping[str, Measured | None], intervals: Mapping[str, tuple[float, float]]
+    groups: Sequence[AnnotatedClassGroup],
+    aurocs: Mapping[str, ValueWithError | None],
+    intervals: Mapping[str, tuple[float, float]],
 ) -> Markup:
     """Draw the AUROC of each class as a bar from 0.5, with its interval; groups by how many sites annotate a class."""
     with page_theme():
@@ -164,7 +166,7 @@ def draw_auroc_bars(
 
 
 def _draw_bar(
-    axes: Axes, row: float, measured: Measured | None, fill: tuple[str, str], interval: tuple[float, float] | None
+    axes: Axes, row: float, measured: ValueWithError | None, fill: tuple[str, str], interval: tuple[float, float] | None
 ) -> None:
     if measured is None:
         axes.annotate("n/a", (CHANCE, row), (6, 0), "data", "offset points", va="center", style="italic")
@@ -179,12 +181,12 @@ def _draw_bar(
     axes.annotate(figure_text(measured), (x, row), (points, 0), "data", "offset points", va="center", ha=side)
 
 
-def class_axis_height(groups: Sequence[ClassGroup]) -> float:
+def class_axis_height(groups: Sequence[AnnotatedClassGroup]) -> float:
     """Return the height in inches of a figure with one row a class."""
     return 1.1 + ROW * (sum(len(group.classes) for group in groups) + 0.7 * len(groups))
 
 
-def label_class_rows(axes: Axes, groups: Sequence[ClassGroup]) -> dict[str, float]:
+def label_class_rows(axes: Axes, groups: Sequence[AnnotatedClassGroup]) -> dict[str, float]:
     """Label one row for each class, from the top, with a gap between groups; return the row of each class."""
     positions: dict[str, float] = {}
     row = 0.0
@@ -218,7 +220,7 @@ def draw_participation(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Mar
         return inline_svg(figure, "participation", "Dot chart: which site took part in which round.")
 
 
-def draw_label_coverage(sites: Mapping[str, SiteRecord], groups: Sequence[ClassGroup]) -> Markup:
+def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[AnnotatedClassGroup]) -> Markup:
     """Draw a row a class, with a bar over each sequence of sites that annotate it; empty where the table is enough.
 
     Sites are sorted by the classes that they annotate, so that sites with the same classes are neighbours.
@@ -251,7 +253,7 @@ def draw_label_coverage(sites: Mapping[str, SiteRecord], groups: Sequence[ClassG
 # ---------------------------------------------------------------------- what only some methods have
 
 
-def draw_order_of_passes(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
+def draw_model_pass_order(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
     """Draw the place of every site in each pass of the model, a line a site, and the slope of its loss (UniFed).
 
     The figure is empty where no model is passed on. Slopes are drawn where the rounds have them.
@@ -315,7 +317,7 @@ def draw_prototype_similarity(prototypes: PrototypeSimilarity) -> Markup:
         degrees = np.degrees(np.arccos(none_to_nan(prototypes.signs)))
         right.barh(range(len(names)), degrees, height=0.68, color=ORANGE, hatch="///", edgecolor=PAPER, linewidth=0)
         for row, angle in enumerate(degrees.tolist()):
-            text, style = (NOT_APPLICABLE, "italic") if np.isnan(angle) else (number(angle, 1), "normal")
+            text, style = (NOT_APPLICABLE, "italic") if np.isnan(angle) else (format_number(angle, 1), "normal")
             right.annotate(text, (np.nan_to_num(angle), row), (4, 0), "data", "offset points", va="center", style=style)
         right.axvline(0, color=INK, linewidth=1)
         right.set(ylim=(len(names) - 0.5, -0.5), yticks=[])

@@ -6,11 +6,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from common.config import Experiment
-from common.metrics.auroc import FEWEST_POSITIVES, SUMS, Summary, mean_and_sd
+from common.metrics.auroc import FEWEST_POSITIVES, SUMS, FinalTestSummary, mean_and_sd
 from common.metrics.benefit import WORDS as SITE_MODELS
 from common.system.plain_text import format_rounds
 from server.reporting import class_figures, run_claims, run_figures
-from server.reporting.page import ClassGroup, class_groups, write_page
+from server.reporting.page import AnnotatedClassGroup, group_classes_by_annotation, write_template_page
 from server.runs.reader import read_run
 from server.runs.tracking import flatten_settings
 
@@ -26,9 +26,9 @@ def write_run_report(folder: Path) -> Path:
         BadInput: If ``summary.json`` or ``rounds.jsonl`` is missing or is not what a run writes.
     """
     summary = (run := read_run(folder)).summary
-    groups, sites, best = class_groups(summary), list(summary.sites), summary.client_accuracy
+    groups, sites, best = group_classes_by_annotation(summary), list(summary.sites), summary.client_accuracy
     intervals = summary.test.intervals or summary.test.sampled
-    aurocs = {name: result.measured("auroc") for name, result in summary.test.per_class.items()}
+    aurocs = {name: result.figure_with_error("auroc") for name, result in summary.test.per_class.items()}
     drawn = 0 < len(sites) <= SITES_SHOWN and 0 < len(sites) * len(run.rounds) <= DOTS_SHOWN
     prototypes = summary.learned.prototypes
     missed: dict[tuple[str, str], list[int]] = {}  # site, reason -> rounds
@@ -47,7 +47,7 @@ def write_run_report(folder: Path) -> Path:
     facts = [f"method {summary.method}", f"data: {images}", f"seed {summary.seed}"]
     facts += [f"ended {summary.ended[:16].replace('T', ' ')} UTC"] if summary.ended else []
     facts += [f"Polyclinic {summary.versions['polyclinic']}"] if "polyclinic" in summary.versions else []
-    return write_page(
+    return write_template_page(
         "run.html.j2",
         folder / "report.html",
         run_claims=run_claims,
@@ -55,7 +55,7 @@ def write_run_report(folder: Path) -> Path:
         summary=summary,
         groups=groups,
         sites=list(summary.sites.items())[:SITES_SHOWN],
-        choices=run_claims.site_comparisons(run)[:SITES_SHOWN],
+        choices=run_claims.site_benefit_sentences(run)[:SITES_SHOWN],
         SITE_MODELS=SITE_MODELS,
         rounds=run.rounds,
         samples=run.samples,
@@ -67,25 +67,25 @@ def write_run_report(folder: Path) -> Path:
         curves=run_figures.draw_learning_curves(run.rounds, summary.best_round) if run.rounds else "",
         bars=run_figures.draw_auroc_bars(groups, aurocs, intervals.per_class if intervals else {}),
         quality=quality_section(summary.test, groups),
-        beside_pooled=mean_of_sites(summary.test),
+        beside_pooled=mean_auroc_over_sites(summary.test),
         of_sums=summary.test.note == SUMS,
         participation=run_figures.draw_participation(run.rounds, sites) if drawn else "",
         accuracy_by_round=run_figures.draw_accuracy_by_round(run.rounds, best) if best else "",
         density=run_figures.draw_density_of_sites(list(best.per_site.values())) if best else "",
-        order=run_figures.draw_order_of_passes(run.rounds, sites),
+        order=run_figures.draw_model_pass_order(run.rounds, sites),
         prototypes=run_figures.draw_prototype_similarity(prototypes) if prototypes else "",
         difficulty=run_figures.draw_difficulty_by_round(run.rounds),
     )
 
 
-def mean_of_sites(test: Summary) -> tuple[float | None, float | None]:
+def mean_auroc_over_sites(test: FinalTestSummary) -> tuple[float | None, float | None]:
     """Return mean AUROC and average precision of the sites over the classes that also have a pooled value."""
     pooled = test.pooled.per_class if test.pooled else {}
     both = [test.per_class[name] for name, each in pooled.items() if each.auroc is not None and name in test.per_class]
     return mean_and_sd(each.auroc for each in both)[0], mean_and_sd(each.average_precision for each in both)[0]
 
 
-def quality_section(test: Summary, groups: Sequence[ClassGroup]) -> dict[str, object] | None:
+def quality_section(test: FinalTestSummary, groups: Sequence[AnnotatedClassGroup]) -> dict[str, object] | None:
     """Return the variables of ``quality.html.j2``: calibration, decisions, thresholds; None where there are none.
 
     All figures come from the coordinator's test images, or from the sites' histograms where it has no images.
@@ -108,7 +108,7 @@ def quality_section(test: Summary, groups: Sequence[ClassGroup]) -> dict[str, ob
         "calibrations": calibrations,
         "decisions": decisions,
         "reliability": class_figures.draw_reliability(calibrations),
-        "decided": class_figures.draw_decisions(decisions),
+        "decided": class_figures.draw_sensitivity_and_specificity(decisions),
         "confusion": class_figures.draw_confusion_matrix(confusion, list(test.per_class)) if confusion else "",
         "roc": class_figures.draw_roc_curves(curves),
         "precision_recall": class_figures.draw_precision_recall(curves),

@@ -9,11 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from common.errors import BadInput
-from common.metrics.measured import Measured, figure
+from common.metrics.measured import ValueWithError, format_value_with_error
 from common.system.files import is_file
-from server.reporting.page import class_groups
-from server.reporting.run_claims import prominent_limits, run_result
-from server.runs.reader import Run, RunSummary, read_run
+from server.reporting.page import group_classes_by_annotation
+from server.reporting.run_claims import prominent_limitations, run_result
+from server.runs.reader import RunFolderContent, RunSummary, read_run
 
 SITES_MARKED = 12
 """Number of sites up to which each has a column; more are counted, because there would be no room."""
@@ -36,40 +36,40 @@ def coverage_table(summaries: Mapping[str, RunSummary]) -> Table:
         table.add_column(Text(heading), justify="center")
     for label in summaries:
         table.add_column(Text(label), justify="right", no_wrap=True)
-    for group in class_groups(first):
+    for group in group_classes_by_annotation(first):
         table.add_row(Text(group.title, style="italic dim"))
         for name in group.classes:
             results = [summary.test.per_class.get(name) for summary in summaries.values()]
-            aurocs = [result.measured("auroc") if result else None for result in results]
+            aurocs = [result.figure_with_error("auroc") if result else None for result in results]
             marks = ["●" if name in record.classes else "" for record in first.sites.values()]
             if not marked:
                 marks = [f"{len(first.owners.get(name, ()))} of {len(first.sites)}"]
-            table.add_row(Text(f"  {name}"), *marks, *_mark_best(aurocs))
+            table.add_row(Text(f"  {name}"), *marks, *_format_marking_best(aurocs))
         table.add_section()
-    means = [summary.test.headline().mean for summary in summaries.values()]
-    table.add_row(Text("mean", style="bold"), *[""] * len(headings), *_mark_best(means))
+    means = [summary.test.headline_auroc().mean for summary in summaries.values()]
+    table.add_row(Text("mean", style="bold"), *[""] * len(headings), *_format_marking_best(means))
     return table
 
 
-def _mark_best(values: Sequence[Measured | None]) -> list[Text]:
+def _format_marking_best(values: Sequence[ValueWithError | None]) -> list[Text]:
     """Format figures, the largest one in bold with a star.
 
     No figure gets a star if there is only one method, or if a figure is uncertain, because another may be larger.
     """
-    printed = [figure(value) for value in values]
+    printed = [format_value_with_error(value) for value in values]
     defined = [text for text, value in zip(printed, values, strict=True) if value is not None]
     exact = not any(value.error for value in values if value is not None)
     best = max(defined) if len(defined) > 1 and exact else None
     return [Text(f"{BEST} {text}", style="bold green") if text == best else Text(text) for text in printed]
 
 
-def terminal_result(run: Run) -> Group:
+def format_run_result(run: RunFolderContent) -> Group:
     """Return the end of a run for the terminal: the table by class, the result, and what limits it."""
-    table, result = coverage_table({run.summary.label: run.summary}), Text(run_result(run))
-    return Group(table, result, *_limit_lines(prominent_limits(run)))
+    table, result = coverage_table({run.summary.name_in_tables: run.summary}), Text(run_result(run))
+    return Group(table, result, *_limitation_lines(prominent_limitations(run)))
 
 
-def limits_of_model(folder: Path, without: Collection[str] = ()) -> Group:
+def format_model_limitations(folder: Path, without: Collection[str] = ()) -> Group:
     """Return the limits of a run's model, for a person who uses it on images; empty for a model without its run.
 
     Args:
@@ -78,10 +78,10 @@ def limits_of_model(folder: Path, without: Collection[str] = ()) -> Group:
     """
     if is_file(folder / "summary.json"):
         with suppress(BadInput):  # of another version, or edited: the model alone is enough
-            limits = [limit for limit in prominent_limits(read_run(folder)) if limit not in without]
-            return Group(*(["Of the run that trained the model:"] if limits else []), *_limit_lines(limits))
+            limits = [limit for limit in prominent_limitations(read_run(folder)) if limit not in without]
+            return Group(*(["Of the run that trained the model:"] if limits else []), *_limitation_lines(limits))
     return Group()
 
 
-def _limit_lines(limits: Iterable[str]) -> list[Text]:
+def _limitation_lines(limits: Iterable[str]) -> list[Text]:
     return [Text(f"! {limit}", style="yellow") for limit in limits]

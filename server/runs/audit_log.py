@@ -12,13 +12,13 @@ from typing import Any
 
 from flwr.app import RecordDict
 
-from common.models.state import Layout, state_sha256
-from common.security.audit import FILE, Audit
-from common.security.signatures import SignedStatement, attached_signature
+from common.models.state import ModelStateLayout, state_sha256
+from common.security.audit import FILE, AuditLog
+from common.security.signatures import SignedStatement, unverified_signature_or_none
 from common.system.files import write_atomically
-from common.system.plain_text import MOST_WORDS, printable
+from common.system.plain_text import MOST_WORDS, make_printable_line
 from common.wire.canonical_bytes import canonical_pieces, record_sha256
-from common.wire.codec import encode, payload_bytes
+from common.wire.codec import encode_record, payload_bytes
 from common.wire.records import TrainReply
 from strategies.engine.events import ReplyArrival, RoundRecord, RunStopped
 from strategies.engine.membership import RunMember
@@ -43,10 +43,16 @@ class RunAudit:
     """
 
     def __init__(
-        self, run_folder: Path, layout: Layout, *, keep: bool, durable: bool, key_of: Callable[[str], str] | None = None
+        self,
+        run_folder: Path,
+        layout: ModelStateLayout,
+        *,
+        keep: bool,
+        durable: bool,
+        key_of: Callable[[str], str] | None = None,
     ) -> None:
         self.layout, self.keep, self.durable, self._key_of = layout, keep, durable, key_of
-        self.audit = Audit(run_folder, durable=durable)
+        self.audit = AuditLog(run_folder, durable=durable)
         self._updates = run_folder / UPDATES
 
     def began(self, initial: FederationState, **facts: Any) -> None:
@@ -84,7 +90,7 @@ class RunAudit:
 
     def enrolled(self, server_round: int, site: str, member: RunMember) -> None:
         """Record that a site takes part from this round on, with its answer to the roll call."""
-        content = encode(member.answer)
+        content = encode_record(member.answer)
         sha256 = record_sha256(content)
         facts: dict[str, Any] = {"release": member.answer.version, "sha256": sha256, "bytes": payload_bytes(content)}
         if self._key_of is not None:
@@ -96,7 +102,7 @@ class RunAudit:
     def left_out(self, server_round: int | str, absent: Mapping[str, str]) -> None:
         """Record sites that declined, were not admitted to the run, or missed an exchange."""
         for site, reason in absent.items():
-            self.audit.append(event="left_out", round=server_round, site=site, reason=printable(reason))
+            self.audit.append(event="left_out", round=server_round, site=site, reason=make_printable_line(reason))
 
     def arrived(self, arrival: ReplyArrival) -> None:
         """Record the arrival of a reply, also of one that does not count."""
@@ -106,16 +112,16 @@ class RunAudit:
         if (content := arrival.content) is not None:
             facts |= {"bytes": payload_bytes(content), "sha256": record_sha256(content)}
             if self._key_of is not None:
-                facts |= _signature_fields(attached_signature(content))
+                facts |= _signature_fields(unverified_signature_or_none(content))
         about = {"round": arrival.round, "site": arrival.site, "record": arrival.record}
         counts = self.keep and not arrival.reason and arrival.round > 0
         if counts and content is not None and arrival.record == TrainReply.__name__:
-            self._store_record(round_folder(arrival.round), arrival.site, content)
+            self._store_record(updates_folder_of_round(arrival.round), arrival.site, content)
         self.audit.append(event="received", **about, **facts)
 
-    def arrived_before(self, arrival: ReplyArrival) -> None:
+    def arrived_before_resume(self, arrival: ReplyArrival) -> None:
         """Record a reply that came before the run was resumed, unless the audit has it."""
-        signed = arrival.content and attached_signature(arrival.content)
+        signed = arrival.content and unverified_signature_or_none(arrival.content)
         if signed and all(entry.get("signature") != signed.signature for entry in self.audit.entries()):
             self.arrived(arrival)
 
@@ -130,7 +136,7 @@ class RunAudit:
             model_sha256=state_sha256(state.model, self.layout),
         )
 
-    def figures(self, folder: Path) -> None:
+    def figures_hashed(self, folder: Path) -> None:
         """Record the hashes of the files with the run's figures, so that later changes are noticed."""
         there = [name for name in FIGURES if (folder / name).is_file()]
         hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in there}
@@ -138,7 +144,7 @@ class RunAudit:
 
     def _store_record(self, folder: str, site: str, content: RecordDict) -> None:
         data = b"".join(canonical_pieces(content))
-        write_atomically(self._updates / folder / record_file(site), data, durable=self.durable)
+        write_atomically(self._updates / folder / update_file_of_site(site), data, durable=self.durable)
 
 
 def _signature_fields(signed: SignedStatement | None) -> dict[str, Any]:
@@ -149,14 +155,14 @@ def _signature_fields(signed: SignedStatement | None) -> dict[str, Any]:
 def shorten_reasons(absent: Mapping[str, str]) -> dict[str, str]:
     """Cut the reasons of all sites so that they fit into one line; each whole reason has a line of its own."""
     most = max(SHORTEST_REASON, min(MOST_WORDS, ALL_REASONS // max(len(absent), 1)))
-    return {site: printable(reason, most) for site, reason in absent.items()}
+    return {site: make_printable_line(reason, most) for site, reason in absent.items()}
 
 
-def round_folder(server_round: int) -> str:
+def updates_folder_of_round(server_round: int) -> str:
     """Return the name of the folder of a round's updates in ``updates/``."""
     return f"round-{server_round:06d}"
 
 
-def record_file(site: str) -> str:
+def update_file_of_site(site: str) -> str:
     """Return the name of the file of a site's record."""
     return f"{site}.record"

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.errors import BadInput, Fault, stop_on
+from common.errors import BadInput, Fault, raise_faults
 from common.security.audit import audit_files
 from common.system.files import (
     add_file_name_to_errors,
     is_file,
-    lock_or_refuse,
+    lock_file_or_refuse,
     missing_input_fault,
     output_folder_faults,
     remove_partial_files,
@@ -59,7 +59,7 @@ def demo_folder_faults(path: Path) -> list[Fault]:
     return [] if free else [Fault(f"--out {path}", "holds something that no demo wrote.", "Name another folder.")]
 
 
-def unverifiable_faults(path: Path) -> list[Fault]:
+def verification_path_faults(path: Path) -> list[Fault]:
     """Return why a path is neither a receipt nor the folder of a run with an audit.
 
     A missing or damaged receipt beside an audit is reported by the verification itself.
@@ -98,7 +98,7 @@ class RunFolder:
         Raises:
             BadInput: If it holds anything already, or cannot be made.
         """
-        stop_on(new_folder_faults(path))
+        raise_faults(new_folder_faults(path))
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -128,7 +128,7 @@ class RunFolder:
         """True where the run has ended, with its summary."""
         return (self.path / SUMMARY).is_file()
 
-    def remove_end(self) -> None:
+    def remove_summary_and_pages(self) -> None:
         """Remove the summary and the pages of a run that was done and goes on for more rounds."""
         for name in (SUMMARY, "report.html", "MODEL_CARD.md"):
             (self.path / name).unlink(missing_ok=True)
@@ -143,12 +143,12 @@ class RunFolder:
         descriptor = os.open(self.path, os.O_RDONLY)
         problem, remedy = "another run is at work in this folder.", "Wait for its end, or name another folder."
         try:
-            lock_or_refuse(descriptor, Fault(f"--out {self.path}", problem, remedy))
+            lock_file_or_refuse(descriptor, Fault(f"--out {self.path}", problem, remedy))
             yield
         finally:
             os.close(descriptor)
 
-    def keep_rounds(self, last: int) -> None:
+    def remove_rounds_after(self, last: int) -> None:
         """Remove from ``rounds.jsonl`` the lines after a round, and a partial last line.
 
         Raises:
@@ -164,12 +164,12 @@ class RunFolder:
             raise BadInput([Fault(str(path), problem, remedy)]) from None
         write_atomically(path, b"".join(remaining))
 
-    def round(self, line: Mapping[str, Any]) -> None:
+    def append_round(self, line: Mapping[str, Any]) -> None:
         """Append one line to ``rounds.jsonl``."""
         self._append_line("rounds.jsonl", line)
         self._send_to_trackers(round_scalars(line), line["round"])
 
-    def event(self, name: str, **fields: Any) -> None:
+    def append_event(self, name: str, **fields: Any) -> None:
         """Append an event to ``events.jsonl``: its time, its name, values as fields."""
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         self._append_line("events.jsonl", {"time": now, "event": name, **fields})
@@ -178,7 +178,7 @@ class RunFolder:
         """Return the events so far, oldest first."""
         return [json.loads(line) for line in (self.path / "events.jsonl").read_bytes().splitlines()]
 
-    def absent(self, when: int | str, absent: Mapping[str, str], here: Collection[str] = ()) -> None:
+    def append_absences(self, when: int | str, absent: Mapping[str, str], here: Collection[str] = ()) -> None:
         """Append an event for each site that missed a round or an exchange; for a site that signed off, only once.
 
         Args:
@@ -191,11 +191,11 @@ class RunFolder:
         for site, reason in absent.items():
             if self._stopped.get(site) == reason:
                 continue
-            self.event("absent", round=when, site=site, reason=reason)
+            self.append_event("absent", round=when, site=site, reason=reason)
             if reason.startswith(SIGNED_OFF):
                 self._stopped[site] = reason
 
-    def summary(self, summary: Mapping[str, Any]) -> None:
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""
         text = json_text(summary, indent=1) + "\n"
         write_atomically(self.path / SUMMARY, text.encode())

@@ -25,7 +25,7 @@ PHASES = {
 
 
 @dataclass
-class PresentRun:
+class CurrentRun:
     """The active run, or the last one if none is active: the content of ``state/present.json``.
 
     Attributes:
@@ -62,15 +62,15 @@ class PresentRun:
     last_error_time: str = ""
 
 
-def stopped_at(when: str) -> str:
+def describe_sign_off(when: str) -> str:
     """Return the words for a site that signed off at this time, the same in every file and on every page."""
     return f"{SIGNED_OFF} at {when}"
 
 
-def read_present(state: Path) -> PresentRun | None:
+def read_current_run(state: Path) -> CurrentRun | None:
     """Read the state of the last run; None where there was none. A run whose process has ended was interrupted."""
     try:
-        present = PresentRun(**json.loads((state / FILE).read_text(encoding="utf-8")))
+        present = CurrentRun(**json.loads((state / FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
     if present.state == "running" and not psutil.pid_exists(present.pid):
@@ -78,7 +78,7 @@ def read_present(state: Path) -> PresentRun | None:
     return present
 
 
-def describe_part_in_run(present: PresentRun, site: str, *, revoked: bool = False) -> str:
+def describe_site_in_run(present: CurrentRun, site: str, *, revoked: bool = False) -> str:
     """Describe in a few words what a site does in the run; empty where it has no part or the run has ended.
 
     Args:
@@ -87,7 +87,7 @@ def describe_part_in_run(present: PresentRun, site: str, *, revoked: bool = Fals
     if present.state != "running" or revoked:
         return ""
     if site in present.lost and site in present.stopped:
-        return stopped_at(present.stopped[site])
+        return describe_sign_off(present.stopped[site])
     if site in present.lost:
         return "lost, may come back"
     if site in present.waiting_for:
@@ -96,7 +96,7 @@ def describe_part_in_run(present: PresentRun, site: str, *, revoked: bool = Fals
     return "has answered" if site in present.sites else ""
 
 
-class LineReader:
+class JsonLinesReader:
     """Reads the new lines of a jsonl file; begins again where the file was replaced, as ``--resume`` does.
 
     Attributes:
@@ -108,7 +108,7 @@ class LineReader:
         self.all: list[dict[str, Any]] = []
         self._offset, self._inode = 0, -1
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Read the new lines and return True where there were any. A missing file has no lines."""
         before = len(self.all), self._inode
         try:
@@ -132,11 +132,11 @@ class LineReader:
     def read_new(self) -> list[dict[str, Any]]:
         """Return the lines since the last look; all lines where the file was replaced since then."""
         known, inode = len(self.all), self._inode
-        self.look()
+        self.poll()
         return self.all[known if self._inode == inode and len(self.all) >= known else 0 :]
 
 
-def add_to_run_history(state: Path, present: PresentRun) -> None:
+def add_to_run_history(state: Path, present: CurrentRun) -> None:
     """Add the state of a run to the history in ``state``, a folder of the coordinator."""
     with (state / HISTORY).open("a", encoding="utf-8") as file:
         file.write(json.dumps({**asdict(present), "noted": time.time()}) + "\n")

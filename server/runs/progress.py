@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
 from rich.text import Text
 
-from common.system.plain_text import counted, duration
+from common.system.plain_text import count_with_noun, format_duration
 from common.system.terminal import PlainConsole, ProgressForm, event_printer, json_printer, progress_form
 from strategies.engine.events import RollbackEvent, RoundRecord, WaitingStatus, describe_exclusion
 from strategies.engine.state import FederationState
@@ -91,7 +91,7 @@ class ProgressBar(NullProgress):
 
     def began(self, sites: Sequence[str], rounds: int) -> None:
         super().began(sites, rounds)
-        self._facts = f"{counted(len(sites), 'site')}, first round"
+        self._facts = f"{count_with_noun(len(sites), 'site')}, first round"
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None:
         super().round_done(record, state)
@@ -137,14 +137,14 @@ class ProgressEvents(NullProgress):
 
     def began(self, sites: Sequence[str], rounds: int) -> None:
         super().began(sites, rounds)
-        line = f"{self.title}: {counted(len(sites), 'site')}, {counted(rounds, 'round')}"
+        line = f"{self.title}: {count_with_noun(len(sites), 'site')}, {count_with_noun(rounds, 'round')}"
         self._tell(line, {"event": "began", "run": self.title, "sites": list(sites), "rounds": rounds})
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None:
         super().round_done(record, state)
         assert self.seconds_left is not None
-        left = f"about {duration(self.seconds_left)} left" if record.round < self.rounds else "the test is left"
-        facts = ", ".join([*round_facts(record), duration(record.seconds), left])
+        left = f"about {format_duration(self.seconds_left)} left" if record.round < self.rounds else "the test is left"
+        facts = ", ".join([*round_facts(record), format_duration(record.seconds), left])
         self._tell(
             f"round {record.round} of {self.rounds}: {facts}",
             {
@@ -174,7 +174,7 @@ def choose_tell(form: ProgressForm) -> Tell | None:
     return None
 
 
-def progress_of_run(form: ProgressForm, console: Console, title: str) -> NullProgress:
+def make_run_progress(form: ProgressForm, console: Console, title: str) -> NullProgress:
     """Return the progress of one run in this form: the bar on the console, lines and objects on standard error.
 
     Raises:

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.data.base.image_set import SkippedImage
-from common.errors import BadInput, Fault, stop_on
-from common.metrics.auroc import ClassMetrics, Summary
-from common.metrics.benefit import Benefit
-from common.metrics.multi_class import ClientAccuracy, RoundAccuracy
-from common.system.toml import error_text
+from common.errors import BadInput, Fault, raise_faults
+from common.metrics.auroc import ClassMetrics, FinalTestSummary
+from common.metrics.benefit import FederationBenefit
+from common.metrics.multi_class import BestClientAccuracies, RoundAccuracy
+from common.system.toml import describe_validation_error
 
 SAMPLES = "samples.json"
 
@@ -25,11 +25,11 @@ MEASURES: tuple[Measure, ...] = get_args(Measure)
 """Figures of tasks in which each image shows exactly one class."""
 
 
-class _Record(BaseModel):
+class _RunFileRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class SiteRecord(_Record):
+class SiteSummary(_RunFileRecord):
     """The data and the traffic of one site.
 
     Attributes:
@@ -48,7 +48,7 @@ class SiteRecord(_Record):
     smallest_count: int | None = None
 
 
-class SiteResult(_Record):
+class SiteResult(_RunFileRecord):
     """The best model on the data of one site, for the classes of the site: validation loss and test AUROC."""
 
     validation_loss: float | None = None
@@ -56,21 +56,21 @@ class SiteResult(_Record):
     per_class: dict[str, ClassMetrics] = Field(default_factory=dict)
 
 
-class SiteBenefit(_Record):
+class SiteBenefit(_RunFileRecord):
     """A site's comparison with training alone; None, with the reason, where the site sent none."""
 
-    benefit: Benefit | None = None
+    benefit: FederationBenefit | None = None
     reason: str = ""
 
 
-class EnsembleResult(_Record):
+class EnsembleResult(_RunFileRecord):
     """The test of the averaged scores of models that sites trained alone."""
 
-    test: Summary
+    test: FinalTestSummary
     per_site: dict[str, SiteResult] = Field(default_factory=dict)
 
 
-class PrototypeSimilarity(_Record):
+class PrototypeSimilarity(_RunFileRecord):
     """Cosine similarity of the mean features of classes; None where no site has the prototype.
 
     Attributes:
@@ -83,13 +83,13 @@ class PrototypeSimilarity(_Record):
     signs: tuple[float | None, ...]
 
 
-class LearnedStatistics(_Record):
+class FinalMethodStatistics(_RunFileRecord):
     """Statistics, in addition to the model, that a method's coordinator held at the end of the run."""
 
     prototypes: PrototypeSimilarity | None = None
 
 
-class LearnedInRound(_Record):
+class RoundMethodStatistics(_RunFileRecord):
     """Statistics that a method's coordinator had after a round.
 
     Attributes:
@@ -101,7 +101,7 @@ class LearnedInRound(_Record):
     difficulty: dict[str, float | None] = Field(default_factory=dict)
 
 
-class PrivacySpent(_Record):
+class PrivacySpent(_RunFileRecord):
     """The privacy budget that a run spent.
 
     Attributes:
@@ -120,7 +120,7 @@ class PrivacySpent(_Record):
     epsilon_of_one_share: float | None = None
 
 
-class RunSummary(_Record):
+class RunSummary(_RunFileRecord):
     """The content of ``summary.json``; figures that a method does not have are ``None`` or empty.
 
     Attributes:
@@ -142,22 +142,22 @@ class RunSummary(_Record):
     rounds: int
     seed: int
     classes: tuple[str, ...]
-    sites: dict[str, SiteRecord]
+    sites: dict[str, SiteSummary]
     table_sha256: str | None = None
     patients_known: bool | None = None
     skipped_images: tuple[SkippedImage, ...] = ()
     notes: tuple[str, ...] = ()
     best_round: int | None = None
     criterion: Literal["auroc", "loss"] | None = None
-    test: Summary
-    client_accuracy: ClientAccuracy | None = None
+    test: FinalTestSummary
+    client_accuracy: BestClientAccuracies | None = None
     per_site: dict[str, SiteResult] = Field(default_factory=dict)
     drawn_to_test: tuple[str, ...] | None = None
     ensemble: EnsembleResult | None = None
-    external: Summary | None = None
+    external: FinalTestSummary | None = None
     benefit: dict[str, SiteBenefit] = Field(default_factory=dict)
     excluded: dict[str, str] = Field(default_factory=dict)
-    learned: LearnedStatistics = LearnedStatistics()
+    learned: FinalMethodStatistics = FinalMethodStatistics()
     privacy: PrivacySpent | None = None
     seconds: dict[str, float | None] = Field(default_factory=dict)
     model_sha256: str | None = None
@@ -175,12 +175,12 @@ class RunSummary(_Record):
         return {name: tuple(sites) for name, sites in owners.items()}
 
     @property
-    def untrained(self) -> bool:
+    def is_initial_model_tested(self) -> bool:
         """Return True if the tested model is that before round 1, because no round was better by validation."""
         return self.best_round == 0 and self.rounds > 0
 
     @property
-    def label(self) -> str:
+    def name_in_tables(self) -> str:
         """Return the run's name in tables."""
         return self.name or self.method
 
@@ -197,7 +197,7 @@ class RunSummary(_Record):
         return {name: value for name, value in measures.items() if value is not None}
 
 
-class SampleImage(_Record):
+class SampleImage(_RunFileRecord):
     """One test image in the report.
 
     Attributes:
@@ -213,14 +213,14 @@ class SampleImage(_Record):
     png: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/=]+$")]
 
 
-class SamplesOfClass(_Record):
+class SamplesOfClass(_RunFileRecord):
     """The sample images of one class."""
 
     name: str
     samples: tuple[SampleImage, ...]
 
 
-class Samples(_Record):
+class ReportSamples(_RunFileRecord):
     """The content of ``samples.json``, which only simulated runs have; without the file a report shows no image.
 
     Attributes:
@@ -233,7 +233,7 @@ class Samples(_Record):
     examined: int = 0
 
 
-class RoundLine(_Record):
+class RoundLine(_RunFileRecord):
     """A line of ``rounds.jsonl``: one round."""
 
     round: int
@@ -246,23 +246,23 @@ class RoundLine(_Record):
     validation_auroc: float | None = None
     test_mean_auroc: float | None = None
     test_accuracy: RoundAccuracy | None = None
-    learned: LearnedInRound = LearnedInRound()
+    learned: RoundMethodStatistics = RoundMethodStatistics()
     epochs: dict[str, int] = Field(default_factory=dict)
     site_seconds: dict[str, float] = Field(default_factory=dict)
     seconds: float | None = None
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolderContent:
     """The content of a run folder."""
 
     folder: Path
     summary: RunSummary
     rounds: tuple[RoundLine, ...]
-    samples: Samples | None = None
+    samples: ReportSamples | None = None
 
     @property
-    def rounds_taken(self) -> dict[str, int]:
+    def rounds_by_site(self) -> dict[str, int]:
         """Return site -> number of rounds in which it took part."""
         counts = Counter[str]()
         for line in self.rounds:
@@ -270,7 +270,7 @@ class Run:
         return {name: counts[name] for name in self.summary.sites}
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> RunFolderContent:
     """Read ``summary.json``, ``rounds.jsonl`` and, if present, ``samples.json``.
 
     Raises:
@@ -288,17 +288,17 @@ def read_run(folder: Path) -> Run:
 
     paths = folder / "summary.json", folder / "rounds.jsonl"
     summary_text, rounds_text = map(read_text, paths)
-    stop_on(faults)
+    raise_faults(faults)
     (summary,) = _parse_records(RunSummary, {str(paths[0]): summary_text})
     lines = {f"{paths[1]} line {n}": line for n, line in enumerate(rounds_text.splitlines(), start=1) if line.strip()}
     rounds = tuple(_parse_records(RoundLine, lines))
     samples_text = read_text(folder / SAMPLES) if (folder / SAMPLES).exists() else None
-    stop_on(faults)
-    samples = _parse_records(Samples, {} if samples_text is None else {str(folder / SAMPLES): samples_text})
-    return Run(folder, summary, rounds, *samples)
+    raise_faults(faults)
+    samples = _parse_records(ReportSamples, {} if samples_text is None else {str(folder / SAMPLES): samples_text})
+    return RunFolderContent(folder, summary, rounds, *samples)
 
 
-_R = TypeVar("_R", bound=_Record)
+_R = TypeVar("_R", bound=_RunFileRecord)
 
 
 def _parse_records(record: type[_R], texts: Mapping[str, str]) -> list[_R]:
@@ -311,7 +311,9 @@ def _parse_records(record: type[_R], texts: Mapping[str, str]) -> list[_R]:
             remedy = "Was it written by this program and left as it was?"
             raise BadInput(
                 Fault(
-                    f"{where}: {'.'.join(map(str, fault['loc'])) or 'the whole file'}", error_text(dict(fault)), remedy
+                    f"{where}: {'.'.join(map(str, fault['loc'])) or 'the whole file'}",
+                    describe_validation_error(dict(fault)),
+                    remedy,
                 )
                 for fault in error.errors(include_url=False)
             ) from None

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.config import Experiment
 from common.errors import BadInput, Fault
-from common.plugins import PluginStamp
-from common.security.audit import Audit, AuditEntry, check_audit
+from common.plugins import PluginIdentity
+from common.security.audit import AuditEntry, AuditLog, check_audit
 from common.security.signatures import CHAINED
 from common.system.files import write_atomically
 from common.wire.records import RollCallAnswer, TrainReply
@@ -117,7 +117,7 @@ class Receipt(_ReceiptPart):
     experiment_sha256: str
     contract_sha256: str
     classes: tuple[str, ...]
-    plugins: tuple[PluginStamp, ...] = ()
+    plugins: tuple[PluginIdentity, ...] = ()
     updates_kept: bool
     sites: dict[str, ReceiptSite]
     initial_model_sha256: str
@@ -140,9 +140,9 @@ def make_receipt(entries: Iterable[AuditEntry]) -> Receipt:
     draft = ReceiptDraft()
     for entry in entries:
         if entry.get("event") == "run":
-            draft = ReceiptDraft(_own_fields(entry))
+            draft = ReceiptDraft(_entry_specific_fields(entry))
         else:
-            draft.add(entry)
+            draft.add_audit_entry(entry)
     return Receipt(
         **draft.fields,
         sites=draft.sites,
@@ -170,7 +170,7 @@ class ReceiptDraft:
     absences: list[ReceiptAbsence] = field(default_factory=list)
     resumed: int = 0
 
-    def add(self, entry: AuditEntry) -> None:
+    def add_audit_entry(self, entry: AuditEntry) -> None:
         """Add the next entry of the audit."""
         match entry.get("event"):
             case "resumed" | "rolled_back" as event:
@@ -194,11 +194,13 @@ class ReceiptDraft:
                 self._add_absence(entry["site"], entry["round"], entry.get("reason", ""))
             case "aggregated":
                 updates = {site: self.updates[entry["round"], site] for site in entry["sites"]}
-                self.rounds[entry["round"]] = ReceiptRound.model_validate({**_own_fields(entry), "sites": updates})
+                self.rounds[entry["round"]] = ReceiptRound.model_validate(
+                    {**_entry_specific_fields(entry), "sites": updates}
+                )
                 for site, reason in entry["left_out"].items():
                     self._add_absence(site, entry["round"], reason)
             case "result":
-                self.fields |= _own_fields(entry)
+                self.fields |= _entry_specific_fields(entry)
 
     def _add_reply(self, entry: AuditEntry) -> None:
         """Add a reply of a kind that hospitals sign, also where its signature is missing."""
@@ -212,7 +214,7 @@ class ReceiptDraft:
         self.absences.append(ReceiptAbsence(site=site, where=where, reason=reason))
 
 
-def write_receipt(audit: Audit) -> str:
+def write_receipt(audit: AuditLog) -> str:
     """Write the receipt of a finished run beside its audit; return the reason if that is not possible."""
     checked = check_audit(audit.folder)
     head = AuditHead(entries=checked.entries, sha256=checked.sha256)
@@ -244,6 +246,6 @@ def read_receipt(path: Path) -> Receipt:
         ) from None
 
 
-def _own_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _entry_specific_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry without the fields that every entry has."""
     return {name: value for name, value in entry.items() if name not in ("n", "time", "before", "torn", "event")}

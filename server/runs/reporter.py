@@ -11,8 +11,8 @@ from typing import Self
 
 from common import __version__
 from common.system.files import write_atomically
-from common.system.plain_text import counted, shortened
-from server.runs.live_status import FILE, PresentRun, stopped_at
+from common.system.plain_text import count_with_noun, join_first_words
+from server.runs.live_status import FILE, CurrentRun, describe_sign_off
 from server.runs.progress import NullProgress, round_facts
 from strategies.engine.events import RoundRecord, WaitingStatus
 from strategies.engine.exchange import NOT_REGISTERED
@@ -32,11 +32,11 @@ class RunReporter(NullProgress):
 
     def __init__(
         self,
-        present: PresentRun,
+        present: CurrentRun,
         state: Path,
         tell: Callable[[str], None],
         signed_off: Callable[[], Mapping[str, str]] = dict,
-        note: Callable[[PresentRun], None] = lambda present: None,
+        note: Callable[[CurrentRun], None] = lambda present: None,
     ) -> None:
         super().__init__()
         self._signed_off, self._note = signed_off, note
@@ -46,7 +46,7 @@ class RunReporter(NullProgress):
 
     def __enter__(self) -> Self:
         self._present.pid, self._present.began = os.getpid(), time.time()
-        self._write_present_run()
+        self._write_current_run()
         self._note(self._present)
         return self
 
@@ -56,20 +56,20 @@ class RunReporter(NullProgress):
         present.waiting_for = present.lost = ()
         if error is not None and kind is not SystemExit:
             self._note_error(str(error) or type(error).__name__)
-        self._write_present_run()
+        self._write_current_run()
         self._note(present)
 
     def waiting(self, waiting: WaitingStatus) -> None:
         present, stopped = self._present, self._signed_off()
         if waiting.phase == "roll call" and waiting.sites:
-            notes = {site: f" ({stopped_at(when)})" for site, when in stopped.items()}
+            notes = {site: f" ({describe_sign_off(when)})" for site, when in stopped.items()}
             names = ", ".join(f"{site}{notes.get(site, '')}" for site in waiting.sites)
             self._tell(f"waiting for {names} to connect and answer; at most {waiting.deadline_s:.0f} s")
         for site in sorted(set(waiting.lost) - self._lost):
             self._lost.add(site)
             if when := stopped.get(site):
                 present.stopped[site] = when
-                what, until = f"{site} {stopped_at(when)}", "it is started"
+                what, until = f"{site} {describe_sign_off(when)}", "it is started"
             else:
                 what, until = f"lost contact with {site}", "it is back"
             self._note_error(f"round {waiting.round}: {what}")
@@ -79,7 +79,7 @@ class RunReporter(NullProgress):
         present.waiting_for = tuple(site for site in waiting.sites if site not in stopped_before)
         present.lost = tuple(sorted(self._lost))
         present.deadline = time.time() + waiting.deadline_s
-        self._write_present_run()
+        self._write_current_run()
 
     def enrolled(self, releases: Mapping[str, str]) -> None:
         self._present.releases.update(releases)
@@ -90,7 +90,7 @@ class RunReporter(NullProgress):
     def began(self, sites: Sequence[str], rounds: int) -> None:
         super().began(sites, rounds)
         self._present.sites, self._present.rounds = tuple(sites), rounds
-        self._tell(f"{counted(len(sites), 'site')} taking part: {', '.join(sites)}")
+        self._tell(f"{count_with_noun(len(sites), 'site')} taking part: {', '.join(sites)}")
 
     def joined(self, server_round: int, site: str) -> None:
         self._present.sites = tuple(sorted({*self._present.sites, site}))
@@ -115,7 +115,7 @@ class RunReporter(NullProgress):
         present = self._present
         present.waiting_for, present.seconds_left = (), self.seconds_left
         sites, *facts = round_facts(record)
-        without = f", without {shortened(sorted(record.absent))}" if record.absent else ""
+        without = f", without {join_first_words(sorted(record.absent))}" if record.absent else ""
         left = f"{self.seconds_left:.0f} s" if self.seconds_left < 90 else f"{self.seconds_left / 60:.0f} min"
         facts = [sites + without, *facts, f"{record.seconds:.1f} s, about {left} left"]
         self._tell(f"round {record.round} of {present.rounds}: {', '.join(facts)}")
@@ -135,11 +135,11 @@ class RunReporter(NullProgress):
         for site, done in record.shortened.items():
             self._tell(f"round {record.round}: the update of {site} is too long: {done}")
             present.shortened[site] = f"round {record.round}: {done}"
-        self._write_present_run()
+        self._write_current_run()
 
     def _note_error(self, text: str) -> None:
         self._present.last_error = text
         self._present.last_error_time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
-    def _write_present_run(self) -> None:
+    def _write_current_run(self) -> None:
         write_atomically(self._path, json.dumps(asdict(self._present)).encode(), durable=False)

@@ -16,10 +16,10 @@ from common.data.base.image_set import ImageSet
 from common.data.images.pixels import pixels_on_device
 from common.data.images.reading import encode_png
 from common.metrics.score_histograms import THRESHOLD
-from common.models.gpu import on_device
-from common.models.network import Precision, SplitNetwork, compute_scores, label_matrix
+from common.models.gpu import move_network_to_device
+from common.models.network import Precision, SplitNetwork, compute_scores, labels_for_head_rows
 from common.system.files import write_atomically
-from server.runs.reader import SAMPLES, SampleImage, Samples, SamplesOfClass
+from server.runs.reader import SAMPLES, ReportSamples, SampleImage, SamplesOfClass
 
 Kind = Literal["found", "missed", "false alarm"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -44,16 +44,16 @@ def write_samples(
     folder: Path, network: SplitNetwork, test: ImageSet, device: str = "cpu", precision: Precision = "auto"
 ) -> None:
     """Write ``samples.json`` with images of the first classes that the model classified right and wrong."""
-    test = test.rows(np.arange(min(len(test), EXAMINED)))
-    scores = compute_scores(on_device(network, device), pixels_on_device(test, device), precision)
-    labels = label_matrix(test, network.class_names).numpy()
+    test = test.select_rows(np.arange(min(len(test), EXAMINED)))
+    scores = compute_scores(move_network_to_device(network, device), pixels_on_device(test, device), precision)
+    labels = labels_for_head_rows(test, network.class_names).numpy()
     predicted = scores > THRESHOLD  # (n, classes)
     if network.spec.task == "multi_class":
         predicted = np.eye(scores.shape[1], dtype=np.bool_)[scores.argmax(axis=1)]
     names = network.class_names[:CLASSES]
     chosen = {name: list(_choose_samples(scores[:, c], labels[:, c], predicted[:, c])) for c, name in enumerate(names)}
     rows = sorted({row for of_class in chosen.values() for _, row in of_class})
-    images = list(test.rows(np.array(rows, np.intp)).images)
+    images = list(test.select_rows(np.array(rows, np.intp)).images)
     for side in SIDES:  # all at the largest size at which they fit, or at the smallest
         files = [encode_png(image, side) for image in images]
         if sum(map(len, files)) <= BUDGET:
@@ -72,7 +72,7 @@ def write_samples(
         ]
         classes.append(SamplesOfClass(name=name, samples=tuple(samples)))
     left_out = len(network.class_names) - len(names)
-    samples_file = Samples(classes=tuple(classes), classes_left_out=left_out, examined=len(test))
+    samples_file = ReportSamples(classes=tuple(classes), classes_left_out=left_out, examined=len(test))
     write_atomically(folder / SAMPLES, samples_file.model_dump_json().encode())
 
 

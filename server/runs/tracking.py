@@ -61,13 +61,13 @@ def track_run(
         tell: Prints a sentence if the store fails; the run goes on without the store.
     """
 
-    def lost(reason: str) -> None:
-        folder.event("tracking_stopped", reason=reason)
+    def report_failed_store(reason: str) -> None:
+        folder.append_event("tracking_stopped", reason=reason)
         tell(f"MLflow takes no more figures of this run, which goes on: {reason}")
 
-    folder.trackers.append(TensorBoard(folder.path / "tensorboard"))
+    folder.trackers.append(TensorBoardTracker(folder.path / "tensorboard"))
     if store is not None:
-        folder.trackers.append(store(experiment, lost))
+        folder.trackers.append(store(experiment, report_failed_store))
     ending: Ending = "interrupted"
     try:
         yield
@@ -157,7 +157,7 @@ def _format_setting(value: object) -> str:
 # ---------------------------------------------------------------------- TensorBoard
 
 
-class TensorBoard:
+class TensorBoardTracker:
     """Writes one event file, which ``tensorboard --logdir`` draws. A :class:`Tracker`.
 
     The library's own ``SummaryWriter`` is not used, because its thread may die in silence, it removes characters from
@@ -191,7 +191,7 @@ class TensorBoard:
 # ---------------------------------------------------------------------- MLflow
 
 
-NewRun = Callable[["Experiment", Callable[[str], None]], "MLflowRun"]
+NewRun = Callable[["Experiment", Callable[[str], None]], "MLflowTracker"]
 """Begins a run of an experiment in a store; the second argument is called with the reason once the store fails."""
 
 
@@ -223,7 +223,7 @@ def open_store(track: TrackingStore | None) -> NewRun | None:
         raise BadInput([Fault("--track mlflow", problem, "Set MLFLOW_TRACKING_URI to a store that can.")]) from None
 
 
-def begin_mlflow_run(client: Any, store: str, experiment: "Experiment", lost: Callable[[str], None]) -> "MLflowRun":
+def begin_mlflow_run(client: Any, store: str, experiment: "Experiment", lost: Callable[[str], None]) -> "MLflowTracker":
     """Begin a run with the experiment's settings as its parameters.
 
     Args:
@@ -231,7 +231,7 @@ def begin_mlflow_run(client: Any, store: str, experiment: "Experiment", lost: Ca
         store: MLflow's identifier of the runs that belong together.
         lost: Called with the reason once the store fails.
     """
-    run = MLflowRun(client, "", lost)
+    run = MLflowTracker(client, "", lost)
 
     def begin() -> None:
         from mlflow.entities import Param
@@ -243,12 +243,12 @@ def begin_mlflow_run(client: Any, store: str, experiment: "Experiment", lost: Ca
         for start in range(0, len(parameters), PARAMETERS):
             client.log_batch(run.identifier, params=parameters[start : start + PARAMETERS])
 
-    run.attempt(begin)
+    run.try_request(begin)
     return run
 
 
 @dataclass
-class MLflowRun:
+class MLflowTracker:
     """Sends figures to a run in MLflow's store, until the store fails. A :class:`Tracker`."""
 
     client: Any
@@ -266,12 +266,12 @@ class MLflowRun:
             for start in range(0, len(metrics), METRICS):
                 self.client.log_batch(self.identifier, metrics=metrics[start : start + METRICS])
 
-        self.attempt(log)
+        self.try_request(log)
 
     def close(self, ending: Ending) -> None:
-        self.attempt(lambda: self.client.set_terminated(self.identifier, _STATUS[ending]))
+        self.try_request(lambda: self.client.set_terminated(self.identifier, _STATUS[ending]))
 
-    def attempt(self, request: Callable[[], None]) -> None:
+    def try_request(self, request: Callable[[], None]) -> None:
         """Send a request, unless the store has failed before."""
         from mlflow import MlflowException
 

@@ -15,21 +15,21 @@ from typing import Any
 from pydantic import ValidationError
 
 from common.config import Experiment
-from common.contract import Declaration, merge_declarations
-from common.errors import BadInput, Fault, WireError, quoted
+from common.contract import LabelDeclaration, merge_declarations
+from common.errors import BadInput, Fault, WireError, quote_names
 from common.models.network import build
 from common.models.saved import load_model, read_description
-from common.models.state import Layout, ModelState, layout_of, read_state, state_sha256
+from common.models.state import ModelState, ModelStateLayout, layout_of, read_state, state_sha256
 from common.models.zoo.spec import DESCRIPTION
-from common.plugins import stamp_of
+from common.plugins import identify_plugin
 from common.security.audit import FILE as AUDIT
-from common.security.audit import Audit, check_audit
+from common.security.audit import AuditLog, check_audit
 from common.security.authorship import check_authorship
-from common.system.plain_text import listed
-from common.wire.canonical_bytes import parse_canonical, record_sha256
-from common.wire.codec import R, decode
+from common.system.plain_text import join_words
+from common.wire.canonical_bytes import parse_canonical_record, record_sha256
+from common.wire.codec import R, decode_record
 from common.wire.records import Arrays, RollCallAnswer, TrainReply, no_arrays
-from server.runs.audit_log import INITIAL, UPDATES, record_file, round_folder
+from server.runs.audit_log import INITIAL, UPDATES, update_file_of_site, updates_folder_of_round
 from server.runs.receipt import FILE, Receipt, ReceiptRound, experiment_sha256, make_receipt, read_receipt
 from strategies.aggregation.bounds import Lengths, shorten_long_updates
 from strategies.aggregation.server_optimizer import Moments
@@ -48,7 +48,7 @@ class VerificationReport:
     faults: list[Fault] = field(default_factory=list)
 
 
-def verify(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> VerificationReport:
+def verify_run(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> VerificationReport:
     """Check a run by its receipt.
 
     Args:
@@ -76,18 +76,18 @@ def verify(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Verifi
             summary = json.loads((path.parent / "summary.json").read_text(encoding="utf-8"))
             if summary["backend"] == "network":  # only a simulation has no signatures
                 report.faults.append(Fault(FILE, "has no signatures, and the run was over the network: removed."))
-    _check_figures(report, path.parent)
+    _check_figure_files(report, path.parent)
     same_code = _check_plugins(report, receipt)
     if same_code:
         _check_model(report, path.parent, receipt)
     experiment = _read_experiment(report, path.parent, receipt)
     if experiment is None or not same_code:
         return report
-    if reason := reason_not_repeatable(receipt, experiment):
+    if reason := unrepeatable_rounds_reason(receipt, experiment):
         report.unknown.append(f"sums: not added up again, for {reason}; their hashes are checked")
         return report
     try:
-        for replayed in Replay.of(path.parent, receipt, experiment).rounds():
+        for replayed in AggregationReplay.before_first_round(path.parent, receipt, experiment).repeat_rounds():
             made = f"{len(replayed.sites)} updates make the model {replayed.model_sha256[:12]}..."
             report.right.append(f"round {replayed.round}: {made}")
     except AlteredFile as error:
@@ -97,7 +97,7 @@ def verify(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Verifi
 
 def _check_against_audit(report: VerificationReport, path: Path, receipt: Receipt) -> None:
     """Check that the receipt is made from the audit's entries, and that the entry after them holds its hash."""
-    entries = list(Audit(path.parent).entries())
+    entries = list(AuditLog(path.parent).entries())
     before, after = entries[: receipt.audit.entries], entries[receipt.audit.entries :]
     last = after[0] if after else {}
     faults = []
@@ -132,9 +132,9 @@ def _list_differences(where: str, now: Any, then: Any) -> Iterator[tuple[str, An
         yield where, now, then
 
 
-def _check_figures(report: VerificationReport, folder: Path) -> None:
+def _check_figure_files(report: VerificationReport, folder: Path) -> None:
     """Check that the files with the run's figures are unchanged since the end of the run."""
-    hashes = [entry["sha256"] for entry in Audit(folder).entries() if entry.get("event") == "figures"]
+    hashes = [entry["sha256"] for entry in AuditLog(folder).entries() if entry.get("event") == "figures"]
     if not hashes:
         problem = "does not name summary.json and rounds.jsonl as the run wrote them: its end was removed."
         report.faults.append(Fault(AUDIT, problem))
@@ -148,7 +148,7 @@ def _check_figures(report: VerificationReport, folder: Path) -> None:
             faults.append(Fault(name, "is not the file that the run wrote: changed."))
     report.faults += faults
     if not faults:
-        report.right.append(f"{listed(list(hashes[-1]))}: as the run wrote them")
+        report.right.append(f"{join_words(list(hashes[-1]))}: as the run wrote them")
 
 
 def _check_plugins(report: VerificationReport, receipt: Receipt) -> bool:
@@ -156,7 +156,7 @@ def _check_plugins(report: VerificationReport, receipt: Receipt) -> bool:
     unequal = []
     for stamp in receipt.plugins:
         try:
-            here = stamp_of(stamp.group, stamp.name)
+            here = identify_plugin(stamp.group, stamp.name)
         except BadInput:
             unequal.append(f"{stamp} is not installed here")
             continue
@@ -188,7 +188,7 @@ def _check_model(report: VerificationReport, folder: Path, receipt: Receipt) -> 
         return
     report.right.append("model.safetensors: the model that the receipt names")
     if (class_names := read_description(folder).class_names) != receipt.classes:
-        problem = f"names the classes {quoted(class_names)}, the receipt {quoted(receipt.classes)}: changed."
+        problem = f"names the classes {quote_names(class_names)}, the receipt {quote_names(receipt.classes)}: changed."
         report.faults.append(Fault(DESCRIPTION, problem))
 
 
@@ -217,7 +217,7 @@ class AlteredFile(Exception):
         self.fault = Fault(f"{UPDATES}/{where}", problem)
 
 
-def reason_not_repeatable(receipt: Receipt, experiment: Experiment) -> str:
+def unrepeatable_rounds_reason(receipt: Receipt, experiment: Experiment) -> str:
     """Return the reason why the rounds cannot be repeated, or an empty string."""
     method = build_experiment_strategy(experiment)
     if not receipt.updates_kept:
@@ -230,7 +230,7 @@ def reason_not_repeatable(receipt: Receipt, experiment: Experiment) -> str:
 
 
 @dataclass
-class Replay:
+class AggregationReplay:
     """The coordinator's state, computed again round by round.
 
     Attributes:
@@ -241,7 +241,7 @@ class Replay:
     updates: Path
     receipt: Receipt
     experiment: Experiment
-    layout: Layout
+    layout: ModelStateLayout
     method: Method
     model: ModelState
     moments: Moments = field(default_factory=lambda: MappingProxyType({}))
@@ -250,12 +250,12 @@ class Replay:
     answers: dict[str, RollCallAnswer] = field(default_factory=dict)
 
     @property
-    def clip(self) -> float | None:
+    def clip_limit(self) -> float | None:
         """Return the length, in median lengths, above which updates were shortened; None without such a limit."""
         return update_length_limit(self.method.site, self.experiment.participation, self.experiment.privacy)
 
     @classmethod
-    def of(cls, run_folder: Path, receipt: Receipt, experiment: Experiment) -> "Replay":
+    def before_first_round(cls, run_folder: Path, receipt: Receipt, experiment: Experiment) -> "AggregationReplay":
         """Return the state before round 1.
 
         Raises:
@@ -265,7 +265,7 @@ class Replay:
         layout = layout_of(build(spec, receipt.classes, seed=0))
         updates = run_folder / UPDATES
         try:
-            initial = state_of_bytes(_read_content(updates, Path(INITIAL)))
+            initial = state_of_bytes(_read_update_file(updates, Path(INITIAL)))
             model, sha256 = initial.model, state_sha256(initial.model, layout)
         except (ValueError, KeyError, AssertionError) as error:
             raise AlteredFile(Path(INITIAL), f"is no model of this run ({type(error).__name__}): changed.") from None
@@ -276,23 +276,23 @@ class Replay:
             raise AlteredFile(Path(INITIAL), "holds more than a model to begin with: changed.")
         replay = cls(updates, receipt, experiment, layout, build_experiment_strategy(experiment), model)
         for name, site in receipt.sites.items():
-            path = Path("roll-call") / record_file(name)
+            path = Path("roll-call") / update_file_of_site(name)
             replay.answers[name] = replay._read_record(path, site.answer_sha256, RollCallAnswer)
         return replay
 
-    def rounds(self) -> Iterator[ReceiptRound]:
+    def repeat_rounds(self) -> Iterator[ReceiptRound]:
         """Repeat the rounds; yield each round that ends in the model that the receipt names.
 
         Raises:
             AlteredFile: At the first update or model that is not the one that the receipt names.
         """
         for expected in self.receipt.rounds:
-            folder = Path(round_folder(expected.round))
+            folder = Path(updates_folder_of_round(expected.round))
             replies = {
-                site: self._read_record(folder / record_file(site), sha256, TrainReply)
+                site: self._read_record(folder / update_file_of_site(site), sha256, TrainReply)
                 for site, sha256 in expected.sites.items()
             }
-            context = self._context(expected.round)
+            context = self._round_context(expected.round)
             self._aggregate(expected.round, context, replies)
             self.statistics = self.method.aggregate_statistics(context, replies)
             if (sha256 := state_sha256(self.model, self.layout)) != expected.model_sha256:
@@ -303,21 +303,21 @@ class Replay:
         if isinstance(self.method, SequentialMethod):
             passed, left = self.model, self.experiment.run.rounds - server_round
             for hops, reply in enumerate(replies.values(), start=1):
-                visited = pass_through_site(passed, reply, self.clip, self.lengths)
+                visited = pass_through_site(passed, reply, self.clip_limit, self.lengths)
                 passed, self.lengths = visited.model, visited.lengths
                 self.model = self.method.after_hop(left, hops, self.model, passed)
             return
-        if self.clip is not None:
-            replies, _ = shorten_long_updates(replies, self.clip)
+        if self.clip_limit is not None:
+            replies, _ = shorten_long_updates(replies, self.clip_limit)
         means = merge_updates(self.method, context, self.model, replies).means
         self.model, self.moments = update_global_model(self.method, server_round, means, self.moments)
 
-    def _context(self, server_round: int) -> RoundContext:
+    def _round_context(self, server_round: int) -> RoundContext:
         """Return the coordinator's context at the start of a round."""
         sites = sorted(self.receipt.sites.items())
         answers = {name: self.answers[name] for name, site in sites if site.joined <= server_round}
         declarations = [
-            Declaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
+            LabelDeclaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
             for answer in answers.values()
         ]
         contract = merge_declarations(declarations, self.receipt.classes)
@@ -325,20 +325,20 @@ class Replay:
         return RoundContext(task, contract, answers, self.statistics, server_round, seed)
 
     def _read_record(self, where: Path, sha256: str, kind: type[R]) -> R:
-        data = _read_content(self.updates, where)
+        data = _read_update_file(self.updates, where)
         try:
-            content = parse_canonical(data)
+            content = parse_canonical_record(data)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise AlteredFile(where, f"is no record that was kept ({error}): changed.") from None
         if (actual := record_sha256(content)) != sha256:
             raise AlteredFile(where, f"has SHA-256 {actual}, the receipt names {sha256}: changed.")
         try:
-            return decode(content, kind)
+            return decode_record(content, kind)
         except (WireError, ValueError) as error:
             raise AlteredFile(where, f"is none of this release's records: {error}") from None
 
 
-def _read_content(updates: Path, where: Path) -> bytes:
+def _read_update_file(updates: Path, where: Path) -> bytes:
     if (updates / where).exists() and not (updates / where).is_file():  # a pipe would be waited for
         raise AlteredFile(where, "is no file: changed.")
     try:

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.config import ExperimentFile
-from common.errors import BadInput, Fault, stop_on
-from common.simulation import simulated_site
-from common.system.files import atomic_outputs, write_atomically
+from common.errors import BadInput, Fault, raise_faults
+from common.simulation import images_of_simulated_site
+from common.system.files import remove_outputs_on_failure, write_atomically
 from common.system.toml import toml_text
 from server.simulation.simulate import check_experiment
 
@@ -17,7 +17,7 @@ NOTHING = "(no class)"
 """A second, unlabelled column for a site with one class: npz files with one column hold class numbers."""
 
 
-def write_sites(file: ExperimentFile, out: Path) -> list[Path]:
+def export_simulated_sites(file: ExperimentFile, out: Path) -> list[Path]:
     """Write ``out/SITE/images.npz`` and ``out/SITE/site.toml`` for every site of an experiment; return the folders.
 
     Raises:
@@ -29,11 +29,11 @@ def write_sites(file: ExperimentFile, out: Path) -> list[Path]:
         raise BadInput([Fault(f"{file.path.name}: run.method", problem)])
     folders = [out / part.site for part in data.parts]
     full = [folder for folder in folders if any((folder / name).exists() for name in ("images.npz", "site.toml"))]
-    stop_on([Fault(f"--out {out}", f"{folder} holds a site already.", "Name another folder.") for folder in full])
-    with atomic_outputs(out, *folders):
+    raise_faults([Fault(f"--out {out}", f"{folder} holds a site already.", "Name another folder.") for folder in full])
+    with remove_outputs_on_failure(out, *folders):
         for index, (own, folder) in enumerate(zip(data.parts, folders, strict=True)):
             folder.mkdir(parents=True, exist_ok=True)
-            site = simulated_site(data, index, "no")
+            site = images_of_simulated_site(data, index, "no")
             arrays = dict[str, NDArray[Any]]()
             for part, images in {"train": site.train, "val": site.validation, "test": site.test}.items():
                 labels = images.labels

@@ -13,20 +13,20 @@ from rich.console import Console
 
 from common.config import Experiment, ExperimentFile, make_plan
 from common.data.base.image_set import ImageSet, SkippedImage, describe_skipped, sample_sha256
-from common.data.load import external_faults, external_images, refuse_other_classes
-from common.data.load import faults as data_faults
+from common.data.load import dataset_faults as data_faults
+from common.data.load import external_faults, external_images, refuse_unknown_test_classes
 from common.data.partition.checks import partition_faults
-from common.errors import BadInput, Fault, stop_on
+from common.errors import BadInput, Fault, raise_faults
 from common.models.gpu import describe_gpus, visible_gpus
-from common.models.network import Precision, model_faults
+from common.models.network import Precision, network_build_faults
 from common.models.saved import load_model
-from common.models.zoo.registry import head_faults
+from common.models.zoo.registry import plugin_head_faults
 from common.simulation import (
     POOLED,
     SimulatedData,
-    forget_data,
-    image_store,
+    clear_data_cache,
     simulated_data,
+    simulation_image_store,
     site_test_images,
     undivided_data,
 )
@@ -37,18 +37,18 @@ from server.federation.run import run_federation
 from server.federation.set_up import OpenedRunFolder, lead_run
 from server.reporting.live.server import view_beside_run
 from server.reporting.run_claims import UNKNOWN_PATIENTS
-from server.runs.live_status import PresentRun
-from server.runs.progress import NullProgress, progress_of_run
+from server.runs.live_status import CurrentRun
+from server.runs.progress import NullProgress, make_run_progress
 from server.runs.reporter import RunReporter
 from server.runs.samples import shows_samples, write_samples
 from server.runs.tracking import TrackingStore
 from server.simulation.backends.inline import import_site_app, run_inline
-from server.simulation.backends.ray_grid import SimulatedRun, run_on_ray
+from server.simulation.backends.ray_grid import SimulatedRunFacts, run_on_ray
 from server.simulation.backends.ray_process import RayProcess, start_ray_process
 from strategies.local.arithmetic import choose_arithmetic, set_arithmetic
 from strategies.local.plugin_calls import find_plugin_faults
 from strategies.method_list import prefix_with_file
-from strategies.methods.base import Method, find_image_faults
+from strategies.methods.base import Method, find_coordinator_image_faults
 from strategies.registry import build_experiment_strategy
 
 NAMES_PATIENTS = {"folder": "patient_column", "dicomweb": "patient_column", "npz": "patient_key"}
@@ -109,13 +109,13 @@ class Simulation:
         self.experiment = self.file.experiment
         self.tell: Callable[[str], None] = partial(self.console.print, markup=False)
 
-    def check(self, *, resume: bool) -> None:
+    def check_before_run(self, *, resume: bool) -> None:
         """Read the data anew and check it and the experiment.
 
         Raises:
             BadInput: With every fault.
         """
-        forget_data()
+        clear_data_cache()
         self.method, self.data = check_experiment(self.file, self.tell)
         self.external = read_external_test_set(self.file, self.data, self.tell)
 
@@ -130,31 +130,31 @@ class Simulation:
         setting = self._make_run_context(opening, experiment.training.precision)
         for part in ("train", "validation", "test"):
             for skipped in getattr(data.splits, part).skipped:
-                folder.event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
-        for note in self._notes():
-            folder.event("table_note", note=note)
+                folder.append_event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
+        for note in self._label_table_notes():
+            folder.append_event("table_note", note=note)
             self.tell(note)
         if data.empty_sites:
-            folder.event("no_training_images", sites=list(data.empty_sites))
+            folder.append_event("no_training_images", sites=list(data.empty_sites))
             names = list_first_and_count_rest(data.empty_sites, 5)
             self.tell(f"Without training images, and not in the run: {names}. The partition gave them none.")
         if sentence := describe_skipped(self._skipped_images()):
             self.tell(sentence)
         if not data.patients_known:
-            folder.event("patients_unknown")
+            folder.append_event("patients_unknown")
             if (key := NAMES_PATIENTS.get(self.experiment.data.kind if self.experiment.data else "")) is not None:
                 self.tell(f"{UNKNOWN_PATIENTS} Name data.{key} if there is one.")
         with self._show_progress(folder.path) as watchers:
             summary = self._run_federation(setting, experiment, watchers)
-        if self.method.site.has_global_model and len(data.test) and shows_samples(self.experiment):
-            write_samples(folder.path, load_model(folder.path), data.test, setting.device, setting.precision)
+        if self.method.site.has_global_model and len(data.test_images) and shows_samples(self.experiment):
+            write_samples(folder.path, load_model(folder.path), data.test_images, setting.device, setting.precision)
         return summary
 
     def _make_run_context(self, opening: OpenedRunFolder, precision: Precision) -> RunContext:
         experiment, data = self.experiment, self.data
         table = getattr(experiment.data, "labels", None)
         return RunContext(
-            base=self.file.base,
+            base=self.file.base_folder,
             folder=opening.folder,
             run=opening.run,
             sites=len(self._site_names()),
@@ -163,19 +163,19 @@ class Simulation:
             device=self._device,
             precision=precision,
             own=data.server,
-            test=data.test,
+            test=data.test_images,
             external=self.external,
             site_tests=lambda: site_test_images(data),
-            coverage=data.contract,
+            coverage=data.label_contract,
             resumed=opening.resumed,
-            positives=data.positives,
-            table_sha256=table and hashlib.sha256((self.file.base / table).read_bytes()).hexdigest(),
+            positives=data.positive_counts,
+            table_sha256=table and hashlib.sha256((self.file.base_folder / table).read_bytes()).hexdigest(),
             patients_known=data.patients_known,
             skipped=self._skipped_images(),
-            notes=self._notes(),
+            notes=self._label_table_notes(),
         )
 
-    def _notes(self) -> tuple[str, ...]:
+    def _label_table_notes(self) -> tuple[str, ...]:
         """Return the sentences on the tables of labels, that of the external test set among them."""
         sets = [self.data.splits.train, *([self.external] if self.external else [])]
         return tuple(dict.fromkeys(note for images in sets for note in images.notes))
@@ -195,18 +195,18 @@ class Simulation:
         run = self.experiment.run
         name = run.name or run.method
         with ExitStack() as stack:
-            shown = progress_of_run(self.progress, self.console, f"{name} seed {run.seed}")
+            shown = make_run_progress(self.progress, self.console, f"{name} seed {run.seed}")
             watchers: list[NullProgress] = [stack.enter_context(shown)]
             if self.web_port is not None:
                 stack.enter_context(view_beside_run(out, self.web_port, self.tell))
-                present = PresentRun(str(out.resolve()), name)
+                present = CurrentRun(str(out.resolve()), name)
                 watchers.append(stack.enter_context(RunReporter(present, out, lambda line: None)))
             yield watchers
 
     def _run_federation(
         self, setting: RunContext, experiment: Experiment, watchers: list[NullProgress]
     ) -> dict[str, Any]:
-        base, summaries = self.file.base, list[dict[str, Any]]()
+        base, summaries = self.file.base_folder, list[dict[str, Any]]()
 
         def main(grid: Any) -> None:
             workers = getattr(grid, "workers", setting.workers)
@@ -214,8 +214,8 @@ class Simulation:
 
         text, path = experiment.model_dump_json(), setting.folder.path.resolve()
         if self.ray_process is not None:
-            note = setting.folder.event
-            run = SimulatedRun(text, base, path, self._site_names(), undivided_data(self.experiment, base), note)
+            note = setting.folder.append_event
+            run = SimulatedRunFacts(text, base, path, self._site_names(), undivided_data(self.experiment, base), note)
             run_on_ray(main, run, self.ray_process)
         else:
             run_inline(main, import_site_app(text, base, path), setting.sites)
@@ -243,7 +243,7 @@ def refuse_other_data(opening: OpenedRunFolder, data: SimulatedData) -> None:
         problem = "began with other images, labels or patients than the data set has now."
         raise BadInput([Fault(f"--resume {folder.path}", problem, "Put the data back, or begin a new run: --out NEW.")])
     if noted[-1:] != [sha256]:
-        folder.event("data_read", sha256=sha256)
+        folder.append_event("data_read", sha256=sha256)
 
 
 def check_experiment(
@@ -264,30 +264,30 @@ def check_experiment(
     except BadInput as error:
         faults += error.faults
     faults += _section_faults(experiment)
-    faults += model_faults(experiment.model, file.base)
+    faults += network_build_faults(experiment.model, file.base_folder)
     if experiment.data is not None:
-        faults += data_faults(experiment.data, file.base)
-    faults += external_faults(experiment.external_test, file.base)
+        faults += data_faults(experiment.data, file.base_folder)
+    faults += external_faults(experiment.external_test, file.base_folder)
     # Empty where only the data can tell.
     keys = ("keep", "class_names", "classes")  # those of a table are by its own names in "classes"
     class_names = next((names for key in keys if (names := getattr(experiment.data, key, ()))), ())
     if class_names and experiment.partition is not None:
         faults += partition_faults(class_names, experiment.partition)
-    stop_on([prefix_with_file(file, fault) for fault in faults])
+    raise_faults([prefix_with_file(file, fault) for fault in faults])
     try:
-        data = simulated_data(experiment, file.base, tell)
-        contract = data.contract
-        stop_on(find_image_faults(method, data.server))
+        data = simulated_data(experiment, file.base_folder, tell)
+        contract = data.label_contract
+        raise_faults(find_coordinator_image_faults(method, data.server))
         classes = contract.class_names
-        stop_on(head_faults(experiment.model, len(classes)))
+        raise_faults(plugin_head_faults(experiment.model, len(classes)))
         missing = method.site.counts_missing_as
-        stop_on(find_plugin_faults(experiment, len(classes), missing, has_unknown=data.has_unknown))
+        raise_faults(find_plugin_faults(experiment, len(classes), missing, has_unknown=data.has_unknown))
         if method.site.pooled == "no":
-            stop_on(method.contract_faults(contract))
+            raise_faults(method.contract_faults(contract))
     except BadInput as error:
         raise BadInput(prefix_with_file(file, fault) for fault in error.faults) from None
     if method.site.pooled == "no":
-        stop_on(_participation_faults(experiment, len(contract.sites), file.path.name))
+        raise_faults(_participation_faults(experiment, len(contract.sites), file.path.name))
     return method, data
 
 
@@ -300,10 +300,10 @@ def read_external_test_set(
         BadInput: With all faults, or if it labels no class that a site labels.
     """
     try:
-        store = image_store(file.experiment, file.base, tell)
-        images = external_images(file.experiment.external_test, file.base, store)
+        store = simulation_image_store(file.experiment, file.base_folder, tell)
+        images = external_images(file.experiment.external_test, file.base_folder, store)
         if images is not None:
-            refuse_other_classes(images, data.contract.class_names)
+            refuse_unknown_test_classes(images, data.label_contract.class_names)
     except BadInput as error:
         raise BadInput(prefix_with_file(file, fault) for fault in error.faults) from None
     return images

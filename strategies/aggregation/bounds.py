@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.models.network import Head
-from common.wire.records import Groups, TrainReply
+from common.wire.records import ModelGroups, TrainReply
 from strategies.aggregation.means import Float32
 
 Float64 = NDArray[np.float64]
@@ -44,7 +44,7 @@ Lengths = Mapping[str, float]
 """Part of an update -> its Euclidean length; of head rows, the longest."""
 
 
-def measure_update_lengths(update: Groups) -> dict[str, float]:
+def measure_update_lengths(update: ModelGroups) -> dict[str, float]:
     """Return the Euclidean length of each part of an update: trunk, batch normalisation and the longest head row."""
     lengths = {}
     for part, values in ((TRUNK, update.trunk), (NORM, update.norm)):
@@ -68,7 +68,7 @@ def compute_median_lengths(lengths: Iterable[Lengths]) -> dict[str, float]:
     return medians
 
 
-def shorten_update(update: Groups, lengths: Lengths, medians: Lengths, clip: float) -> tuple[Groups, str]:
+def shorten_update(update: ModelGroups, lengths: Lengths, medians: Lengths, clip: float) -> tuple[ModelGroups, str]:
     """Return the update with no part longer than ``clip`` median lengths, and a sentence on the part most shortened.
 
     The sentence is empty where nothing was too long.

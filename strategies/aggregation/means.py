@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from common.models.network import Head
 from common.models.state import ModelState
-from common.wire.records import Groups, TrainReply
+from common.wire.records import ModelGroups, TrainReply
 from strategies.aggregation.server_optimizer import Moments, ServerOptimizer, compute_server_step
 
 Float32 = NDArray[np.float32]
@@ -38,7 +38,7 @@ Weights = Sequence[float]
 """Weight of each site, in the order of site names; they need not sum to one."""
 
 
-def running_sum(values: Iterable[float]) -> float:
+def sum_in_order(values: Iterable[float]) -> float:
     """Add numbers one after the other, because ``sum`` rounds in another way from Python 3.12 on and changes hashes."""
     total = 0.0
     for value in values:
@@ -79,7 +79,7 @@ class FlatMean(ABC):
         self._size = size
 
     @abstractmethod
-    def part(self, block: slice) -> Float64:
+    def mean_of_block(self, block: slice) -> Float64:
         """Return the mean of the numbers in one slice of the arrays."""
 
     @property
@@ -88,19 +88,19 @@ class FlatMean(ABC):
         result = np.empty(self._size, np.float64)
 
         def fill(block: slice) -> None:
-            result[block] = self.part(block)
+            result[block] = self.mean_of_block(block)
 
         run_in_blocks(self._size, fill)
         return result
 
-    def moved(self, state: Float32) -> Float32:
+    def add_mean_to_values(self, state: Float32) -> Float32:
         """Return flat model values plus the mean update, added block by block."""
         if state.shape != (self._size,):
             raise ValueError(f"expected shape {state.shape}, got {(self._size,)}")
         result = np.empty_like(state)
 
         def move(block: slice) -> None:
-            result[block] = add_update(state[block], self.part(block))
+            result[block] = add_update(state[block], self.mean_of_block(block))
 
         run_in_blocks(self._size, move)
         return result
@@ -113,7 +113,7 @@ class PrecomputedMean(FlatMean):
         super().__init__(len(values))
         self._values = values
 
-    def part(self, block: slice) -> Float64:
+    def mean_of_block(self, block: slice) -> Float64:
         """Return one slice of the mean."""
         return self._values[block]
 
@@ -137,7 +137,7 @@ class RunningMean(FlatMean):
         run_in_blocks(len(array), add)
         self.weight += weight
 
-    def part(self, block: slice) -> Float64:
+    def mean_of_block(self, block: slice) -> Float64:
         """Return one block of the mean of the arrays added so far, at least one."""
         return self._sum[block] / np.float64(self.weight)
 
@@ -161,7 +161,7 @@ class BlockwiseMean(FlatMean):
             total += weight
         self._weight = np.float64(total)
 
-    def part(self, block: slice) -> Float64:
+    def mean_of_block(self, block: slice) -> Float64:
         """Return one block of the mean."""
         total = np.zeros(len(self._weighted[0][0][block]), np.float64)
         weighted = np.empty_like(total)
@@ -253,16 +253,16 @@ class UpdateMeans:
     norm: FlatMean | None = None
     head: HeadRowsMean | None = None
 
-    def moved(self) -> ModelState:
+    def add_to_model(self) -> ModelState:
         """Return the model plus the mean updates; a part that nobody sent stays as it was."""
         model = self.model
         return ModelState(
-            trunk=self.trunk.moved(model.trunk) if self.trunk else model.trunk,
-            norm=self.norm.moved(model.norm) if self.norm else model.norm,
+            trunk=self.trunk.add_mean_to_values(model.trunk) if self.trunk else model.trunk,
+            norm=self.norm.add_mean_to_values(model.norm) if self.norm else model.norm,
             head=move_head(model.head, self.head.mean) if self.head else model.head,
         )
 
-    def stepped(self, optimizer: ServerOptimizer, moments: Moments) -> tuple[ModelState, Moments]:
+    def apply_server_optimizer(self, optimizer: ServerOptimizer, moments: Moments) -> tuple[ModelState, Moments]:
         """Return the model after a server optimiser's step with the mean updates, and the optimiser's new moments.
 
         Batch normalisation moves by the mean itself: a running variance has no gradient. A head row that nobody sent
@@ -273,7 +273,7 @@ class UpdateMeans:
             step, moments = compute_server_step(optimizer, self.trunk.mean, moments, "trunk")
             trunk = add_update(trunk, step)
         if self.norm:
-            norm = self.norm.moved(norm)
+            norm = self.norm.add_mean_to_values(norm)
         if self.head:
             weight, bias, sent = self.head.mean
             for row in np.flatnonzero(sent):
@@ -312,7 +312,7 @@ class RunningUpdateMeans:
         self._norm: RunningMean | None = None
         self._head: RunningHeadMean | None = None
 
-    def add(self, update: Groups, weight: float) -> None:
+    def add(self, update: ModelGroups, weight: float) -> None:
         """Add a site's update to the means; the update itself is not kept."""
         if update.trunk is not None:
             self._trunk = self._trunk or RunningMean(len(self._model.trunk))
@@ -373,7 +373,7 @@ def mix_tensors(clients: Float32, server: Float32, alpha: float) -> Float32:
 
 def mix_models(hospitals: ModelState, server: ModelState, alpha: float) -> ModelState:
     """Return ``alpha * hospitals + (1 - alpha) * server``, value by value; head rows are matched by class name."""
-    other = server.head.rows(hospitals.head.class_names)
+    other = server.head.select_rows(hospitals.head.class_names)
     weight = mix_tensors(hospitals.head.weight, other.weight, alpha)
     head = Head(other.class_names, weight, mix_tensors(hospitals.head.bias, other.bias, alpha))
     trunk, norm = mix_tensors(hospitals.trunk, server.trunk, alpha), mix_tensors(hospitals.norm, server.norm, alpha)

@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.models.state import ModelState
-from common.wire.records import Groups
+from common.wire.records import ModelGroups
 from strategies.aggregation.means import (
     BLOCK,
     BlockwiseMean,
@@ -46,7 +46,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 """The keys of each kind."""
 
 
-class RobustMean(BaseModel):
+class RobustMeanRule(BaseModel):
     """The ``method.mean`` key: the name of a robust mean, or a table with its name as ``kind`` and its own keys.
 
     Attributes:
@@ -68,40 +68,40 @@ class RobustMean(BaseModel):
         return {"kind": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _only_its_own_keys(self) -> "RobustMean":
+    def _only_its_own_keys(self) -> "RobustMeanRule":
         if others := sorted(self.model_fields_set - {"kind", *KEYS[self.kind]}):
             raise ValueError(f"{', '.join(others)} is no key of {self.kind}")
         return self
 
     @property
-    def fewest(self) -> int:
+    def fewest_sites(self) -> int:
         """Return the number of sites that the rule needs; with fewer sites the plain mean is used."""
         return 2 * self.byzantine + 3 if self.kind == "krum" else 3
 
-    def cut_off(self, sites: int) -> int:
+    def count_trimmed_values(self, sites: int) -> int:
         """Return how many values a trimmed mean over ``sites`` values drops at each end; at least one value is left."""
         share = math.ceil(self.fraction * sites - 1e-9)  # 0.1 * 30 is a little more than 3
         return min(share, (sites - 1) // 2)
 
 
-def compute_robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMean) -> list[Float64]:
+def compute_robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMeanRule) -> list[Float64]:
     """Return the robust mean of the sites' vectors, in the same parts as the vectors.
 
     Args:
-        vectors: One vector for each site, at least :attr:`RobustMean.fewest`; each vector is a list of flat arrays,
-            whose lengths are the same at all sites.
+        vectors: One vector for each site, at least :attr:`RobustMeanRule.fewest_sites`; each vector is a list of flat
+            arrays, whose lengths are the same at all sites.
     """
     parts = [[site[place] for site in vectors] for place in range(len(vectors[0]))]
     if rule.kind == "krum":
         chosen = krum(squared_distances(parts), rule.byzantine, rule.keep)
         return [apply_by_coordinate([part[site] for site in chosen], plain_mean) for part in parts]
-    cut = rule.cut_off(len(vectors))
+    cut = rule.count_trimmed_values(len(vectors))
     of_block = median if rule.kind == "coordinate_median" else lambda values: trimmed_mean(values, cut)
     return [apply_by_coordinate(part, of_block) for part in parts]
 
 
 def average_updates_robustly(
-    model: ModelState, updates: Sequence[Groups], weights: Weights, rule: RobustMean
+    model: ModelState, updates: Sequence[ModelGroups], weights: Weights, rule: RobustMeanRule
 ) -> MergedUpdates:
     """Return the robust means of the sites' updates.
 
@@ -117,7 +117,7 @@ def average_updates_robustly(
     of_trunk = iter(map(PrecomputedMean, _robust_or_plain_mean(flat, weights, rule)))
     trunk = None if updates[0].trunk is None else next(of_trunk)
     norm = None if updates[0].norm is None else next(of_trunk)
-    few = ["trunk"] if flat[0] and len(updates) < rule.fewest else []
+    few = ["trunk"] if flat[0] and len(updates) < rule.fewest_sites else []
     rows: dict[str, dict[int, Float32]] = {name: {} for name in model.head.class_names}
     for site, update in enumerate(updates):
         if update.head is not None:
@@ -129,16 +129,18 @@ def average_updates_robustly(
             shares = [weights[site] for site in owners]
             (mean[row],) = _robust_or_plain_mean([[array] for array in owners.values()], shares, rule)
             sent[row] = True
-            few += [name] if len(owners) < rule.fewest else []
+            few += [name] if len(owners) < rule.fewest_sites else []
     head = None if updates[0].head is None else PrecomputedHeadMean((mean[:, :-1], mean[:, -1], sent))
     return MergedUpdates(UpdateMeans(model, trunk, norm, head), tuple(few))
 
 
-def _robust_or_plain_mean(vectors: Sequence[Sequence[Float32]], weights: Weights, rule: RobustMean) -> list[Float64]:
+def _robust_or_plain_mean(
+    vectors: Sequence[Sequence[Float32]], weights: Weights, rule: RobustMeanRule
+) -> list[Float64]:
     """Return the robust mean where there are enough sites for it, else the plain weighted mean."""
     if not vectors[0]:
         return []
-    if len(vectors) >= rule.fewest:
+    if len(vectors) >= rule.fewest_sites:
         return compute_robust_mean(vectors, rule)
     return [BlockwiseMean(list(zip(part, weights, strict=True))).mean for part in zip(*vectors, strict=True)]
 
@@ -210,9 +212,9 @@ def _stack_block(part: Sequence[Float32], block: slice) -> Float64:
     return np.stack([values[block] for values in part]).astype(np.float64)  # (sites, block)
 
 
-def inner_products(updates: Sequence[Groups]) -> Float64:
+def inner_products(updates: Sequence[ModelGroups]) -> Float64:
     """Return the inner product of every two sites' updates over all groups, ``(sites, sites)``."""
-    named = [update.named() for update in updates]
+    named = [update.to_named_arrays() for update in updates]
     products = np.zeros((len(updates), len(updates)))
     for group in named[0]:
         flat = [arrays[group].reshape(-1) for arrays in named]

@@ -18,7 +18,7 @@ import numpy as np
 
 from common.config import ParticipationSection, PrivacySection
 from common.models.state import Array, ModelState
-from common.wire.records import Groups, TrainReply
+from common.wire.records import ModelGroups, TrainReply
 from strategies.aggregation.bounds import (
     Lengths,
     compare_with_medians,
@@ -63,23 +63,23 @@ class StreamingAggregator:
         self._next, self._waiting = deque(sorted(sites)), WaitingUpdates(folder)
         self._weights: dict[str, float] = {}
 
-    def take(self, reply: TrainReply) -> TrainReply:
+    def collect_update(self, reply: TrainReply) -> TrainReply:
         """Add a reply's update, now or once all sites with earlier names are added; return the reply without it."""
         self._weights[reply.site] = site_weight(reply, self._weighting)
         self._waiting.put(reply.site, reply.update, briefly=self._next[0] == reply.site)
         self._add()
-        return replace(reply, update=Groups())
+        return replace(reply, update=ModelGroups())
 
-    def leave_out(self, site: str) -> None:
+    def leave_out_site(self, site: str) -> None:
         """Wait no longer for this site's update."""
         self._next.remove(site)
         self._add()
 
-    def whole(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
+    def restore_updates(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
         """Return the replies as they are, without updates: updates that were added to the means are not kept."""
         return replies
 
-    def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
+    def mean_updates(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
         """Return the means of all updates that were collected."""
         return MergedUpdates(self.means())
 
@@ -108,24 +108,24 @@ class BufferedAggregator:
     def __init__(self, method: Method, model: ModelState, folder: Path | None = None) -> None:
         self._method, self._model, self._waiting = method, model, WaitingUpdates(folder)
 
-    def take(self, reply: TrainReply) -> TrainReply:
+    def collect_update(self, reply: TrainReply) -> TrainReply:
         """Store the update of an accepted reply; return the reply without it."""
         self._waiting.put(reply.site, reply.update)
-        return replace(reply, update=Groups())
+        return replace(reply, update=ModelGroups())
 
-    def leave_out(self, site: str) -> None:
+    def leave_out_site(self, site: str) -> None:
         """Forget the update of a site, if there is one."""
         if site in self._waiting:
             self._waiting.take(site)
 
-    def whole(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
+    def restore_updates(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
         """Return the replies with their stored updates."""
         whole = dict[str, TrainReply]()
         for site, reply in replies.items():
             whole[site] = replace(reply, update=self._waiting[site])
         return whole
 
-    def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
+    def mean_updates(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
         """Return the means of the replies' updates by the method's own weights, or its robust mean."""
         return merge_updates(self._method, context, self._model, replies)
 
@@ -186,7 +186,7 @@ def update_global_model(
 ) -> tuple[ModelState, Moments]:
     """Return the global model after a round's mean updates, and the moments that go into the next round."""
     optimizer = method.site.parameters.server_optimizer
-    stepped = (means.moved(), moments) if optimizer is None else means.stepped(optimizer, moments)
+    stepped = (means.add_to_model(), moments) if optimizer is None else means.apply_server_optimizer(optimizer, moments)
     return method.finalize(server_round, *stepped)
 
 
@@ -195,7 +195,7 @@ UNTRAINED = 10.0
 
 
 @dataclass(frozen=True)
-class SiteVisit:
+class SitePassResult:
     """The result of passing a model through one site.
 
     Attributes:
@@ -213,7 +213,7 @@ class SiteVisit:
 
 def pass_through_site(
     model: ModelState, reply: TrainReply, clip: float | None, lengths: Mapping[str, Lengths]
-) -> SiteVisit:
+) -> SitePassResult:
     """Move a model by one site's update, which is at most ``clip`` times as long as the median of earlier updates.
 
     Before three sites were visited there is no median; then no part of the update may be longer than the model's own.
@@ -228,22 +228,22 @@ def pass_through_site(
     if clip is not None:
         own, usual = measure_update_lengths(reply.update), compute_median_lengths(lengths.values())
         if not usual:
-            of_model = measure_update_lengths(Groups.of_model(model))
+            of_model = measure_update_lengths(ModelGroups.from_model(model))
             usual = {part: length / clip for part, length in of_model.items() if length}
         if (times := max(compare_with_medians(own, usual).values(), default=0.0)) > UNTRAINED * clip:
             reason = f"its update is {times:.3g} times as long as usual: no training moves so far"
-            return SiteVisit(model, lengths, reason=reason)
+            return SitePassResult(model, lengths, reason=reason)
         update, done = shorten_update(reply.update, own, usual, clip)
         reply = replace(reply, update=update)
         lengths = MappingProxyType({**lengths, reply.site: measure_update_lengths(update)})
-    return SiteVisit(average_updates(model, [reply], [1.0], WholeHeadMean).moved(), lengths, done)
+    return SitePassResult(average_updates(model, [reply], [1.0], WholeHeadMean).add_to_model(), lengths, done)
 
 
 IN_MEMORY = 2**29
 """Bytes of updates that wait in memory."""
 
 
-class WaitingUpdates(Mapping[str, Groups]):
+class WaitingUpdates(Mapping[str, ModelGroups]):
     """Updates by site that wait to be merged, up to :data:`IN_MEMORY` bytes in memory and further trunks in a file.
 
     Args:
@@ -251,10 +251,10 @@ class WaitingUpdates(Mapping[str, Groups]):
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._folder, self._updates, self._bytes = folder, dict[str, Groups](), 0
+        self._folder, self._updates, self._bytes = folder, dict[str, ModelGroups](), 0
         self._file, self._places = TrunkFile(folder), dict[str, slice]()
 
-    def put(self, site: str, update: Groups, *, briefly: bool = False) -> None:
+    def put(self, site: str, update: ModelGroups, *, briefly: bool = False) -> None:
         """Store a site's update in memory, or its trunk on disk if memory is full.
 
         Args:
@@ -270,7 +270,7 @@ class WaitingUpdates(Mapping[str, Groups]):
         self._updates[site] = update
         self._bytes += _count_trunk_bytes(update)
 
-    def take(self, site: str) -> Groups:
+    def take(self, site: str) -> ModelGroups:
         """Remove a site's update and return it."""
         update = self[site]
         self._bytes -= _count_trunk_bytes(self._updates.pop(site))
@@ -279,7 +279,7 @@ class WaitingUpdates(Mapping[str, Groups]):
             self._file = TrunkFile(self._folder)  # the old one goes with the last look at it
         return update
 
-    def __getitem__(self, site: str) -> Groups:
+    def __getitem__(self, site: str) -> ModelGroups:
         update, place = self._updates[site], self._places.get(site)
         return update if place is None else replace(update, trunk=self._file.trunk(place))
 
@@ -290,7 +290,7 @@ class WaitingUpdates(Mapping[str, Groups]):
         return len(self._updates)
 
 
-def _count_trunk_bytes(update: Groups) -> int:
+def _count_trunk_bytes(update: ModelGroups) -> int:
     """Return the size of an update's trunk in bytes; 0 where the trunk is on disk."""
     return 0 if update.trunk is None else update.trunk.nbytes
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from common.errors import Fault, quoted
+from common.errors import Fault, quote_names
 
 # For its type alone: commands that admit a site do not wait for torch.
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AdmissionLimits:
+class SiteClaimLimits:
     """The limits for what a site states at the roll call, set when the coordinator admitted it.
 
     Attributes:
@@ -24,9 +24,9 @@ class AdmissionLimits:
     images: int = 0
 
 
-ClaimsBySite = Callable[[], Mapping[str, AdmissionLimits]]
+ClaimsBySite = Callable[[], Mapping[str, SiteClaimLimits]]
 """Looks the lists up; a site may be admitted with another one while a run goes on."""
-ANYTHING = AdmissionLimits()
+ANYTHING = SiteClaimLimits()
 
 
 def find_excess_claims(claims: ClaimsBySite, members: Iterable["RunMember"]) -> list[Fault]:
@@ -36,8 +36,8 @@ def find_excess_claims(claims: ClaimsBySite, members: Iterable["RunMember"]) -> 
         answer, site = member.answer, member.answer.site
         limit = limits.get(site, ANYTHING)
         if limit.classes and (foreign := sorted(set(answer.class_names) - limit.classes)):
-            allowed = quoted(sorted(limit.classes))
-            problem = f"claims {quoted(foreign)}, which it was not admitted for. It may annotate {allowed}."
+            allowed = quote_names(sorted(limit.classes))
+            problem = f"claims {quote_names(foreign)}, which it was not admitted for. It may annotate {allowed}."
             remedy = "Leave them out of data.annotates, or map them in data.synonyms"
             faults.append(Fault(f"site {site}", problem, f"{remedy}; or the coordinator admits it for them.", site))
         if 0 < limit.images < answer.train_samples:

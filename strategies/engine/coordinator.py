@@ -18,30 +18,30 @@ from common.config import ParticipationSection, Plan
 from common.contract import LabelContract
 from common.data.base.image_set import Splits
 from common.models.network import build
-from common.models.state import FrozenPart, Layout, ModelState, layout_of
+from common.models.state import FrozenPart, ModelState, ModelStateLayout, layout_of
 from common.wire.records import EvaluateReply, TrainReply
 from strategies.engine.aggregator import Aggregator, make_aggregator, update_global_model, update_length_limit
-from strategies.engine.events import Callbacks, FederationValidation, RoundRecord, WaitingStatus
+from strategies.engine.events import FederationValidation, RoundRecord, RunCallbacks, WaitingStatus
 from strategies.engine.exchange import (
     ExchangeReplies,
     ExchangeRequests,
     FrozenPartDelivery,
     Reply,
-    check_replies,
+    check_exchange_replies,
     make_too_few_sites_error,
     send_and_receive,
 )
 from strategies.engine.layers import (
+    CoordinatorRoundLayer,
     ImageShareCapLayer,
     Merge,
     ModelCollapse,
     NormBoundLayer,
     RollbackLayer,
-    RoundLayer,
     RoundOutcome,
     VarianceCheckLayer,
 )
-from strategies.engine.membership import AdmissionRule, Membership, Registered
+from strategies.engine.membership import AdmissionRule, Registered, RunMembership
 from strategies.engine.secure_aggregation import SecureAggregationLayer
 from strategies.engine.state import (
     FederationState,
@@ -59,7 +59,7 @@ from strategies.methods.base import Method, RoundContext
 class Coordinator:
     """Leads one run of a method: :meth:`start`, then :meth:`test`.
 
-    Who needs the contract's classes before the start calls ``sites.roll_call`` and :meth:`settle_model` first.
+    Who needs the contract's classes before the start calls ``sites.roll_call`` and :meth:`settle_model_layout` first.
 
     Args:
         method: The coordinator's half; its rules hold no state of the run.
@@ -88,28 +88,28 @@ class Coordinator:
         participation: ParticipationSection,
         run: str,
         *,
-        callbacks: Callbacks | None = None,
+        callbacks: RunCallbacks | None = None,
         registered: Registered | None = None,
         admission: Sequence[AdmissionRule] = (),
         scratch: Path | None = None,
         frozen: FrozenPart | None = None,
     ) -> None:
         self.method, self.plan, self.participation, self.run = method, plan, participation, run
-        self.callbacks, self._scratch = callbacks or Callbacks(), scratch
+        self.callbacks, self._scratch = callbacks or RunCallbacks(), scratch
         if plan.model.train != "all" and (frozen is None or frozen.sha256 != plan.model.frozen_sha256):
             raise ValueError("the plan's model has a frozen part; pass it as frozen, and name its hash in the plan")
         self.frozen = None if frozen is None else FrozenPartDelivery(frozen)
-        self.sites = Membership(method, plan, participation, run, self.callbacks, registered, admission)
+        self.sites = RunMembership(method, plan, participation, run, self.callbacks, registered, admission)
         self.state: FederationState
         self.last_validation = FederationValidation()
         self.requests: ExchangeRequests
         self.grid: Grid
         self.deadline_s = participation.round_deadline_s
-        self._switch_on(self._layers())
+        self._use_layers(self._layers())
         self._resumed: FederationState | None = None
         self._plan_json = plan.model_dump_json()
 
-    def _layers(self, variances: Sequence[slice] = ()) -> Iterator[RoundLayer]:
+    def _layers(self, variances: Sequence[slice] = ()) -> Iterator[CoordinatorRoundLayer]:
         """Yield the optional layers that this run uses around its rounds, such as secure aggregation."""
         privacy = self.plan.privacy
         if variances and privacy.level == "none":  # noise may make one negative
@@ -125,17 +125,17 @@ class Coordinator:
                 yield RollbackLayer(self, bound)
             yield bound
 
-    def _switch_on(self, layers: Iterable[RoundLayer]) -> None:
+    def _use_layers(self, layers: Iterable[CoordinatorRoundLayer]) -> None:
         self.layers = tuple(layers)
         self._updates_in_replies = all(layer.updates_in_replies for layer in self.layers)
         self._buffered = self.method.site.weighs_updates or any(layer.buffered for layer in self.layers)
 
-    def settle_model(self, layout: Layout) -> LabelContract:
+    def settle_model_layout(self, layout: ModelStateLayout) -> LabelContract:
         """Fix the layout of the model after the roll call, and leave out sites that would build another model."""
-        self._switch_on(self._layers(layout.variances))
-        return self.sites.settle_model(layout.signature)
+        self._use_layers(self._layers(layout.variance_slices))
+        return self.sites.settle_model_layout(layout.signature)
 
-    def use_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
+    def receive_own_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
         """Receive the coordinator's own images; this class ignores them, and a subclass trains on them."""
 
     def resume(self, state: FederationState, last_validation: FederationValidation) -> None:
@@ -145,7 +145,7 @@ class Coordinator:
     @property
     def result(self) -> ModelState:
         """Return the model that would be the run's result if it ended now: the last or the best one."""
-        return self.state.model if self.plan.evaluation.checkpoint == "last" else self.state.selected
+        return self.state.model if self.plan.evaluation.checkpoint == "last" else self.state.best_or_last_model
 
     @property
     def result_round(self) -> int:
@@ -161,9 +161,9 @@ class Coordinator:
         chooses = self.method.site.selection == "federation" and self.plan.evaluation.checkpoint == "best"
         return self.state.best_round if chooses and self.state.best_round >= 0 else None
 
-    def context(self) -> RoundContext:
+    def final_round_context(self) -> RoundContext:
         """Return what the method's rules may look at after the last round: contract, answers and statistics."""
-        return self.sites.context(self.state.round, self.state.statistics)
+        return self.sites.round_context(self.state.round, self.state.statistics)
 
     # ------------------------------------------------------------------ the loop
 
@@ -193,7 +193,7 @@ class Coordinator:
         if not self.sites.members:
             connected = len(list(grid.get_node_ids()))
             contract = self.sites.roll_call(grid, max(connected, self.participation.min_sites, 1))
-            self.settle_model(layout_of(build(self.plan.model, contract.class_names, self.plan.run.seed)))
+            self.settle_model_layout(layout_of(build(self.plan.model, contract.class_names, self.plan.run.seed)))
         initial = read_model(initial_arrays, self.sites.contract.class_names, self.plan)
         self.state, result = self._resumed or FederationState(0, initial), Result()
         if not self.state.round:
@@ -206,7 +206,7 @@ class Coordinator:
                     result.train_metrics_clientapp[server_round] = metrics
                 self._after_rounds()
             except ModelCollapse as collapse:  # the round is done again
-                self.state, self.last_validation = collapse.state, self.callbacks.on_reset(collapse.state)
+                self.state, self.last_validation = collapse.state, self.callbacks.on_state_reset(collapse.state)
                 continue
             break
         flat = not is_state_dict(initial_arrays)
@@ -240,18 +240,18 @@ class Coordinator:
 
     def configure_train(self, server_round: int, grid: Grid) -> list[Message]:
         """Return the training requests of a round, one for each drawn site, with that site's own head rows."""
-        self._begin(server_round, grid)
+        self._begin_round(server_round, grid)
         requests = self.new_requests(server_round)
-        chosen = self.sites.drawn(server_round, self.state.excluded)
+        chosen = self.sites.draw_training_sites(server_round, self.state.excluded)
         for layer in self.layers:
             chosen = layer.choose_sites(chosen)
         statistics, messages = self.method.statistics_for(requests.context), list[Message]()
         for site in chosen:
             update = self._updates_in_replies
-            messages.append(requests.train(site, self.state.model, statistics(site), update=update))
+            messages.append(requests.make_train_message(site, self.state.model, statistics(site), update=update))
         return messages
 
-    def _begin(self, server_round: int, grid: Grid) -> None:
+    def _begin_round(self, server_round: int, grid: Grid) -> None:
         """Admit sites that have connected since the last round; note when the round begins."""
         self.grid = grid
         if server_round > 1:
@@ -273,7 +273,9 @@ class Coordinator:
         for layer in self.layers:
             layer.on_validation(validation, received.absent)
         self.refuse_too_few(server_round, received)
-        outcome = self._merged(replace(received, accepted=aggregator.whole(received.accepted)), aggregator, context)
+        outcome = self._merge_updates(
+            replace(received, accepted=aggregator.restore_updates(received.accepted)), aggregator, context
+        )
         accepted, absent = outcome.received.accepted, outcome.received.absent
         validation = FederationValidation.of_replies(accepted)
         model, moments = update_global_model(self.method, server_round, outcome.merged.means, self.state.moments)
@@ -302,35 +304,35 @@ class Coordinator:
             plain=outcome.merged.plain,
             closed_rows=outcome.closed_rows,
         )
-        self.callbacks.on_round(record, state)
+        self.callbacks.on_round_end(record, state)
         return record
 
-    def _merged(
+    def _merge_updates(
         self, received: ExchangeReplies[TrainReply], aggregator: Aggregator, context: RoundContext
     ) -> RoundOutcome:
         """Merge the updates by the method's own mean, wrapped by the layers of the run."""
         arrived = time.monotonic()
 
-        def plain(replies: ExchangeReplies[TrainReply]) -> RoundOutcome:
-            return RoundOutcome(replies, aggregator.merged(context, replies.accepted), arrived)
+        def merge_by_method(replies: ExchangeReplies[TrainReply]) -> RoundOutcome:
+            return RoundOutcome(replies, aggregator.mean_updates(context, replies.accepted), arrived)
 
-        merge: Merge = plain
+        merge: Merge = merge_by_method
         for layer in reversed(self.layers):
             merge = layer.wrap_merge(merge)
         return merge(received)
 
     def refuse_too_few(self, server_round: int, received: ExchangeReplies[TrainReply]) -> None:
         """Raise :class:`TooFewSites` if fewer replies count than the round needs."""
-        if len(received.accepted) < self._needed(received):
+        if len(received.accepted) < self._needed_reply_count(received):
             raise make_too_few_sites_error(f"round {server_round}", received, len(self.requests.expected))
 
-    def _needed(self, received: ExchangeReplies[Reply]) -> int:
+    def _needed_reply_count(self, received: ExchangeReplies[Reply]) -> int:
         """Return how many replies must count for the exchange to be valid.
 
         With ``min_sites = 0`` every site is needed except those whose reply was received and rejected, which must not
         end the run for the others; a site that is away or answers with an error is still needed.
         """
-        return max(self.sites.needed(len(self.requests.expected) - len(received.unfit)), 1)
+        return max(self.sites.needed_reply_count(len(self.requests.expected) - len(received.unfit)), 1)
 
     # ------------------------------------------------------------------ evaluation
 
@@ -341,7 +343,7 @@ class Coordinator:
     def aggregate_evaluate(self, replies: Iterable[Message]) -> None:
         """Record the sites' validation figures of the last model, which may prove to be the best one."""
         received = self.collect_replies(replies, EvaluateReply)
-        self.callbacks.on_absent("evaluate", received.absent)
+        self.callbacks.on_absent_sites("evaluate", received.absent)
         self.last_validation = FederationValidation.of_replies(received.accepted)
         for layer in self.layers:
             layer.on_validation(self.last_validation, received.absent)
@@ -359,7 +361,7 @@ class Coordinator:
         messages = self.evaluate_messages(self.state.round, self.result, sites, test=True)
         replies = self.exchange_messages(messages, "test", self.state.round)
         received = self.collect_replies(replies, EvaluateReply)
-        needed = self._needed(received)
+        needed = self._needed_reply_count(received)
         if not self.method.site.has_global_model and len(received.accepted) < needed:
             raise make_too_few_sites_error("test", received, needed)
         return received
@@ -369,7 +371,7 @@ class Coordinator:
         """Return a drawn sample of sites for the final test, which covers all classes where that is possible."""
         if not self._samples_sites:
             return None
-        return tuple(self.sites.drawn_to_evaluate(self.state.round, self.state.excluded))
+        return tuple(self.sites.draw_evaluating_sites(self.state.round, self.state.excluded))
 
     @property
     def _samples_sites(self) -> bool:
@@ -377,7 +379,7 @@ class Coordinator:
 
         All sites test where each keeps model parts of its own, because its own test chooses and stores its model.
         """
-        return self.method.site.has_global_model and self.sites.samples
+        return self.method.site.has_global_model and self.sites.samples_sites
 
     def _all_sites(self) -> list[str]:
         return sorted(set(self.sites.members) - set(self.state.excluded))
@@ -394,7 +396,7 @@ class Coordinator:
         excluded, judges = set(self.state.excluded), set[str]()
         if self.plan.evaluation.checkpoint == "best":
             judges = set(self.state.best_losses) & set(self.sites.members)
-        return sorted(judges - excluded) or self.sites.drawn(self.state.round + 1, excluded)
+        return sorted(judges - excluded) or self.sites.draw_training_sites(self.state.round + 1, excluded)
 
     # ------------------------------------------------------------------ one exchange
 
@@ -406,7 +408,7 @@ class Coordinator:
             plan_json=self._plan_json,
             run=self.run,
             deadline_s=self.deadline_s,
-            context=self.sites.context(server_round, self.state.statistics),
+            context=self.sites.round_context(server_round, self.state.statistics),
             state=self.state,
             best=self.result_round,
             nodes={site: member.node_id for site, member in self.sites.members.items()},
@@ -420,7 +422,7 @@ class Coordinator:
     ) -> list[Message]:
         """Ask sites how good a model is on their validation parts, or on their test parts."""
         requests = self.new_requests(server_round)
-        return [requests.evaluate(site, model, test=test) for site in sorted(sites)]
+        return [requests.make_evaluate_message(site, model, test=test) for site in sorted(sites)]
 
     def exchange_messages(
         self,
@@ -441,13 +443,15 @@ class Coordinator:
         names = {member.node_id: site for site, member in self.sites.members.items()}
         seconds, sent = self.deadline_s if deadline_s is None else deadline_s, list(messages)
         ends = time.monotonic() + seconds
-        good = self.sites.needed(len(sent)) if enough is None else enough
+        good = self.sites.needed_reply_count(len(sent)) if enough is None else enough
 
         def waiting(silent: Collection[int], lost: Collection[int]) -> None:
             waited_for = silent if len(sent) - len(lost) < good else set(silent) - set(lost)
             sites = tuple(sorted(map(names.__getitem__, waited_for)))
             gone = tuple(sorted(map(names.__getitem__, lost)))
-            self.callbacks.on_wait(WaitingStatus(phase, server_round, sites, gone, ends - time.monotonic()))
+            self.callbacks.on_waiting_for_sites(
+                WaitingStatus(phase, server_round, sites, gone, ends - time.monotonic())
+            )
 
         registered = self.sites.registered
         return send_and_receive(self.grid, sent, waiting, deadline_s=seconds, enough=good, registered=registered)
@@ -464,6 +468,8 @@ class Coordinator:
         """
 
         layers, note = self.layers if expected is TrainReply else (), self.callbacks.on_reply
-        result = check_replies(self.requests, replies, expected, on_reply=note, layers=layers, aggregator=aggregator)
+        result = check_exchange_replies(
+            self.requests, replies, expected, on_reply=note, layers=layers, aggregator=aggregator
+        )
         self.sites.bytes_up.update(result.bytes_up)
         return result

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import RecordDict
 
-from common.errors import CannotGoOn
+from common.errors import ProgramCannotContinue
 from common.metrics.multi_class import CorrectCount
 from common.wire.records import EvaluateReply, TrainReply
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from strategies.engine.state import FederationState
 
 
-class RunStopped(CannotGoOn):
+class RunStopped(ProgramCannotContinue):
     """Raised when a run cannot go on; the message gives the reason."""
 
 
@@ -60,7 +60,7 @@ class FederationValidation:
 
 
 @dataclass(frozen=True)
-class CoordinatorRound:
+class CoordinatorTrainingRecord:
     """Figures of one round's training on the coordinator's own images, in methods that train there."""
 
     train_loss: float
@@ -95,7 +95,7 @@ class RoundRecord:
     seconds: float
     aggregate_seconds: float
     epochs: Mapping[str, int] = field(default_factory=dict)
-    coordinator: CoordinatorRound | None = None
+    coordinator: CoordinatorTrainingRecord | None = None
     after: FederationValidation | None = None
     shortened: Mapping[str, str] = field(default_factory=dict)
     plain: tuple[str, ...] = ()
@@ -193,22 +193,22 @@ def describe_exclusion(server_round: int, site: str, reason: str) -> str:
     return f"round {server_round}: {site} harms the model and is left out for the rest of the run: {reason}"
 
 
-class Callbacks:
+class RunCallbacks:
     """Receives the events of a run; a method that is not overridden does nothing."""
 
-    def on_wait(self, waiting: WaitingStatus) -> None:
+    def on_waiting_for_sites(self, waiting: WaitingStatus) -> None:
         """Receive the sites that are waited for, whenever these change."""
 
-    def on_join(self, server_round: int, site: str) -> None:
+    def on_late_join(self, server_round: int, site: str) -> None:
         """Receive the name of a site that joined after the roll call."""
 
     def on_reply(self, arrival: ReplyArrival) -> None:
         """Receive every reply of a site that was asked, as it comes."""
 
-    def on_absent(self, phase: str, absent: Mapping[str, str]) -> None:
+    def on_absent_sites(self, phase: str, absent: Mapping[str, str]) -> None:
         """Receive the sites that missed an exchange outside the rounds, such as the test, with reasons."""
 
-    def on_round(self, record: RoundRecord, state: "FederationState") -> None:
+    def on_round_end(self, record: RoundRecord, state: "FederationState") -> None:
         """Receive the record of a completed round, and the state after it."""
 
     def on_exclusion(self, server_round: int, site: str, reason: str) -> None:
@@ -218,6 +218,6 @@ class Callbacks:
         """Return the stored state of the round to go back to; None if it is not stored, so that the run goes on."""
         return None
 
-    def on_reset(self, state: "FederationState") -> FederationValidation:
+    def on_state_reset(self, state: "FederationState") -> FederationValidation:
         """Receive the state that the run goes on from after a rollback; return the validation of its model."""
         return FederationValidation()

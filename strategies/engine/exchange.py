@@ -24,17 +24,17 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from common.config import Plan
-from common.errors import WireError, quoted
+from common.errors import WireError, quote_names
 from common.models.state import FROZEN_PART_MISSING, FrozenPart, ModelState
-from common.system.plain_text import printable
-from common.wire.codec import R, WrittenArrays, decode, encode, payload_bytes
+from common.system.plain_text import make_printable_line
+from common.wire.codec import R, WrittenArrays, decode_record, encode_record, payload_bytes
 from common.wire.flower_objects import set_source
 from common.wire.records import (
     Arrays,
     BenefitReply,
     EvaluateReply,
     EvaluateRequest,
-    Groups,
+    ModelGroups,
     Request,
     TrainReply,
     TrainRequest,
@@ -46,7 +46,7 @@ from strategies.methods.base import Method, RoundContext
 
 if TYPE_CHECKING:
     from strategies.engine.aggregator import Aggregator
-    from strategies.engine.layers import RoundLayer
+    from strategies.engine.layers import CoordinatorRoundLayer
 
 FIRST_POLL_S, MAX_POLL_S = 0.02, 0.1
 CLOCKS_DIFFER_S = 1.0
@@ -87,16 +87,16 @@ class FrozenPartDelivery:
     held: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
 
-    def for_site(self, site: str, *, held_before: bool) -> Groups:
+    def for_site(self, site: str, *, held_before: bool) -> ModelGroups:
         """Return the frozen part for a site that still needs it, or empty groups.
 
         Args:
             held_before: True if the site said at this process's roll call that it stores the part.
         """
         needed = site in self.lost or not (held_before or site in self.held)
-        return Groups(trunk=self.part.values) if needed else Groups()
+        return ModelGroups(trunk=self.part.values) if needed else ModelGroups()
 
-    def note(self, site: str, fault: str) -> None:
+    def note_stored_at_site(self, site: str, fault: str) -> None:
         """Learn from a site's reply whether it stores the frozen part.
 
         Args:
@@ -136,7 +136,7 @@ class ExchangeRequests:
         state: The coordinator's state when the exchange begins.
         best: Round of the model that would be the run's result if it ended now; -1 for none.
         nodes: Site -> number of its Flower node.
-        total_down: Site -> bytes sent to it in the whole run; :meth:`message` adds to it.
+        total_down: Site -> bytes sent to it in the whole run; :meth:`make_message` adds to it.
         frozen: Delivery of the part of the model that is not trained; None where everything is trained.
         expected: Site -> the groups that its reply must hold, as they went out.
         sent_at: Site -> time of its request.
@@ -154,12 +154,12 @@ class ExchangeRequests:
     nodes: Mapping[str, int]
     total_down: Counter[str]
     frozen: FrozenPartDelivery | None = None
-    expected: dict[str, Groups] = field(default_factory=dict)
+    expected: dict[str, ModelGroups] = field(default_factory=dict)
     sent_at: dict[str, SendTime] = field(default_factory=dict)
     bytes_down: dict[str, int] = field(default_factory=dict)
     written: WrittenArrays = field(default_factory=dict)  # the arrays as they travel, written once for all sites
 
-    def train(self, site: str, model: ModelState, statistics: Arrays, *, update: bool) -> Message:
+    def make_train_message(self, site: str, model: ModelState, statistics: Arrays, *, update: bool) -> Message:
         """Make the message that asks a site to train this model.
 
         Args:
@@ -167,18 +167,20 @@ class ExchangeRequests:
             statistics: Statistics of the method, sent with the model.
             update: The reply must hold an update.
         """
-        request = self.request(partial(TrainRequest, statistics=statistics), site, model)
+        request = self.make_request_record(partial(TrainRequest, statistics=statistics), site, model)
         annotated = self.context.contract.sites[site]
-        self.expected[site] = select_groups_expected(request.model, self.method.site, annotated) if update else Groups()
-        return self.message(site, MessageType.TRAIN, encode(request, self.written))
+        self.expected[site] = (
+            select_groups_expected(request.model, self.method.site, annotated) if update else ModelGroups()
+        )
+        return self.make_message(site, MessageType.TRAIN, encode_record(request, self.written))
 
-    def evaluate(self, site: str, model: ModelState, *, test: bool) -> Message:
+    def make_evaluate_message(self, site: str, model: ModelState, *, test: bool) -> Message:
         """Make the message that asks a site to evaluate this model on its validation images, or on its test images."""
-        request = self.request(partial(EvaluateRequest, test=test), site, model)
-        self.expected[site] = Groups()
-        return self.message(site, MessageType.EVALUATE, encode(request, self.written))
+        request = self.make_request_record(partial(EvaluateRequest, test=test), site, model)
+        self.expected[site] = ModelGroups()
+        return self.make_message(site, MessageType.EVALUATE, encode_record(request, self.written))
 
-    def message(self, site: str, kind: str, content: RecordDict) -> Message:
+    def make_message(self, site: str, kind: str, content: RecordDict) -> Message:
         """Make a Flower message for a site, and record its size and the time."""
         size = payload_bytes(content)
         self.bytes_down[site] = self.bytes_down.get(site, 0) + size
@@ -186,7 +188,7 @@ class ExchangeRequests:
         self.sent_at[site] = SendTime()
         return Message(content, self.nodes[site], kind, group_id=str(self.context.round), ttl=self.deadline_s)
 
-    def request(self, make: Callable[..., Q], site: str, model: ModelState) -> Q:
+    def make_request_record(self, make: Callable[..., Q], site: str, model: ModelState) -> Q:
         """Make a request record of this run and round, which holds the model with the site's own head rows.
 
         Args:
@@ -204,7 +206,7 @@ class ExchangeRequests:
             best=self.best,
             left_out=self.state.left_out.get(site, ""),
             model=select_groups_to_send(model, rows),
-            frozen=Groups() if self.frozen is None else self.frozen.for_site(site, held_before=held_before),
+            frozen=ModelGroups() if self.frozen is None else self.frozen.for_site(site, held_before=held_before),
         )
 
 
@@ -235,19 +237,19 @@ def send_and_receive(
     unanswered = OutstandingMessages(grid, time.monotonic() + deadline_s)
     unanswered.send(messages)
     pause_s = FIRST_POLL_S
-    waiting(*unanswered.nodes)
+    waiting(*unanswered.unanswered_and_lost_nodes)
     while (unanswered.pending or unanswered.lost) and time.monotonic() < unanswered.deadline:
         arrived = False
-        for reply in unanswered.pulled():
+        for reply in unanswered.pull_good_replies():
             arrived = True
             if not reply.has_error():
                 yield reply
-        changed = (bool(unanswered.lost) and unanswered.send_again(registered)) or arrived
+        changed = (bool(unanswered.lost) and unanswered.resend_or_give_up(registered)) or arrived
         lost_are_needed = unanswered.good < enough <= unanswered.good + len(unanswered.lost)
         if not unanswered.pending and not lost_are_needed:
             break
         if changed:
-            waiting(*unanswered.nodes)
+            waiting(*unanswered.unanswered_and_lost_nodes)
             pause_s = FIRST_POLL_S  # more may be on its way
         elif unanswered.pending or unanswered.lost:
             pause_s = pause_longer(pause_s)
@@ -277,7 +279,7 @@ class OutstandingMessages:
         self.errors: dict[int, Message] = {}
 
     @property
-    def nodes(self) -> tuple[set[int], set[int]]:
+    def unanswered_and_lost_nodes(self) -> tuple[set[int], set[int]]:
         """Return the nodes without a good reply, and separately those of them that are lost."""
         lost = set(self.lost)
         return lost.union(message.metadata.dst_node_id for message in self.pending.values()), lost
@@ -288,14 +290,14 @@ class OutstandingMessages:
         self.pending |= accepted
         for message in messages:
             if message.metadata.message_id not in accepted:
-                self._refuse(message)
+                self._answer_for_unregistered(message)
 
-    def _refuse(self, message: Message) -> None:
+    def _answer_for_unregistered(self, message: Message) -> None:
         refusal = Message(Error(REVOKED, NOT_REGISTERED), reply_to=message)
         set_source(refusal, message.metadata.dst_node_id)
         self.errors[message.metadata.dst_node_id] = refusal
 
-    def pulled(self) -> Iterator[Message]:
+    def pull_good_replies(self) -> Iterator[Message]:
         """Yield the good replies that have arrived since the last call; errors are kept for the end."""
         for reply in self._grid.pull_messages(list(self.pending)) if self.pending else ():
             if (message := self.pending.pop(reply.metadata.reply_to_message_id, None)) is None:
@@ -315,7 +317,7 @@ class OutstandingMessages:
                 self.good += 1
             yield reply
 
-    def send_again(self, registered: Callable[[], Collection[int]] | None) -> bool:
+    def resend_or_give_up(self, registered: Callable[[], Collection[int]] | None) -> bool:
         """Send the messages of lost sites that are back once more, and give up sites that are no longer registered.
 
         Returns:
@@ -323,7 +325,7 @@ class OutstandingMessages:
         """
         revoked = sorted(set(self.lost) - set(registered())) if registered else []
         for node in revoked:
-            self._refuse(self.lost.pop(node))
+            self._answer_for_unregistered(self.lost.pop(node))
         back = sorted(set(self.lost) & set(self._grid.get_node_ids())) if self.lost else []
         ttl, messages = max(self.deadline - time.monotonic(), 1.0), list[Message]()
         for lost in [self.lost.pop(node) for node in back]:
@@ -383,7 +385,7 @@ def make_too_few_sites_error(what: str, replies: ExchangeReplies[Reply], expecte
 def decode_reply(message: Message, expected: type[R]) -> tuple[R | None, str]:
     """Decode a message; return the record, or the reason why it holds none.
 
-    A reason may repeat text of a site, which is escaped and cut (:func:`common.system.plain_text.printable`).
+    A reason may repeat text of a site, which is escaped and cut (:func:`common.system.plain_text.make_printable_line`).
     """
     if message.has_error():
         reason = message.error.reason or ""
@@ -393,20 +395,20 @@ def decode_reply(message: Message, expected: type[R]) -> tuple[R | None, str]:
             return None, NOT_CONNECTED
         # Flower's simulation wraps the site's own words: <class 'X'>:<'its words'>.
         wrapped = re.fullmatch(r"<class '[\w.]+'>:<'(.*)'>", reason, re.DOTALL)
-        return None, printable(wrapped[1] if wrapped else reason) or f"error {message.error.code}"
+        return None, make_printable_line(wrapped[1] if wrapped else reason) or f"error {message.error.code}"
     try:
-        return decode(message.content, expected), ""
+        return decode_record(message.content, expected), ""
     except WireError as error:
-        return None, printable(str(error))
+        return None, make_printable_line(str(error))
 
 
-def check_replies(
+def check_exchange_replies(
     requests: ExchangeRequests,
     replies: Iterable[Message],
     expected: type[Reply],
     *,
     on_reply: Callable[[ReplyArrival], None],
-    layers: Sequence["RoundLayer"] = (),
+    layers: Sequence["CoordinatorRoundLayer"] = (),
     aggregator: "Aggregator | None" = None,
 ) -> ExchangeReplies[Reply]:
     """Decode and check replies as they come, and sort them into those that count and those that do not.
@@ -434,21 +436,21 @@ def check_replies(
             reason = find_reply_mismatch(requests, record, site)
             for layer in layers if isinstance(record, TrainReply) and not reason else ():
                 reason = reason or layer.find_fault(record.update, requests.expected[site])
-            reason = reason and printable(reason)
+            reason = reason and make_printable_line(reason)
             sizes[site] = payload_bytes(message.content)
         content = message.content if message.has_content() else None
         if requests.frozen is not None:
-            requests.frozen.note(site, reason)
+            requests.frozen.note_stored_at_site(site, reason)
         on_reply(ReplyArrival(expected.__name__, requests.context.round, site, content, reason))
         if record is not None and not reason:
             absent.pop(site, None)
             for layer in layers:
                 record = layer.on_reply(record)
-            accepted[site] = record if aggregator is None else aggregator.take(record)
+            accepted[site] = record if aggregator is None else aggregator.collect_update(record)
             continue
         absent[site] = reason
         if aggregator is not None:
-            aggregator.leave_out(site)
+            aggregator.leave_out_site(site)
         # Any other error is an honest site's way to say that it cannot go on, and a lost site's silence.
         if message.has_content() or message.error.code == REFUSED_REPLY:
             unfit.add(site)
@@ -482,13 +484,13 @@ def find_reply_mismatch(
     masked = record.masked_classes if isinstance(record, EvaluateReply) else ()
     strangers = sorted({*record.class_names, *masked} - set(context.contract.sites[site]))
     if strangers:
-        return f"tested {quoted(strangers)}, which it does not annotate"
+        return f"tested {quote_names(strangers)}, which it does not annotate"
     metrics = record.metric_names if isinstance(record, EvaluateReply) else ()
     extra = sorted(set(metrics) - set(requests.plan.evaluation.metrics))
-    return f"sent the metrics {quoted(extra)}, which the plan does not ask for" if extra else ""
+    return f"sent the metrics {quote_names(extra)}, which the plan does not ask for" if extra else ""
 
 
-def find_update_fault(update: Groups, sent: Groups) -> str:
+def find_update_fault(update: ModelGroups, sent: ModelGroups) -> str:
     """Return why an update cannot count, or an empty string.
 
     Args:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from common.models.state import ModelState
-from common.wire.records import EvaluateReply, Groups, TrainReply
+from common.wire.records import EvaluateReply, ModelGroups, TrainReply
 from strategies.aggregation.bounds import (
     Lengths,
     cap_image_counts,
@@ -52,7 +52,7 @@ Merge = Callable[[ExchangeReplies[TrainReply]], RoundOutcome]
 """Merges the updates of replies that count."""
 
 
-class RoundLayer:
+class CoordinatorRoundLayer:
     """Base of all layers, which changes nothing; a layer overrides the steps of a round that it changes.
 
     Attributes:
@@ -67,7 +67,7 @@ class RoundLayer:
         """Return those of the drawn sites that can take part in the round."""
         return sites
 
-    def find_fault(self, update: Groups, sent: Groups) -> str:
+    def find_fault(self, update: ModelGroups, sent: ModelGroups) -> str:
         """Return why a site's update cannot count, or an empty string; ``sent`` is the model that the site received."""
         return ""
 
@@ -92,7 +92,7 @@ class RoundLayer:
 
 
 @dataclass
-class VarianceCheckLayer(RoundLayer):
+class VarianceCheckLayer(CoordinatorRoundLayer):
     """Rejects updates that would make a running variance of batch normalisation negative.
 
     Attributes:
@@ -101,7 +101,7 @@ class VarianceCheckLayer(RoundLayer):
 
     variances: Sequence[slice]
 
-    def find_fault(self, update: Groups, sent: Groups) -> str:
+    def find_fault(self, update: ModelGroups, sent: ModelGroups) -> str:
         """Return a fault if the update makes a variance negative by more than rounding errors explain."""
         if update.norm is None or sent.norm is None:
             return ""
@@ -113,7 +113,7 @@ class VarianceCheckLayer(RoundLayer):
 
 
 @dataclass
-class ImageShareCapLayer(RoundLayer):
+class ImageShareCapLayer(CoordinatorRoundLayer):
     """Caps the share of a round's images that one site counts for (:mod:`strategies.aggregation.bounds`)."""
 
     coordinator: "Coordinator"
@@ -128,7 +128,7 @@ class ImageShareCapLayer(RoundLayer):
         return replace(reply, train_samples=self._counted[1][reply.site])
 
 
-class NormBoundLayer(RoundLayer):
+class NormBoundLayer(CoordinatorRoundLayer):
     """Shortens updates that are much longer than the median update (:mod:`strategies.aggregation.bounds`).
 
     Args:
@@ -258,7 +258,7 @@ def _loss_ratio(loss: float, other: float) -> float:
     return max(loss, LEAST_LOSS) / max(other, LEAST_LOSS) if math.isfinite(loss) else math.inf
 
 
-class RollbackLayer(RoundLayer):
+class RollbackLayer(CoordinatorRoundLayer):
     """Takes back a model that collapses, and finds the harmful site by trying models without one update each.
 
     A model has *collapsed* where more than half of the sites have three times the validation loss of the model before,
@@ -321,12 +321,12 @@ class RollbackLayer(RoundLayer):
             losses = FederationValidation.of_replies(received.accepted).loss
             too_long = self._bound.has_long_updates(received.accepted)
             if self.is_trial_due(self._coordinator.state, losses, len(received.accepted), too_long=too_long):
-                received = self._without_culprit(merge, received)
+                received = self._exclude_harmful_site(merge, received)
             return merge(received)
 
         return tried
 
-    def _without_culprit(self, merge: Merge, received: ExchangeReplies[TrainReply]) -> ExchangeReplies[TrainReply]:
+    def _exclude_harmful_site(self, merge: Merge, received: ExchangeReplies[TrainReply]) -> ExchangeReplies[TrainReply]:
         """Return the replies without the site whose update harms most; it is excluded for the rest of the run.
 
         All replies are returned where no update harms.
@@ -334,13 +334,15 @@ class RollbackLayer(RoundLayer):
         coordinator, server_round = self._coordinator, self._coordinator.requests.context.round
         sites = sorted(received.accepted)
 
-        def judged(out: str = "") -> FederationValidation:
+        def validate_without_site(out: str = "") -> FederationValidation:
             some = {site: received.accepted[site] for site in sites if site != out}
             means = merge(replace(received, accepted=some)).merged.means
             model, _ = update_global_model(coordinator.method, server_round, means, coordinator.state.moments)
             return self._validate(server_round, sites, model)
 
-        site, reason = find_harmful_site(judged(), {site: judged(out=site) for site in sites})
+        site, reason = find_harmful_site(
+            validate_without_site(), {site: validate_without_site(out=site) for site in sites}
+        )
         state = coordinator.state
         if not site:  # each pause is longer: a run of 100 rounds has a dozen trials in vain at most
             coordinator.state = replace(state, next_trial=server_round + max(server_round // 2, 1))

@@ -16,15 +16,15 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from common.config import ParticipationSection, Plan
-from common.contract import Declaration, LabelContract, declaration_faults, merge_declarations
-from common.data.base.names import fold_spelling
-from common.errors import BadInput, Fault, quoted, stop_on
-from common.security.signatures import SignedStatement, attached_signature
+from common.contract import LabelContract, LabelDeclaration, label_declaration_faults, merge_declarations
+from common.data.base.names import normalize_spelling
+from common.errors import BadInput, Fault, quote_names, raise_faults
+from common.security.signatures import SignedStatement, unverified_signature_or_none
 from common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
-from common.wire.codec import encode, payload_bytes
+from common.wire.codec import encode_record, payload_bytes
 from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
 from common.wire.records import NO_ARRAYS, Arrays, Refusal, RollCall, RollCallAnswer
-from strategies.engine.events import Callbacks, TooFewSites, WaitingStatus
+from strategies.engine.events import RunCallbacks, TooFewSites, WaitingStatus
 from strategies.engine.exchange import (
     FIRST_POLL_S,
     NODE_UNAVAILABLE,
@@ -111,10 +111,10 @@ class RunMember:
     signed: SignedStatement | None = None
 
     @property
-    def declaration(self) -> Declaration:
+    def declaration(self) -> LabelDeclaration:
         """Return the labels that the site annotates, under its own names and their canonical names."""
         answer = self.answer
-        return Declaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
+        return LabelDeclaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
 
 
 AdmissionRule = Callable[[Iterable[RunMember]], list[Fault]]
@@ -122,7 +122,7 @@ AdmissionRule = Callable[[Iterable[RunMember]], list[Fault]]
 
 
 @dataclass
-class SiteRoll:
+class RollCaller:
     """Calls the roll: asks connected sites who they are, and holds their answers.
 
     Attributes:
@@ -139,15 +139,15 @@ class SiteRoll:
     _asked: dict[str, int] = field(default_factory=dict)  # message -> node that has not answered it yet
 
     def __post_init__(self) -> None:
-        self._content = encode(self.call)  # the same for all
+        self._content = encode_record(self.call)  # the same for all
 
     @property
-    def declarations(self) -> list[Declaration]:
+    def declarations(self) -> list[LabelDeclaration]:
         """Return the label declarations of all members."""
         return [member.declaration for member in self.members.values()]
 
     @property
-    def missing(self) -> tuple[str, ...]:
+    def missing_site_names(self) -> tuple[str, ...]:
         """Return the names of the registered sites that are neither members nor refused."""
         names = self.registered() if self.registered else {}
         known_nodes = self.members.keys() | self.refused.keys()
@@ -156,15 +156,15 @@ class SiteRoll:
     def ask_newcomers(self, timeout_s: float) -> list[RunMember]:
         """Call the roll for connected sites that were not asked yet; return the sites that became members."""
         deadline, pause_s, new = time.monotonic() + timeout_s, FIRST_POLL_S, list[RunMember]()
-        self.ask(timeout_s)
+        self.send_roll_call(timeout_s)
         while self._asked and time.monotonic() < deadline:
-            if not (members := self.answered()) and self._asked:
+            if not (members := self.receive_answers()) and self._asked:
                 pause_s = pause_longer(pause_s)
             new += members
         self.give_up(timeout_s)
         return new
 
-    def ask(self, timeout_s: float) -> None:
+    def send_roll_call(self, timeout_s: float) -> None:
         """Send the roll call to sites that have connected since the last call.
 
         A site that answered with an error is asked again only after it disconnected and came back, because somebody may
@@ -179,7 +179,7 @@ class SiteRoll:
         for name, message in push_messages(self.grid, messages).items():
             self._asked[name] = message.metadata.dst_node_id
 
-    def answered(self) -> list[RunMember]:
+    def receive_answers(self) -> list[RunMember]:
         """Receive the answers that have arrived since the last call; return the sites that became members by them."""
         new = []
         for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
@@ -196,7 +196,7 @@ class SiteRoll:
                 self.refuse(node, "name", f'it calls itself "{answer.site}", but its key is registered for "{name}".')
             else:
                 sizes = payload_bytes(self._content), payload_bytes(reply.content)
-                self.members[node] = RunMember(node, answer, *sizes, attached_signature(reply.content))
+                self.members[node] = RunMember(node, answer, *sizes, unverified_signature_or_none(reply.content))
                 new.append(self.members[node])
         return new
 
@@ -215,7 +215,7 @@ class SiteRoll:
         self.members.pop(node, None)
         self.refused[node] = reason
         record = Refusal(self.call.run, kind, reason)
-        message = Message(encode(record), node, REFUSAL, group_id="roll call", ttl=REFUSAL_NOTED_S)
+        message = Message(encode_record(record), node, REFUSAL, group_id="roll call", ttl=REFUSAL_NOTED_S)
         noted = send_and_receive(self.grid, [message], lambda at_work, lost: None, deadline_s=REFUSAL_NOTED_S, enough=0)
         list(noted)
 
@@ -246,13 +246,13 @@ class SiteRoll:
         deadline, pause_s = time.monotonic() + deadline_s, FIRST_POLL_S
         shown: tuple[str, ...] | None = None
         while (left := deadline - time.monotonic()) > 0:
-            self.ask(left)
-            members = self.answered()
+            self.send_roll_call(left)
+            members = self.receive_answers()
             heard = len(self.members) + len(self.refused)
             if len(self.members) >= expected or (heard >= expected and not self._asked):
                 self._asked.clear()  # the others are asked again as late joiners
                 break
-            if deadline_s - left >= SHOWN_AFTER_S and shown != (missing := self.missing):
+            if deadline_s - left >= SHOWN_AFTER_S and shown != (missing := self.missing_site_names):
                 on_wait(WaitingStatus("roll call", 0, missing, (), left))
                 shown = missing
             if not members:
@@ -260,13 +260,13 @@ class SiteRoll:
         self.give_up(deadline_s)
         if len(self.members) < needed:
             reasons = "; ".join(f"{self.name_of(node)}: {why}" for node, why in sorted(self.refused.items()))
-            present = quoted(sorted(member.answer.site for member in self.members.values())) or "none"
-            absent = f" Not there: {quoted(self.missing)}." if self.missing else ""
+            present = quote_names(sorted(member.answer.site for member in self.members.values())) or "none"
+            absent = f" Not there: {quote_names(self.missing_site_names)}." if self.missing_site_names else ""
             answered = f"{len(self.members)} of {needed} sites answered the roll call ({present})."
             raise TooFewSites(f"{answered}{absent} {reasons}".strip())
         names = Counter(member.answer.site for member in self.members.values())
         twice, remedy = sorted(name for name, count in names.items() if count > 1), "Give each a name of its own."
-        stop_on([Fault(f"site {name}", "two sites use this name.", remedy) for name in twice])
+        raise_faults([Fault(f"site {name}", "two sites use this name.", remedy) for name in twice])
 
 
 def find_layout_faults(members: Iterable[RunMember], layout: str) -> list[Fault]:
@@ -288,26 +288,26 @@ def find_layout_faults(members: Iterable[RunMember], layout: str) -> list[Fault]
 Choice = TypeVar("Choice")
 
 
-def find_label_faults(declarations: Iterable[Declaration]) -> list[Fault]:
+def find_label_faults(declarations: Iterable[LabelDeclaration]) -> list[Fault]:
     """Return the faults in each site's own labels: none at all, one twice, or two spellings of one class."""
     faults = list[Fault]()
     for declaration in declarations:
-        faults += [replace(fault, site=declaration.site) for fault in declaration_faults(declaration)]
+        faults += [replace(fault, site=declaration.site) for fault in label_declaration_faults(declaration)]
         for spellings in _count_spellings([declaration]).values():
             if len(spellings) > 1:
-                problem = f"{quoted(sorted(spellings))} look like one class."
+                problem = f"{quote_names(sorted(spellings))} look like one class."
                 where = f"site.toml of {declaration.site}: data.annotates"
                 faults.append(Fault(where, problem, "Keep one of them.", declaration.site))
     return faults
 
 
-def find_minority_spellings(declarations: Sequence[Declaration]) -> list[Fault]:
+def find_minority_spellings(declarations: Sequence[LabelDeclaration]) -> list[Fault]:
     """Return a fault for each site that spells a class differently from most sites that annotate it."""
     faults = list[Fault]()
     for spellings in _count_spellings(declarations).values():
         usual = _strict_majority(spellings)
         for declaration in declarations if usual else ():
-            for local, name in zip(declaration.names, declaration.canonical, strict=True):
+            for local, name in zip(declaration.names, declaration.canonical_names, strict=True):
                 if name in spellings and name != usual:
                     site = declaration.site
                     problem = f'"{name}" (site {site}) looks like "{usual}", as most sites that annotate it write it.'
@@ -317,30 +317,31 @@ def find_minority_spellings(declarations: Sequence[Declaration]) -> list[Fault]:
     return faults
 
 
-def find_coverage_faults(method: Method, declarations: Sequence[Declaration]) -> list[Fault]:
+def find_coverage_faults(method: Method, declarations: Sequence[LabelDeclaration]) -> list[Fault]:
     """Return a fault for each site with other classes than most, for methods that need the same classes everywhere."""
-    usual = _strict_majority(Counter(frozenset(declaration.canonical) for declaration in declarations))
+    usual = _strict_majority(Counter(frozenset(declaration.canonical_names) for declaration in declarations))
     if not method.site.full_coverage or usual is None:
         return []
     return [
         Fault(
             f"site.toml of {declaration.site}: data.annotates",
-            f"{method.site.name} needs the same classes at every site: most sites annotate {quoted(sorted(usual))}, "
-            f"this one {quoted(sorted(declaration.canonical))}.",
+            f"{method.site.name} needs the same classes at every site: most sites annotate "
+            f"{quote_names(sorted(usual))}, "
+            f"this one {quote_names(sorted(declaration.canonical_names))}.",
             "",
             declaration.site,
         )
         for declaration in declarations
-        if frozenset(declaration.canonical) != usual
+        if frozenset(declaration.canonical_names) != usual
     ]
 
 
-def _count_spellings(declarations: Iterable[Declaration]) -> dict[str, Counter[str]]:
+def _count_spellings(declarations: Iterable[LabelDeclaration]) -> dict[str, Counter[str]]:
     """Count the sites that use each spelling of a class name; spellings of one name are grouped together."""
     spellings: dict[str, Counter[str]] = {}
     for declaration in declarations:
-        for name in set(declaration.canonical):
-            spellings.setdefault(fold_spelling(name), Counter())[name] += 1
+        for name in set(declaration.canonical_names):
+            spellings.setdefault(normalize_spelling(name), Counter())[name] += 1
     return spellings
 
 
@@ -353,7 +354,7 @@ def _strict_majority(votes: Counter[Choice]) -> Choice | None:
 
 
 @dataclass(eq=False)
-class Membership:
+class RunMembership:
     """The sites of one run.
 
     Attributes:
@@ -368,20 +369,20 @@ class Membership:
     plan: Plan
     participation: ParticipationSection
     run: str
-    callbacks: Callbacks = field(default_factory=Callbacks)
+    callbacks: RunCallbacks = field(default_factory=RunCallbacks)
     registered: Registered | None = None
     admission: Sequence[AdmissionRule] = ()
     contract: LabelContract = field(default_factory=lambda: LabelContract((), MappingProxyType({})))
     members: dict[str, RunMember] = field(default_factory=dict)
     bytes_down: Counter[str] = field(default_factory=Counter)
     bytes_up: Counter[str] = field(default_factory=Counter)
-    _roll: SiteRoll = field(init=False)
+    _roll: RollCaller = field(init=False)
     _layout: str = ""
 
     def __post_init__(self) -> None:
         self._evaluated = count_evaluating_sites(self.plan.evaluation.sites, self.participation.sites_per_round)
 
-    def needed(self, requests: int) -> int:
+    def needed_reply_count(self, requests: int) -> int:
         """Return how many replies are needed to that many requests: ``min_sites``, or all where it is 0."""
         return self.participation.min_sites or requests
 
@@ -396,9 +397,9 @@ class Membership:
             BadInput: If the declarations contradict one another or the method does not fit them.
         """
         section = self.participation
-        self._roll = roll = SiteRoll(grid, RollCall(self.run, self.plan.model_dump_json()), self.registered)
+        self._roll = roll = RollCaller(grid, RollCall(self.run, self.plan.model_dump_json()), self.registered)
         needed = section.min_sites or expected
-        roll.wait_for(expected, needed, section.roll_call_deadline_s, self.callbacks.on_wait)
+        roll.wait_for(expected, needed, section.roll_call_deadline_s, self.callbacks.on_waiting_for_sites)
         for rule in self.admission:
             self._leave_out(rule(roll.members.values()), "labels")
         if section.min_sites:  # else every site is needed: merging says all that is wrong at once
@@ -416,7 +417,7 @@ class Membership:
         self._roll.refuse_faulty(faults, kind)
         needed = self.participation.min_sites
         if not needed or len(self._roll.members) < needed:
-            stop_on(faults)
+            raise_faults(faults)
 
     def _settle_labels(self) -> LabelContract:
         """Make the label contract and the members of the run from the answers to the roll call."""
@@ -425,13 +426,13 @@ class Membership:
         except BadInput as error:
             self._roll.refuse_faulty(error.faults, "labels")
             raise
-        stop_on(self.method.contract_faults(self.contract))
+        raise_faults(self.method.contract_faults(self.contract))
         on_roll = {member.answer.site: member for member in self._roll.members.values()}
         for site in self.members.keys() - on_roll.keys():
             del self.members[site]
         for site in on_roll.keys() - self.members.keys():
             self._enrol(on_roll[site])
-        stop_on(self.method.roll_call_faults(self.context(0, NO_ARRAYS)))
+        raise_faults(self.method.roll_call_faults(self.round_context(0, NO_ARRAYS)))
         return self.contract
 
     def _enrol(self, member: RunMember) -> None:
@@ -445,12 +446,12 @@ class Membership:
         """Return the sites that do not take part at present, with reasons: they declined or were refused."""
         return {self._roll.name_of(node): reason for node, reason in sorted(self._roll.refused.items())}
 
-    def context(self, server_round: int, statistics: Arrays) -> RoundContext:
+    def round_context(self, server_round: int, statistics: Arrays) -> RoundContext:
         """Return what the method's rules may look at in a round: contract, answers to the roll call and statistics."""
         answers = {site: member.answer for site, member in sorted(self.members.items())}
         return RoundContext(self.plan.model.task, self.contract, answers, statistics, server_round, self.plan.run.seed)
 
-    def settle_model(self, layout: str) -> LabelContract:
+    def settle_model_layout(self, layout: str) -> LabelContract:
         """Fix the layout of the model; a site of another release that would build another layout is left out.
 
         Args:
@@ -475,32 +476,32 @@ class Membership:
                 continue
             declarations = [other.declaration for other in (*self.members.values(), member)]
             try:
-                stop_on([fault for rule in self.admission for fault in rule([member])])
+                raise_faults([fault for rule in self.admission for fault in rule([member])])
                 contract = merge_declarations(declarations, self.contract.class_names)
-                stop_on(self.method.contract_faults(contract))
+                raise_faults(self.method.contract_faults(contract))
             except BadInput as error:
                 self._roll.refuse_faulty([replace(fault, site=member.answer.site) for fault in error.faults], "labels")
                 continue
             self.contract = contract
             self._enrol(member)
-            self.callbacks.on_join(server_round, member.answer.site)
+            self.callbacks.on_late_join(server_round, member.answer.site)
 
-    def drawn(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
+    def draw_training_sites(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
         """Return the sites of a round without the excluded: all, or ``sites_per_round`` drawn by seed and round."""
         names = set(self.members) - set(excluded)
         return draw_names(names, self.participation.sites_per_round, [self.plan.run.seed, server_round])
 
     @property
-    def samples(self) -> bool:
+    def samples_sites(self) -> bool:
         """Return True if only a drawn sample of the sites evaluates models, False if all do."""
         return 0 < self._evaluated < len(self.members)
 
-    def drawn_to_evaluate(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
+    def draw_evaluating_sites(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
         """Return the sites that evaluate a model in a round, without the excluded ones.
 
         They are all sites, or a sample drawn from (seed, round) that covers the run's classes where it can.
         """
-        if not self.samples:
+        if not self.samples_sites:
             return sorted(set(self.members) - set(excluded))
         annotated = {site: self.contract.sites[site] for site in self.members}
         seed = [self.plan.run.seed, server_round, EVALUATION]

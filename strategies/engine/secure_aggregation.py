@@ -7,19 +7,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 from flwr.app import MessageType, RecordDict
 
-from common.metrics.pooled import SitesHistogram
+from common.metrics.pooled import SummedHistogram
 from common.metrics.score_histograms import BINS, ScoreHistogram
 from common.models.state import ModelState
-from common.system.plain_text import printable
-from common.wire.codec import R, encode, payload_bytes
+from common.system.plain_text import make_printable_line
+from common.wire.codec import R, encode_record, payload_bytes
 from common.wire.records import EvaluateReply, Record, TrainReply
 from common.wire.secure_aggregation import STAGES, TEST_ROUND, KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
-from strategies.aggregation.means import MergedUpdates, PrecomputedHeadMean, PrecomputedMean, UpdateMeans, running_sum
+from strategies.aggregation.means import MergedUpdates, PrecomputedHeadMean, PrecomputedMean, UpdateMeans, sum_in_order
 from strategies.engine.events import TooFewSites
 from strategies.engine.exchange import ExchangeReplies, decode_reply
-from strategies.engine.layers import Merge, RoundLayer, RoundOutcome
-from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskingFailed, SumRequest, UnmaskedSum
-from strategies.privacy.secure_aggregation.noise_shares import make_noise_shares
+from strategies.engine.layers import CoordinatorRoundLayer, Merge, RoundOutcome
+from strategies.privacy.secure_aggregation.coordinator import (
+    MaskedSummation,
+    MaskedSumRequest,
+    MaskingFailed,
+    UnmaskedSum,
+)
+from strategies.privacy.secure_aggregation.noise_shares import make_distributed_noise
 from strategies.privacy.secure_aggregation.vectors import ONE, SegmentLayout, max_update_value, split_vector
 
 if TYPE_CHECKING:
@@ -54,9 +59,9 @@ class MaskingQueries:
         kind, exchange, contents = f"{MessageType.QUERY}.{stage}", coordinator.requests, dict[int, RecordDict]()
         for request in requests.values():  # one that goes to many sites is written once
             if id(request) not in contents:
-                contents[id(request)] = encode(request)
-        messages = [exchange.message(site, kind, contents[id(request)]) for site, request in requests.items()]
-        enough = max(enough, min(coordinator.sites.needed(len(exchange.expected)), len(messages)))
+                contents[id(request)] = encode_record(request)
+        messages = [exchange.make_message(site, kind, contents[id(request)]) for site, request in requests.items()]
+        enough = max(enough, min(coordinator.sites.needed_reply_count(len(exchange.expected)), len(messages)))
         for message in coordinator.exchange_messages(messages, "masking", exchange.context.round, enough=enough):
             site = names[message.metadata.src_node_id]
             record, reason = decode_reply(message, expected)
@@ -66,7 +71,9 @@ class MaskingQueries:
                 assert isinstance(record, Answer)
                 origin, expected_origin = (record.run, record.round, record.site), (self.run, self.round, site)
                 if origin != expected_origin:
-                    reason = printable(f"reply belongs to run, round, site {origin}, expected {expected_origin}")
+                    reason = make_printable_line(
+                        f"reply belongs to run, round, site {origin}, expected {expected_origin}"
+                    )
             if record is None or reason:
                 self.absent[site] = reason
                 continue
@@ -74,7 +81,7 @@ class MaskingQueries:
             yield site, record
 
 
-class SecureAggregationLayer(RoundLayer):
+class SecureAggregationLayer(CoordinatorRoundLayer):
     """Has sites send masked updates apart from their replies, so that only the sum of updates is opened."""
 
     updates_in_replies = False
@@ -95,14 +102,14 @@ class SecureAggregationLayer(RoundLayer):
         most = max(sorted(set(pasts.values()), reverse=True), key=list(pasts.values()).count, default=0)
         chosen = [site for site in sites if pasts[site] == most]
         if left := sorted(set(sites) - set(chosen)):
-            coordinator.callbacks.on_absent("training", dict.fromkeys(left, OTHER_PAST))
+            coordinator.callbacks.on_absent_sites("training", dict.fromkeys(left, OTHER_PAST))
         return chosen
 
     def wrap_merge(self, merge: Merge) -> Merge:
         """Return a function that opens the sum of the masked updates, and is used in the place of ``merge``."""
-        return self._opened
+        return self._open_masked_sum
 
-    def _opened(self, received: ExchangeReplies[TrainReply]) -> RoundOutcome:
+    def _open_masked_sum(self, received: ExchangeReplies[TrainReply]) -> RoundOutcome:
         """Return the mean of the masked updates of the sites that trained in this round and answer to the end.
 
         Raises:
@@ -119,10 +126,10 @@ class SecureAggregationLayer(RoundLayer):
         rows = {site: method.rows_sent(method.rows_of(site, contract), contract.sites[site]) for site in replies}
         sent = {site: tuple(sorted(rows[site])) if method.traffic.head else () for site in replies}
         classes = tuple(sorted({name for names in sent.values() for name in names}))
-        bound, shares = max_update_value(coordinator.plan, method), make_noise_shares(coordinator.plan, method)
-        request = SumRequest(queries.run, queries.round, sent, classes, layout, bound, shares)
+        bound, shares = max_update_value(coordinator.plan, method), make_distributed_noise(coordinator.plan, method)
+        request = MaskedSumRequest(queries.run, queries.round, sent, classes, layout, bound, shares)
         try:
-            opened = MaskedSummation(request, queries).opened()
+            opened = MaskedSummation(request, queries).open_sum()
         except MaskingFailed as error:
             reasons = "; ".join(f"{site}: {why}" for site, why in {**received.absent, **queries.absent}.items())
             raise TooFewSites(f"round {queries.round}, secure aggregation: {error} {reasons}".strip()) from None
@@ -137,7 +144,7 @@ class SecureAggregationLayer(RoundLayer):
 
 def open_test_histograms(
     coordinator: "Coordinator", tested: ExchangeReplies[EvaluateReply]
-) -> dict[str, SitesHistogram]:
+) -> dict[str, SummedHistogram]:
     """Return for each class the sum of the sites' masked score histograms of the test; closed sums are absent.
 
     The result is empty in a run without secure aggregation, and where the sum cannot be opened; then the callbacks
@@ -154,26 +161,28 @@ def open_test_histograms(
     layout = SegmentLayout(trunk=0, norm=0, features=2 * BINS - 1)
     try:
         opened = MaskedSummation(
-            SumRequest(queries.run, TEST_ROUND, rows, classes, layout, float(ONE)), queries
-        ).opened()
+            MaskedSumRequest(queries.run, TEST_ROUND, rows, classes, layout, float(ONE)), queries
+        ).open_sum()
         counts = opened.vector.reshape(len(classes), 2, BINS).astype(np.int64)
         sums = {name: ScoreHistogram(*counts[row]) for row, name in enumerate(classes) if name in opened.rows}
     except (MaskingFailed, ValueError) as error:  # counts below 0 are no sum of histograms
         reasons = "; ".join(f"{site}: {why}" for site, why in queries.absent.items())
-        coordinator.callbacks.on_absent("sum of test scores", dict.fromkeys(sorted(rows), f"{error} {reasons}".strip()))
+        coordinator.callbacks.on_absent_sites(
+            "sum of test scores", dict.fromkeys(sorted(rows), f"{error} {reasons}".strip())
+        )
         return {}
     finally:
         coordinator.sites.bytes_up.update(queries.bytes_up)
-    return {name: SitesHistogram(histogram, opened.rows[name]) for name, histogram in sums.items()}
+    return {name: SummedHistogram(histogram, opened.rows[name]) for name, histogram in sums.items()}
 
 
 def convert_sum_to_means(opened: UnmaskedSum, model: ModelState) -> UpdateMeans:
     """Turn an opened sum of updates into mean updates of trunk, batch normalisation and head."""
     request, part = opened.request, 1 / opened.divisor
     trunk, norm, weight, bias = split_vector(request.layout, request.classes, opened.vector)
-    whole = running_sum(part for _ in opened.survivors)
+    whole = sum_in_order(part for _ in opened.survivors)
     names = model.head.class_names
-    totals = np.array([running_sum(part for _ in opened.rows.get(name, ())) for name in request.classes])
+    totals = np.array([sum_in_order(part for _ in opened.rows.get(name, ())) for name in request.classes])
     divisor = np.where(totals > 0, totals, 1.0)
     rows = [names.index(name) for name in request.classes]
     mean = np.zeros((len(names), request.layout.features)), np.zeros(len(names)), np.zeros(len(names), np.bool_)

@@ -13,7 +13,7 @@ from typing import Any
 from common.config import ParticipationSection, Plan
 from common.data.base.image_set import ImageSet, Splits
 from common.data.images.pixels import pixels_on_device
-from common.models.gpu import on_device
+from common.models.gpu import move_network_to_device
 from common.models.network import SplitNetwork, build, unfreeze
 from common.models.state import FrozenPart, ModelState, read_state, write_state
 from common.system.hashing import derive_seed
@@ -23,7 +23,7 @@ from strategies.aggregation.means import mix_models
 from strategies.aggregation.server_optimizer import Moments
 from strategies.engine.aggregator import pass_through_site, update_length_limit
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.events import CoordinatorRound, FederationValidation, RoundRecord, RunStopped
+from strategies.engine.events import CoordinatorTrainingRecord, FederationValidation, RoundRecord, RunStopped
 from strategies.engine.exchange import ExchangeReplies, make_too_few_sites_error
 from strategies.engine.state import make_state_after_round, record_validation
 from strategies.local.objective import Examples, pair_with_labels, plain
@@ -36,7 +36,7 @@ from strategies.local.training import (
     check_not_diverged,
     reproducible_training,
     train_until_settled,
-    validate,
+    validate_network,
 )
 from strategies.methods.base import Method, SequentialMethod, ServerTraining
 
@@ -60,27 +60,27 @@ class CoordinatorTraining:
         network = build(self.plan.model.model_copy(update={"weights": None}), self.class_names, self.plan.run.seed)
         if self.frozen is not None:
             self.frozen.write_to(network)
-        self.network = on_device(network, self.device)
+        self.network = move_network_to_device(network, self.device)
 
         def examples(images: ImageSet) -> Examples:
             return pair_with_labels(images, pixels_on_device(images, self.device), self.class_names)
 
         self.train, self.validation = examples(self.images.train), examples(self.images.validation)
 
-    def put(self, model: ModelState) -> None:
+    def load_model(self, model: ModelState) -> None:
         """Load a model into the network."""
         write_state(self.network, trunk=model.trunk, norm=model.norm, head=model.head)
 
-    def trained(
+    def train_model(
         self, model: ModelState, server_round: int, server: ServerTraining, optimizer_state: Moments
-    ) -> tuple[ModelState, Moments, CoordinatorRound]:
+    ) -> tuple[ModelState, Moments, CoordinatorTrainingRecord]:
         """Train a model until its loss settles; return the trained model, its figures and the optimiser's new state.
 
         Raises:
             FloatingPointError: If training diverged.
         """
         began, spec = time.monotonic(), self.plan.training
-        self.put(model)
+        self.load_model(model)
         unfreeze(self.network)
         optimizer = make_optimizer(self.network, spec, spec.lr)
         if not spec.reset_optimizer:
@@ -93,16 +93,16 @@ class CoordinatorTraining:
             derive_seed(self.plan.run.seed, server_round, "\0", COORDINATOR), spec.threads
         ) as generator:
             done = train_until_settled(self.network, task, optimizer, generator, criterion)
-        record = CoordinatorRound(done.last_loss, done.epochs, time.monotonic() - began)
+        record = CoordinatorTrainingRecord(done.last_loss, done.epochs, time.monotonic() - began)
         state = read_state(self.network)
         check_not_diverged(state, done.last_loss)
         return state, {} if spec.reset_optimizer else save_optimizer_state(self.network, optimizer), record
 
-    def judged(self, model: ModelState) -> FederationValidation:
+    def validate_model(self, model: ModelState) -> FederationValidation:
         """Return loss and AUROC of a model on the coordinator's validation images."""
-        self.put(model)
+        self.load_model(model)
         with reproducible_training(0, self.plan.training.threads):
-            validation = validate(self.network, self.validation, self.method.loss, self.plan.training)
+            validation = validate_network(self.network, self.validation, self.method.loss, self.plan.training)
         figures = validation.loss, validation.mean_auroc
         loss, auroc = ({COORDINATOR: value} if value is not None and math.isfinite(value) else {} for value in figures)
         return FederationValidation(loss, auroc)
@@ -137,7 +137,7 @@ class SequentialCoordinator(Coordinator):
     method: SequentialMethod
     _own: CoordinatorTraining | None = None
 
-    def use_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
+    def receive_own_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
         """Receive the coordinator's own images, which validate models, and train them where the method says how."""
         frozen = self.frozen.part if self.frozen else None
         self._own = CoordinatorTraining(own, self.plan, self.method.site, class_names, device, frozen)
@@ -159,12 +159,14 @@ class SequentialCoordinator(Coordinator):
             return
         requests = self.new_requests(0)
         statistics, sites = self.method.statistics_for(requests.context), sorted(self.sites.members)
-        messages = [requests.train(site, self.state.model, statistics(site), update=False) for site in sites]
+        messages = [
+            requests.make_train_message(site, self.state.model, statistics(site), update=False) for site in sites
+        ]
         received = self.collect_replies(self.exchange_messages(messages, "train", 0), TrainReply)
-        needed = self._needed(received)
+        needed = self._needed_reply_count(received)
         if len(received.accepted) < needed:
             raise make_too_few_sites_error("ranking the sites", received, needed)
-        self.callbacks.on_absent("ranking", received.absent)
+        self.callbacks.on_absent_sites("ranking", received.absent)
         ranking = self.method.aggregate_statistics(requests.context, received.accepted)
         self.state = replace(self.state, statistics=ranking)
 
@@ -174,16 +176,18 @@ class SequentialCoordinator(Coordinator):
     def _validation_sites(self) -> list[str]:
         """Return the sites that validate each round's model, the same in all rounds so that losses can be compared."""
         if self._samples_sites:
-            return self.sites.drawn_to_evaluate(0, self.state.excluded)
+            return self.sites.draw_evaluating_sites(0, self.state.excluded)
         return super()._validation_sites()
 
     def _train_round(self, server_round: int) -> RoundRecord:
         """Pass the model through the sites, mix it with the coordinator's own model, and validate the mixture."""
-        self._begin(server_round, self.grid)
+        self._begin_round(server_round, self.grid)
         done = self._pass_model(server_round)
         arrived, before, validated = time.monotonic(), self.state, self.last_validation
-        model, moments, coordinator = self._with_own_training(done.result, server_round)
-        statistics = self.method.aggregate_statistics(self.sites.context(server_round, before.statistics), done.replies)
+        model, moments, coordinator = self._mix_with_own_training(done.result, server_round)
+        statistics = self.method.aggregate_statistics(
+            self.sites.round_context(server_round, before.statistics), done.replies
+        )
         state = make_state_after_round(
             before, server_round, done.replies, done.absent, model=model, moments=moments, statistics=statistics
         )
@@ -203,7 +207,7 @@ class SequentialCoordinator(Coordinator):
             shortened=done.shortened,
             after=self.last_validation,
         )
-        self.callbacks.on_round(record, self.state)
+        self.callbacks.on_round_end(record, self.state)
         return record
 
     def _pass_model(self, server_round: int) -> ModelPass:
@@ -212,26 +216,28 @@ class SequentialCoordinator(Coordinator):
         Raises:
             TooFewSites: As soon as the model can no longer pass through ``min_sites`` sites.
         """
-        context = self.sites.context(server_round, self.state.statistics)
-        order = self.method.order(context, self.sites.drawn(server_round, self.state.excluded))
+        context = self.sites.round_context(server_round, self.state.statistics)
+        order = self.method.order(context, self.sites.draw_training_sites(server_round, self.state.excluded))
         statistics = self.method.statistics_for(context)
         done = ModelPass(self.state.model, self.state.model, self.state.lengths)
-        needed, unfit = self.sites.needed(len(order)), set[str]()
+        needed, unfit = self.sites.needed_reply_count(len(order)), set[str]()
         for place, site in enumerate(order):
-            message = self.new_requests(server_round).train(site, done.model, statistics(site), update=True)
+            message = self.new_requests(server_round).make_train_message(
+                site, done.model, statistics(site), update=True
+            )
             dispensable = len(done.replies) + len(order) - place - 1 >= needed
             replies = self.exchange_messages([message], "train", server_round, enough=0 if dispensable else 1)
             received = self.collect_replies(replies, TrainReply)
-            self._note_hop(done, site, received)
+            self._record_site_visit(done, site, received)
             if site in received.unfit or (site in received.accepted and site not in done.replies):
                 unfit.add(site)
-                needed = max(self.sites.needed(len(order) - len(unfit)), 1)
+                needed = max(self.sites.needed_reply_count(len(order) - len(unfit)), 1)
             if len(done.replies) + len(order) - place - 1 < needed:
                 counted = ExchangeReplies(done.replies, done.absent, {})
                 raise make_too_few_sites_error(f"round {server_round}", counted, len(order))
         return done
 
-    def _note_hop(self, done: ModelPass, site: str, received: ExchangeReplies[TrainReply]) -> None:
+    def _record_site_visit(self, done: ModelPass, site: str, received: ExchangeReplies[TrainReply]) -> None:
         """Record a site's reply, and move the model by the site's update if the update counts."""
         done.absent.update(received.absent)
         done.bytes_down.update(self.requests.bytes_down)
@@ -249,29 +255,29 @@ class SequentialCoordinator(Coordinator):
             left = self.plan.run.rounds - reply.round
             done.result = self.method.after_hop(left, len(done.replies), done.result, done.model)
 
-    def _with_own_training(
+    def _mix_with_own_training(
         self, hospitals: ModelState, server_round: int
-    ) -> tuple[ModelState, Moments, CoordinatorRound | None]:
+    ) -> tuple[ModelState, Moments, CoordinatorTrainingRecord | None]:
         """Train the previous model on the coordinator's images, and mix the result with the hospitals' model."""
         server, state = self.method.server_training, self.state
         if server is None:
             return hospitals, state.moments, None
         assert self._own is not None, "checked before the run"
         try:
-            trained, moments, record = self._own.trained(state.model, server_round, server, state.moments)
+            trained, moments, record = self._own.train_model(state.model, server_round, server, state.moments)
         except FloatingPointError as error:
             raise RunStopped(f"round {server_round}, the coordinator's own training: {error}") from error
         return mix_models(hospitals, trained, server.alpha), MappingProxyType(dict(moments)), record
 
     def _validate(self, server_round: int) -> None:
         """Validate the present model on the coordinator's images if it has any; else, or where asked, at the sites."""
-        at_sites = self.plan.evaluation.test_each_round or not (self._own and self._own.validation.any_known)
+        at_sites = self.plan.evaluation.test_each_round or not (self._own and self._own.validation.has_known_labels)
         validation = FederationValidation()
         if at_sites:
             replies = self.exchange_messages(self.configure_evaluate(), "evaluate", server_round)
             validation = FederationValidation.of_replies(self.collect_replies(replies, EvaluateReply).accepted)
-        if self._own and self._own.validation.any_known:
-            validation = replace(self._own.judged(self.state.model), tallies=validation.tallies)
+        if self._own and self._own.validation.has_known_labels:
+            validation = replace(self._own.validate_model(self.state.model), tallies=validation.tallies)
         self.last_validation = validation
         self.state = record_validation(self.state, validation, self.method.site.chosen_by(self.plan.evaluation))
 

@@ -42,14 +42,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from common.config import Plan
-from common.errors import BadInput, Fault, quoted
+from common.errors import BadInput, Fault, quote_names
 from common.models.network import Head, build
 from common.models.state import ModelState, read_state, write_state
 from common.system.files import Parts
-from common.system.toml import Section
-from common.wire.records import Arrays, Groups, arrays_under, no_arrays
+from common.system.toml import TomlSection
+from common.wire.records import Arrays, ModelGroups, arrays_under, no_arrays
 from strategies.aggregation.bounds import Lengths
-from strategies.aggregation.means import running_sum
+from strategies.aggregation.means import sum_in_order
 from strategies.aggregation.server_optimizer import Moments
 from strategies.engine.events import FederationValidation
 from strategies.local.site_method import Criterion, SiteMethod
@@ -105,24 +105,24 @@ class FederationState:
     statistics: Arrays = field(default_factory=no_arrays)
 
     @property
-    def selected(self) -> ModelState:
+    def best_or_last_model(self) -> ModelState:
         """Return the best model, or the last model where no site ever validated one."""
         return self.model if self.best is None else self.best
 
 
-def select_groups_to_send(model: ModelState, rows: Sequence[str]) -> Groups:
+def select_groups_to_send(model: ModelState, rows: Sequence[str]) -> ModelGroups:
     """Return the groups of the global model that a site with these head rows receives.
 
     Groups that sites keep to themselves are sent, too: a site begins with them in its first round, or again after its
     disk was lost.
     """
-    return Groups(model.trunk, model.norm, model.head.rows(tuple(rows)))
+    return ModelGroups(model.trunk, model.norm, model.head.select_rows(tuple(rows)))
 
 
-def select_groups_expected(sent: Groups, method: SiteMethod, annotated: Collection[str]) -> Groups:
+def select_groups_expected(sent: ModelGroups, method: SiteMethod, annotated: Collection[str]) -> ModelGroups:
     """Return the groups that a site with these classes sends back: those that the method averages."""
-    head = sent.head.rows(method.rows_sent(sent.head.class_names, annotated)) if sent.head else None
-    return Groups(
+    head = sent.head.select_rows(method.rows_sent(sent.head.class_names, annotated)) if sent.head else None
+    return ModelGroups(
         sent.trunk if method.traffic.trunk else None,
         sent.norm if method.sends_norm else None,
         head if method.traffic.head else None,
@@ -223,7 +223,7 @@ def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
     regrets = compute_regret(now, lowest), compute_regret(before, lowest)
     if len(judges) >= FEWEST and max(regrets) > TOLERATED:
         return regrets[0] < regrets[1]
-    return running_sum(now.values()) < running_sum(before.values())
+    return sum_in_order(now.values()) < sum_in_order(before.values())
 
 
 def compute_regret(losses: Losses, lowest: Losses) -> float:
@@ -244,7 +244,7 @@ _DTYPES = {
 """NumPy's names of number types -> safetensors', the widest first, so that each lies at a multiple of its width."""
 
 
-class _StateHeader(Section):
+class _StateHeader(TomlSection):
     """The header of a stored state: its fields that are no tensors, and the class names of its head rows."""
 
     round: int
@@ -280,7 +280,7 @@ def serialize_state_in_parts(state: FederationState) -> Parts:
     facts["lengths"] = {site: dict(lengths) for site, lengths in sorted(state.lengths.items())}
     models = (("model", state.model), ("best", state.best))
     by_prefix: dict[str, Mapping[str, NDArray[Any]]]
-    by_prefix = {prefix: Groups.of_model(model).named() for prefix, model in models if model}
+    by_prefix = {prefix: ModelGroups.from_model(model).to_named_arrays() for prefix, model in models if model}
     by_prefix |= {"moments": state.moments, "statistics": state.statistics}
     tensors = {f"{prefix}/{name}": array for prefix, arrays in by_prefix.items() for name, array in arrays.items()}
     tensors[_FACTS] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
@@ -313,12 +313,14 @@ def deserialize_state(content: bytes) -> FederationState:
         tensors = load(content)
         facts: dict[str, Any] = dict(_StateHeader.model_validate_json(tensors[_FACTS].tobytes()))
         if unknown := sorted(name for name in tensors if name != _FACTS and name.partition("/")[0] not in _KINDS):
-            raise ValueError(f"it holds {quoted(unknown)}, which no state has")
+            raise ValueError(f"it holds {quote_names(unknown)}, which no state has")
         names = facts.pop("class_names")
         facts |= {name: MappingProxyType(fact) for name, fact in facts.items() if isinstance(fact, dict)}
         return FederationState(
-            model=Groups.of_named(arrays_under("model", tensors), names).model(),
-            best=Groups.of_named(arrays_under("best", tensors), names).model() if "best/trunk" in tensors else None,
+            model=ModelGroups.from_named_arrays(arrays_under("model", tensors), names).to_model(),
+            best=ModelGroups.from_named_arrays(arrays_under("best", tensors), names).to_model()
+            if "best/trunk" in tensors
+            else None,
             moments=MappingProxyType(arrays_under("moments", tensors)),
             statistics=MappingProxyType(arrays_under("statistics", tensors)),
             **facts,
@@ -332,7 +334,7 @@ def deserialize_state(content: bytes) -> FederationState:
 
 def make_array_record(model: ModelState) -> ArrayRecord:
     """Return the global model as Flower's ``ArrayRecord`` of the arrays of each group."""
-    return ArrayRecord({name: Array(array) for name, array in Groups.of_model(model).named().items()})
+    return ArrayRecord({name: Array(array) for name, array in ModelGroups.from_model(model).to_named_arrays().items()})
 
 
 def is_state_dict(arrays: ArrayRecord) -> bool:
@@ -353,7 +355,7 @@ def read_model(arrays: ArrayRecord, class_names: tuple[str, ...], plan: Plan) ->
     try:
         network.load_state_dict(arrays.to_torch_state_dict())
     except RuntimeError as error:
-        problem = f"is no state_dict of the plan's network with the classes {quoted(class_names)}: {error}"
+        problem = f"is no state_dict of the plan's network with the classes {quote_names(class_names)}: {error}"
         raise BadInput([Fault("initial_arrays", problem)]) from None
     return read_state(network)
 

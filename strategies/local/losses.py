@@ -73,7 +73,7 @@ def missing_as_negative_loss(logits: Tensor, labels: Tensor, annotated: Tensor) 
 
 def softmax_over_all_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     """Return the mean cross-entropy over the images whose class is known, with a softmax over all classes."""
-    return mean_of_chosen(is_class_known(labels), image_losses(logits, labels))
+    return mean_of_chosen(is_class_known(labels), cross_entropy_per_image(logits, labels))
 
 
 def softmax_over_known_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def mask_unknown_logits(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.masked_fill(unknown & ~unknown.all(dim=1, keepdim=True), -torch.inf)
 
 
-def image_losses(logits: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy_per_image(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the cross-entropy of every image, ``(batch,)``; ignore the values of images of unknown class."""
     return cross_entropy(logits, labels.nan_to_num().argmax(dim=1), reduction="none")
 
@@ -212,7 +212,7 @@ def _multi_class_loss(
     spec: TrainingSection, missing: Missing, weights: Tensor | None, logits: Tensor, labels: Tensor, annotated: Tensor
 ) -> Tensor:
     """Return the weighted mean of cross-entropy or focal loss over the images whose class is known."""
-    losses = image_losses(mask_unknown_logits(logits, labels) if missing == "masked" else logits, labels)
+    losses = cross_entropy_per_image(mask_unknown_logits(logits, labels) if missing == "masked" else logits, labels)
     if spec.loss == "focal":
         losses = losses * (1 - torch.exp(-losses)) ** spec.focal_gamma
     is_known = is_class_known(labels)

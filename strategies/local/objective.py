@@ -13,7 +13,7 @@ from torch import Tensor
 from common.config import TrainingSection
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels
-from common.models.network import Model, label_matrix
+from common.models.network import Model, labels_for_head_rows
 from common.models.zoo.networks import is_batch_norm
 from common.wire.records import NO_ARRAYS, Arrays
 from strategies.local.losses import Loss
@@ -85,7 +85,7 @@ class Examples:
         return images.read_ahead(parts) if isinstance(images, Pixels) else (images[rows] for rows in parts)
 
     @property
-    def any_known(self) -> bool:
+    def has_known_labels(self) -> bool:
         """Return true if at least one label is known."""
         return len(self) > 0 and not bool(self.labels.isnan().all())
 
@@ -95,7 +95,7 @@ def pair_with_labels(images: ImageSet, pixels: Tensor | Pixels, class_names: tup
     annotated = torch.zeros(len(class_names), dtype=torch.bool)
     for row, name in enumerate(class_names):
         annotated[row] = name in images.class_names
-    labels = label_matrix(images, class_names)
+    labels = labels_for_head_rows(images, class_names)
     return Examples(pixels, labels.to(pixels.device), annotated.to(pixels.device))
 
 
@@ -149,24 +149,24 @@ def add_proximal_term(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> 
         norm: True if batch normalisation comes from the federation; then it is part of the distance.
     """
 
-    def shared(model: Model) -> list[Tensor]:
+    def shared_parameters(model: Model) -> list[Tensor]:
         own = set() if head else set(model.head.parameters())
         if not norm:
             own |= {value for part in model.modules() if is_batch_norm(part) for value in part.parameters()}
         return [value for value in model.parameters() if value not in own]
 
-    def local(context: ClientContext) -> LocalRound:
+    def make_proximal_round(context: ClientContext) -> LocalRound:
         inner = half(context)
-        received = [value.detach().clone() for value in shared(context.network)]
+        received = [value.detach().clone() for value in shared_parameters(context.network)]
 
         def objective(model: Model, batch: Batch) -> Tensor:
-            pairs = zip(shared(model), received, strict=True)
+            pairs = zip(shared_parameters(model), received, strict=True)
             distance = torch.stack([(now - before).square().sum() for now, before in pairs]).sum()
             return inner.objective(model, batch) + mu / 2 * distance
 
         return replace(inner, objective=objective)
 
-    return local
+    return make_proximal_round
 
 
 # ---------------------------------------------------------------------- teachers

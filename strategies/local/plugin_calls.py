@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from common.config import Experiment
 from common.data.images.augmentation import augment
 from common.errors import BadInput, Fault
-from common.metrics.auroc import load_metrics, metric_value
+from common.metrics.auroc import compute_plugin_metric, load_metrics
 from common.models.zoo.spec import Task
 from common.plugins import PLUGIN, describe_plugin
 from strategies.local.losses import PLAIN_LOSSES, Missing, make_training_loss
@@ -97,4 +97,4 @@ def _call_plugin(argument: str, name: str, experiment: Experiment) -> None:
             for server_round in range(1, experiment.run.rounds + 1):
                 learning_rate_factor(training, server_round, experiment.run.rounds)
         case "metrics":
-            metric_value(name, load_metrics([name])[name], np.linspace(0.1, 0.9, 40), np.arange(40) % 2.0)
+            compute_plugin_metric(name, load_metrics([name])[name], np.linspace(0.1, 0.9, 40), np.arange(40) % 2.0)

@@ -17,7 +17,7 @@ from common.errors import BadInput, Fault
 from common.models.zoo.spec import Task
 from common.wire.records import Arrays, Form
 from strategies.aggregation.means import Weighting
-from strategies.aggregation.robust import RobustMean
+from strategies.aggregation.robust import RobustMeanRule
 from strategies.aggregation.server_optimizer import ServerOptimizer
 from strategies.local.early_stopping import EarlyStopping
 from strategies.local.losses import PLAIN_LOSSES, Loss, Missing, make_training_loss
@@ -65,7 +65,7 @@ class Parameters(BaseModel):
     clip_update: float | None = Field(None, gt=0)
     compress_update: Form = "float32"
     server_optimizer: ServerOptimizer | None = None
-    mean: RobustMean | None = None
+    mean: RobustMeanRule | None = None
 
 
 Granularity = Literal["images", "signs", "positives", "counts"]

@@ -15,8 +15,8 @@ from common.config import TrainingSection
 from common.data.base.spec import AugmentationSpec
 from common.data.images.augmentation import augment
 from common.metrics.auroc import mean_auroc
-from common.models.gpu import GRAPH_DEVICES, cuda_graphs, is_data_parallel
-from common.models.network import Model, SplitNetwork, autocast, compute_logits, probabilities, train_mode
+from common.models.gpu import GRAPH_DEVICES, is_data_parallel, use_cuda_graphs
+from common.models.network import Model, SplitNetwork, autocast, compute_logits, logits_to_probabilities, train_mode
 from common.models.state import ModelState, read_state, write_state
 from common.models.zoo.spec import is_external
 from common.plugins import PLUGIN
@@ -75,10 +75,10 @@ class TrainingTask:
     spec: TrainingSection
     augmentation: AugmentationSpec
     frozen: FrozenParts
-    epoch: "Epoch | None" = None
+    epoch: "EpochFunction | None" = None
 
 
-class Epoch(Protocol):
+class EpochFunction(Protocol):
     """A function that trains over all examples once, in the place of :func:`train_epoch`."""
 
     def __call__(
@@ -117,7 +117,7 @@ def train_epoch(
     )
     graphs: contextlib.AbstractContextManager[Callable[[], None] | None] = contextlib.nullcontext()
     if as_graph:
-        graphs = cuda_graphs(network.backbone, device, spec.precision)
+        graphs = use_cuda_graphs(network.backbone, device, spec.precision)
     with graphs as begin_step:
         for number, (rows, images) in enumerate(zip(parts, examples.read_ahead(parts), strict=True), start=1):
             if begin_step is not None:
@@ -139,7 +139,7 @@ def train_epoch(
 
 
 @dataclass(frozen=True)
-class TrainingFigures:
+class TrainingMetrics:
     """Figures of a round's local training.
 
     Attributes:
@@ -153,15 +153,15 @@ class TrainingFigures:
     epochs: int
 
 
-def train(
+def train_fixed_epochs(
     network: SplitNetwork, exercise: TrainingTask, optimizer: torch.optim.Optimizer, generator: torch.Generator
-) -> TrainingFigures:
+) -> TrainingMetrics:
     """Train the experiment's number of epochs."""
     epoch = exercise.epoch or train_epoch
     every = list[Losses]()
     for _ in range(exercise.spec.epochs):
         every.append(epoch(network, exercise, optimizer, generator))
-    return TrainingFigures(np.concatenate(every), float(every[-1].mean()), len(every))
+    return TrainingMetrics(np.concatenate(every), float(every[-1].mean()), len(every))
 
 
 @dataclass(frozen=True)
@@ -178,15 +178,15 @@ class StopCriterion:
     early_stopping: EarlyStopping
 
     @property
-    def has_none(self) -> bool:
+    def lacks_validation_labels(self) -> bool:
         """Return True if validation images should decide but none of them has a label."""
-        return self.validation is not None and not self.validation.any_known
+        return self.validation is not None and not self.validation.has_known_labels
 
     def loss_after(self, network: SplitNetwork, losses: Losses, spec: TrainingSection) -> float:
         """Return the loss by which to decide after an epoch; NaN where there is none."""
         if self.validation is None:
             return float(losses.mean())
-        loss = validate(network, self.validation, self.loss, spec).loss
+        loss = validate_network(network, self.validation, self.loss, spec).loss
         return np.nan if loss is None else loss
 
 
@@ -196,13 +196,13 @@ def train_until_settled(
     optimizer: torch.optim.Optimizer,
     generator: torch.Generator,
     criterion: StopCriterion,
-) -> TrainingFigures:
+) -> TrainingMetrics:
     """Train until the loss settles, and restore the weights of its lowest point (specs 2.4, step 4).
 
     Without validation labels the training lasts the experiment's number of epochs.
     """
-    if criterion.has_none:
-        return train(network, exercise, optimizer, generator)
+    if criterion.lacks_validation_labels:
+        return train_fixed_epochs(network, exercise, optimizer, generator)
     every, settling, best = list[Losses](), criterion.early_stopping, read_state(network)
     while not settling.stopped:
         every.append(train_epoch(network, exercise, optimizer, generator))
@@ -212,7 +212,7 @@ def train_until_settled(
     write_state(network, trunk=best.trunk, norm=best.norm, head=best.head)
     if not np.isfinite(every[-1]).all():  # diverged after its best point: momentum would never be finite again
         optimizer.state.clear()
-    return TrainingFigures(np.concatenate(every), float(every[settling.best_epoch].mean()), len(every))
+    return TrainingMetrics(np.concatenate(every), float(every[settling.best_epoch].mean()), len(every))
 
 
 def shuffle_into_batches(n: int, size: int, generator: torch.Generator, device: torch.device = CPU) -> Sequence[Tensor]:
@@ -230,29 +230,29 @@ def shuffle_into_batches(n: int, size: int, generator: torch.Generator, device: 
 
 
 @dataclass(frozen=True)
-class ValidationFigures:
+class ValidationMetrics:
     """Loss and mean AUROC of a network on validation images; None where too few labels define them."""
 
     loss: float | None = None
     mean_auroc: float | None = None
 
 
-def validate(
+def validate_network(
     network: SplitNetwork, examples: Examples, loss: Loss, spec: TrainingSection, but: Collection[str] = ()
-) -> ValidationFigures:
+) -> ValidationMetrics:
     """Return the loss over all examples and the mean AUROC over the annotated classes, except those in ``but``."""
-    if not examples.any_known:
-        return ValidationFigures()
+    if not examples.has_known_labels:
+        return ValidationMetrics()
     logits = compute_logits(network, examples.images, spec.precision)
     value = float(loss(logits, examples.labels, examples.annotated))
     if not logits.isfinite().all():
-        return ValidationFigures(value)
+        return ValidationMetrics(value)
     counted = examples.annotated.clone()
     for name in set(but).intersection(network.class_names):
         counted[network.class_names.index(name)] = False
     rows = counted.nonzero().flatten()
-    scores = probabilities(logits, network.spec.task)[:, rows].cpu().numpy()
-    return ValidationFigures(value, mean_auroc(scores, examples.labels[:, rows].cpu().numpy()))
+    scores = logits_to_probabilities(logits, network.spec.task)[:, rows].cpu().numpy()
+    return ValidationMetrics(value, mean_auroc(scores, examples.labels[:, rows].cpu().numpy()))
 
 
 @contextlib.contextmanager

@@ -14,30 +14,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.wire.codec import round_to_form
-from common.wire.records import Form, Groups
+from common.wire.records import Form, ModelGroups
 
 
-def measure_length(update: Groups) -> float:
+def measure_length(update: ModelGroups) -> float:
     """Return the Euclidean length of an update over all its groups, taken as one vector."""
-    return float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in update.named().values())))
+    return float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in update.to_named_arrays().values())))
 
 
-def clip_to_length(update: Groups, bound: float) -> Groups:
+def clip_to_length(update: ModelGroups, bound: float) -> ModelGroups:
     """Return the update, shortened to the Euclidean length ``bound`` if it is longer; its direction stays."""
     length = measure_length(update)
     if length <= bound:
         return update
-    return update.changed(lambda array: multiply(array, bound / length))
+    return update.map_arrays(lambda array: scale_array(array, bound / length))
 
 
-def multiply(array: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
+def scale_array(array: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
     """Return array times factor; a tiny factor stays float64, because as float32 it could make the result too long."""
     if factor < np.finfo(np.float32).tiny:
         return (array * np.float64(factor)).astype(np.float32)
     return array * np.float32(factor)
 
 
-def compress_trunk(update: Groups, unsent: Groups, form: Form) -> tuple[Groups, Groups]:
+def compress_trunk(update: ModelGroups, unsent: ModelGroups, form: Form) -> tuple[ModelGroups, ModelGroups]:
     """Return the update with its trunk rounded, and the rounding error, which is added to the next update.
 
     Args:
@@ -46,7 +46,7 @@ def compress_trunk(update: Groups, unsent: Groups, form: Form) -> tuple[Groups, 
         form: Number format of the rounded trunk.
     """
     if form == "float32" or update.trunk is None:
-        return update, Groups()
+        return update, ModelGroups()
     exact = update.trunk if unsent.trunk is None else update.trunk + unsent.trunk
     sent = round_to_form(exact, form)
-    return replace(update, trunk=sent, form=form), Groups(trunk=exact - sent)
+    return replace(update, trunk=sent, form=form), ModelGroups(trunk=exact - sent)

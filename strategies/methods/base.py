@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from common.config import ParticipationSection, Plan
 from common.contract import LabelContract
 from common.data.base.image_set import Splits
-from common.errors import Fault, quoted
+from common.errors import Fault, quote_names
 from common.models.state import ModelState
 from common.models.zoo.spec import Task
-from common.wire.records import NO_ARRAYS, Arrays, Groups, RollCallAnswer
+from common.wire.records import NO_ARRAYS, Arrays, ModelGroups, RollCallAnswer
 from strategies.aggregation.means import HeadMean, Weights, WholeHeadMean
 from strategies.aggregation.server_optimizer import Moments
 from strategies.local.early_stopping import EarlyStopping
@@ -55,7 +55,7 @@ class SiteReply(Protocol):
         """Return the number of training images."""
 
     @property
-    def update(self) -> Groups:
+    def update(self) -> ModelGroups:
         """Return the update: the trained model minus the received model."""
 
     @property
@@ -153,13 +153,13 @@ class Method(Strategy):
     def contract_faults(self, contract: LabelContract) -> list[Fault]:
         """Return the faults because of which the method cannot serve this label contract."""
         mean = self.site.parameters.mean
-        if mean is not None and len(contract.sites) < mean.fewest:
-            problem = f"{mean.kind} needs {mean.fewest} sites or more; there are {len(contract.sites)}."
+        if mean is not None and len(contract.sites) < mean.fewest_sites:
+            problem = f"{mean.kind} needs {mean.fewest_sites} sites or more; there are {len(contract.sites)}."
             return [Fault("method.mean", problem, "Leave it out, or choose another.")]
         partial = [name for name in contract.class_names if name not in contract.shared_classes]
         if not self.site.full_coverage or not partial:
             return []
-        problem = f"{self.site.name} needs every class annotated by every site; {quoted(partial)} are not."
+        problem = f"{self.site.name} needs every class annotated by every site; {quote_names(partial)} are not."
         remedy = 'Use "surgical" or "partial_loss", which learn from partial labels, or "vanilla": missing is negative.'
         return [Fault("run.method", problem, remedy)]
 
@@ -270,7 +270,7 @@ def convert_to_json_numbers(values: Mapping[str, NDArray[np.floating]]) -> dict[
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
 
-def find_image_faults(method: Method, own: Splits | None) -> list[Fault]:
+def find_coordinator_image_faults(method: Method, own: Splits | None) -> list[Fault]:
     """Return a fault if the method trains at the coordinator, which lacks training or validation images."""
     if not isinstance(method, SequentialMethod) or method.server_training is None:
         return []

@@ -40,7 +40,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from common.models.network import Model, compute_logits
 from common.models.state import ModelState
-from common.wire.records import Arrays, Groups, arrays_under
+from common.wire.records import Arrays, ModelGroups, arrays_under
 from strategies.aggregation.means import Weighting, Weights, mix_tensors
 from strategies.aggregation.server_optimizer import Moments
 from strategies.local.losses import compute_positive_weights, partial_loss
@@ -83,7 +83,7 @@ class CBAFedParameters(Parameters):
 # ---------------------------------------------------------------------- maths
 
 
-def compute_thresholds(entries: Floats, base: float, lowest: float, highest: float) -> Float64:
+def compute_pseudo_label_thresholds(entries: Floats, base: float, lowest: float, highest: float) -> Float64:
     """Return ``tau_c = p_c + base - std(p)``, with the standard deviation of a sample; ``(classes,)``.
 
     Args:
@@ -99,11 +99,11 @@ def count_trained_entries(reply: SiteReply) -> Float64:
     return np.nan_to_num(reply.statistics["entries"].astype(np.float64)).clip(0, reply.train_samples)
 
 
-def mix_with_earlier_model(model: ModelState, earlier: Groups, share: float) -> ModelState:
+def mix_with_earlier_model(model: ModelState, earlier: ModelGroups, share: float) -> ModelState:
     """Return ``share`` times the earlier model plus ``1 - share`` times the new one."""
-    now = Groups.of_model(model).named()
-    values = {name: mix_tensors(array, now[name], share) for name, array in earlier.named().items()}
-    return Groups.of_named(values, model.head.class_names).model()
+    now = ModelGroups.from_model(model).to_named_arrays()
+    values = {name: mix_tensors(array, now[name], share) for name, array in earlier.to_named_arrays().items()}
+    return ModelGroups.from_named_arrays(values, model.head.class_names).to_model()
 
 
 def loss_over_labels_and_tags(
@@ -154,7 +154,7 @@ class CBAFedSite(SiteMethod):
 
     def client(self, context: ClientContext) -> LocalRound:
         """Return a round on the cross-entropy of labels and tags."""
-        parameters, targets = self.parameters, self.targets(context)
+        parameters, targets = self.parameters, self.labels_and_pseudo_labels(context)
         positive_weight = compute_positive_weights(targets) if parameters.balanced else None
 
         def objective(model: Model, batch: Batch) -> Tensor:
@@ -171,7 +171,7 @@ class CBAFedSite(SiteMethod):
 
         return LocalRound(objective, statistics)
 
-    def targets(self, context: ClientContext) -> Tensor:
+    def labels_and_pseudo_labels(self, context: ClientContext) -> Tensor:
         """Return the site's labels, in stage 2 also the received model's tags; NaN elsewhere, ``(n, classes)``."""
         examples, statistics = context.examples, context.statistics
         if context.round <= self.parameters.stage_one_rounds or "thresholds" not in statistics:
@@ -207,7 +207,11 @@ class CBAFed(Method):
             return context.statistics
         entries = np.sum([count_trained_entries(reply) for reply in replies.values()], axis=0)  # (classes,)
         low, high = parameters.threshold_lowest, parameters.threshold_highest
-        return {"thresholds": compute_thresholds(entries, parameters.threshold_base, low, high).astype(np.float32)}
+        return {
+            "thresholds": compute_pseudo_label_thresholds(entries, parameters.threshold_base, low, high).astype(
+                np.float32
+            )
+        }
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
         """Return in stage 2 each plain weight times the entries per image that the site trained on."""
@@ -225,10 +229,10 @@ class CBAFed(Method):
         if not parameters.residual_every or finished % parameters.residual_every:
             return model, moments
         if finished:
-            earlier = Groups.of_named(arrays_under("earlier", moments), model.head.class_names)
+            earlier = ModelGroups.from_named_arrays(arrays_under("earlier", moments), model.head.class_names)
             share = parameters.residual_stage_one if first else parameters.residual
             model = mix_with_earlier_model(model, earlier, share)
-        named = Groups.of_model(model).named()
+        named = ModelGroups.from_model(model).to_named_arrays()
         return model, {**moments, **{f"earlier/{name}": array for name, array in named.items()}}
 
     def round_figures(self, context: RoundContext) -> Mapping[str, Any]:

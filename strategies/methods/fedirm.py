@@ -139,7 +139,7 @@ def average_relations(relations: Mapping[str, Floats]) -> NDArray[np.float64]:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def ramp_up_share(finished: int, rounds: int) -> float:
+def unlabelled_weight_share(finished: int, rounds: int) -> float:
     """Return the share of the unlabelled terms' full weight: ``exp(-5 (1 - w / W)^2)`` after w of W rounds, then 1."""
     return math.exp(-5 * (1 - min(1.0, finished / rounds)) ** 2) if rounds else 1.0
 
@@ -187,7 +187,7 @@ class FedIRMRound:
     def __init__(self, context: ClientContext, parameters: FedIRMParameters) -> None:
         self.context, self.parameters = context, parameters
         self.missing = ~context.examples.annotated
-        self.weight = parameters.unlabelled_weight * ramp_up_share(context.round - 1, parameters.ramp_rounds)
+        self.weight = parameters.unlabelled_weight * unlabelled_weight_share(context.round - 1, parameters.ramp_rounds)
         positives = compute_positive_weights(context.examples.labels) if parameters.balanced else None
         self.supervised = partial(partial_loss, positive_weight=positives)
         self.matches = bool(context.round > parameters.supervised_rounds and self.missing.any())
@@ -246,7 +246,7 @@ class FedIRM(Method):
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
         """Return this round's mean relations; a row that no site sent stays as it was."""
         relations = {
-            site: np.where(context.contract.annotated(site)[:, None], reply.statistics["relations"], np.nan)
+            site: np.where(context.contract.annotated_classes(site)[:, None], reply.statistics["relations"], np.nan)
             for site, reply in replies.items()
             if "relations" in reply.statistics
         }

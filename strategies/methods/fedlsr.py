@@ -86,7 +86,7 @@ def mean_entropy(logits: Tensor) -> Tensor:
     return -sum((logsigmoid(side).exp() * logsigmoid(side)).mean() for side in (logits, -logits))  # type: ignore[return-value]
 
 
-def ramp_up_share(finished: int, rounds: int) -> float:
+def distance_weight_share(finished: int, rounds: int) -> float:
     """Return the share of gamma's highest value: it grows from 0 in round 1 to 1 after ``rounds`` finished rounds."""
     return min(1.0, finished / rounds) if rounds else 1.0
 
@@ -104,7 +104,7 @@ class FedLSRSite(SiteMethod):
         """Return a round on the cross-entropy of the sharpened mixture and the distance of both views."""
         parameters = self.parameters
         weight = compute_positive_weights(context.examples.labels) if parameters.balanced else None
-        gamma = parameters.distance_weight * ramp_up_share(context.round - 1, parameters.ramp_rounds)
+        gamma = parameters.distance_weight * distance_weight_share(context.round - 1, parameters.ramp_rounds)
 
         def objective(model: Model, batch: Batch) -> Tensor:
             original = batch.logits(model, batch.images.float())

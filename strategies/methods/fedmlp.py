@@ -180,7 +180,7 @@ def pairwise_cosines(vectors: Floats) -> Float64:
 # ---------------------------------------------------------------------- tags (eq. 8)
 
 
-def compute_z_scores(features: Floats, negative: Floats, positive: Floats) -> NDArray[np.float64]:
+def compute_prototype_margins(features: Floats, negative: Floats, positive: Floats) -> NDArray[np.float64]:
     """Return Z: the cosine of each feature with the negative prototype less that with the positive, ``(n,)``.
 
     Args:
@@ -364,7 +364,7 @@ class FedMLPRound:
         stored = context.method_state.get("tags")
         self.tags: Tags = np.full(self.labels.shape, -1, np.int8) if stored is None else stored.astype(np.int8)
         if self.second_stage and parameters.detection and "prototypes" in context.statistics:
-            self.tags = self.tagged()
+            self.tags = self.tag_missing_labels()
         targets = np.where(self.annotated, self.labels, np.where(self.tags >= 0, self.tags, np.nan))
         if not parameters.weighted_partial_loss:
             targets = np.where(~self.annotated & np.isnan(targets), 0.0, targets)
@@ -372,7 +372,7 @@ class FedMLPRound:
         # By each class's positives at this site, true or tagged.
         self.adjustment = logit_adjustment_of_targets(self.targets) if parameters.weighted_partial_loss else None
 
-    def tagged(self) -> Tags:
+    def tag_missing_labels(self) -> Tags:
         """Return the tags with this round's new ones, from the received model's features (specs 3.5, steps 1 to 4)."""
         statistics, parameters = self.context.statistics, self.parameters
         features, _ = self._features_and_probabilities(self.teacher)
@@ -381,7 +381,7 @@ class FedMLPRound:
             ease = float(statistics["difficulty"][column]) if parameters.self_adaptive else 1.0
             negative, positive = statistics["prototypes"][column]
             new = tag_surest_images(
-                compute_z_scores(features, negative, positive),
+                compute_prototype_margins(features, negative, positive),
                 every[:, column] < 0,
                 compute_tagged_share(ease, parameters.tag_rate_negative),
                 compute_tagged_share(ease, parameters.tag_rate_positive),
@@ -464,7 +464,7 @@ class FedMLP(Method):
         sent = {site: reply for site, reply in replies.items() if "prototypes" in reply.statistics}
         if not sent:
             return context.statistics
-        own = {site: context.contract.annotated(site) for site in sent}
+        own = {site: context.contract.annotated_classes(site) for site in sent}
         images = {site: float(reply.train_samples) for site, reply in sent.items()}
         weights = images if self.site.parameters.prototype_weighting == "samples" else dict.fromkeys(sent, 1.0)
         local = {
@@ -484,7 +484,7 @@ class FedMLP(Method):
         """Return each class's difficulty, once sites have sent theirs; None where every site labels the class."""
         if "difficulty" not in context.statistics:
             return {}
-        values = np.where(context.contract.coverage().all(axis=0), np.nan, context.statistics["difficulty"])
+        values = np.where(context.contract.annotation_matrix().all(axis=0), np.nan, context.statistics["difficulty"])
         return {"difficulty": convert_to_json_numbers(dict(zip(context.contract.class_names, values, strict=True)))}
 
     def summary_figures(self, context: RoundContext) -> Mapping[str, Any]:

@@ -201,7 +201,7 @@ class FedNoRoSite(SiteMethod):
         parameters, examples = self.parameters, context.examples
         negative = parameters.missing == "negative"
         targets = torch.where(examples.annotated, examples.labels, 0.0) if negative else examples.labels  # (n, classes)
-        indicators = self.indicators(context, targets)
+        indicators = self.make_loss_indicators(context, targets)
         adjustment, share = logit_adjustment_of_targets(targets), distillation_weight(context.round, parameters)
         noisy = "noisy" in context.statistics and bool(context.statistics["noisy"][0])
         teacher = copy_as_teacher(context.network) if noisy else None
@@ -219,7 +219,7 @@ class FedNoRoSite(SiteMethod):
 
         return LocalRound(objective, lambda model, losses: indicators)
 
-    def indicators(self, context: ClientContext, targets: Tensor) -> Arrays:
+    def make_loss_indicators(self, context: ClientContext, targets: Tensor) -> Arrays:
         """Return the site's loss indicators in the last round of stage 1, where they decide who is noisy."""
         if self.parameters.noisy == "known" or context.round != self.parameters.stage_one_rounds:
             return {}
@@ -239,7 +239,7 @@ class FedNoRo(Method):
     def is_noisy(self, context: RoundContext, site: str) -> bool:
         """Return true if a site's labels count as noisy; in stage 2 only."""
         if self.site.parameters.noisy == "known":
-            return not context.contract.annotated(site).all()
+            return not context.contract.annotated_classes(site).all()
         return site not in context.statistics or bool(context.statistics[site][0])
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:

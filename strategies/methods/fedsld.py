@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from common.config import TrainingSection
-from common.errors import Fault, quoted
+from common.errors import Fault, quote_names
 from common.models.network import Model
 from common.models.zoo.spec import Task
 from common.wire.records import Arrays, RollCallAnswer
@@ -38,8 +38,8 @@ from strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
 from strategies.local.losses import (
     Loss,
     Missing,
+    cross_entropy_per_image,
     fill_missing_labels,
-    image_losses,
     is_class_known,
     mask_unknown_logits,
     mean_of_chosen,
@@ -70,7 +70,7 @@ class FedSLDParameters(Parameters):
     missing: Missing = "masked"
 
 
-class ScaledFedSLDParameters(Parameters):
+class ScaledFedAvgParameters(Parameters):
     """The ``[method]`` table.
 
     Attributes:
@@ -97,7 +97,7 @@ def compute_label_prior(positives: Float64, images: Float64) -> Float64:
     return np.asarray(np.nansum(positives, axis=0) / np.where(total > 0, total, 1.0), np.float64)
 
 
-def chi_square_factor(shares: Float64, prior: Float64) -> float:
+def expected_label_weight(shares: Float64, prior: Float64) -> float:
     """Return ``sum_c p(c)^2 / P(c)``, at least 1: the mean of FedSLD's weights where p is the share of each class.
 
     Args:
@@ -117,7 +117,7 @@ def compute_site_prior(context: RoundContext, everywhere: Float64, site: str) ->
     Args:
         everywhere: The :func:`compute_label_prior` of the federation.
     """
-    prior = np.where(context.contract.annotated(site), everywhere, 0.0)
+    prior = np.where(context.contract.annotated_classes(site), everywhere, 0.0)
     if context.task == "multi_class":
         prior = prior / max(prior.sum(), 1e-12)
     return prior.astype(np.float32)
@@ -146,8 +146,8 @@ def _complete_label_counts(answer: RollCallAnswer, context: RoundContext) -> tup
     return positives, images
 
 
-def mean_chi_square_factor(context: RoundContext) -> float:
-    """Return FedSLD's mean weight of a label: :func:`chi_square_factor`, averaged over the sites by their images.
+def mean_label_weight(context: RoundContext) -> float:
+    """Return FedSLD's mean weight of a label: :func:`expected_label_weight`, averaged over the sites by their images.
 
     In a multi-label task it is averaged over classes, too.
     """
@@ -163,7 +163,7 @@ def mean_chi_square_factor(context: RoundContext) -> float:
         if context.task == "multi_label":  # each class is a distribution of two
             stated = np.flatnonzero(np.isfinite(own_images) & (own_images > 0))
             pairs = [(np.array([shares[c], 1 - shares[c]]), np.array([prior[c], 1 - prior[c]])) for c in stated]
-        factors.append(float(np.mean([chi_square_factor(*pair) for pair in pairs])))
+        factors.append(float(np.mean([expected_label_weight(*pair) for pair in pairs])))
         weights.append(float(np.nanmax(own_images)))
     return float(np.average(factors, weights=weights))
 
@@ -171,14 +171,14 @@ def mean_chi_square_factor(context: RoundContext) -> float:
 def find_uncounted_classes(context: RoundContext) -> list[Fault]:
     """Return a fault if a class's share is unknown, because images that show it would get the weight 0."""
     positives, images = collect_label_counts(context)
-    owners = context.contract.coverage()
+    owners = context.contract.annotation_matrix()
     unknown = (owners & np.isnan(positives)).any(axis=0)
     one_sided = (np.nansum(positives, axis=0) == 0) | (np.nansum(images - positives, axis=0) == 0)
     silent = np.isnan(positives).all(axis=0) | (unknown & one_sided)
     names = [name for name, is_silent in zip(context.contract.class_names, silent.tolist(), strict=True) if is_silent]
     if not names:
         return []
-    problem = f"needs how many images show each class; too few sites send it of {quoted(names)}."
+    problem = f"needs how many images show each class; too few sites send it of {quote_names(names)}."
     remedy = (
         "Hospitals send it with label_counts = true under [policy]; never of a class of few patients (smallest_count)."
     )
@@ -222,7 +222,7 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor, reduct
     """Return eq. 3 for a multi-class task, with a softmax over the classes known of an image."""
     weights = weigh_images(labels, prior)
     is_known = is_class_known(labels)
-    losses = torch.where(is_known, image_losses(mask_unknown_logits(logits, labels), labels), 0.0)
+    losses = torch.where(is_known, cross_entropy_per_image(mask_unknown_logits(logits, labels), labels), 0.0)
     return _reduce_losses(losses * weights, weights, is_known.sum(), reduction)
 
 
@@ -282,8 +282,8 @@ class ScaledFedAvgSite(SiteMethod):
     """The hospital's half of ``fedavg_scaled``: the plain loss, with longer steps."""
 
     name = "fedavg_scaled"
-    table = ScaledFedSLDParameters
-    parameters: ScaledFedSLDParameters
+    table = ScaledFedAvgParameters
+    parameters: ScaledFedAvgParameters
     declared = Payload(label_counts=True)
     looks_at_images = False
 
@@ -347,5 +347,5 @@ class ScaledFedAvg(Method):
         if self.site.parameters.scale == "batch":
             everywhere = compute_label_prior(*collect_label_counts(context))
             return lambda site: {"prior": compute_site_prior(context, everywhere, site)}
-        factor = np.array([mean_chi_square_factor(context)], np.float32)
+        factor = np.array([mean_label_weight(context)], np.float32)
         return lambda site: {"factor": factor}

@@ -32,7 +32,7 @@ from torch import Tensor
 from common.models.network import Model
 from common.models.state import read_state, write_state
 from common.system.hashing import derive_seed
-from common.wire.records import Arrays, Groups, arrays_under
+from common.wire.records import Arrays, ModelGroups, arrays_under
 from strategies.aggregation.means import Float64, Weighting, Weights
 from strategies.aggregation.robust import distances_from_mean, inner_products
 from strategies.local.losses import compute_positive_weights, partial_loss
@@ -126,7 +126,7 @@ class RSCFedRound:
         self.parameters = parameters
         self.teacher = copy_as_teacher(context.network)
         if stored := arrays_under("teacher", context.method_state):
-            groups = Groups.of_named(stored, context.network.class_names)
+            groups = ModelGroups.from_named_arrays(stored, context.network.class_names)
             write_state(self.teacher, trunk=groups.trunk, norm=groups.norm, head=groups.head)
         self.steps = int(context.method_state["steps"][0]) if stored else 0
         self.teacher_is_behind = False  # the student took a step that the teacher has not followed yet
@@ -135,7 +135,7 @@ class RSCFedRound:
 
     def objective(self, model: Model, batch: Batch) -> Tensor:
         """Return the cross-entropy on the site's own classes plus the distance from the teacher on the others."""
-        self._catch_up(model)
+        self._update_teacher(model)
         self.teacher_is_behind = True
         student = batch.logits(model, batch.view())
         with torch.no_grad():
@@ -145,13 +145,13 @@ class RSCFedRound:
 
     def method_state(self, model: Model) -> Arrays:
         """Return the teacher, and the number of steps that it has followed."""
-        self._catch_up(model)
-        arrays = Groups.of_model(read_state(self.teacher)).named()
+        self._update_teacher(model)
+        arrays = ModelGroups.from_model(read_state(self.teacher)).to_named_arrays()
         return {f"teacher/{name}": array for name, array in arrays.items()} | {
             "steps": np.array([self.steps], np.float32)
         }
 
-    def _catch_up(self, model: Model) -> None:
+    def _update_teacher(self, model: Model) -> None:
         if self.teacher_is_behind:
             move_teacher(self.teacher, model, teacher_decay(self.steps, self.parameters.teacher_decay))
             self.steps, self.teacher_is_behind = self.steps + 1, False

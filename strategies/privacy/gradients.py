@@ -33,26 +33,26 @@ from strategies.local.losses import Loss
 from strategies.local.objective import Losses
 from strategies.local.training import MiniBatch, TrainingTask
 from strategies.privacy.image_gradients import (
+    check_images_independent,
     record_image_gradients,
-    refuse_mixed_images,
     refuse_plan_on_error,
     refuse_torch_draws,
     replace_dropout,
     take_image_gradients,
 )
-from strategies.privacy.noise import SHRUNK, NoiseGrid, NoiseSource
+from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource
 
 PACK = 16
 """Images that go through a network at a time; fewer where a batch has fewer."""
 
 
-def choose_pack_size(batch_size: int) -> int:
+def choose_micro_batch_size(batch_size: int) -> int:
     """Return how many images go through a network at a time, for batches of ``batch_size`` images on average."""
     return min(batch_size, PACK)
 
 
 @dataclass(frozen=True)
-class PrivateEpochs:
+class PrivateEpochTrainer:
     """Trains an epoch in the place of :func:`strategies.local.training.train_epoch`.
 
     Attributes:
@@ -87,31 +87,33 @@ class PrivateEpochs:
         frozen = exercise.frozen
         train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
         losses = np.zeros(self.steps, np.float32)
-        rows = group_rows_by_owner(torch.arange(len(exercise.examples)) if self.owners is None else self.owners)
+        rows = group_rows_by_unit(torch.arange(len(exercise.examples)) if self.owners is None else self.owners)
         device = next(network.parameters()).device
         image = exercise.examples.images[torch.zeros(1, dtype=torch.int64)]
         with replace_dropout(network, self.noise):
             with refuse_plan_on_error():
-                refuse_mixed_images(network, choose_pack_size(exercise.spec.batch_size), image.shape[1:])
+                check_images_independent(network, choose_micro_batch_size(exercise.spec.batch_size), image.shape[1:])
             with refuse_torch_draws(device), record_image_gradients(network) as learning:
                 with refuse_plan_on_error(), refuse_torch_draws(device):  # before any image is seen
-                    self._try(network, exercise, learning, generator)
+                    self._try_with_zeros(network, exercise, learning, generator)
                 for step in range(self.steps):
-                    drawn = [rows[number] for number in self.noise.drawn(len(rows), self.sample_rate).tolist()]
-                    sums, losses[step] = self._sums(network, exercise, drawn, generator)
+                    drawn = [
+                        rows[number] for number in self.noise.draw_poisson_sample(len(rows), self.sample_rate).tolist()
+                    ]
+                    sums, losses[step] = self._sum_of_clipped_gradients(network, exercise, drawn, generator)
                     optimizer.zero_grad(set_to_none=True)
                     for parameter, total in zip(learning, sums, strict=True):
-                        noisy = self._grid.released(total, self.noise)
+                        noisy = self._noise_grid.release_with_noise(total, self.noise)
                         # Like the parameter in memory too: a fused step reads both as they lie there.
                         parameter.grad = torch.empty_like(parameter).copy_(noisy / self.expected)
                     optimizer.step()
         return losses
 
     @property
-    def _grid(self) -> NoiseGrid:
-        return NoiseGrid(self.noise_multiplier * self.max_norm, self.max_norm)
+    def _noise_grid(self) -> NoiseQuantizationGrid:
+        return NoiseQuantizationGrid(self.noise_multiplier * self.max_norm, self.max_norm)
 
-    def _sums(
+    def _sum_of_clipped_gradients(
         self, network: SplitNetwork, exercise: TrainingTask, drawn: Sequence[Tensor], generator: torch.Generator
     ) -> tuple[list[Tensor], float]:
         """Return each parameter's sum of clipped gradients, in whole steps of the noise's grid, and the mean loss.
@@ -122,14 +124,16 @@ class PrivateEpochs:
         learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
         sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in learning]
         loss, images = 0.0, sum(map(len, drawn))
-        for pack in split_into_packs(drawn, choose_pack_size(exercise.spec.batch_size)):
-            losses, each = self._gradients(network, exercise, pack, learning, generator)
+        for pack in split_into_micro_batches(drawn, choose_micro_batch_size(exercise.spec.batch_size)):
+            losses, each = self._gradients_per_owner(network, exercise, pack, learning, generator)
             loss += losses
-            sums = [before + more for before, more in zip(sums, sum_clipped_gradients(each, self._grid), strict=True)]
+            sums = [
+                before + more for before, more in zip(sums, sum_clipped_gradients(each, self._noise_grid), strict=True)
+            ]
             del each  # before the next pack needs as much
         return sums, loss / max(images, 1)
 
-    def _try(
+    def _try_with_zeros(
         self,
         network: SplitNetwork,
         exercise: TrainingTask,
@@ -142,7 +146,9 @@ class PrivateEpochs:
             Exception: What the network raised; :func:`refuse_plan_on_error` makes a refusal of it.
         """
         examples = exercise.examples
-        rows = torch.zeros(choose_pack_size(exercise.spec.batch_size), dtype=torch.int64, device=examples.images.device)
+        rows = torch.zeros(
+            choose_micro_batch_size(exercise.spec.batch_size), dtype=torch.int64, device=examples.images.device
+        )
         nothing = torch.zeros_like(examples.images[rows])
         arithmetic = autocast(nothing.device, exercise.spec.precision)
         batch = MiniBatch(rows, nothing, examples.labels[rows], examples.annotated, None, arithmetic, generator)
@@ -150,7 +156,7 @@ class PrivateEpochs:
         for parameter in learning:
             take_image_gradients(parameter, len(rows))
 
-    def _gradients(
+    def _gradients_per_owner(
         self,
         network: SplitNetwork,
         exercise: TrainingTask,
@@ -163,19 +169,19 @@ class PrivateEpochs:
         There are as many rows as a pack has images at most; those that are no owner's are 0. Memory must not follow
         from how many owners a pack has: whether it suffices would say so, without noise.
         """
-        size = choose_pack_size(exercise.spec.batch_size)
+        size = choose_micro_batch_size(exercise.spec.batch_size)
         loss, each = 0.0, [torch.zeros_like(parameter).repeat(size, *[1] * parameter.dim()) for parameter in learning]
         rows, owner = torch.cat(tuple(pack)), torch.repeat_interleave(torch.tensor([len(owned) for owned in pack]))
         for part, whose in zip(*(torch.split(numbers, size) for numbers in (rows, owner)), strict=True):
             filled = torch.cat([part, part[-1:].expand(size - len(part))])
-            losses = self._losses(network, exercise, filled, generator)[: len(part)]
+            losses = self._loss_per_image(network, exercise, filled, generator)[: len(part)]
             losses.sum().backward()  # type: ignore[no-untyped-call]
             loss += float(losses.detach().sum())
             for parameter, gradients in zip(learning, each, strict=True):
                 gradients.index_add_(0, whose.to(gradients.device), take_image_gradients(parameter, size)[: len(part)])
         return loss, each
 
-    def _losses(
+    def _loss_per_image(
         self, network: SplitNetwork, exercise: TrainingTask, rows: Tensor, generator: torch.Generator
     ) -> Tensor:
         """Return the loss of each image, ``(batch,)``."""
@@ -202,7 +208,7 @@ def compute_losses_by_image(loss: Loss, logits: Tensor, labels: Tensor, annotate
     return torch.vmap(of_image)(logits, labels)
 
 
-def group_rows_by_owner(owners: Tensor) -> tuple[Tensor, ...]:
+def group_rows_by_unit(owners: Tensor) -> tuple[Tensor, ...]:
     """Return the rows of each owner, in the order of owners' numbers.
 
     Args:
@@ -211,7 +217,7 @@ def group_rows_by_owner(owners: Tensor) -> tuple[Tensor, ...]:
     return torch.split(torch.argsort(owners, stable=True), torch.bincount(owners).tolist())
 
 
-def split_into_packs(drawn: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
+def split_into_micro_batches(drawn: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
     """Split the rows of drawn images or patients into packs of at most ``size`` rows; a larger owner is one pack."""
     pack, held = list[Tensor](), 0
     for rows in drawn:
@@ -224,7 +230,7 @@ def split_into_packs(drawn: Sequence[Tensor], size: int) -> Iterator[list[Tensor
         yield pack
 
 
-def sum_clipped_gradients(gradients: Sequence[Tensor], grid: NoiseGrid) -> list[Tensor]:
+def sum_clipped_gradients(gradients: Sequence[Tensor], grid: NoiseQuantizationGrid) -> list[Tensor]:
     """Add gradients over images or patients, each shortened to the grid's longest where it is longer.
 
     A gradient that is not finite counts as 0: else one image could make the whole sum so. So does one that is 1e38
@@ -251,5 +257,5 @@ def sum_clipped_gradients(gradients: Sequence[Tensor], grid: NoiseGrid) -> list[
         short = gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
         if not all_finite:  # 0 times infinity is no number
             short = short.nan_to_num(0.0, 0.0, 0.0)
-        sums.append(grid.steps_of(short).sum(dim=0, dtype=torch.float64))
+        sums.append(grid.round_to_steps(short).sum(dim=0, dtype=torch.float64))
     return sums

@@ -178,7 +178,7 @@ _SEPARATE: WeakKeyDictionary[SplitNetwork, set[tuple[object, ...]]] = WeakKeyDic
 """Trials that a network has passed in this process: images of a pack, their shape, the parameters that learn."""
 
 
-def refuse_mixed_images(network: SplitNetwork, images: int, shape: Sequence[int]) -> None:
+def check_images_independent(network: SplitNetwork, images: int, shape: Sequence[int]) -> None:
     """Try with random weights and images whether the gradient of an image follows from this image alone.
 
     Neither the received weights nor any of the hospital's images take part: whether it is refused says nothing of them.

@@ -29,11 +29,11 @@ from common.errors import Fault
 from common.models.zoo.networks import is_batch_norm
 from common.models.zoo.registry import meta_backbone
 from common.models.zoo.spec import ModelSpec
-from common.wire.records import Arrays, Groups
+from common.wire.records import Arrays, ModelGroups
 from strategies.local.site_method import SiteMethod
-from strategies.local.updates import clip_to_length, multiply
-from strategies.privacy.gradients import PrivateEpochs
-from strategies.privacy.noise import SHRUNK, NoiseGrid, NoiseSource
+from strategies.local.updates import clip_to_length, scale_array
+from strategies.privacy.gradients import PrivateEpochTrainer
+from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource
 
 Accountant = Literal["rdp", "prv"]
 PRV_MOST_EPSILON: Final = 50.0
@@ -129,29 +129,29 @@ class ReplyNoise:
     noise_multiplier: float
     noise: NoiseSource
 
-    def __call__(self, update: Groups, statistics: Arrays) -> tuple[Groups, Arrays]:
+    def __call__(self, update: ModelGroups, statistics: Arrays) -> tuple[ModelGroups, Arrays]:
         """Return update and statistics with noise; a missing statistic becomes noise too, which hides that fact."""
-        parts = bool(update.named()) + bool(statistics)
+        parts = bool(update.to_named_arrays()) + bool(statistics)
         spread = 2 * self.noise_multiplier * parts**0.5
-        if not all(np.isfinite(array).all() for array in update.named().values()):
-            update = update.changed(np.zeros_like)  # that training diverged says something too
+        if not all(np.isfinite(array).all() for array in update.to_named_arrays().values()):
+            update = update.map_arrays(np.zeros_like)  # that training diverged says something too
         short = clip_to_length(update, self.max_update_norm * SHRUNK)
         numbers = {name: np.nan_to_num(array, nan=0.0) for name, array in sorted(statistics.items())}
         bounded = shorten_arrays(numbers, self.max_statistics_norm * SHRUNK)
-        of_update = NoiseGrid(spread * self.max_update_norm, self.max_update_norm)
-        of_statistics = NoiseGrid(spread * self.max_statistics_norm, self.max_statistics_norm)
-        noisy = {name: self._noisy(array, of_statistics) for name, array in bounded.items()}
-        return short.changed(lambda array: self._noisy(array, of_update)), noisy
+        of_update = NoiseQuantizationGrid(spread * self.max_update_norm, self.max_update_norm)
+        of_statistics = NoiseQuantizationGrid(spread * self.max_statistics_norm, self.max_statistics_norm)
+        noisy = {name: self._add_noise(array, of_statistics) for name, array in bounded.items()}
+        return short.map_arrays(lambda array: self._add_noise(array, of_update)), noisy
 
-    def _noisy(self, array: Array, grid: NoiseGrid) -> Array:
-        steps = grid.steps_of(torch.from_numpy(np.array(array, np.float64)))
-        return grid.released(steps, self.noise).numpy()
+    def _add_noise(self, array: Array, grid: NoiseQuantizationGrid) -> Array:
+        steps = grid.round_to_steps(torch.from_numpy(np.array(array, np.float64)))
+        return grid.release_with_noise(steps, self.noise).numpy()
 
 
 def shorten_arrays(arrays: Mapping[str, Array], bound: float) -> Mapping[str, Array]:
     """Shorten arrays, taken as one vector, to a length of at most ``bound``; the direction stays."""
     length = float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays.values())))
-    return arrays if length <= bound else {name: multiply(array, bound / length) for name, array in arrays.items()}
+    return arrays if length <= bound else {name: scale_array(array, bound / length) for name, array in arrays.items()}
 
 
 # ---------------------------------------------------------------------- the privacy of a plan
@@ -178,32 +178,37 @@ class SitePrivacy:
     images: int
 
     @property
-    def cost(self) -> NoisySteps:
+    def noisy_steps_per_round(self) -> NoisySteps:
         """Return the noisy steps of one round."""
         return NoisySteps(self.noise_multiplier, self.sample_rate, self.steps * self.epochs)
 
-    def cost_with(self, honest: int) -> NoisySteps:
+    def steps_with_honest_sites(self, honest: int) -> NoisySteps:
         """Return the noisy steps of one round where only ``honest`` sites of a sum add their share of the noise.
 
         The others side with the coordinator: they know their own shares and take them off.
         """
         promised = self.section.honest_sites or 1
-        return replace(self.cost, noise_multiplier=self.noise_multiplier * math.sqrt(min(honest, promised) / promised))
+        return replace(
+            self.noisy_steps_per_round,
+            noise_multiplier=self.noise_multiplier * math.sqrt(min(honest, promised) / promised),
+        )
 
-    def noisy_reply(self, noise: NoiseSource) -> ReplyNoise:
+    def make_reply_noise(self, noise: NoiseSource) -> ReplyNoise:
         """Return what makes an update and a method's statistics noisy."""
         section = self.section
         own = self.noise_multiplier if section.noise == "local" else 0.0  # else a share goes on before the mask
         return ReplyNoise(section.max_update_norm, section.max_statistics_norm, own, noise)
 
-    def private_epochs(self, method: SiteMethod, noise: NoiseSource, patients: NDArray[np.str_]) -> PrivateEpochs:
+    def make_private_trainer(
+        self, method: SiteMethod, noise: NoiseSource, patients: NDArray[np.str_]
+    ) -> PrivateEpochTrainer:
         """Return what trains epochs with noise in each step.
 
         Args:
             patients: Patient of each training image.
         """
         by_patient = self.section.level == "patient"
-        return PrivateEpochs(
+        return PrivateEpochTrainer(
             loss=method.loss,
             max_norm=self.section.max_grad_norm,
             noise_multiplier=self.noise_multiplier,

@@ -43,7 +43,7 @@ class BitStream:
         """Return the next ``count`` uniform words of 64 bits."""
         return np.frombuffer(self._stream.update(bytes(8 * count)), "<u8").astype(np.uint64, copy=False)
 
-    def multiples(self, count: int, divisor: int) -> NDArray[np.bool_]:
+    def draw_one_in_events(self, count: int, divisor: int) -> NDArray[np.bool_]:
         """Draw ``count`` events of probability 1 / ``divisor`` exactly."""
         words = self.words(count)
         whole = (1 << WORD_BITS) // divisor * divisor
@@ -132,7 +132,7 @@ def _draw_by_alternating_series(
     while active.size:
         passed = happened(active)
         if k > 1:
-            passed &= bits.multiples(active.size, k)
+            passed &= bits.draw_one_in_events(active.size, k)
         result[active[~passed]] = k % 2 == 1
         active, k = active[passed], k + 1
     return result
@@ -158,7 +158,7 @@ class NoiseSource:
 
     bits: BitStream
 
-    def steps(self, shape: torch.Size | tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
+    def draw_gaussian_steps(self, shape: torch.Size | tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
         """Draw discrete Gaussian noise with a standard deviation of 2^24, as whole numbers in float64 of this shape."""
         drawn = draw_discrete_gaussian(math.prod(shape), self.bits).astype(np.float64)
         return torch.from_numpy(drawn).reshape(shape).to(device)
@@ -168,7 +168,7 @@ class NoiseSource:
         words = self.bits.words(math.prod(shape)) >> np.uint64(64 - _FLOAT_BITS)
         return torch.from_numpy(words.astype(np.float32) * np.float32(2.0**-_FLOAT_BITS)).reshape(shape).to(device)
 
-    def drawn(self, n: int, rate: float) -> Tensor:
+    def draw_poisson_sample(self, n: int, rate: float) -> Tensor:
         """Draw a Poisson sample of ``n`` images or patients, as numbers from 0.
 
         Each is drawn by itself with probability ``rate``, rounded down to a multiple of 2^-53.
@@ -178,7 +178,7 @@ class NoiseSource:
 
 
 @dataclass(frozen=True)
-class NoiseGrid:
+class NoiseQuantizationGrid:
     """The grid of one Gaussian mechanism.
 
     Attributes:
@@ -190,22 +190,22 @@ class NoiseGrid:
     longest: float
 
     @property
-    def step(self) -> float:
+    def step_size(self) -> float:
         """Return the distance of neighbouring values; with very little noise it is coarser, and the noise grows."""
         return max(self.deviation / 2**SCALE_BITS, self.longest * _FINEST)
 
-    def steps_of(self, values: Tensor) -> Tensor:
+    def round_to_steps(self, values: Tensor) -> Tensor:
         """Return values in whole steps, in their own type; truncated towards 0, which makes no vector longer."""
-        return (values / self.step).trunc()
+        return (values / self.step_size).trunc()
 
-    def released(self, total: Tensor, noise: NoiseSource) -> Tensor:
+    def release_with_noise(self, total: Tensor, noise: NoiseSource) -> Tensor:
         """Return a sum as it may be seen: with noise, no longer in steps, float32.
 
         Args:
             total: The sum in whole numbers of steps, float64.
         """
-        noisy = total + noise.steps(total.shape, total.device) if self.deviation else total
-        return (noisy * self.step).float()
+        noisy = total + noise.draw_gaussian_steps(total.shape, total.device) if self.deviation else total
+        return (noisy * self.step_size).float()
 
 
 def make_seeded_noise(seed: int) -> NoiseSource:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.errors import quoted
+from common.errors import quote_names
 from strategies.registry import STRATEGIES
 from tests.network.real import flwr_client, flwr_server, flwr_sim
 from tests.server.commands import Ended
@@ -47,7 +47,7 @@ def expected(kind: str) -> Mapping[str, str]:
 def message(ended: Ended, folder: Path) -> str:
     """Return the message without the parts that differ between machines and tests."""
     text = ended.err.replace(str(folder), "{folder}").strip()
-    text = text.replace(quoted(STRATEGIES, limit=len(STRATEGIES)), "{methods}")
+    text = text.replace(quote_names(STRATEGIES, limit=len(STRATEGIES)), "{methods}")
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:{port}", text)
     text = re.sub(r"\b[0-9a-f]{64}\b", "{sha256}", text)
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d( UTC)?", "{date}", text)

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from client.site.site_file import make_site_toml
 from common.security.identity import public_key_line
 from common.system.toml import toml_text
-from server.coordinator.authority import make_authority
-from server.coordinator.folder import Coordinator, CoordinatorFile
+from server.coordinator.authority import make_certificate_authority
+from server.coordinator.folder import CoordinatorFile, CoordinatorFolder
 from tests.bad_input.catalogue import Case, Ended, client
 
 # ---------------------------------------------------------------------- a key pair, a request and a kit, made once
@@ -27,8 +27,8 @@ OTHER_LINE = public_key_line(ec.derive_private_key(8, ec.SECP256R1()), "south")
 def authority() -> str:
     """PEM of an authority's certificate."""
     with TemporaryDirectory() as folder:
-        made = Coordinator(Path(folder), CoordinatorFile(name="trial", hosts=("fl.example",), port=1))
-        make_authority(made)
+        made = CoordinatorFolder(Path(folder), CoordinatorFile(name="trial", hosts=("fl.example",), port=1))
+        make_certificate_authority(made)
         return made.ca_certificate.read_text(encoding="ascii")
 
 

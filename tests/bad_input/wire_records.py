@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from common.errors import WireError
 from common.metrics.score_histograms import BINS
 from common.models.network import Head
-from common.wire.codec import RAW, WIRE_VERSION, decode, encode
+from common.wire.codec import RAW, WIRE_VERSION, decode_record, encode_record
 from common.wire.records import (
     BenefitReply,
     EvaluateReply,
-    Groups,
+    ModelGroups,
     Record,
     Refusal,
     RollCall,
@@ -27,7 +27,7 @@ from common.wire.records import (
 from tests.bad_input.catalogue import Case, Ended
 
 HEAD = Head(("b", "a"), np.array([[1.5, -2], [0, 3]], np.float32), np.array([-1, 0.5], np.float32))
-MODEL = Groups(np.array([0.25, -7], np.float32), None, HEAD)
+MODEL = ModelGroups(np.array([0.25, -7], np.float32), None, HEAD)
 NAN, INFINITE = float("nan"), float("inf")
 STATISTICS = {"prior": np.array([[0.25, NAN], [-3, 0.5]], np.float32), "none": np.zeros((0, 2), np.float32)}
 REQUEST = TrainRequest("run", 4, "{}", "hash", ("b", "a"), 3, -1, "round 3: too late", MODEL, STATISTICS)
@@ -70,7 +70,7 @@ ONES = np.ones(2, np.float32)
 def refused(content: RecordDict, kind: Any = TrainReply) -> Ended:
     """No program ends by it: what is said goes into the log, or to the other side."""
     try:
-        decode(content, kind)
+        decode_record(content, kind)
     except WireError as error:
         return Ended(0, "", str(error).replace(f"this one {WIRE_VERSION}", "this one {version}"))
     raise AssertionError("accepted")
@@ -85,7 +85,7 @@ def with_fields(changed: Mapping[str, object], record: Record) -> Callable[[Path
     """A good record with some fields of other values."""
 
     def done(folder: Path) -> Ended:
-        content = encode(record)
+        content = encode_record(record)
         content["fields"] = ConfigRecord({**content["fields"], **changed})  # type: ignore[dict-item]
         return refused(content, type(record))
 
@@ -94,7 +94,7 @@ def with_fields(changed: Mapping[str, object], record: Record) -> Callable[[Path
 
 def without(name: str, record: Record = REPLY) -> Callable[[Path], Ended]:
     def done(folder: Path) -> Ended:
-        content = encode(record)
+        content = encode_record(record)
         del content["fields"][name]
         return refused(content, type(record))
 
@@ -113,7 +113,7 @@ def arrays(named: Mapping[str, Array]) -> Callable[[Path], Ended]:
 
 def record(name: str, value: Any) -> Callable[[Path], Ended]:
     def done(folder: Path) -> Ended:
-        content = encode(REPLY)
+        content = encode_record(REPLY)
         content[name] = value
         return refused(content)
 
@@ -127,7 +127,7 @@ def saying(text: str, case: Callable[[Path], Ended]) -> Case:
 CASES = (
     saying("of an earlier release", field("wire.version", 1)),
     saying("of a version that is text", field("wire.version", "6")),
-    saying("another record", lambda folder: refused(encode(ANSWER))),
+    saying("another record", lambda folder: refused(encode_record(ANSWER))),
     saying("no fields", lambda folder: refused(RecordDict({"arrays": ArrayRecord()}))),
     saying("fields without a version", without("wire.version")),
     saying("a record that nobody declared", record("pixels", ArrayRecord({"0": Array(np.zeros(3))}))),

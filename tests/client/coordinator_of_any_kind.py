@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from common.config import Plan
 from common.data.base.image_set import ImageSet
 from common.models.network import Head
-from common.plugins import MODELS, PLUGIN, register_local, stamp_of
+from common.plugins import MODELS, PLUGIN, identify_plugin, register_local_plugin
 from common.security.identity import public_key_line
 from common.wire import secure_aggregation as wire
-from common.wire.records import Groups, TrainReply, TrainRequest
+from common.wire.records import ModelGroups, TrainReply, TrainRequest
 from strategies.privacy.secure_aggregation import crypto
 from strategies.privacy.secure_aggregation.vectors import (
     BODY,
@@ -53,13 +53,13 @@ def linear_network(channels: int, image_size: int) -> nn.Module:
     return nn.Sequential(Lit(), nn.Linear(channels * image_size**2, LAYOUT.features, bias=False))
 
 
-NETWORK = register_local(MODELS, linear_network)
+NETWORK = register_local_plugin(MODELS, linear_network)
 
 
 def of_linear_network(plan: Plan) -> Plan:
     """The plan, for the network above; its one step is long, so that updates are far above the masks' grid."""
     of = changed_plan(plan, model={"architecture": PLUGIN + NETWORK, "neck": None}, training={"lr": 1.0})
-    return of.model_copy(update={"plugins": (stamp_of(MODELS, NETWORK),), "weights_sha256": NOBODY_HAS})
+    return of.model_copy(update={"plugins": (identify_plugin(MODELS, NETWORK),), "weights_sha256": NOBODY_HAS})
 
 
 def with_own_pixels(images: ImageSet, number: int) -> ImageSet:
@@ -111,7 +111,7 @@ class Attempt:
         fellows: Site -> the sites that it masked with.
     """
 
-    statements: dict[str, crypto.SiteStatement] = field(default_factory=dict)
+    statements: dict[str, crypto.MaskingStatement] = field(default_factory=dict)
     updates: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     vectors: dict[str, wire.Integers] = field(default_factory=dict)
     fellows: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Attempt:
 
 
 def _place(rows: tuple[str, ...], part: str) -> slice:
-    return next(LAYOUT.places(rows, () if part == BODY else (part,), body=part == BODY))
+    return next(LAYOUT.slices_of_classes(rows, () if part == BODY else (part,), body=part == BODY))
 
 
 class AnyCoordinator:
@@ -151,7 +151,9 @@ class AnyCoordinator:
             answer = self._here.send(name, "query.masking_keys", request, wire.KeysAnswer)
             if answer is not None:
                 self._stated[name] = answer
-        attempt.statements = {name: crypto.read_statement(keys.statement) for name, keys in self._stated.items()}
+        attempt.statements = {
+            name: crypto.read_masking_statement(keys.statement) for name, keys in self._stated.items()
+        }
         letters = self._letters(script, earlier)
         for name in letters:
             self._mask(script, name, letters, attempt)
@@ -174,10 +176,10 @@ class AnyCoordinator:
         trunk = 0.1 * generator.normal(size=LAYOUT.trunk).astype(np.float32)
         weight, bias = generator.normal(size=(len(self._classes), 20)), generator.normal(size=len(self._classes))
         whole = Head(self._classes, weight.astype(np.float32), bias.astype(np.float32))
-        head, plan = whole.rows(self._rows[name]), self._plan
+        head, plan = whole.select_rows(self._rows[name]), self._plan
         honest = TrainRequest(
             *(script.run, script.round, plan.model_dump_json(), "contract", head.class_names, 0, -1, ""),
-            Groups(trunk, NO_NORM, head),
+            ModelGroups(trunk, NO_NORM, head),
             {},
         )
         others = {
@@ -187,8 +189,8 @@ class AnyCoordinator:
         }
         changes: Mapping[str, Mapping[str, Any]] = {
             **{name: {"plan": other.model_dump_json()} for name, other in others.items()},
-            "trunk": {"model": Groups(trunk * 0, NO_NORM, head)},
-            "rows": {"model": Groups(trunk, NO_NORM, replace(head, weight=head.weight * 0))},
+            "trunk": {"model": ModelGroups(trunk * 0, NO_NORM, head)},
+            "rows": {"model": ModelGroups(trunk, NO_NORM, replace(head, weight=head.weight * 0))},
             "contract": {"contract": "another"},
             "round": {"round": script.round + 1},
             "run": {"run": "a-third"},
@@ -217,7 +219,7 @@ class AnyCoordinator:
         chosen = script.letters.get(name, tuple(letters))
         senders = tuple(sorted(site for site in chosen if site != name and name in written.get(site, {})))
         sealed = tuple(written[site][name] for site in senders)
-        request = wire.MaskedRequest(script.run, script.round, senders, sealed, LAYOUT.size(self._rows[name]))
+        request = wire.MaskedRequest(script.run, script.round, senders, sealed, LAYOUT.vector_size(self._rows[name]))
         answer = self._here.send(name, "query.masked_update", request, wire.MaskedAnswer)
         if answer is not None and name in attempt.updates:
             attempt.vectors[name], attempt.fellows[name] = answer.vector, senders
@@ -228,7 +230,7 @@ def _forged(
 ) -> Iterator[wire.KeysAnswer]:
     """Yield what is relayed to a site in the place of these statements."""
     for keys in chosen:
-        stated = crypto.read_statement(keys.statement)
+        stated = crypto.read_masking_statement(keys.statement)
         changes: Mapping[str, Any] = {
             "divisor": {"divisor": 7},
             "plan": {"plan": "0" * 64, "model": "0" * 64},
@@ -239,8 +241,11 @@ def _forged(
         if keys.site == to:
             yield keys
         elif how in changes:
-            text = stated.model_copy(update=changes[how]).written()
-            own = {"signature": crypto.sign_statement(text, STRANGER), "identity": public_key_line(STRANGER, "")}
+            text = stated.model_copy(update=changes[how]).signed_text()
+            own = {
+                "signature": crypto.sign_masking_statement(text, STRANGER),
+                "identity": public_key_line(STRANGER, ""),
+            }
             yield replace(keys, statement=text, **(own if how == "stranger" else {}))
         else:
             yield earlier.get(keys.site, keys) if how == "earlier" else keys
@@ -283,14 +288,16 @@ def _without_known_masks(
     vector = attempt.vectors[name].copy()
     for segment in list_segments({site: rows[site] for site in attempt.statements}):
         if name in segment.owners and (name, segment.name) in masks:
-            places = LAYOUT.places(rows[name], segment.classes, body=segment.body)
+            places = LAYOUT.slices_of_classes(rows[name], segment.classes, body=segment.is_body)
             crypto.add_mask(vector, places, masks[(name, segment.name)], subtract=True)
     for other in attempt.fellows[name]:
         for ours, theirs in ((name, other), (other, name)):
             if ours in keys:
                 shared = crypto.agree_secret(keys[ours], attempt.statements[theirs].masking_key)
                 common = tuple(row for row in rows[name] if row in rows[other])
-                crypto.add_mask(vector, LAYOUT.places(rows[name], common, body=True), shared, subtract=name < other)
+                crypto.add_mask(
+                    vector, LAYOUT.slices_of_classes(rows[name], common, body=True), shared, subtract=name < other
+                )
                 break
     # A mask that two sites have in common and that nobody else knows cancels in their sum.
     return vector

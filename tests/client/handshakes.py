@@ -12,15 +12,15 @@ from select import select
 import grpc
 
 from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, Hello
-from server.coordinator.authority import issue_server_certificate, make_authority
-from server.coordinator.folder import Coordinator, CoordinatorFile, write_coordinator
+from server.coordinator.authority import issue_server_certificate, make_certificate_authority
+from server.coordinator.folder import CoordinatorFile, CoordinatorFolder, write_coordinator
 
 Handler = Callable[[socket.socket], object]
 
 
-def coordinator_in(folder: Path, host: str = "fl.example", name: str = "trial") -> Coordinator:
+def coordinator_in(folder: Path, host: str = "fl.example", name: str = "trial") -> CoordinatorFolder:
     coordinator = write_coordinator(folder, CoordinatorFile(name=name, hosts=(host,), port=9092))
-    make_authority(coordinator)
+    make_certificate_authority(coordinator)
     issue_server_certificate(coordinator)
     return coordinator
 
@@ -63,7 +63,7 @@ def shows_certificate(chain: Path, key: Path) -> Handler:
     return shake_hands
 
 
-def shows(coordinator: Coordinator) -> Handler:
+def shows(coordinator: CoordinatorFolder) -> Handler:
     return shows_certificate(coordinator.authority / "server.crt", coordinator.authority / "server.key")
 
 
@@ -116,7 +116,7 @@ def grpc_server(answer: Callable[[bytes], bytes] | grpc.GenericRpcHandler, crede
         server.stop(None).wait()
 
 
-def tls_of(coordinator: Coordinator) -> grpc.ServerCredentials:
+def tls_of(coordinator: CoordinatorFolder) -> grpc.ServerCredentials:
     chain, key = coordinator.authority / "server.crt", coordinator.authority / "server.key"
     return grpc.ssl_server_credentials([(key.read_bytes(), chain.read_bytes())])
 

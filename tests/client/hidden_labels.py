@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from client.site.policy import Policy
 from client.site.site import Site
-from common.contract import Declaration
+from common.contract import LabelDeclaration
 from common.wire.records import TrainReply, TrainRequest
 from tests.client.rounds import images, record_of, send
 
@@ -54,7 +54,7 @@ def hospital(folder: Path, classes: Sequence[str], labels: Labels, *, turned: bo
         pixels = images(number + 9 * other, count, ("bright", "dark"))  # of which the labels here say nothing
         own_labels = 1 - labels[:count] if other else labels[:count]
         parts.append(replace(pixels, labels=own_labels, class_names=tuple(classes)))
-    return Site(Declaration("site-1", tuple(classes)), *parts, folder, policy=own, durable=False)
+    return Site(LabelDeclaration("site-1", tuple(classes)), *parts, folder, policy=own, durable=False)
 
 
 def sent(at: Site, requests: Iterable[TrainRequest]) -> list[dict[str, bytes]]:
@@ -62,7 +62,7 @@ def sent(at: Site, requests: Iterable[TrainRequest]) -> list[dict[str, bytes]]:
     replies = []
     for request in requests:
         reply = record_of(send(at, "train", request), TrainReply)
-        arrays = {**reply.update.named(), **reply.statistics}
+        arrays = {**reply.update.to_named_arrays(), **reply.statistics}
         replies.append({name: array.tobytes() for name, array in arrays.items()})
         replies[-1] |= {"epochs": str(reply.epochs).encode(), "train_samples": str(reply.train_samples).encode()}
     return replies

@@ -16,15 +16,15 @@ from client.app import client_app
 from client.site.policy import Policy
 from client.site.site import Site
 from common.config import Plan
-from common.contract import Declaration
+from common.contract import LabelDeclaration
 from common.errors import BadInput
 from common.models.state import ModelState
 from common.security.identity import public_key_line
-from common.wire.codec import R, decode, encode
+from common.wire.codec import R, decode_record, encode_record
 from common.wire.records import Record, TrainReply, TrainRequest
 from common.wire.secure_aggregation import STAGES, RevealRequest
-from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, SumRequest, UnmaskedSum
-from strategies.privacy.secure_aggregation.noise_shares import make_noise_shares
+from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskedSumRequest, UnmaskedSum
+from strategies.privacy.secure_aggregation.noise_shares import make_distributed_noise
 from strategies.privacy.secure_aggregation.site import SigningIdentity
 from strategies.privacy.secure_aggregation.vectors import ONE, SegmentLayout, flatten_update, max_update_value
 from strategies.registry import build_site_method
@@ -102,7 +102,7 @@ class Hospitals:
         for seed, name in enumerate(self.names):
             classes, count = self.class_names.get(name, OWN), self.counts.get(name, 40)
             self.sites[name] = Site(
-                Declaration(name, classes),
+                LabelDeclaration(name, classes),
                 *(images(10 * seed + part, count, classes) for part in range(3)),
                 self.folder / name,
                 durable=False,
@@ -122,7 +122,7 @@ class Hospitals:
 
     def send(self, name: str, kind: str, record: Record, expected: type[R], app: ClientApp | None = None) -> R | None:
         """The answer of one hospital's app, or of another app in its place; None where it is a refusal."""
-        message = Message(encode(record), 2, kind)
+        message = Message(encode_record(record), 2, kind)
         try:
             reply = (app or self.apps[name])(message, Context(1, 2, {}, RecordDict(), {}))
         except (ValueError, BadInput) as error:
@@ -131,7 +131,7 @@ class Hospitals:
         if reply.has_error():
             self.refusals.append(f"{name}: {reply.error.reason}")
             return None
-        return decode(reply.content, expected)
+        return decode_record(reply.content, expected)
 
     def rows(self, name: str, of: Plan) -> tuple[str, ...]:
         """The head rows that a hospital is sent."""
@@ -141,7 +141,7 @@ class Hospitals:
     def train_request(self, of: Plan, name: str, server_round: int = 1, run: str = "run") -> TrainRequest:
         """The request of an honest coordinator to a hospital, from the run's first model."""
         whole = beginning(of, tuple(sorted({row for site in self.sites for row in self.rows(site, of)})))
-        own = ModelState(whole.trunk, whole.norm, whole.head.rows(self.rows(name, of)))
+        own = ModelState(whole.trunk, whole.norm, whole.head.select_rows(self.rows(name, of)))
         return replace(request(of, own, server_round), run=run)
 
     def trained(
@@ -176,11 +176,11 @@ class Hospitals:
         layout = SegmentLayout(len(model.trunk), len(model.norm) if method.sends_norm else 0, model.head.features)
         rows = {name: tuple(sorted(self.rows(name, of))) if method.traffic.head else () for name in replies}
         classes = tuple(sorted({row for own in rows.values() for row in own}))
-        numbers = max_update_value(of, method), make_noise_shares(of, method)
-        return self.unmask(SumRequest(run, server_round, rows, classes, layout, *numbers), change, lost or {})
+        numbers = max_update_value(of, method), make_distributed_noise(of, method)
+        return self.unmask(MaskedSumRequest(run, server_round, rows, classes, layout, *numbers), change, lost or {})
 
     def unmask(
-        self, summation: SumRequest, change: Change = honest, lost: Mapping[str, type] | None = None
+        self, summation: MaskedSumRequest, change: Change = honest, lost: Mapping[str, type] | None = None
     ) -> UnmaskedSum:
         """Lead the stages of a masked sum."""
         stages, lost = list(STAGES), lost or {}
@@ -193,7 +193,7 @@ class Hospitals:
                     if answer is not None:
                         yield name, answer
 
-        return MaskedSummation(summation, ask).opened()
+        return MaskedSummation(summation, ask).open_sum()
 
     def plain(self, of: Plan, name: str, change: Change = honest) -> np.ndarray:
         """The update that a hospital would send without masks, as one vector."""

@@ -11,14 +11,14 @@ from client.app import client_app
 from client.site.policy import Policy
 from client.site.site import Site
 from common.config import Plan
-from common.contract import Declaration
+from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
 from common.models.network import build
 from common.models.state import ModelState, read_state
-from common.security.audit import Audit
-from common.wire.codec import R, decode, encode
+from common.security.audit import AuditLog
+from common.wire.codec import R, decode_record, encode_record
 from common.wire.fleet_protocol import ROLL_CALL
-from common.wire.records import BenefitRequest, EvaluateRequest, Groups, Record, RollCall, TrainRequest
+from common.wire.records import BenefitRequest, EvaluateRequest, ModelGroups, Record, RollCall, TrainRequest
 
 OWN = ("b", "a")
 
@@ -40,7 +40,7 @@ def images(seed: int, count: int, class_names: tuple[str, ...] = OWN) -> ImageSe
 def site(folder: Path, **policy: Any) -> Site:
     """A hospital with few images, of level trusted unless its policy says otherwise."""
     parts = images(1, 40), images(2, 16), images(3, 16)
-    return Site(Declaration("north", OWN), *parts, folder, policy=Policy(**policy), durable=False)
+    return Site(LabelDeclaration("north", OWN), *parts, folder, policy=Policy(**policy), durable=False)
 
 
 def plan(method: str = "surgical", parameters: Mapping[str, Any] | None = None, **training: Any) -> Plan:
@@ -79,7 +79,7 @@ def request(
     facts = (of.model_dump_json(), "contract", model.head.class_names)
     even = np.full(len(model.head.class_names), 0.5, np.float32)
     statistics = {"prior": even, "factor": even[:1]} if of.run.method in ("fedsld", "fedavg_scaled") else {}
-    groups = Groups(model.trunk, model.norm, model.head)
+    groups = ModelGroups(model.trunk, model.norm, model.head)
     return TrainRequest("run", server_round, *facts, counted, best, "", groups, statistics)
 
 
@@ -95,19 +95,19 @@ def evaluation(of: Plan, model: ModelState, server_round: int, counted: int, bes
 def benefit_request(of: Plan, model: ModelState, initial: ModelState, server_round: int, epochs: int) -> BenefitRequest:
     facts = vars(evaluation(of, model, server_round, 0, -1))
     facts = {name: value for name, value in facts.items() if name != "test"}
-    return BenefitRequest(**facts, initial=Groups.of_model(initial), epochs=epochs)
+    return BenefitRequest(**facts, initial=ModelGroups.from_model(initial), epochs=epochs)
 
 
 def send(at: Site, kind: str, content: RecordDict | Record) -> Message:
     """The app's own answer to a message."""
-    content = content if isinstance(content, RecordDict) else encode(content)
+    content = content if isinstance(content, RecordDict) else encode_record(content)
     return client_app(lambda context: at)(Message(content, 2, kind), Context(1, 2, {}, RecordDict(), {}))
 
 
 def record_of(message: Message, kind: type[R]) -> R:
     """The record that a site answered with."""
     assert not message.has_error(), message.error.reason
-    return decode(message.content, kind)
+    return decode_record(message.content, kind)
 
 
 def called(at: Site, of: Plan) -> Message:
@@ -123,4 +123,4 @@ def judged(at: Site, of: Plan) -> Message:
 
 
 def log(at: Site) -> list[Any]:
-    return list(Audit(at.folder).entries())
+    return list(AuditLog(at.folder).entries())

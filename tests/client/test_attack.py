@@ -12,26 +12,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.preview.attack.adversary import Adversary, AttackResult, copy_site_with, draw_images
+from client.preview.attack.adversary import Adversary, AttackResult, copy_site_with, draw_random_images
 from client.preview.attack.counts import (
-    bypass_budget,
-    counts_from_digits,
-    counts_from_hash,
-    counts_from_head_rows,
-    counts_from_losses,
-    counts_from_trunk,
+    bypass_privacy_budget,
+    infer_counts_from_hash,
+    infer_counts_from_head,
+    infer_counts_from_losses,
+    infer_counts_from_rounding,
+    infer_counts_from_trunk,
 )
 from client.preview.attack.coverage import BY_FIELD, BY_STATISTIC
-from client.preview.attack.images import imprint_images
+from client.preview.attack.images import attack_by_imprinting
 from client.preview.attack.membership import likelihood_attack, matched_filter_attack
-from client.preview.attack.patients import list_sought_pictures, place_by_failure, place_pictures
-from client.preview.attack.suite import ATTACKS, as_json, draw_by_patient, run_attacks, write_page
+from client.preview.attack.patients import list_pictures_to_locate, locate_pictures, locate_pictures_by_failure
+from client.preview.attack.suite import ATTACKS, attacks_as_json, draw_by_patient, run_attacks, write_attack_page
 from client.preview.data_dictionary import SENT
 from client.preview.dry_run import choose_experiment
 from client.site.policy import Level, Policy
 from client.site.site import Site
 from common.config import make_plan
-from common.contract import Declaration
+from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
 from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
 from common.wire.codec import field_names
@@ -47,7 +47,7 @@ def draw_parts() -> tuple[ImageSet, ...]:
     labels = random.integers(0, 2, (128, len(CLASSES))).astype(np.float32)
     every = replace(phantoms, labels=labels, patients=np.arange(128).astype(str))
     rows = np.arange(128)
-    return tuple(every.rows(part) for part in (rows[:48], rows[48:88], rows[88:]))
+    return tuple(every.select_rows(part) for part in (rows[:48], rows[48:88], rows[88:]))
 
 
 PARTS = draw_parts()
@@ -55,7 +55,7 @@ PARTS = draw_parts()
 
 def hospital(folder: Path, level: Level, **policy: Any) -> Site:
     own = Policy.model_validate({"level": level, **policy})
-    return Site(Declaration("north", CLASSES), *PARTS, folder, policy=own, durable=False)
+    return Site(LabelDeclaration("north", CLASSES), *PARTS, folder, policy=own, durable=False)
 
 
 def adversary(site: Site) -> Adversary:
@@ -79,7 +79,7 @@ def test_every_field_that_can_leave_has_an_attack_or_a_reason() -> None:
 
 
 def imprinted(site: Site) -> AttackResult:
-    return imprint_images(adversary(copy_site_with(site, train=draw_images(site.train, 12))), size=60)
+    return attack_by_imprinting(adversary(copy_site_with(site, train=draw_random_images(site.train, 12))), size=60)
 
 
 @pytest.mark.parametrize(("level", "least", "most"), [("trusted", 10, 12), ("private", 0, 0)])
@@ -98,40 +98,40 @@ def test_a_hospital_that_sends_masked_updates_only_declines(tmp_path: Path) -> N
     attempt = imprinted(site)
     assert (figures(attempt), attempt.declined) == ((0, 12), True)
     assert "policy.masked_only" in attempt.response.refusals[0]
-    page = write_page(site, adversary(site).honest, [attempt], tmp_path / "page.html").read_text()
+    page = write_attack_page(site, adversary(site).honest, [attempt], tmp_path / "page.html").read_text()
     assert re.search(r"<td[^>]*>declined</td>", page)
 
 
 def test_a_trusted_hospital_gives_away_every_count_that_it_hides_and_a_private_one_none(tmp_path: Path) -> None:
     site = hospital(tmp_path / "trusted", "trusted", label_counts=False)
-    assert figures(counts_from_losses(adversary(site))) == (6, 6)
-    for attack in (counts_from_head_rows, counts_from_trunk, counts_from_hash):
+    assert figures(infer_counts_from_losses(adversary(site))) == (6, 6)
+    for attack in (infer_counts_from_head, infer_counts_from_trunk, infer_counts_from_hash):
         assert figures(attack(adversary(site))) == (3, 3)
     site = hospital(tmp_path / "private", "private")
-    assert figures(counts_from_losses(adversary(site))) == (0, 6)
-    assert figures(counts_from_hash(adversary(site))) == (0, 3)
+    assert figures(infer_counts_from_losses(adversary(site))) == (0, 6)
+    assert figures(infer_counts_from_hash(adversary(site))) == (0, 3)
     # Noise: a guess may be right, by chance some three of these 18.
-    assert sum(counts_from_head_rows(adversary(site)).recovered for _ in range(6)) <= 10
+    assert sum(infer_counts_from_head(adversary(site)).recovered for _ in range(6)) <= 10
 
 
 def test_an_update_without_labels_of_hidden_classes_holds_counts_of_large_classes_only(tmp_path: Path) -> None:
     site = hospital(tmp_path, "trusted", label_counts=False, train_hidden_classes=False)
     few = replace(site, policy=site.policy.model_copy(update={"smallest_count": 45}))
-    for attack in (counts_from_head_rows, counts_from_trunk, counts_from_hash):
+    for attack in (infer_counts_from_head, infer_counts_from_trunk, infer_counts_from_hash):
         assert figures(attack(adversary(few))) == (0, 3)
     labels = site.train.labels.copy()
     labels[8:, 0] = 0
     policy = site.policy.model_copy(update={"smallest_count": 9})
     some = replace(site, train=replace(site.train, labels=labels), policy=policy)
-    assert some.hides("train") == {CLASSES[0]}
-    for attack in (counts_from_head_rows, counts_from_trunk):
+    assert some.hidden_classes("train") == {CLASSES[0]}
+    for attack in (infer_counts_from_head, infer_counts_from_trunk):
         assert figures(attack(adversary(some))) == (2, 3)
 
 
 def test_digits_give_rounded_counts_away_unless_no_score_leaves(tmp_path: Path) -> None:
     rounded = {"smallest_count": 10, "round_counts_to": 5}
     levels: tuple[Level, ...] = ("trusted", "private")
-    trusted, private = (counts_from_digits(adversary(hospital(tmp_path / at, at, **rounded))) for at in levels)
+    trusted, private = (infer_counts_from_rounding(adversary(hospital(tmp_path / at, at, **rounded))) for at in levels)
     assert trusted.recovered >= 2
     assert (trusted.of, figures(private)) == (3, (0, 3))
 
@@ -153,7 +153,7 @@ def test_who_has_an_image_sees_its_part_in_an_update_of_one_step(tmp_path: Path)
     attempt = sought_by(matched_filter_attack, site)
     assert (figures(attempt), auroc(attempt)) == ((16, 16), 1)
     assert attempt.by_chance < 8
-    few = replace(site, train=site.train.rows(np.arange(1)))  # a hospital with one patient attacks itself too
+    few = replace(site, train=site.train.select_rows(np.arange(1)))  # a hospital with one patient attacks itself too
     assert figures(sought_by(matched_filter_attack, few)) == (0, 1)
 
 
@@ -196,10 +196,10 @@ def test_single_persons(level: Level, least: int, most: int, tmp_path: Path) -> 
     Noise for an epsilon of 8 leaves lucky guesses: most tries find nobody, others one or two of 12.
     """
     site = hospital(tmp_path, level)
-    train, strangers = site.train.rows(np.arange(20)), site.train.rows(np.arange(20, 24))
-    parts = {"train": train.rows(np.arange(4)), "test": site.test.rows(np.arange(4))}
-    pictures = list_sought_pictures(strangers, site.validation, **parts)
-    attempt = place_pictures(adversary(copy_site_with(site, train=train)), pictures)
+    train, strangers = site.train.select_rows(np.arange(20)), site.train.select_rows(np.arange(20, 24))
+    parts = {"train": train.select_rows(np.arange(4)), "test": site.test.select_rows(np.arange(4))}
+    pictures = list_pictures_to_locate(strangers, site.validation, **parts)
+    attempt = locate_pictures(adversary(copy_site_with(site, train=train)), pictures)
     assert attempt.of == 12
     assert least <= attempt.recovered <= most
 
@@ -208,16 +208,16 @@ def test_single_persons(level: Level, least: int, most: int, tmp_path: Path) -> 
 def test_models_that_fail_on_one_picture(level: Level, expected: int, tmp_path: Path) -> None:
     """Two pictures each of the validation part, the test part and neither; scores tell of none at any level."""
     site = hospital(tmp_path, level, smallest_count=4)
-    few, others = np.arange(10), site.train.rows(np.arange(20, 48))
-    parts = {part: getattr(site, part).rows(few) for part in ("train", "validation", "test")}
-    pictures = {part: parts[part].rows(few[:2]) for part in ("validation", "test")}
-    sought = list_sought_pictures(others.rows(few[:2]), others, **pictures)
-    attempt = place_by_failure(adversary(replace(site, **parts)), sought)
+    few, others = np.arange(10), site.train.select_rows(np.arange(20, 48))
+    parts = {part: getattr(site, part).select_rows(few) for part in ("train", "validation", "test")}
+    pictures = {part: parts[part].select_rows(few[:2]) for part in ("validation", "test")}
+    sought = list_pictures_to_locate(others.select_rows(few[:2]), others, **pictures)
+    attempt = locate_pictures_by_failure(adversary(replace(site, **parts)), sought)
     assert (figures(attempt), attempt.by_chance) == ((expected, 4), 0)
 
 
 def test_no_request_walks_round_a_budget(tmp_path: Path) -> None:
-    attempt = bypass_budget(adversary(hospital(tmp_path, "private")))
+    attempt = bypass_privacy_budget(adversary(hospital(tmp_path, "private")))
     assert figures(attempt) == (0, 1)
     assert "policy.epsilon" in attempt.response.refusals[0]
 
@@ -226,7 +226,7 @@ def test_a_copy_hides_labels_of_the_same_images(tmp_path: Path) -> None:
     """A site that was opened from a folder knows of each image whether its labels may be known."""
     unsaid = np.arange(48) % 5 == 0
     site = replace(hospital(tmp_path, "masked"), unsaid={"train": unsaid})
-    chosen = draw_images(draw_images(site.train, 20), 9)
+    chosen = draw_random_images(draw_random_images(site.train, 20), 9)
     assert copy_site_with(site, train=chosen).unsaid["train"].tolist() == unsaid[chosen.places].tolist()
     elsewhere = copy_site_with(site, train=site.test)  # by the site's rule
     assert len(elsewhere.unsaid["train"]) == 40
@@ -238,16 +238,16 @@ def test_all_of_it_makes_a_page_for_its_owner_only(tmp_path: Path) -> None:
     plan = make_plan(choose_experiment(None, site))
     results = list(run_attacks(site, plan))
     assert {attempt.name for attempt in results} == set(ATTACKS)
-    page = write_page(site, plan, results, tmp_path / "attack.html")
+    page = write_attack_page(site, plan, results, tmp_path / "attack.html")
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
-    tree = json.loads(json.dumps(as_json(site, plan, results)))
+    tree = json.loads(json.dumps(attacks_as_json(site, plan, results)))
     assert [row["name"] for row in tree["attacks"]] == [attempt.name for attempt in results]
 
 
 def test_the_page_says_on_top_whom_it_is_for_and_shows_originals_beside_what_was_recovered(tmp_path: Path) -> None:
     site = hospital(tmp_path, "trusted")
     attempt = AttackResult("imprint", "<b>", "tried", 1, 2, "images", "noise", pictures=[("AAAA", "BBBB")])
-    page = write_page(site, make_plan(choose_experiment(None, site)), [attempt], tmp_path / "attack.html")
+    page = write_attack_page(site, make_plan(choose_experiment(None, site)), [attempt], tmp_path / "attack.html")
     text = page.read_text(encoding="utf-8")
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
     assert text.split("<body>")[1].lstrip().startswith('<div class="private">For this hospital only')

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.security.audit import Audit
+from common.security.audit import AuditLog
 from common.security.identity import create_key, public_key_line
 from tests.network.real import flwr_client
 from tests.receipts import RUN, message_of, signed_reply, the_receipt
@@ -20,7 +20,7 @@ UPDATE, CALL = "a" * 64, "b" * 64
 def folder(tmp_path: Path) -> Path:
     """A site that answered a roll call, sent an update, and declined a run."""
     (tmp_path / "site.toml").write_text(TOML, encoding="utf-8")
-    audit = Audit(tmp_path / "state", durable=False)
+    audit = AuditLog(tmp_path / "state", durable=False)
     audit.append(event="start", version="0.1.0")
     where = {"run": "0123456789", "decision": "allow", "rule": "policy"}
     audit.append(**where, round=0, direction="out", record="RollCallAnswer", bytes=300, sha256=CALL)
@@ -89,7 +89,7 @@ def remove_audit(folder: Path) -> None:
 def test_verify_against_a_receipt_finds_an_end_cut_off_and_a_head_made_to_fit(folder: Path, receipt: Path) -> None:
     assert audit("verify", folder, "--receipt", receipt).code == 0
     remove_audit(folder)
-    Audit(folder / "state", durable=False).append(direction="out", record="RollCallAnswer", sha256=CALL)
+    AuditLog(folder / "state", durable=False).append(direction="out", record="RollCallAnswer", sha256=CALL)
     assert audit("verify", folder).code == 0
     ended = audit("verify", folder, "--receipt", receipt)
     assert ended.code == 1
@@ -119,7 +119,7 @@ def test_an_audit_that_is_gone_is_a_fault_where_the_site_has_replied(folder: Pat
 @pytest.mark.usefixtures("two_replies")
 def test_a_reply_that_is_explained_away_is_named(excuse: dict[str, object], folder: Path, receipt: Path) -> None:
     entry = {"run": RUN, "round": 1, "direction": "out", "record": "TrainReply", "decision": "allow"}
-    Audit(folder / "state", durable=False).append(**entry, sha256=UPDATE)
+    AuditLog(folder / "state", durable=False).append(**entry, sha256=UPDATE)
     edit(receipt, replies=json.loads(receipt.read_bytes())["replies"][:1], rounds=[], **excuse)
     ended = audit("verify", folder, "--receipt", receipt)
     assert ended.code == 1

@@ -16,7 +16,7 @@ from client.site.site import Site
 from client.training.privacy import open_ledger
 from common.config import Plan
 from common.errors import WireError
-from common.wire.records import BenefitReply, Groups, TrainRequest
+from common.wire.records import BenefitReply, ModelGroups, TrainRequest
 from tests.client.rounds import Killed, beginning, benefit_request, images, log, plan, record_of, send, site, trained
 
 
@@ -89,7 +89,7 @@ def test_training_alone_spends_nothing_of_the_budget_of_privacy(tmp_path: Path) 
 def test_a_gate_stops_figures_that_the_policy_forbids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at, of = site(tmp_path, smallest_count=0), asking()
     figures = reply(at, of)
-    monkeypatch.setattr("client.app.compare", lambda site, request: figures)
+    monkeypatch.setattr("client.app.compare_with_training_alone", lambda site, request: figures)
     other = replace(at, folder=tmp_path / "other", policy=Policy(test_metrics=False))
     refused = compared(other, of)
     assert "policy.test_metrics" in refused.error.reason
@@ -115,11 +115,11 @@ def test_figures_of_a_class_of_few_patients_stay_and_the_others_are_exact(tmp_pa
 
 def test_the_model_at_home_of_a_run_that_tells_nothing_is_no_start_for_one_that_does(tmp_path: Path) -> None:
     """The one may have learned labels of hidden classes, of which no figure may say anything."""
-    at, first = site(tmp_path), Groups.of_model(beginning(asking()))
+    at, first = site(tmp_path), ModelGroups.from_model(beginning(asking()))
     without = images(1, 40)
     without.labels[:, 0] = np.nan
     sites = (at, replace(at, train=without))
-    assert len({home_training.HomeTraining(place, asking(), first)._run_name for place in sites}) == 2
+    assert len({home_training.LocalOnlyTraining(place, asking(), first)._run_name for place in sites}) == 2
 
 
 def test_more_epochs_than_the_run_can_have_are_refused(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_more_epochs_than_the_run_can_have_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_site_without_test_images_says_so_and_trains_nothing(tmp_path: Path) -> None:
-    at = replace(site(tmp_path, smallest_count=0), test=images(3, 16).rows(np.arange(0)))
+    at = replace(site(tmp_path, smallest_count=0), test=images(3, 16).select_rows(np.arange(0)))
     assert reply(at, asking()) == BenefitReply("run", 4, "north")
     assert "cannot be told" in (at.folder / FOLDER / PAGE).read_text(encoding="utf-8")
     assert not (at.folder / FOLDER / "memory").exists()
@@ -140,7 +140,7 @@ def test_a_killed_site_goes_on_from_the_round_that_it_had_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = reply(site(tmp_path / "whole", smallest_count=0), asking())
-    trains, done = home_training.train_round, list[int]()
+    trains, done = home_training.train_through_layers, list[int]()
 
     def dying(at: Site, request: TrainRequest) -> Any:
         if len(done) == 2:
@@ -149,7 +149,7 @@ def test_a_killed_site_goes_on_from_the_round_that_it_had_finished(
         done.append(request.round)
         return trains(at, request)
 
-    monkeypatch.setattr(home_training, "train_round", dying)
+    monkeypatch.setattr(home_training, "train_through_layers", dying)
     at = site(tmp_path / "killed", smallest_count=0)
     with pytest.raises(Killed):
         compared(at, asking())

@@ -15,10 +15,10 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from client.app import answer_roll_call
 from client.site.disclosure import find_hidden_classes
 from client.site.policy import Policy
-from client.site.settings import open_site, read_settings
+from client.site.settings import open_site, read_site_settings
 from client.site.site import Site
-from client.training.layers import evaluate_round, train_round
-from common.contract import Declaration
+from client.training.layers import evaluate_through_layers, train_through_layers
+from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
 from common.wire.records import UNKNOWN_COUNT, RollCall, RollCallAnswer
@@ -42,7 +42,7 @@ def one_class_an_image(counts: Sequence[int]) -> NDArray[np.float32]:
 def site(folder: Path, train: ImageSet, test: ImageSet | None = None, **policy: object) -> Site:
     names = train.class_names
     own = Policy.model_validate({"label_counts": True, **policy})
-    return Site(Declaration("north", names), train, train, test or train, folder, policy=own, durable=False)
+    return Site(LabelDeclaration("north", names), train, train, test or train, folder, policy=own, durable=False)
 
 
 def answer(at: Site, method: str = "fedsld") -> RollCallAnswer:
@@ -108,8 +108,8 @@ def test_few_patients_are_no_site_and_answer_nothing_without_a_roll_call_either(
     first = beginning(of, NAMES[:1])
     for ask in (
         lambda: answer(at),
-        lambda: train_round(at, request(of, first)),
-        lambda: evaluate_round(at, evaluation(of, first, 1, 0, -1)),
+        lambda: train_through_layers(at, request(of, first)),
+        lambda: evaluate_through_layers(at, evaluation(of, first, 1, 0, -1)),
     ):
         with pytest.raises(BadInput, match="fewer than 10 patients"):
             ask()
@@ -121,7 +121,7 @@ def test_counts_are_rounded_down_and_the_site_weighs_by_what_it_answer(tmp_path:
     assert (reply.train_samples, reply.validation_samples, reply.patients) == (75, 75, 75)
     assert (reply.positives, reply.negatives) == ((20, 20, 30), (55, 50, 45))
     of = plan("fedavg", {})
-    assert train_round(at, request(of, beginning(of, NAMES[:3]))).train_samples == 75
+    assert train_through_layers(at, request(of, beginning(of, NAMES[:3]))).train_samples == 75
 
 
 def test_few_patients_of_a_part_leave_no_figure_of_it(tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_few_patients_of_a_part_leave_no_figure_of_it(tmp_path: Path) -> None:
     at = replace(site(tmp_path, many, few), validation=few)
     assert answer(at).validation_samples == UNKNOWN_COUNT
     of = plan("fedavg", {})
-    reply = train_round(at, request(of, beginning(of, NAMES[:2])))
+    reply = train_through_layers(at, request(of, beginning(of, NAMES[:2])))
     assert (reply.validation_loss, reply.validation_auroc) == (None, None)
-    tested = evaluate_round(at, evaluation(of, beginning(of, NAMES[:2]), 1, 1, -1))
+    tested = evaluate_through_layers(at, evaluation(of, beginning(of, NAMES[:2]), 1, 1, -1))
     assert (tested.positives, tested.negatives) == ((UNKNOWN_COUNT,) * 2, (UNKNOWN_COUNT,) * 2)
     assert np.isnan([*tested.auroc, *tested.average_precision, *tested.balanced_accuracy]).all()
 
@@ -141,7 +141,7 @@ def test_of_a_hidden_class_no_test_figure_and_no_score_is_told(tmp_path: Path) -
     labels[:10, 2] = 1  # so that classes do not add up
     at = site(tmp_path, image_set(labels))
     of = plan("fedavg", {})
-    tested = evaluate_round(at, evaluation(of, beginning(of, NAMES[:3]), 1, 1, -1))
+    tested = evaluate_through_layers(at, evaluation(of, beginning(of, NAMES[:3]), 1, 1, -1))
     assert tested.histogram_classes == ("a", "c")
     assert tested.positives == (20, UNKNOWN_COUNT, 40)
     assert [bool(np.isnan(value)) for value in tested.auroc] == [False, True, False]
@@ -170,7 +170,7 @@ def test_a_statistic_that_rests_on_few_patients_is_not_told(method: str, tmp_pat
     of = plan(method, TELLING[method])
     keys = [{"smallest_count": count, "train_hidden_classes": True} for count in (0, 10)]
     sites = [site(tmp_path / str(number), image_set(labels), **policy) for number, policy in enumerate(keys)]
-    every, released = (train_round(at, request(of, beginning(of, ("a", "b")))).statistics for at in sites)
+    every, released = (train_through_layers(at, request(of, beginning(of, ("a", "b")))).statistics for at in sites)
     assert set(every) == set(released)
     positives_of_a = {"prototypes": (0, 1), "relations": (0,), "indicators": (0, 1)}  # of 4 patients
     for name, array in every.items():
@@ -184,7 +184,7 @@ def test_every_method_that_tells_something_is_tested_here_or_tells_nothing(tmp_p
     for name in sorted(set(STRATEGIES) - set(TELLING) - {"centralised", "server_only"}):
         of = plan(name, {})
         at = site(tmp_path / name, image_set(one_class_an_image([20, 20])), smallest_count=0)
-        assert train_round(at, request(of, beginning(of, ("a", "b")))).statistics == {}
+        assert train_through_layers(at, request(of, beginning(of, ("a", "b")))).statistics == {}
 
 
 def visible(counts: Sequence[int], smallest: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:
@@ -251,7 +251,7 @@ def site_of(folder: Path, annotates: Sequence[str]) -> Site:
         f"classes = {list(NAMES)}\nannotates = {list(annotates)}\n".replace("'", '"'),
         encoding="utf-8",
     )
-    return open_site(read_settings(folder))
+    return open_site(read_site_settings(folder))
 
 
 def test_runs_with_other_class_lists_tell_no_more_together_than_one(tmp_path: Path) -> None:

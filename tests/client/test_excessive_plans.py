@@ -26,7 +26,7 @@ from client.site.site import Site
 from common.config import Plan, make_plan, read_experiment
 from common.models.zoo.registry import new_backbone
 from common.models.zoo.spec import TRAITS
-from common.wire.codec import WIRE_VERSION, encode
+from common.wire.codec import WIRE_VERSION, encode_record
 from common.wire.fleet_protocol import ROLL_CALL
 from common.wire.records import RollCall, TrainReply
 from strategies.registry import build_site_method
@@ -47,7 +47,9 @@ def unchecked(content: RecordDict, **fields: str) -> RecordDict:
 
 def call(at: Site, text: str, run: str = "run") -> Message:
     """Send a roll call with any text as its plan."""
-    return send(at, ROLL_CALL, unchecked(encode(RollCall("run", ORDINARY.model_dump_json())), run=run, plan=text))
+    return send(
+        at, ROLL_CALL, unchecked(encode_record(RollCall("run", ORDINARY.model_dump_json())), run=run, plan=text)
+    )
 
 
 def text_of(of: Plan, changes: Mapping[str, Any]) -> str:
@@ -153,7 +155,7 @@ def test_an_excessive_plan_is_declined_at_the_roll_call_within_a_second_and_16_m
 @pytest.mark.parametrize("name", ["epochs", "image size", "nested lists", "many keys"])
 def test_a_plan_that_was_never_announced_is_declined_with_every_request_too(name: str, tmp_path: Path) -> None:
     at, (of, changes, rule) = hospital(tmp_path), EXCESSIVE[name]
-    reply = send(at, "train", unchecked(encode(request(ORDINARY)), plan=text_of(of, changes)))
+    reply = send(at, "train", unchecked(encode_record(request(ORDINARY)), plan=text_of(of, changes)))
     assert reply.error.reason.startswith(f"declines: {rule}: ")
     assert [line["rule"] for line in log(at) if line["direction"] == "in"] == [rule]
 
@@ -195,7 +197,7 @@ def test_nothing_is_left_of_a_run_whose_plan_was_forgotten(tmp_path: Path) -> No
         call(at, ORDINARY.model_dump_json(), f"run-{number}")
     second = request(other, server_round=2, counted=1)
     replies = [send(site, "train", second) for site in (at, hospital(tmp_path / "fresh"))]
-    updates = [record_of(reply, TrainReply).update.named() for reply in replies]
+    updates = [record_of(reply, TrainReply).update.to_named_arrays() for reply in replies]
     after, fresh = ({name: array.tobytes() for name, array in update.items()} for update in updates)
     assert after == fresh
 
@@ -221,7 +223,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
             sum(range(1000))
         raise AssertionError("nobody stopped it")
 
-    monkeypatch.setattr(site_app, "train_round", training)
+    monkeypatch.setattr(site_app, "train_through_layers", training)
 
 
 def test_work_that_takes_too_long_is_stopped_by_the_site_itself(
@@ -270,7 +272,7 @@ def test_the_estimate_of_a_network_is_a_lower_bound_and_a_close_one(architecture
     activations = sum(value.untyped_storage().nbytes() for key, value in held.items() if key not in own) // 2
     neck_and_head = (width + 1) * 8 + 9 * 3
     parameters = sum(value.numel() for value in backbone.parameters()) + neck_and_head
-    cost = plan_costs.estimate_cost(spec, rows=3)
+    cost = plan_costs.estimate_network_cost(spec, rows=3)
     assert plan_costs.BACKBONES[architecture].width == width
     assert 0.95 * parameters <= cost.parameters <= parameters
     assert 0.7 * activations <= cost.activations <= activations

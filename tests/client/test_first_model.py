@@ -18,8 +18,8 @@ from client.site.site import Site
 from common.config import Plan
 from common.models.network import build
 from common.models.state import FrozenPart, ModelState, read_state
-from common.plugins import MODELS, PLUGIN, register_local, stamp_of
-from common.wire.records import Groups, TrainRequest
+from common.plugins import MODELS, PLUGIN, identify_plugin, register_local_plugin
+from common.wire.records import ModelGroups, TrainRequest
 from tests.client.rounds import OWN, beginning, changed_plan, log, plan, request, send, site
 
 SURGICAL, FEDSEQ, VANILLA = plan(), plan("fedseq"), plan("vanilla")
@@ -77,7 +77,7 @@ def test_a_changed_first_model_is_refused(
     change: Callable[[ModelState], ModelState], count: int, tmp_path: Path
 ) -> None:
     reason = refusal(site(tmp_path), request(SURGICAL, change(beginning(SURGICAL))))
-    total = sum(array.size for array in Groups.of_model(beginning(SURGICAL)).named().values())
+    total = sum(array.size for array in ModelGroups.from_model(beginning(SURGICAL)).to_named_arrays().values())
     assert f"{count:,} of {total:,} numbers" in reason
 
 
@@ -154,13 +154,13 @@ def headed(frozen: FrozenPart | None = None) -> TrainRequest:
     network = build(of.model, OWN, of.run.seed)
     part = frozen or FrozenPart.of(network)
     of = changed_plan(of, model={"frozen_sha256": part.sha256})
-    return replace(request(of, read_state(network)), frozen=Groups(trunk=part.values))
+    return replace(request(of, read_state(network)), frozen=ModelGroups(trunk=part.values))
 
 
 def test_a_frozen_part_is_a_part_of_the_first_model(tmp_path: Path) -> None:
     honest, at = headed(), site(tmp_path / "honest")
     assert refusal(at, honest) == ""
-    assert refusal(at, replace(honest, run="second", frozen=Groups())) == ""  # it has the part on its disk now
+    assert refusal(at, replace(honest, run="second", frozen=ModelGroups())) == ""  # it has the part on its disk now
     crafted = FrozenPart(honest.frozen.trunk * np.float32(2))
     assert "numbers of the model" in refusal(site(tmp_path / "crafted"), headed(crafted))
 
@@ -172,7 +172,7 @@ def test_a_plug_in_that_draws_its_network_elsewhere_than_from_torch_is_refused(t
         nn.init.constant_(dense.weight, np.random.default_rng().normal())
         return nn.Sequential(nn.Flatten(), dense)
 
-    name = register_local(MODELS, drawn_elsewhere)
+    name = register_local_plugin(MODELS, drawn_elsewhere)
     of = changed_plan(SURGICAL, model={"architecture": PLUGIN + name})
-    of = of.model_copy(update={"plugins": (stamp_of(MODELS, name),)})
+    of = of.model_copy(update={"plugins": (identify_plugin(MODELS, name),)})
     assert "numbers of the model" in refusal(site(tmp_path, networks=(PLUGIN + name,)), request(of))

@@ -12,13 +12,13 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from client import app as site_app
 from client.gate.gate import DECLINED
 from client.site.policy import Policy
-from client.site.settings import read_settings
+from client.site.settings import read_site_settings
 from client.site.site import Site
 from common.config import Plan
 from common.errors import BadInput, WireError
-from common.security.audit import Audit, check_audit
+from common.security.audit import AuditLog, check_audit
 from common.wire.canonical_bytes import record_sha256
-from common.wire.codec import encode
+from common.wire.codec import encode_record
 from common.wire.records import EvaluateReply, TrainReply
 from strategies.registry import STRATEGIES
 from tests.client.rounds import called, judged, log, plan, private_plan, record_of, request, send, site, trained
@@ -74,7 +74,7 @@ def test_a_site_that_sends_masked_updates_only_takes_part_in_no_bare_run(method:
 @pytest.mark.parametrize("run", ["\U00020000" * 63, "..", "a/b", "", "Run", "a" * 65])
 def test_no_run_has_such_a_name_and_the_audit_says_that_it_was_asked(run: str, tmp_path: Path) -> None:
     """Of four-byte letters a file's name can be too long; to some disks "Run" and "run" are one name."""
-    at, content = under(tmp_path), encode(request(CLIPPED))
+    at, content = under(tmp_path), encode_record(request(CLIPPED))
     content["fields"] = ConfigRecord({**content["fields"], "run": run})
     with pytest.raises(WireError, match="run must be small letters"):
         send(at, "train", content)
@@ -91,7 +91,11 @@ def test_a_run_within_the_bounds_is_taken_part_in(tmp_path: Path) -> None:
     assert reply.error.reason.startswith("declines: policy.maximum_rounds: it is 20, and the run has 21 ")
 
 
-TRAIN, CALL, JUDGE = ("train_round", trained), ("answer_roll_call", called), ("evaluate_round", judged)
+TRAIN, CALL, JUDGE = (
+    ("train_through_layers", trained),
+    ("answer_roll_call", called),
+    ("evaluate_through_layers", judged),
+)
 NOT_SENT: dict[str, tuple[Any, Callable[[Any], Any], dict[str, Any], Plan, str]] = {
     "a statistic": (
         TRAIN,
@@ -165,11 +169,11 @@ def test_histograms_of_scores_leave_where_the_policy_shows_them(tmp_path: Path) 
 
 def test_a_field_that_the_wire_does_not_know_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def with_more(record: Any) -> RecordDict:
-        content = encode(record)
+        content = encode_record(record)
         content["fields"]["patient"] = "Doe"  # type: ignore[index]
         return content
 
-    monkeypatch.setattr(site_app, "encode", with_more)
+    monkeypatch.setattr(site_app, "encode_record", with_more)
     at = under(tmp_path)
     reply = trained(at, SURGICAL)
     assert reply.error.reason.startswith("does not send this: wire: ")
@@ -187,7 +191,7 @@ def test_the_audit_has_what_passed_by_names_shapes_sizes_and_hash_and_no_value(t
     reply = trained(at, SURGICAL)
     received, left = log(at)
     assert (received["direction"], received["record"], received["round"]) == ("in", "TrainRequest", 1)
-    assert received["sha256"] == record_sha256(encode(request(SURGICAL)))
+    assert received["sha256"] == record_sha256(encode_record(request(SURGICAL)))
     assert (left["direction"], left["record"], left["decision"]) == ("out", "TrainReply", "allow")
     assert left["sha256"] == record_sha256(reply.content)
     update = record_of(reply, TrainReply).update
@@ -200,7 +204,7 @@ def test_where_the_audit_cannot_be_written_nothing_leaves(tmp_path: Path, monkey
     def full(*arguments: object, **facts: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(Audit, "append", full)
+    monkeypatch.setattr(AuditLog, "append", full)
     with pytest.raises(OSError, match="No space left"):
         trained(under(tmp_path), SURGICAL)
 
@@ -209,7 +213,7 @@ def test_an_error_at_the_site_is_a_line_with_its_kind_alone(tmp_path: Path, monk
     def failing(*arguments: object) -> None:
         raise OSError("/images/doe.png")
 
-    monkeypatch.setattr(site_app, "train_round", failing)
+    monkeypatch.setattr(site_app, "train_through_layers", failing)
     at = under(tmp_path)
     with pytest.raises(OSError, match="doe"):
         trained(at, SURGICAL)
@@ -224,7 +228,7 @@ def test_names_in_the_policy_are_those_of_methods_and_statistics(tmp_path: Path)
     text += '[policy]\nmethods = ["surgcal"]\nstatistics = ["prototype"]\nparts = ["tail"]\n'
     (tmp_path / "site.toml").write_text(text, encoding="utf-8")
     with pytest.raises(BadInput) as raised:
-        read_settings(tmp_path)
+        read_site_settings(tmp_path)
     places = [fault.where.removeprefix("site.toml: ") for fault in raised.value.faults]
     assert sorted(places) == ["policy.methods", "policy.parts.0", "policy.statistics"]
     assert '"surgical"' in str(raised.value)

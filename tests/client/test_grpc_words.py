@@ -13,12 +13,12 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from client.connection.exit_codes import Refused, Unreachable
+from client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable
 from client.connection.fleet_client import FleetClient, RunOver
 from common.security.call_signatures import ANOTHER_PROCESS
 from common.system.plain_text import MOST_WORDS, is_plain
 from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE
-from server.coordinator.folder import Coordinator
+from server.coordinator.folder import CoordinatorFolder
 from tests.client.handshakes import answers, coordinator_in, grpc_server, listening, tls_of
 
 KEY = ec.generate_private_key(ec.SECP256R1())
@@ -28,21 +28,21 @@ CALL = """
 import common  # first, as in our programs
 import sys
 from cryptography.hazmat.primitives.asymmetric import ec
-from client.connection.exit_codes import Unreachable
+from client.connection.exit_codes import CoordinatorUnreachable
 from client.connection.fleet_client import FleetClient
 try:
     FleetClient(sys.argv[1], open(sys.argv[2], "rb").read(), ec.generate_private_key(ec.SECP256R1())).hello()
-except Unreachable as error:
+except CoordinatorUnreachable as error:
     print(error)
 """
 
 
 @pytest.fixture
-def coordinator(tmp_path: Path) -> Coordinator:
+def coordinator(tmp_path: Path) -> CoordinatorFolder:
     return coordinator_in(tmp_path)
 
 
-def test_what_grpcs_core_writes_of_a_refusing_proxy_is_not_in_a_sites_log(coordinator: Coordinator) -> None:
+def test_what_grpcs_core_writes_of_a_refusing_proxy_is_not_in_a_sites_log(coordinator: CoordinatorFolder) -> None:
     with listening(answers(b"HTTP/1.1 403 Forbidden\r\n\r\n")) as port:
         environment = {**os.environ, "https_proxy": f"http://127.0.0.1:{port}", "no_proxy": "", "no_grpc_proxy": ""}
         environment.pop("GRPC_VERBOSITY", None)
@@ -53,7 +53,7 @@ def test_what_grpcs_core_writes_of_a_refusing_proxy_is_not_in_a_sites_log(coordi
 
 
 @contextmanager
-def asking(answer: Any, coordinator: Coordinator) -> Iterator[FleetClient]:
+def asking(answer: Any, coordinator: CoordinatorFolder) -> Iterator[FleetClient]:
     """A link to a coordinator that answers every question so."""
     with (
         grpc_server(answer, tls_of(coordinator)) as port,
@@ -65,15 +65,15 @@ def asking(answer: Any, coordinator: Coordinator) -> Iterator[FleetClient]:
 @pytest.mark.parametrize(
     ("code", "before", "raised"),
     [
-        *((code, "", Unreachable) for code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DATA_LOSS)),
+        *((code, "", CoordinatorUnreachable) for code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DATA_LOSS)),
         (grpc.StatusCode.PERMISSION_DENIED, "", RunOver),
-        (grpc.StatusCode.UNAUTHENTICATED, ANOTHER_PROCESS, Refused),
-        (grpc.StatusCode.UNAUTHENTICATED, "", Refused),
-        (grpc.StatusCode.ALREADY_EXISTS, "", Unreachable),
+        (grpc.StatusCode.UNAUTHENTICATED, ANOTHER_PROCESS, ConnectionNotAccepted),
+        (grpc.StatusCode.UNAUTHENTICATED, "", ConnectionNotAccepted),
+        (grpc.StatusCode.ALREADY_EXISTS, "", CoordinatorUnreachable),
     ],
 )
 def test_words_of_the_other_end_come_as_one_plain_line_without_a_trace(
-    code: grpc.StatusCode, before: str, raised: type[Exception], coordinator: Coordinator
+    code: grpc.StatusCode, before: str, raised: type[Exception], coordinator: CoordinatorFolder
 ) -> None:
     def abort(request: bytes, context: grpc.ServicerContext) -> bytes:
         context.abort(code, before + HOSTILE)
@@ -89,9 +89,9 @@ def test_words_of_the_other_end_come_as_one_plain_line_without_a_trace(
 
 
 def test_an_answer_that_cannot_be_read_logs_no_traceback(
-    coordinator: Coordinator, caplog: pytest.LogCaptureFixture
+    coordinator: CoordinatorFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    with asking(lambda request: b"\xff no hello", coordinator) as link, pytest.raises(Unreachable):
+    with asking(lambda request: b"\xff no hello", coordinator) as link, pytest.raises(CoordinatorUnreachable):
         link.hello()
     assert caplog.records == []

@@ -16,29 +16,31 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as form
 
 import client.connection.tls
-from client.connection.exit_codes import ExitCode, Refused, Unreachable
+from client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable, ExitCode
 from client.connection.tls import check_certificate, find_proxy_address
 from server.coordinator.authority import issue_server_certificate
-from server.coordinator.folder import Coordinator
+from server.coordinator.folder import CoordinatorFolder
 from tests.client.handshakes import answers, coordinator_in, leads_to, listening, shows
 
 DIRECTLY: Mapping[str, str] = {}
 
 
 @pytest.fixture
-def coordinator(tmp_path: Path) -> Coordinator:
+def coordinator(tmp_path: Path) -> CoordinatorFolder:
     return coordinator_in(tmp_path / "ours")
 
 
-def refusal(coordinator: Coordinator, address: str, environment: Mapping[str, str] = DIRECTLY) -> Refused:
-    with pytest.raises(Refused) as refused:
+def refusal(
+    coordinator: CoordinatorFolder, address: str, environment: Mapping[str, str] = DIRECTLY
+) -> ConnectionNotAccepted:
+    with pytest.raises(ConnectionNotAccepted) as refused:
         check_certificate(address, coordinator.ca_certificate.read_text(), environment)
     return refused.value
 
 
-def not_now(coordinator: Coordinator, address: str, environment: Mapping[str, str] = DIRECTLY) -> str:
+def not_now(coordinator: CoordinatorFolder, address: str, environment: Mapping[str, str] = DIRECTLY) -> str:
     """Why nobody was reached; the site will try again."""
-    with pytest.raises(Unreachable) as unreachable:
+    with pytest.raises(CoordinatorUnreachable) as unreachable:
         check_certificate(address, coordinator.ca_certificate.read_text(), environment)
     reason = str(unreachable.value)
     del unreachable
@@ -47,7 +49,9 @@ def not_now(coordinator: Coordinator, address: str, environment: Mapping[str, st
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_the_coordinators_certificate_is_accepted_and_its_days_are_counted(host: str, coordinator: Coordinator) -> None:
+def test_the_coordinators_certificate_is_accepted_and_its_days_are_counted(
+    host: str, coordinator: CoordinatorFolder
+) -> None:
     issue_server_certificate(coordinator, days=12.25)
     with listening(shows(coordinator)) as port:
         days = check_certificate(f"{host}:{port}", coordinator.ca_certificate.read_text(), DIRECTLY)
@@ -55,7 +59,7 @@ def test_the_coordinators_certificate_is_accepted_and_its_days_are_counted(host:
 
 
 def test_another_authority_is_refused_also_where_this_machine_trusts_it_for_the_web(
-    coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    coordinator: CoordinatorFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = coordinator_in(tmp_path / "theirs")
     with listening(shows(other)) as port:
@@ -68,7 +72,9 @@ def test_another_authority_is_refused_also_where_this_machine_trusts_it_for_the_
 
 # To TLS 127.1 is a name, to the resolver 127.0.0.1.
 @pytest.mark.parametrize(("host", "bound"), [("127.0.0.2", "127.0.0.2"), ("127.1", "127.0.0.1")])
-def test_a_certificate_for_another_address_or_name_is_refused(host: str, bound: str, coordinator: Coordinator) -> None:
+def test_a_certificate_for_another_address_or_name_is_refused(
+    host: str, bound: str, coordinator: CoordinatorFolder
+) -> None:
     with listening(shows(coordinator), bound) as port:
         refused = refusal(coordinator, f"{host}:{port}")
     assert refused.exit_code == ExitCode.WRONG_HOST
@@ -76,7 +82,7 @@ def test_a_certificate_for_another_address_or_name_is_refused(host: str, bound: 
     assert "--renew --host" in refused.remedy
 
 
-def test_a_certificate_of_tomorrow_is_refused_as_a_matter_of_clocks(coordinator: Coordinator) -> None:
+def test_a_certificate_of_tomorrow_is_refused_as_a_matter_of_clocks(coordinator: CoordinatorFolder) -> None:
     """A site sees one if its clock is a day behind."""
     authority = form.load_pem_private_key((coordinator.authority / "ca.key").read_bytes(), None)
     today = x509.load_pem_x509_certificate((coordinator.authority / "server.crt").read_bytes())
@@ -104,26 +110,30 @@ def test_a_certificate_of_tomorrow_is_refused_as_a_matter_of_clocks(coordinator:
     ],
     ids=["HTTP", "SSH", "SMTP", "HTTP/2", "zeros"],
 )
-def test_whoever_answers_in_clear_text_is_refused(line: bytes, coordinator: Coordinator) -> None:
+def test_whoever_answers_in_clear_text_is_refused(line: bytes, coordinator: CoordinatorFolder) -> None:
     with listening(answers(line)) as port:
         refused = refusal(coordinator, f"127.0.0.1:{port}")
     assert refused.exit_code == ExitCode.NO_TLS
     assert f"127.0.0.1:{port}" in refused.problem
 
 
-def test_a_coordinator_that_is_not_up_yet_or_whose_line_breaks_is_waited_for(coordinator: Coordinator) -> None:
+def test_a_coordinator_that_is_not_up_yet_or_whose_line_breaks_is_waited_for(coordinator: CoordinatorFolder) -> None:
     with listening(lambda connection: connection.recv(4096)) as port:
         assert f"127.0.0.1:{port}" in not_now(coordinator, f"127.0.0.1:{port}")
     assert not_now(coordinator, f"127.0.0.1:{port}") == f"127.0.0.1:{port}: Connection refused"
 
 
-def test_a_coordinator_that_says_nothing_is_given_up(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_that_says_nothing_is_given_up(
+    coordinator: CoordinatorFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client.connection.tls, "TLS_TIMEOUT_S", 0.05)
     with listening(lambda connection: [connection.recv(4096), connection.recv(4096)]) as port:
         assert f"127.0.0.1:{port} within 0 s" in not_now(coordinator, f"127.0.0.1:{port}")
 
 
-def test_a_name_that_cannot_be_resolved_is_named(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_cannot_be_resolved_is_named(
+    coordinator: CoordinatorFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unknown(*arguments: object, **options: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -132,7 +142,9 @@ def test_a_name_that_cannot_be_resolved_is_named(coordinator: Coordinator, monke
     assert "proxy.example" in not_now(coordinator, "fl.example:9092", {"https_proxy": "http://proxy.example:3128"})
 
 
-def test_a_proxy_is_asked_for_the_coordinators_name_with_the_password_of_its_url(coordinator: Coordinator) -> None:
+def test_a_proxy_is_asked_for_the_coordinators_name_with_the_password_of_its_url(
+    coordinator: CoordinatorFolder,
+) -> None:
     heads: list[bytes] = []
     with listening(shows(coordinator)) as port, listening(leads_to(port, heads)) as proxy:
         proxied = {"https_proxy": f"http://north:p%40ss@127.0.0.1:{proxy}"}
@@ -142,14 +154,14 @@ def test_a_proxy_is_asked_for_the_coordinators_name_with_the_password_of_its_url
     assert b"Proxy-Authorization: Basic " + base64.b64encode(b"north:p@ss") in heads[0]
 
 
-def test_a_proxy_that_opens_tls_is_refused(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_a_proxy_that_opens_tls_is_refused(coordinator: CoordinatorFolder, tmp_path: Path) -> None:
     with listening(shows(coordinator_in(tmp_path / "firewall"))) as port, listening(leads_to(port, [])) as proxy:
         refused = refusal(coordinator, "fl.example:9092", {"https_proxy": f"http://127.0.0.1:{proxy}"})
     assert refused.exit_code == ExitCode.OTHER_AUTHORITY
     assert "firewall" in refused.remedy
 
 
-def test_a_proxy_that_declines_or_speaks_no_http_is_named(coordinator: Coordinator) -> None:
+def test_a_proxy_that_declines_or_speaks_no_http_is_named(coordinator: CoordinatorFolder) -> None:
     for line, reason in ((b"HTTP/1.1 403 Forbidden\r\n\r\n", "403 Forbidden"), (b"SSH-2.0-OpenSSH_9.6\r\n", "")):
         with listening(answers(line)) as proxy:
             words = not_now(coordinator, "fl.example:9092", {"https_proxy": f"http://127.0.0.1:{proxy}"})

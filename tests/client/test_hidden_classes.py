@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from client.app import label_counts
-from client.benefit.compare import FOLDER, compare
+from client.benefit.compare import FOLDER, compare_with_training_alone
 from client.site.site import Site
-from client.training.layers import evaluate_round
+from client.training.layers import evaluate_through_layers
 from client.training.task import prepare_task
 from common.config import Plan
 from common.wire.records import TrainRequest
@@ -47,7 +47,7 @@ def test_no_update_depends_on_labels_of_hidden_classes(
     method: str, labels_of: Callable[[int, int], Labels], hidden: str, tmp_path: Path
 ) -> None:
     sites = [hospital(tmp_path / str(shown), CLASSES, labels_of(4, shown)) for shown in (1, 3)]
-    assert {at.hides("train") for at in sites} == {frozenset(hidden)}
+    assert {at.hidden_classes("train") for at in sites} == {frozenset(hidden)}
     few, more = (sent(at, requests(method)) for at in sites)
     assert few == more
 
@@ -70,9 +70,9 @@ def with_and_without(kind: str, folder: Path, **policy: Any) -> tuple[Site, Site
     alone = ~np.delete(labels, HIDDEN[kind], axis=1).any(axis=1)
     assert alone.any()
     at = hospital(folder / "with", CLASSES, labels, **policy)
-    hidden = {part: at.hides(part) for part in ("train", "validation", "test")}
+    hidden = {part: at.hidden_classes(part) for part in ("train", "validation", "test")}
     assert {CLASSES.index(name) for name in hidden["train"]} == set(HIDDEN[kind])
-    left = at.train.rows(np.flatnonzero(~alone))
+    left = at.train.select_rows(np.flatnonzero(~alone))
     return at, replace(at, train=left, hidden=hidden, folder=folder / "without")
 
 
@@ -129,8 +129,8 @@ def test_models_of_a_comparison_whose_figures_leave_do_not_depend_on_hidden_labe
         labels = several_classes_an_image(4, shown)
         policy = {"epsilon": 8.0, "metrics_outside_privacy": leaves}
         at = hospital(tmp_path / str(shown), CLASSES, labels, **policy)
-        assert at.hides("train") == {"c", "d"}
-        compare(at, benefit_request(of, first, first, 4, 4))
+        assert at.hidden_classes("train") == {"c", "d"}
+        compare_with_training_alone(at, benefit_request(of, first, first, 4, 4))
         folders = [at.folder / FOLDER / name for name in ("model", "fine-tuned")]
         models.append([path.read_bytes() for folder in folders for path in sorted(folder.rglob("*.safetensors"))])
     assert len(models[0]) == 2
@@ -179,8 +179,8 @@ def test_no_figure_that_leaves_depends_on_labels_of_hidden_classes_that_are_trai
     first = beginning(of, CLASSES)
     for shown in (1, 3):
         at = hospital(tmp_path / str(shown), CLASSES, several_classes_an_image(4, shown), train_hidden_classes=True)
-        assert at.hides("validation") == at.hides("test") == {"c", "d"}
-        replies.append(evaluate_round(at, evaluation(of, first, 1, 0, -1)))
+        assert at.hidden_classes("validation") == at.hidden_classes("test") == {"c", "d"}
+        replies.append(evaluate_through_layers(at, evaluation(of, first, 1, 0, -1)))
         assert replies[-1].validation_loss
     few, more = (
         (reply.validation_loss, reply.validation_auroc, reply.class_names, reply.auroc[:2], reply.validation_classes)

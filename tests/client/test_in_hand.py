@@ -31,16 +31,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import client.connection.service
-from client.connection.exit_codes import ExitCode, Refused
+from client.connection.exit_codes import ConnectionNotAccepted, ExitCode
 from client.connection.fleet_client import is_expired
 from client.connection.service import MAX_ATTEMPTS, WAIT_S, HospitalService, PendingMessage, lock_site_folder
-from client.connection.status import SiteStatus
-from client.site.settings import open_site, read_settings
+from client.connection.status import ClientStatus
+from client.site.settings import open_site, read_site_settings
 from client.site.site_file import make_site_folder
 from common.errors import WireVersionError
 from common.security.call_signatures import WAIT, requested_wait_s
-from common.security.identity import SiteKit, read_request
-from common.wire.fleet_protocol import object_ids
+from common.security.identity import SiteConnectionKit, read_admission_request
+from common.wire.fleet_protocol import object_ids_of_tree
 from common.wire.flower_objects import join_message
 from server.coordinator.authority import signing_key_and_certificate
 from server.deployment.superlink.request_signing import Recipient, RequestSigner
@@ -127,7 +127,7 @@ class Desk(FleetServicer):
     @property
     def replies(self) -> list[Message]:
         """Those of which everything has arrived."""
-        trees = [tree for tree in self._announced if self._objects.keys() >= set(object_ids(tree))]
+        trees = [tree for tree in self._announced if self._objects.keys() >= set(object_ids_of_tree(tree))]
         return [join_message(tree.object_id, dict(self._objects), 1e9) for tree in trees]
 
     def _perhaps_fail(self, call: str, context: grpc.ServicerContext) -> None:
@@ -171,7 +171,7 @@ class Desk(FleetServicer):
         self._perhaps_fail("PushMessages", context)
         self._announced += request.message_object_trees
         return fleet_pb2.PushMessagesResponse(
-            objects_to_push=object_ids(request.message_object_trees[0]), session_id="session"
+            objects_to_push=object_ids_of_tree(request.message_object_trees[0]), session_id="session"
         )
 
     def PushObject(self, request: Any, context: grpc.ServicerContext) -> PushObjectResponse:
@@ -210,10 +210,12 @@ class Hospital:
     def start(self, work: Callable[[], None] = lambda: None) -> ExitCode:
         """Run as ``flwr-client start``, until the desk sends it away or its process is ended."""
         self.work = work
-        settings = read_settings(self.folder)
-        kit = SiteKit.model_validate_json((self.folder / "kit.json").read_text(encoding="utf-8"))
-        service = HospitalService(settings, kit, open_site(settings), self.lines.append, SiteStatus("north"), self._app)
-        with pytest.raises((Refused, SystemExit, Killed)) as ended:
+        settings = read_site_settings(self.folder)
+        kit = SiteConnectionKit.model_validate_json((self.folder / "kit.json").read_text(encoding="utf-8"))
+        service = HospitalService(
+            settings, kit, open_site(settings), self.lines.append, ClientStatus("north"), self._app
+        )
+        with pytest.raises((ConnectionNotAccepted, SystemExit, Killed)) as ended:
             service.run()
         return getattr(ended.value, "exit_code", ExitCode.STOPPED)
 
@@ -252,11 +254,11 @@ def hospital_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hos
     coordinator, folder = coordinator_in(tmp_path / "trial"), tmp_path / "north"
     make_site_folder(folder, "north")
     (folder / "site.toml").write_text(SITE, encoding="utf-8")
-    public_key = read_request(folder / "north.request").public_key
+    public_key = read_admission_request(folder / "north.request").public_key
     signing = RequestSigner(*signing_key_and_certificate(coordinator), lambda: {5: Recipient("north", public_key)})
     server = grpc.server(ThreadPoolExecutor(4))
     port = server.add_secure_port("127.0.0.1:0", tls_of(coordinator))
-    kit = SiteKit(
+    kit = SiteConnectionKit(
         coordinator="trial",
         address=f"127.0.0.1:{port}",
         site="north",

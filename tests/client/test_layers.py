@@ -10,11 +10,17 @@ from flwr.app import Context, Message, RecordDict
 from client.simulation import simulated_app
 from client.site.policy import UNLIMITED, Policy
 from client.site.site import Site
-from client.training.layers import Clipping, Compression, DisclosureLimits, HiddenFailures, layers_for_plan
-from client.training.privacy import PrivacyBudget
-from client.training.secure_aggregation import PendingUpdates, SecureAggregation
+from client.training.layers import (
+    DisclosureLimitsLayer,
+    FailureHidingLayer,
+    UpdateClippingLayer,
+    UpdateCompressionLayer,
+    layers_for_plan,
+)
+from client.training.privacy import PrivacyBudgetLayer
+from client.training.secure_aggregation import HeldUpdates, SiteMaskingLayer
 from common.config import Plan
-from common.wire.codec import decode, encode
+from common.wire.codec import decode_record, encode_record
 from common.wire.records import RollCall, RollCallAnswer
 from strategies.registry import build_site_method
 from tests.client.rounds import plan, private_plan, site
@@ -25,13 +31,13 @@ NOISY_UPDATE, NOISY_STEPS = ({"level": level, "noise_multiplier": 1.0} for level
 
 
 def names(at: Site, of: Plan) -> list[str]:
-    layers = layers_for_plan(at, of, build_site_method(of), PendingUpdates(lambda text: None))
+    layers = layers_for_plan(at, of, build_site_method(of), HeldUpdates(lambda text: None))
     return [type(layer).__name__ for layer in layers]
 
 
 @pytest.mark.parametrize(
     ("simulated", "policy", "layers"),
-    [(True, UNLIMITED, []), (True, Policy(), ["DisclosureLimits"]), (False, UNLIMITED, ["DisclosureLimits"])],
+    [(True, UNLIMITED, []), (True, Policy(), ["DisclosureLimitsLayer"]), (False, UNLIMITED, ["DisclosureLimitsLayer"])],
     ids=["a simulation without limits", "a simulation with a policy", "a hospital"],
 )
 def test_a_plain_round_has_no_layer_but_disclosure_limits(
@@ -43,15 +49,15 @@ def test_a_plain_round_has_no_layer_but_disclosure_limits(
 @pytest.mark.parametrize(
     ("parameters", "privacy", "layers"),
     [
-        ({"clip_update": 0.5}, {}, [Clipping]),
-        ({"compress_update": "int8"}, {}, [Compression]),
-        ({}, NOISY_STEPS, [PrivacyBudget, DisclosureLimits]),
-        ({}, NOISY_UPDATE, [PrivacyBudget, DisclosureLimits, HiddenFailures]),
-        ({}, MASKED, [SecureAggregation, DisclosureLimits, HiddenFailures]),
+        ({"clip_update": 0.5}, {}, [UpdateClippingLayer]),
+        ({"compress_update": "int8"}, {}, [UpdateCompressionLayer]),
+        ({}, NOISY_STEPS, [PrivacyBudgetLayer, DisclosureLimitsLayer]),
+        ({}, NOISY_UPDATE, [PrivacyBudgetLayer, DisclosureLimitsLayer, FailureHidingLayer]),
+        ({}, MASKED, [SiteMaskingLayer, DisclosureLimitsLayer, FailureHidingLayer]),
         (
             {"clip_update": 0.5},
             {**NOISY_UPDATE, **MASKED},
-            [SecureAggregation, PrivacyBudget, DisclosureLimits, Clipping, HiddenFailures],
+            [SiteMaskingLayer, PrivacyBudgetLayer, DisclosureLimitsLayer, UpdateClippingLayer, FailureHidingLayer],
         ),
     ],
     ids=["clipping", "compression", "noisy steps", "noisy update", "masks", "all"],
@@ -65,8 +71,8 @@ def test_a_plan_turns_on_the_layers_that_it_names_the_outermost_first(
 
 def test_a_simulated_site_without_limits_writes_no_audit_and_settles_no_plan(tmp_path: Path) -> None:
     file = experiment(tmp_path)
-    app = simulated_app(file.experiment.model_dump_json(), file.base, tmp_path / "run")
-    request = Message(encode(RollCall("run", plan("vanilla").model_dump_json())), 2, "query.roll_call")
+    app = simulated_app(file.experiment.model_dump_json(), file.base_folder, tmp_path / "run")
+    request = Message(encode_record(RollCall("run", plan("vanilla").model_dump_json())), 2, "query.roll_call")
     reply = app(request, Context(1, 2, {"partition-id": 0, "num-partitions": 3}, RecordDict(), {}))
-    assert decode(reply.content, RollCallAnswer).site == "site-1"
+    assert decode_record(reply.content, RollCallAnswer).site == "site-1"
     assert not list((tmp_path / "run").rglob("*.json*"))

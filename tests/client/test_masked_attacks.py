@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from client.site.memory import MemoryFolder, SiteMemory
+from client.site.memory import RoundStateFolder, SiteRoundState
 from client.site.site import Site
 from client.training import local_round
-from client.training.figures import LimitedFigures
-from client.training.layers import train_round
-from client.training.secure_aggregation import digest_request
+from client.training.figures import DisclosableMetrics
+from client.training.layers import train_through_layers
+from client.training.secure_aggregation import hash_request_parts
 from client.training.task import LocalTask
 from common.config import Plan
 from common.models.network import build
 from common.models.state import read_state
-from common.wire.records import EvaluateReply, Groups, Head, TrainReply, TrainRequest
+from common.wire.records import EvaluateReply, Head, ModelGroups, TrainReply, TrainRequest
 from common.wire.secure_aggregation import STAGES, MaskedRequest, RevealAnswer, RevealRequest, SharesRequest
 from strategies.privacy.secure_aggregation import masked_rounds
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, UnmaskedSum
@@ -261,7 +261,7 @@ CHANGES: dict[str, Callable[[TrainRequest], Any]] = {
     "best": lambda request: 7,
     "left_out": lambda request: "nothing",
     "model": lambda request: with_trunk(request, 0.5).model,
-    "frozen": lambda request: Groups(np.zeros(3, np.float32)),
+    "frozen": lambda request: ModelGroups(np.zeros(3, np.float32)),
     "statistics": lambda request: {"factor": np.zeros(1, np.float32)},
 }
 
@@ -402,12 +402,12 @@ def going_on(counted: int, sites: Collection[str] = NAMES) -> Change:
     return of_training(lambda request: replace(request, counted=counted), spared)
 
 
-def memory(site: Site) -> MemoryFolder:
-    return MemoryFolder(site.folder / "memory" / "run")
+def memory(site: Site) -> RoundStateFolder:
+    return RoundStateFolder(site.folder / "memory" / "run")
 
 
 def settle(site: Site) -> None:
-    memory(site).note_settled(1, memory(site).digest(1))
+    memory(site).mark_round_settled(1, memory(site).hash_round_state(1))
 
 
 def test_two_attempts_at_a_round_that_other_hospitals_opened_are_two_pasts(tmp_path: Path) -> None:
@@ -428,7 +428,7 @@ def test_two_attempts_at_a_round_that_other_hospitals_opened_are_two_pasts(tmp_p
     for name in others:  # the same training writes the same memory, which was opened in the first attempt
         train = with_dead_trunk(here.train_request(of, name))
         assert here.send(name, "train", train, TrainReply) is not None
-    assert all(memory(site).is_settled(1) for site in here.sites.values())
+    assert all(memory(site).is_round_settled(1) for site in here.sites.values())
     with no_sum(here, PLAN, VICTIM):
         here.opened(of, server_round=2, change=of_training(lambda request: replace(request, counted=1)))
 
@@ -448,7 +448,7 @@ def test_a_training_that_no_sum_holds_is_not_settled_by_the_old_sums_opening(met
     for name in WITHOUT:
         here.send(name, "train", with_dead_trunk(here.train_request(of, name)), TrainReply)
         here.send(name, f"query.{STAGES[RevealRequest]}", openings[name], RevealAnswer)
-    settled = {name: memory(site).is_settled(1) for name, site in here.sites.items()}
+    settled = {name: memory(site).is_round_settled(1) for name, site in here.sites.items()}
     assert settled == {name: name == VICTIM for name in FOUR}
 
 
@@ -475,12 +475,12 @@ def test_sites_with_other_pasts_state_it(
     here, of, statements = Hospitals(tmp_path), masked_plan("pfl"), set()
     for name, site in here.sites.items():
         first = here.train_request(of, name)
-        memory(site).keep(SiteMemory(round=1, parts=Groups(head=first.model.head)))
+        memory(site).write_state(SiteRoundState(round=1, parts=ModelGroups(head=first.model.head)))
         settle(site)
         if name in again:
             assert here.send(name, "train", with_dead_rows(first), TrainReply) is not None
         second = replace(here.train_request(of, name, 2), counted=int(name in counted))
-        statements.add(digest_request(site, second, build_site_method(of)).plan)
+        statements.add(hash_request_parts(site, second, build_site_method(of)).plan)
     assert len(statements) == pasts
 
 
@@ -553,7 +553,7 @@ def test_a_masked_update_that_is_longer_than_a_number_is_zero_and_no_error(tmp_p
     bare = far.model_copy(update={"privacy": plan("vanilla").privacy})
     # The control: this is what would be masked.
     control = replace(victim, folder=tmp_path / "control", policy=unmasked)
-    update = train_round(control, leaning(here.train_request(bare, VICTIM))).update
+    update = train_through_layers(control, leaning(here.train_request(bare, VICTIM))).update
     assert np.isneginf(update.head.bias[0])
     assert not here.opened(far, change=of_training(leaning)).integers.any()
     assert here.refusals == []
@@ -563,9 +563,9 @@ def test_a_masked_update_that_is_longer_than_a_number_is_zero_and_no_error(tmp_p
     ("module", "function", "updates", "line"),
     [
         (local_round, "train_local_epochs", OTHERS, "nothing of this round is in the update"),
-        (local_round, "warm_up", OTHERS, "nothing of this round is in the update"),
+        (local_round, "warm_up_head", OTHERS, "nothing of this round is in the update"),
         (LocalTask, "validate", NAMES, "the model could not be judged"),
-        (LimitedFigures, "test_counts", NAMES, "the model could not be judged"),
+        (DisclosableMetrics, "test_counts", NAMES, "the model could not be judged"),
     ],
     ids=["train_local_epochs", "warm_up", "validated", "test_counts"],
 )

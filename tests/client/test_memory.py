@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.site.memory import MemoryFolder, SiteMemory, forget_other_runs
+from client.site.memory import RoundStateFolder, SiteRoundState, remove_old_run_states
 from common.models.network import Head
-from common.wire.records import Groups
+from common.wire.records import ModelGroups
 
 
-def memory(server_round: int) -> SiteMemory:
+def memory(server_round: int) -> SiteRoundState:
     head = Head(("b", "a"), np.full((2, 3), server_round, np.float32), np.array([-1, 2], np.float32))
-    parts = Groups(np.array([server_round, -0.5], np.float32), None, head)
+    parts = ModelGroups(np.array([server_round, -0.5], np.float32), None, head)
     moments, step = np.array([0.5, -server_round], np.float32), np.array(7, np.float32)
     optimizer = {"head.weight/exp_avg": moments, "head.weight/step": step}
-    return SiteMemory(server_round, parts, Groups(), server_round - 1, parts, 1, 0.25, optimizer)
+    return SiteRoundState(server_round, parts, ModelGroups(), server_round - 1, parts, 1, 0.25, optimizer)
 
 
 def kept_rounds(folder: Path) -> list[int]:
@@ -25,8 +25,8 @@ def kept_rounds(folder: Path) -> list[int]:
 
 
 def test_what_was_kept_comes_back_whole(tmp_path: Path) -> None:
-    MemoryFolder(tmp_path).keep(memory(3))
-    back = MemoryFolder(tmp_path).recall(counted=3)
+    RoundStateFolder(tmp_path).write_state(memory(3))
+    back = RoundStateFolder(tmp_path).read_last_counted(counted=3)
     assert repr(back.parts) == repr(memory(3).parts)
     assert (back.round, back.evaluated_round, back.best_round, back.best_loss) == (3, 2, 1, 0.25)
     assert set(back.optimizer) == set(memory(3).optimizer)
@@ -44,18 +44,18 @@ def test_what_was_kept_comes_back_whole(tmp_path: Path) -> None:
 def test_the_round_that_counted_is_recalled_and_others_are_forgotten(
     rounds: tuple[int, ...], counted: int, forget: bool, left: list[int], tmp_path: Path
 ) -> None:
-    folder = MemoryFolder(tmp_path)
+    folder = RoundStateFolder(tmp_path)
     for server_round in rounds:
-        folder.keep(memory(server_round))
-    assert folder.recall(counted, forget=forget).round == counted
+        folder.write_state(memory(server_round))
+    assert folder.read_last_counted(counted, forget=forget).round == counted
     assert kept_rounds(tmp_path) == left
-    assert folder.recall(3).round == 3
+    assert folder.read_last_counted(3).round == 3
     assert kept_rounds(tmp_path)[-1] == 3
 
 
 def test_before_the_first_round_and_after_a_lost_disk_there_is_no_memory(tmp_path: Path) -> None:
     for counted in (0, 5):
-        assert repr(MemoryFolder(tmp_path / str(counted)).recall(counted)) == repr(SiteMemory())
+        assert repr(RoundStateFolder(tmp_path / str(counted)).read_last_counted(counted)) == repr(SiteRoundState())
 
 
 @pytest.fixture
@@ -79,13 +79,13 @@ def runs(tmp_path: Path) -> Path:
     ],
 )
 def test_the_oldest_memories_go_where_room_is_short(run: str, room: dict[str, int], left: set[str], runs: Path) -> None:
-    forget_other_runs(runs, run, **room)
+    remove_old_run_states(runs, run, **room)
     assert {path.name for path in runs.iterdir()} == left
 
 
 def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
-    folder = MemoryFolder(tmp_path)
-    folder.keep(memory(3))
+    folder = RoundStateFolder(tmp_path)
+    folder.write_state(memory(3))
     (tmp_path / ".round-000004.safetensors.4194305-1.part").write_bytes(b"half")
-    assert folder.recall(counted=3).round == 3
+    assert folder.read_last_counted(counted=3).round == 3
     assert [path.name for path in tmp_path.iterdir()] == ["round-000003.safetensors"]

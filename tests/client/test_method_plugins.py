@@ -10,11 +10,11 @@ from client.gate.incoming_request import PlanRefused, read_requested_work
 from client.site.policy import Policy
 from common.config import Plan, make_plan
 from common.errors import BadInput
-from common.plugins import METHODS, stamp_of
+from common.plugins import METHODS, identify_plugin
 from common.wire.fleet_protocol import WIRE_VERSION
 from polyclinic.testing import check_method
 from server.runs.receipt import read_receipt
-from server.runs.verify import verify
+from server.runs.verify import verify_run
 from tests.client.rounds import site as site_of
 from tests.federations import experiment, federation, finished
 from tests.third_parties import forget, install_module
@@ -173,8 +173,8 @@ def test_authors_can_check_it(module: Path) -> None:
 def test_receipt_and_verify_name_the_package(module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     federation(tmp_path, *LOUDER, "run.keep_updates=true")
     (stamp,) = read_receipt(tmp_path / "run" / "receipt.json").plugins
-    assert stamp == stamp_of(METHODS, "louder")
-    same = verify(tmp_path / "run")
+    assert stamp == identify_plugin(METHODS, "louder")
+    same = verify_run(tmp_path / "run")
     assert not same.faults
     assert f"plug-in {stamp}: the same files here" in same.right
     assert any("make the model" in line for line in same.right)
@@ -187,7 +187,7 @@ def test_receipt_and_verify_name_the_package(module: Path, tmp_path: Path, monke
 
 def not_checked(run: Path) -> str:
     """What verify says of the model, which the code here does not make."""
-    verified = verify(run)
+    verified = verify_run(run)
     assert not verified.faults
     assert not any("make the model" in line or line.startswith("model.safetensors") for line in verified.right)
     (words,) = [line for line in verified.unknown if line.startswith("model and sums: not checked")]

@@ -16,7 +16,7 @@ from common.config import Plan
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import pixels_on_device
 from common.models.network import build
-from common.plugins import MODELS, PLUGIN, register_local, stamp_of
+from common.plugins import MODELS, PLUGIN, identify_plugin, register_local_plugin
 from common.wire.records import BenefitReply, EvaluateReply, TrainReply
 from tests.client.rounds import (
     beginning,
@@ -47,7 +47,7 @@ def failing(channels: int, image_size: int) -> nn.Module:
     return nn.Sequential(Fails(), nn.Linear(channels * image_size**2, 8, bias=False))
 
 
-NETWORK = register_local(MODELS, failing)
+NETWORK = register_local_plugin(MODELS, failing)
 
 
 def crafted(**tables: Any) -> Plan:
@@ -55,7 +55,7 @@ def crafted(**tables: Any) -> Plan:
     tree["model"] |= {"architecture": PLUGIN + NETWORK, "neck": None}
     tree["evaluation"] |= {"compare_local": True, "checkpoint": "last"}
     of = Plan.model_validate({**tree, **{name: {**tree[name], **keys} for name, keys in tables.items()}})
-    return of.model_copy(update={"plugins": (stamp_of(MODELS, NETWORK),)})
+    return of.model_copy(update={"plugins": (identify_plugin(MODELS, NETWORK),)})
 
 
 def with_picture(images: ImageSet, count: int) -> ImageSet:

@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from client.app import answer_roll_call
-from client.connection.status import SiteStatus, format_status
+from client.connection.status import ClientStatus, format_status
 from client.gate.incoming_request import OutOfTime, hash_plan
-from client.site.memory import MemoryFolder
+from client.site.memory import RoundStateFolder
 from client.site.policy import Policy
 from client.site.site import Site
-from client.training.layers import evaluate_round, train_round
+from client.training.layers import evaluate_through_layers, train_through_layers
 from client.training.privacy import PrivacyBudgetLedger, open_ledger, privacy_status
 from common.config import Plan
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
 from common.models.zoo.spec import ModelSpec
-from common.plugins import MODELS, register_local, stamp_of
+from common.plugins import MODELS, identify_plugin, register_local_plugin
 from common.wire.records import RollCall, TrainReply
 from strategies.privacy.mechanism import NoisySteps, compute_epsilon
 from tests.client.rounds import Killed, beginning, changed_plan, evaluation, images, plan, private_plan, request, site
@@ -42,7 +42,7 @@ def private_site(folder: Path, **policy: Any) -> Site:
 
 
 def first_round(at: Site, of: Plan, server_round: int = 1) -> TrainReply:
-    return train_round(at, request(of, server_round=server_round, counted=server_round - 1))
+    return train_through_layers(at, request(of, server_round=server_round, counted=server_round - 1))
 
 
 def entries(folder: Path) -> int:
@@ -56,7 +56,7 @@ def cost(count: int = 5) -> float:
 def test_what_a_round_cost_is_on_the_disk_when_its_reply_leaves(tmp_path: Path) -> None:
     at, of = private_site(tmp_path), noisy()
     assert [first_round(at, of, number).epsilon for number in (1, 2)] == [cost(), cost(10)]
-    assert PrivacyBudgetLedger(tmp_path).epsilon(1e-5) == cost(10)
+    assert PrivacyBudgetLedger(tmp_path).total_epsilon(1e-5) == cost(10)
 
 
 def test_the_same_request_gets_the_same_reply_and_costs_once(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_lost_ledger_counts_the_reply_again_and_a_lost_reply_a_new_one(lost: s
     (tmp_path / "privacy" / lost).unlink()
     first_round(at, of)
     assert entries(tmp_path) == count
-    assert PrivacyBudgetLedger(tmp_path).epsilon(1e-5) == cost(5 * count)
+    assert PrivacyBudgetLedger(tmp_path).total_epsilon(1e-5) == cost(5 * count)
 
 
 def one_step(by_whom: Plan, count: int, **drawn: dict[str, Any]) -> Plan:
@@ -94,7 +94,7 @@ DROPPED = {"model": {"neck": 64, "dropout": 0.5}}
 def test_who_knows_the_seed_cannot_tell_whether_a_patient_took_part(drawn: dict[str, Any], tmp_path: Path) -> None:
     """At an epsilon of 1, of 20 guesses 15 are right at best; of numbers that follow from the seed all 20 were."""
     with_her, trials = images(1, 100), 20
-    without = with_her.rows(np.arange(1, 100))
+    without = with_her.select_rows(np.arange(1, 100))
 
     def update(patients: ImageSet, folder: str, **privacy: Any) -> NDArray[np.float64]:
         at = replace(private_site(tmp_path / folder), train=patients)
@@ -119,10 +119,10 @@ def test_a_network_that_draws_by_itself_is_refused(tmp_path: Path) -> None:
 
         return nn.Sequential(Restless(), nn.Linear(channels * image_size**2, 8))
 
-    name = register_local(MODELS, restless)
+    name = register_local_plugin(MODELS, restless)
     of = one_step(noisy("patient"), 40, model={"architecture": f"plugin:{name}", "norm": "batch"})
     with pytest.raises(BadInput, match="draws random numbers of its own in training"):
-        first_round(private_site(tmp_path), of.model_copy(update={"plugins": (stamp_of(MODELS, name),)}))
+        first_round(private_site(tmp_path), of.model_copy(update={"plugins": (identify_plugin(MODELS, name),)}))
 
 
 @pytest.mark.parametrize("simulated", [False, True])
@@ -138,12 +138,12 @@ def test_a_site_stops_before_its_budget_is_exceeded_over_all_runs(tmp_path: Path
     call = RollCall("another-run", of.model_dump_json())
     answer_roll_call(at, call)
     last = replace(request(of), run="another-run")
-    epsilon = train_round(at, last).epsilon
+    epsilon = train_through_layers(at, last).epsilon
     with pytest.raises(BadInput, match="this site allows"):
         first_round(at, of, 2)
     with pytest.raises(BadInput, match="It takes no further part"):
         answer_roll_call(at, call)
-    assert train_round(at, last).epsilon == epsilon  # paid for before
+    assert train_through_layers(at, last).epsilon == epsilon  # paid for before
     assert entries(tmp_path) == 2
 
 
@@ -151,7 +151,7 @@ def test_a_site_stops_before_its_budget_is_exceeded_over_all_runs(tmp_path: Path
 def test_losses_and_test_results_stay_at_home_unless_the_policy_says_otherwise(outside: bool, tmp_path: Path) -> None:
     of, at = noisy(), private_site(tmp_path, metrics_outside_privacy=outside)
     reply = first_round(at, of)
-    tested = evaluate_round(at, evaluation(of, beginning(of), 1, 1, -1))
+    tested = evaluate_through_layers(at, evaluation(of, beginning(of), 1, 1, -1))
     figures = (reply.train_loss, reply.validation_loss, reply.validation_auroc, tested.validation_loss)
     assert [value is not None for value in figures] == [outside] * 4
     assert bool(tested.class_names) is outside
@@ -162,10 +162,10 @@ def test_that_training_diverged_is_told_by_nothing_that_noise_does_not_cover(lev
     of = changed_plan(noisy(level), training={"lr": 1e30})
     received = beginning(of)
     received.head.weight[:] = 1e30  # the logits overflow, and with them every loss
-    reply = train_round(private_site(tmp_path), request(of, received))
+    reply = train_through_layers(private_site(tmp_path), request(of, received))
     assert (reply.seconds, reply.train_loss) == (0.0, None)
     if level == "update":
-        assert all(np.isfinite(array).all() for array in reply.update.named().values())
+        assert all(np.isfinite(array).all() for array in reply.update.to_named_arrays().values())
         assert reply.update.trunk.std() > 1.0  # noise, not silence
 
 
@@ -175,7 +175,7 @@ def test_the_status_says_what_is_spent_and_of_what(tmp_path: Path) -> None:
     assert privacy_status(at) == {"epsilon": 0.0, "delta": 1e-5, "budget": 40.0}
     first_round(at, noisy())
     assert privacy_status(at) == {"epsilon": cost(), "delta": 1e-5, "budget": 40.0}
-    status = asdict(SiteStatus("north", privacy=privacy_status(at)))
+    status = asdict(ClientStatus("north", privacy=privacy_status(at)))
     assert f"epsilon {cost():.2f} of 40 at delta 1e-05" in format_status(status)
 
 
@@ -194,10 +194,10 @@ def second_round(at: Site, monkeypatch: pytest.MonkeyPatch, *, killed: bool) -> 
     )
     with monkeypatch.context() as patched:
         if killed:
-            patched.setattr(PrivacyBudgetLedger, "note_cost", kill)
+            patched.setattr(PrivacyBudgetLedger, "write_cost", kill)
         with pytest.raises(Killed) if killed else nullcontext():
-            train_round(at, request(of))
-    return train_round(at, request(of, server_round=2, counted=1)).update.named()
+            train_through_layers(at, request(of))
+    return train_through_layers(at, request(of, server_round=2, counted=1)).update.to_named_arrays()
 
 
 def kill(*arguments: Any, **more: Any) -> None:
@@ -209,7 +209,7 @@ def test_no_round_goes_on_from_one_whose_cost_was_not_noted(monkeypatch: pytest.
     whole, killed = (second_round(site(tmp_path / name), monkeypatch, killed=bool(name)) for name in ("", "killed"))
     assert any(not np.array_equal(whole[name], killed[name]) for name in whole)
     with monkeypatch.context() as patched:
-        patched.setattr(MemoryFolder, "keep", lambda *written: None)
+        patched.setattr(RoundStateFolder, "write_state", lambda *written: None)
         fresh = second_round(site(tmp_path / "alone"), monkeypatch, killed=False)
     assert all(np.allclose(fresh[name], killed[name], atol=1e-6) for name in fresh)
 
@@ -224,11 +224,11 @@ def test_a_run_gets_no_more_answers_than_its_plan_has_noise_for(tmp_path: Path) 
     first_round(at, of)
     first_round(at, of)  # the very same request
     first = beginning(of)
-    train_round(at, request(of, replace(first, trunk=first.trunk + np.float32(1))))
+    train_through_layers(at, request(of, replace(first, trunk=first.trunk + np.float32(1))))
     for server_round in (1, 2, 3):
         with pytest.raises(BadInput, match="noise for 2 answers"):
-            train_round(at, request(of, replace(first, trunk=-first.trunk), server_round))
-    train_round(at, replace(request(of), run="another-run"))
+            train_through_layers(at, request(of, replace(first, trunk=-first.trunk), server_round))
+    train_through_layers(at, replace(request(of), run="another-run"))
 
 
 @pytest.mark.parametrize(("level", "same"), [("none", True), ("update", False), ("patient", False)])
@@ -244,7 +244,7 @@ def test_noisy_steps_that_diverge_are_an_answer_that_is_paid_for(level: str, tmp
     """A step can be made that overflows if noise lies on one side: whether it did is one more noisy answer."""
     of = changed_plan(noisy(level), training={"lr": 1e38, "epochs": 2})
     reply = first_round(private_site(tmp_path), of)
-    assert not any(array.any() for array in reply.update.named().values())
+    assert not any(array.any() for array in reply.update.to_named_arrays().values())
     assert entries(tmp_path) == 1
 
 
@@ -270,14 +270,14 @@ def test_a_private_training_that_fails_costs_what_an_answer_costs(
 def test_no_round_goes_on_from_a_training_that_is_not_paid_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Killed before the ledger has it, a training leaves a memory; the answer before it, asked again, is paid for."""
     at, train = private_site(tmp_path), request(noisy())
-    paid, memory = train_round(at, train), at.memory("run")
-    assert memory.is_settled(1)
+    paid, memory = train_through_layers(at, train), at.run_state_folder("run")
+    assert memory.is_round_settled(1)
     with monkeypatch.context() as patched:
-        patched.setattr(PrivacyBudgetLedger, "note_reply", kill)
+        patched.setattr(PrivacyBudgetLedger, "write_reply_and_cost", kill)
         with pytest.raises(Killed):
-            train_round(at, replace(train, contract="another"))
-    assert train_round(at, train).update.trunk.tolist() == paid.update.trunk.tolist()
-    assert not memory.is_settled(1)
+            train_through_layers(at, replace(train, contract="another"))
+    assert train_through_layers(at, train).update.trunk.tolist() == paid.update.trunk.tolist()
+    assert not memory.is_round_settled(1)
 
 
 def test_a_network_that_gives_no_gradient_for_each_image_is_refused_and_costs_nothing(
@@ -290,7 +290,7 @@ def test_a_network_that_gives_no_gradient_for_each_image_is_refused_and_costs_no
         raise AttributeError("no attribute 'weight'")
 
     with monkeypatch.context() as patched:
-        patched.setattr("strategies.privacy.gradients.refuse_mixed_images", fails)
+        patched.setattr("strategies.privacy.gradients.check_images_independent", fails)
         with pytest.raises(BadInput, match="gives no gradient for each image: AttributeError"):
             first_round(at, of)
     assert entries(tmp_path) == 0
@@ -303,4 +303,4 @@ def test_networks_with_layers_without_a_name_of_ours_train_privately(architectur
     spec = ModelSpec(architecture=architecture, channels=1, image_size=32, norm="batch")
     of = stating(8.0, rounds=1).model_copy(update={"model": spec})
     reply = first_round(private_site(tmp_path), of)
-    assert any(array.any() for array in reply.update.named().values())
+    assert any(array.any() for array in reply.update.to_named_arrays().values())

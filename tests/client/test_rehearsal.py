@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from common.wire.canonical_bytes import parse_canonical
-from common.wire.codec import decode
+from common.wire.canonical_bytes import parse_canonical_record
+from common.wire.codec import decode_record
 from common.wire.records import EvaluateReply, RollCallAnswer, TrainReply
 from tests.network.real import flwr_client
 from tests.server.commands import Ended
@@ -35,10 +35,10 @@ def test_it_shows_and_writes_the_very_records_and_leaves_nothing_behind(tmp_path
         assert name in ended.out
     records = sorted((tmp_path / "seen").glob("*.record"))
     assert [path.stem for path in records] == ["1-RollCallAnswer", "2-TrainReply", "3-EvaluateReply"]
-    answer, trained, tested = (parse_canonical(path.read_bytes()) for path in records)
-    counted = decode(answer, RollCallAnswer)
-    assert counted.train_samples == decode(trained, TrainReply).train_samples > 0
-    assert (counted.positives, decode(tested, EvaluateReply).histogram_classes) == ((), ())
+    answer, trained, tested = (parse_canonical_record(path.read_bytes()) for path in records)
+    counted = decode_record(answer, RollCallAnswer)
+    assert counted.train_samples == decode_record(trained, TrainReply).train_samples > 0
+    assert (counted.positives, decode_record(tested, EvaluateReply).histogram_classes) == ((), ())
     described = json.loads((tmp_path / "seen" / "2-TrainReply.json").read_text(encoding="utf-8"))
     assert described["sha256"] == hashlib.sha256(records[1].read_bytes().splitlines(keepends=True)[0]).hexdigest()
     for path in sorted((tmp_path / "seen").glob("*.json")):  # no field of a record is left out on the terminal
@@ -51,8 +51,8 @@ def test_it_shows_and_writes_the_very_records_and_leaves_nothing_behind(tmp_path
 def test_what_the_policy_allows_is_seen_and_what_it_declines_has_its_reason(tmp_path: Path, experiment: Path) -> None:
     options = ("--experiment", experiment, "--out", tmp_path / "seen")
     assert preview(tmp_path, *options, policy="label_counts = true\nsmallest_count = 0").code == 0
-    first = parse_canonical((tmp_path / "seen" / "1-RollCallAnswer.record").read_bytes())
-    assert len(decode(first, RollCallAnswer).positives) > 0
+    first = parse_canonical_record((tmp_path / "seen" / "1-RollCallAnswer.record").read_bytes())
+    assert len(decode_record(first, RollCallAnswer).positives) > 0
     declined = preview(tmp_path, *options[:2], policy='methods = ["fedavg"]')
     assert declined.code == 0
     assert 'policy.methods: it does not have "fedsld".' in " ".join(declined.out.split())

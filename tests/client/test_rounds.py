@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from client.site.memory import MemoryFolder
+from client.site.memory import RoundStateFolder
 from client.site.site import Site
-from client.training.layers import evaluate_round, train_round
-from client.training.local_round import warm_up
+from client.training.layers import evaluate_through_layers, train_through_layers
+from client.training.local_round import warm_up_head
 from client.training.task import LocalTask, network_without_values, prepare_task
 from common.errors import WireError
 from common.models.network import build, freeze_backbone
@@ -23,7 +23,7 @@ from common.models.zoo.spec import ModelSpec
 from strategies.engine.state import select_groups_to_send
 from strategies.local.objective import plain
 from strategies.local.optimisation import make_optimizer
-from strategies.local.training import FrozenParts, TrainingTask, reproducible_training, train_epoch, validate
+from strategies.local.training import FrozenParts, TrainingTask, reproducible_training, train_epoch, validate_network
 from strategies.registry import STRATEGIES, build_site_method
 from tests.client.rounds import OWN, beginning, evaluation, images, plan, request, site
 
@@ -34,14 +34,14 @@ INITIAL = beginning(PFL).head.weight.tobytes()
 
 def evaluated_head(at: Site, counted: int, best: int, rounds: int) -> bytes:
     """The head rows of the model that the site tests, as it lies on its disk."""
-    evaluate_round(at, evaluation(PFL, beginning(PFL), rounds, counted=counted, best=best))
+    evaluate_through_layers(at, evaluation(PFL, beginning(PFL), rounds, counted=counted, best=best))
     return read_state(load_model(at.folder / "model")).head.weight.tobytes()
 
 
 def trained_head(at: Site, server_round: int, counted: int, best: int = -1) -> bytes:
     """Train a round; return the head rows in the site's memory of it."""
-    train_round(at, request(PFL, None, server_round, counted, best))
-    return MemoryFolder(at.folder / "memory" / "run").recall(server_round).parts.head.weight.tobytes()
+    train_through_layers(at, request(PFL, None, server_round, counted, best))
+    return RoundStateFolder(at.folder / "memory" / "run").read_last_counted(server_round).parts.head.weight.tobytes()
 
 
 NO_WARM_UP: dict[str, dict[str, Any]] = {"fedseq": {}, "polyclinic": {}, "server_only": {}, "unifed": {}}
@@ -52,7 +52,7 @@ NO_WARM_UP: dict[str, dict[str, Any]] = {"fedseq": {}, "polyclinic": {}, "server
 def test_what_a_site_is_lent_stays_as_it_was_and_what_it_sends_is_the_difference(method: str, tmp_path: Path) -> None:
     of = plan(method, NO_WARM_UP.get(method, {"warm_up_epochs": 1}), reset_optimizer=True)
     model, lent = beginning(of), beginning(of)
-    reply = train_round(site(tmp_path), request(of, lent))
+    reply = train_through_layers(site(tmp_path), request(of, lent))
     for group in ("trunk", "norm"):
         assert getattr(lent, group).tobytes() == getattr(model, group).tobytes()
     assert lent.head.weight.tobytes() == model.head.weight.tobytes()
@@ -64,9 +64,9 @@ def test_what_a_site_is_lent_stays_as_it_was_and_what_it_sends_is_the_difference
 
 
 def test_the_update_is_new_minus_received(tmp_path: Path) -> None:
-    update = train_round(site(tmp_path / "pfl"), request(PFL)).update
-    alone = train_round(site(tmp_path / "alone"), request(plan("individual"), beginning(PFL)))
-    own = MemoryFolder(tmp_path / "alone" / "memory" / "run").recall(1).parts
+    update = train_through_layers(site(tmp_path / "pfl"), request(PFL)).update
+    alone = train_through_layers(site(tmp_path / "alone"), request(plan("individual"), beginning(PFL)))
+    own = RoundStateFolder(tmp_path / "alone" / "memory" / "run").read_last_counted(1).parts
     assert alone.update.trunk is None
     np.testing.assert_allclose(beginning(PFL).trunk + update.trunk, own.trunk, rtol=0, atol=1e-7)
 
@@ -74,7 +74,7 @@ def test_the_update_is_new_minus_received(tmp_path: Path) -> None:
 def test_a_repeated_round_gives_the_same_update_bit_for_bit(tmp_path: Path) -> None:
     at = site(tmp_path)
     rounds = ((1, 0), (2, 1), (3, 1), (2, 1))  # the reply of round 3 never arrived
-    replies = [train_round(at, request(SURGICAL, None, number, counted)) for number, counted in rounds]
+    replies = [train_through_layers(at, request(SURGICAL, None, number, counted)) for number, counted in rounds]
     assert replies[1].update.trunk.tobytes() == replies[3].update.trunk.tobytes()
 
 
@@ -83,7 +83,7 @@ def test_the_optimiser_is_kept_over_rounds_unless_the_experiment_resets_it(tmp_p
     for reset in (False, True):
         of, at = plan(reset_optimizer=reset), site(tmp_path / str(reset))
         for number in (1, 2):
-            reply = train_round(at, request(of, None, number, counted=number - 1))
+            reply = train_through_layers(at, request(of, None, number, counted=number - 1))
             trunks.append(reply.update.trunk.tobytes())
     assert trunks[0] == trunks[2]
     assert trunks[1] != trunks[3]
@@ -131,7 +131,7 @@ def test_warming_up_keeps_the_backbone_and_the_epoch_with_the_lowest_loss(trunk:
     work = prepare_task(site(tmp_path), train)
     by_hand = replace(work, network=copy.deepcopy(work.network))  # requests share one network, one after another
     with reproducible_training(1, 1) as generator:
-        warm_up(work, work.examples("validation"), generator)
+        warm_up_head(work, work.examples("validation"), generator)
     loss, spec = by_hand.method.loss, of.training
     optimizer, losses = make_optimizer(by_hand.network, spec, 0.2), []
     with reproducible_training(1, 1) as generator:
@@ -140,9 +140,9 @@ def test_warming_up_keeps_the_backbone_and_the_epoch_with_the_lowest_loss(trunk:
             examples = by_hand.examples("train")
             exercise = TrainingTask(examples, plain(loss), spec, of.augmentation, frozen)
             train_epoch(by_hand.network, exercise, optimizer, generator)
-            losses.append(validate(by_hand.network, by_hand.examples("validation"), loss, spec).loss)
+            losses.append(validate_network(by_hand.network, by_hand.examples("validation"), loss, spec).loss)
     assert losses.index(min(losses)) < 4  # else the last epoch would do
-    assert validate(work.network, work.examples("validation"), loss, spec).loss == min(losses)
+    assert validate_network(work.network, work.examples("validation"), loss, spec).loss == min(losses)
     fresh, backbone = build(of.model, OWN, of.run.seed).backbone.state_dict(), work.network.backbone.state_dict()
     assert all(torch.equal(tensor, fresh[name]) for name, tensor in backbone.items() if tensor.is_floating_point())
 
@@ -152,21 +152,21 @@ def test_only_the_first_round_that_a_site_takes_part_in_warms_up(tmp_path: Path)
     for counted in (0, 4):
         requests = [request(of, beginning(warm), 5, counted) for of in (warm, plan())]
         sites = [site(tmp_path / f"{counted}{number}") for number in (0, 1)]
-        first, second = (train_round(*pair).update.trunk for pair in zip(sites, requests, strict=True))
+        first, second = (train_through_layers(*pair).update.trunk for pair in zip(sites, requests, strict=True))
         assert np.array_equal(first, second) == bool(counted)
 
 
 def test_frozen_batch_normalisation_stays_bit_for_bit_through_a_round(tmp_path: Path) -> None:
     of = plan("individual", {"trunk": "fedbn_plus"}, weight_decay=0.1)
     at, model = site(tmp_path), beginning(of)
-    train_round(at, request(of, model))
-    evaluate_round(at, evaluation(of, model, 1, counted=1, best=1))
+    train_through_layers(at, request(of, model))
+    evaluate_through_layers(at, evaluation(of, model, 1, counted=1, best=1))
     assert read_state(load_model(at.folder / "model")).norm.tobytes() == model.norm.tobytes()
 
 
 def test_a_wide_head_learns_from_the_sites_own_classes_only(tmp_path: Path) -> None:
     of = plan("partial_loss")
-    head = train_round(site(tmp_path), request(of, beginning(of, EVERY))).update.head
+    head = train_through_layers(site(tmp_path), request(of, beginning(of, EVERY))).update.head
     assert head.class_names == EVERY
     assert head.weight[:2].any(axis=1).all()
     np.testing.assert_array_equal(head.weight[2], 0)
@@ -176,12 +176,14 @@ def test_a_site_receives_the_rows_it_holds_in_its_own_order_and_refuses_others(t
     model = beginning(SURGICAL, EVERY)
     np.testing.assert_array_equal(select_groups_to_send(model, OWN).head.weight, model.head.weight[[1, 0]])
     with pytest.raises(ValueError, match=r'"a", "b", "c", this site has "b", "a"\.'):
-        train_round(site(tmp_path), request(SURGICAL, model))
+        train_through_layers(site(tmp_path), request(SURGICAL, model))
 
 
 def test_a_site_without_training_images_says_so(tmp_path: Path) -> None:
     with pytest.raises(WireError, match="train_samples must be positive, not 0"):
-        train_round(replace(site(tmp_path), train=images(1, 4).rows(np.array([], np.intp))), request(SURGICAL))
+        train_through_layers(
+            replace(site(tmp_path), train=images(1, 4).select_rows(np.array([], np.intp))), request(SURGICAL)
+        )
 
 
 @pytest.mark.parametrize("simulated", [True, False])
@@ -196,10 +198,10 @@ def test_a_model_that_cannot_be_judged_is_an_error_in_simulation_and_an_answer_w
     monkeypatch.setattr(LocalTask, "validate", fails)
     at, expectation = replace(site(tmp_path), simulated=simulated), pytest.raises(ValueError, match="more than 1")
     with expectation if simulated else nullcontext():
-        judged = evaluate_round(at, evaluation(SURGICAL, beginning(SURGICAL), 1, 0, -1))
+        judged = evaluate_through_layers(at, evaluation(SURGICAL, beginning(SURGICAL), 1, 0, -1))
         assert (judged.validation_loss, judged.class_names) == (None, ())
     with expectation if simulated else nullcontext():
-        trained = train_round(at, request(SURGICAL))
+        trained = train_through_layers(at, request(SURGICAL))
         assert trained.validation_loss is None
         assert trained.update.trunk.any()
 

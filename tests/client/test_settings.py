@@ -11,14 +11,20 @@ import torch
 from PIL import Image
 
 from client.site.policy import Policy
-from client.site.settings import choose_device, open_site, read_settings
+from client.site.settings import choose_device, open_site, read_site_settings
 from client.site.site_file import make_site_folder, read_credentials
 from common.data.base.image_set import PixelRows
 from common.data.base.spec import PhantomSpec
 from common.data.images import store
-from common.data.load import load
+from common.data.load import load_dataset
 from common.errors import BadInput
-from common.security.identity import SiteKit, fingerprint, read_kit, read_request, write_toml
+from common.security.identity import (
+    SiteConnectionKit,
+    public_key_fingerprint,
+    read_admission_request,
+    read_connection_kit,
+    write_toml,
+)
 from tests.client.handshakes import coordinator_in
 
 HEAD = 'name = "north"\n'
@@ -55,12 +61,12 @@ def pictures(folder: Path, parts: str) -> None:
 
 def test_the_site_toml_that_init_writes_works_once_images_and_labels_are_there(tmp_path: Path) -> None:
     lines = make_site_folder(tmp_path, "north")
-    request = read_request(tmp_path / "north.request")
+    request = read_admission_request(tmp_path / "north.request")
     assert request.site == "north"
-    assert f"    {fingerprint(request.public_key)}" in lines
-    assert places_of_faults(read_settings, tmp_path) == ["data.images", "data.labels"]
+    assert f"    {public_key_fingerprint(request.public_key)}" in lines
+    assert places_of_faults(read_site_settings, tmp_path) == ["data.images", "data.labels"]
     pictures(tmp_path, "train train test")
-    site = open_site(read_settings(tmp_path))
+    site = open_site(read_site_settings(tmp_path))
     assert (site.name, site.declaration.names) == ("north", ("Effusion", "Pneumonia"))
     assert len(site.train) + len(site.validation) + len(site.test) == 3
 
@@ -74,7 +80,7 @@ def test_decoded_images_are_kept_as_the_policy_says_and_no_longer(
     text, lines = (tmp_path / "site.toml").read_text(encoding="utf-8"), list[str]()
     for policy, folder in (("plain", "images-plain"), ("encrypted", "images-encrypted"), ("no", "")):
         line = f'\n[policy]\nkeep_images = "{policy}"\n'
-        settings = read_settings(write(tmp_path, text.replace("\n[policy]\n", line)))
+        settings = read_site_settings(write(tmp_path, text.replace("\n[policy]\n", line)))
         site = open_site(settings, lines.append)
         assert [path.name for path in (tmp_path / "state").glob("images-*")] == [folder] * bool(folder)
         assert isinstance(site.train.stored, PixelRows) == bool(folder)
@@ -95,7 +101,7 @@ def test_images_behind_a_link_go_when_the_policy_changes_and_nothing_else(
     disk.mkdir()
     (disk / "other").write_text("mine")
     (site / "state" / "images-encrypted").symlink_to(disk)
-    settings = read_settings(site)
+    settings = read_site_settings(site)
     open_site(settings)
     assert len(list(disk.glob("*/*/pixels"))) == 1
     gone = replace(settings, file=settings.file.model_copy(update={"policy": Policy(keep_images="no")}))
@@ -109,7 +115,7 @@ def test_without_its_key_a_folder_keeps_no_images(tmp_path: Path, monkeypatch: p
     make_site_folder(tmp_path, "north")
     pictures(tmp_path, "train train test")
     (tmp_path / "north.key").unlink()
-    assert len(open_site(read_settings(tmp_path)).train.images) == 2
+    assert len(open_site(read_site_settings(tmp_path)).train.images) == 2
     assert not (tmp_path / "state").exists()
 
 
@@ -127,14 +133,14 @@ def test_init_with_a_name_that_leads_elsewhere_writes_nothing(tmp_path: Path) ->
 
 
 def test_everything_may_be_left_out_but_name_and_data(folder: Path) -> None:
-    settings = read_settings(folder)
+    settings = read_site_settings(folder)
     assert (settings.kit_path, settings.key_path) == (folder / "north.kit", folder / "north.key")
-    assert settings.state == folder / "state"
+    assert settings.state_folder == folder / "state"
     assert (settings.labels, settings.synonyms) == ((), {})
 
 
 def test_kit_and_key_may_lie_elsewhere(folder: Path) -> None:
-    settings = read_settings(write(folder, f'{HEAD}kit = "mail/a.kit"\nkey = "/safe/b.key"\n{DATA}'))
+    settings = read_site_settings(write(folder, f'{HEAD}kit = "mail/a.kit"\nkey = "/safe/b.key"\n{DATA}'))
     assert (settings.kit_path, settings.key_path) == (folder / "mail" / "a.kit", Path("/safe/b.key"))
 
 
@@ -149,20 +155,20 @@ def test_kit_and_key_may_lie_elsewhere(folder: Path) -> None:
     ],
 )
 def test_annotates_is_a_list_and_synonyms_a_table_of_names(line: str, where: str, folder: Path) -> None:
-    assert places_of_faults(read_settings, write(folder, HEAD + DATA + line)) == [where]
+    assert places_of_faults(read_site_settings, write(folder, HEAD + DATA + line)) == [where]
 
 
 def test_a_missing_gpu_is_a_fault_beside_those_of_the_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     text = f'{HEAD}device = "cuda"\n[data]\nkind = "npz"\npath = "absent.npz"\n'
-    assert places_of_faults(read_settings, write(folder, text)) == ["data.path", "device"]
+    assert places_of_faults(read_site_settings, write(folder, text)) == ["data.path", "device"]
 
 
 @pytest.mark.parametrize(("available", "device"), [(True, "cuda"), (False, "cpu")])
 def test_auto_takes_a_gpu_if_any(available: bool, device: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
-    assert choose_device(read_settings(folder)) == device
-    assert choose_device(read_settings(write(folder, f'{HEAD}device = "cpu"\n{DATA}'))) == "cpu"
+    assert choose_device(read_site_settings(folder)) == device
+    assert choose_device(read_site_settings(write(folder, f'{HEAD}device = "cpu"\n{DATA}'))) == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -170,20 +176,20 @@ def test_auto_takes_a_gpu_if_any(available: bool, device: str, folder: Path, mon
 )
 def test_several_gpus_must_be_there(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str, visible: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    assert places_of_faults(read_settings, write(folder, f"{HEAD}{lines}{DATA}")) == ["gpus"]
+    assert places_of_faults(read_site_settings, write(folder, f"{HEAD}{lines}{DATA}")) == ["gpus"]
 
 
 def test_a_site_has_as_many_gpus_as_its_file_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert open_site(read_settings(write(folder, f"{HEAD}gpus = 2\n{DATA}"))).gpus == 2
-    assert open_site(read_settings(write(folder, f"{HEAD}{DATA}"))).gpus == 1
+    assert open_site(read_site_settings(write(folder, f"{HEAD}gpus = 2\n{DATA}"))).gpus == 2
+    assert open_site(read_site_settings(write(folder, f"{HEAD}{DATA}"))).gpus == 1
 
 
 def test_only_the_annotated_classes_are_left_in_the_sites_order_under_the_federations_names(folder: Path) -> None:
-    splits = load(PhantomSpec(kind="phantom", images=20, image_size=16), folder)
-    assert open_site(read_settings(folder)).declaration.canonical == splits.class_names
+    splits = load_dataset(PhantomSpec(kind="phantom", images=20, image_size=16), folder)
+    assert open_site(read_site_settings(folder)).declaration.canonical_names == splits.class_names
     text = 'annotates = ["Mass", "Device", "Edema"]\n[data.synonyms]\nDevice = "Implant"\n'
-    site = open_site(read_settings(write(folder, HEAD + DATA + text)))
+    site = open_site(read_site_settings(write(folder, HEAD + DATA + text)))
     columns = [splits.class_names.index(name) for name in ("Mass", "Device", "Edema")]
     for ours, theirs in ((site.train, splits.train), (site.validation, splits.validation), (site.test, splits.test)):
         assert ours.class_names == ("Mass", "Implant", "Edema")
@@ -197,14 +203,14 @@ def test_a_site_without_a_training_image_is_refused(folder: Path) -> None:
     table = 'images = "images"\nlabels = "labels.csv"\nimage_column = "image"\nlabel_columns = ["Effusion"]\n'
     write(folder, f'{HEAD}[data]\nkind = "folder"\n{table}split_column = "part"\nimage_size = 8\n')
     with pytest.raises(BadInput, match="no training image"):
-        open_site(read_settings(folder))
+        open_site(read_site_settings(folder))
 
 
-def kit_for(folder: Path, site: str = "north") -> SiteKit:
+def kit_for(folder: Path, site: str = "north") -> SiteConnectionKit:
     """Write ``north.kit`` as a coordinator would for a site of this name with its key."""
     certificate = coordinator_in(folder / "coordinator").ca_certificate.read_text(encoding="ascii")
-    line = read_request(folder / f"{site}.request").public_key
-    kit = SiteKit(
+    line = read_admission_request(folder / f"{site}.request").public_key
+    kit = SiteConnectionKit(
         coordinator="trial", address="fl.example:9092", site=site, public_key=line, ca_certificate=certificate
     )
     write_toml(folder / "north.kit", kit, "")
@@ -213,11 +219,11 @@ def kit_for(folder: Path, site: str = "north") -> SiteKit:
 
 def test_a_kit_for_this_site_and_this_key_is_accepted(folder: Path) -> None:
     kit = kit_for(folder)
-    assert read_credentials(read_settings(folder)) == kit == read_kit(folder / "north.kit")
+    assert read_credentials(read_site_settings(folder)) == kit == read_connection_kit(folder / "north.kit")
 
 
 def test_a_kit_for_another_site_with_another_key_has_both_faults(folder: Path) -> None:
     """Each alone is in the catalogue of tests/bad_input."""
     make_site_folder(folder, "south")
     kit_for(folder, site="south")
-    assert places_of_faults(read_credentials, read_settings(folder)) == ["name", "north.key"]
+    assert places_of_faults(read_credentials, read_site_settings(folder)) == ["name", "north.key"]

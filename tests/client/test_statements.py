@@ -15,24 +15,24 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import RecordDict
 
 from client.gate.audit_report import audit_report
-from client.site.statements import RUNS_KEPT, SignedStatements, read_accepted_replies
-from common.security.audit import Audit
-from common.security.identity import fingerprint, public_key_line
+from client.site.statements import RUNS_KEPT, SiteRecordSigner, read_accepted_replies
+from common.security.audit import AuditLog
+from common.security.identity import public_key_fingerprint, public_key_line
 from common.security.signatures import (
     SIGNED_WITH,
     ReplyStatement,
     RequestStatement,
     SignatureFault,
-    refuse_another_record,
+    check_statement_matches_record,
+    read_unverified_signature,
     sign,
-    signature_of,
     verified_reply,
 )
 from common.wire.canonical_bytes import record_sha256
-from common.wire.codec import decode, encode, payload_bytes
+from common.wire.codec import decode_record, encode_record, payload_bytes
 from common.wire.records import RefusalNoted, RollCall, RollCallAnswer
 from server.coordinator.authority import certificate_builder, signing_key_and_certificate, subject_name
-from server.coordinator.folder import Coordinator
+from server.coordinator.folder import CoordinatorFolder
 from tests.certificates import of_version_10
 from tests.client.handshakes import coordinator_in
 
@@ -44,7 +44,7 @@ SITE_KEY, OTHER_KEY = ec.generate_private_key(ec.SECP256R1()), ec.generate_priva
 class Side:
     """A coordinator's key and certificate for requests."""
 
-    coordinator: Coordinator
+    coordinator: CoordinatorFolder
 
     @property
     def authority(self) -> x509.Certificate:
@@ -54,8 +54,8 @@ class Side:
         self, content: RecordDict | None = None, by: tuple[Any, bytes] | None = None, **changes: Any
     ) -> RecordDict:
         """Sign a request, whose statement has these changes."""
-        content = content or encode(RollCall(RUN, "{}"))
-        fields = {"site": "north", "key": fingerprint(public_key_line(SITE_KEY, "")), "run": RUN, "round": 0}
+        content = content or encode_record(RollCall(RUN, "{}"))
+        fields = {"site": "north", "key": public_key_fingerprint(public_key_line(SITE_KEY, "")), "run": RUN, "round": 0}
         fields |= {"record": "RollCall", "sha256": record_sha256(content), "nonce": "c" * 32, **changes}
         signing, certificate = by or signing_key_and_certificate(self.coordinator)
         return sign(content, RequestStatement(**fields), signing, certificate=certificate)
@@ -67,38 +67,38 @@ def side(tmp_path: Path) -> Side:
 
 
 @pytest.fixture
-def statements(side: Side, tmp_path: Path) -> SignedStatements:
+def statements(side: Side, tmp_path: Path) -> SiteRecordSigner:
     (tmp_path / "state").mkdir()
-    return SignedStatements(tmp_path / "state", "north", SITE_KEY, side.authority)
+    return SiteRecordSigner(tmp_path / "state", "north", SITE_KEY, side.authority)
 
 
 def answer(run: str = RUN) -> RecordDict:
-    return encode(RollCallAnswer(run, "north", ("1",), ("one",), 100, 20, 50, "layout", "0.1.0", (40,), (60,)))
+    return encode_record(RollCallAnswer(run, "north", ("1",), ("one",), 100, 20, 50, "layout", "0.1.0", (40,), (60,)))
 
 
 def statement_of(signed: RecordDict) -> ReplyStatement:
-    return verified_reply(signature_of(signed)[0], public_key_line(SITE_KEY, ""))
+    return verified_reply(read_unverified_signature(signed)[0], public_key_line(SITE_KEY, ""))
 
 
-def test_a_signed_record_is_the_same_record_with_the_same_hash_and_size(statements: SignedStatements) -> None:
+def test_a_signed_record_is_the_same_record_with_the_same_hash_and_size(statements: SiteRecordSigner) -> None:
     plain, signed = answer(), statements.sign_records(answer(), MESSAGE)
-    for measure in (record_sha256, payload_bytes, lambda record: decode(record, RollCallAnswer)):
+    for measure in (record_sha256, payload_bytes, lambda record: decode_record(record, RollCallAnswer)):
         assert measure(signed) == measure(plain)
 
 
-def test_what_a_site_signs_says_who_sends_it_and_what_it_answers(statements: SignedStatements) -> None:
+def test_what_a_site_signs_says_who_sends_it_and_what_it_answers(statements: SiteRecordSigner) -> None:
     signed = statements.sign_records(answer(), MESSAGE)
     statement = statement_of(signed)
     assert (statement.site, statement.run, statement.round) == ("north", RUN, 0)
     assert (statement.record, statement.message, statement.number) == ("RollCallAnswer", MESSAGE, 1)
-    refuse_another_record(statement, signed)
+    check_statement_matches_record(statement, signed)
     with pytest.raises(SignatureFault, match="about another record"):
-        refuse_another_record(statement, answer("another"))
+        check_statement_matches_record(statement, answer("another"))
     with pytest.raises(SignatureFault, match="not by the key"):
-        verified_reply(signature_of(signed)[0], public_key_line(OTHER_KEY, ""))
+        verified_reply(read_unverified_signature(signed)[0], public_key_line(OTHER_KEY, ""))
 
 
-def test_accepted_replies_are_counted_from_1_and_each_names_the_one_before(statements: SignedStatements) -> None:
+def test_accepted_replies_are_counted_from_1_and_each_names_the_one_before(statements: SiteRecordSigner) -> None:
     pairs = []
     for message in (MESSAGE, OTHER_MESSAGE, "d" * 64):
         signed = statements.sign_records(answer(), message)
@@ -107,7 +107,7 @@ def test_accepted_replies_are_counted_from_1_and_each_names_the_one_before(state
     assert pairs == [(1, ""), (2, MESSAGE), (3, OTHER_MESSAGE)]
 
 
-def test_a_reply_counts_once_it_is_accepted_and_only_once(statements: SignedStatements, tmp_path: Path) -> None:
+def test_a_reply_counts_once_it_is_accepted_and_only_once(statements: SiteRecordSigner, tmp_path: Path) -> None:
     signed, counts = statements.sign_records(answer(), MESSAGE), []
     for _ in range(3):
         counts.append(read_accepted_replies(tmp_path / "state", RUN).count)
@@ -115,29 +115,29 @@ def test_a_reply_counts_once_it_is_accepted_and_only_once(statements: SignedStat
     assert counts == [0, 1, 1]
 
 
-def test_each_run_is_counted_by_itself_up_to_a_number_of_runs(statements: SignedStatements, tmp_path: Path) -> None:
+def test_each_run_is_counted_by_itself_up_to_a_number_of_runs(statements: SiteRecordSigner, tmp_path: Path) -> None:
     for number in range(RUNS_KEPT + 3):
         statements.count_accepted(answer(f"run{number}"), MESSAGE)
     counts = [read_accepted_replies(tmp_path / "state", f"run{number}").count for number in range(RUNS_KEPT + 3)]
     assert counts == [0, 0, 0] + [1] * RUNS_KEPT
 
 
-def test_records_of_no_round_are_signed_and_not_counted(statements: SignedStatements, tmp_path: Path) -> None:
-    signed = statements.sign_records(encode(RefusalNoted(RUN, "north")), MESSAGE)
+def test_records_of_no_round_are_signed_and_not_counted(statements: SiteRecordSigner, tmp_path: Path) -> None:
+    signed = statements.sign_records(encode_record(RefusalNoted(RUN, "north")), MESSAGE)
     assert statement_of(signed).number == 0
     statements.count_accepted(signed, MESSAGE)
     assert read_accepted_replies(tmp_path / "state", RUN).count == 0
 
 
 def test_a_request_is_accepted_again_by_its_message_alone(
-    side: Side, statements: SignedStatements, tmp_path: Path
+    side: Side, statements: SiteRecordSigner, tmp_path: Path
 ) -> None:
     """After a kill a site takes the same message up again; a new process remembers it too."""
     request = side.request()
-    for process in (statements, SignedStatements(tmp_path / "state", "north", SITE_KEY, side.authority)):
-        process.accept_request(request, MESSAGE)
+    for process in (statements, SiteRecordSigner(tmp_path / "state", "north", SITE_KEY, side.authority)):
+        process.verify_request(request, MESSAGE)
         with pytest.raises(SignatureFault, match="it came before"):
-            process.accept_request(request, OTHER_MESSAGE)
+            process.verify_request(request, OTHER_MESSAGE)
 
 
 def other_authority(side: Side) -> RecordDict:
@@ -179,9 +179,9 @@ def other_key(side: Side) -> RecordDict:
     return side.request(by=(OTHER_KEY, signing_key_and_certificate(side.coordinator)[1]))
 
 
-OTHER = fingerprint(public_key_line(OTHER_KEY, ""))
+OTHER = public_key_fingerprint(public_key_line(OTHER_KEY, ""))
 FORGED: dict[str, tuple[Callable[[Side], RecordDict], str]] = {
-    "no signature": (lambda side: encode(RollCall(RUN, "{}")), "it is not signed"),
+    "no signature": (lambda side: encode_record(RollCall(RUN, "{}")), "it is not signed"),
     "another name": (lambda side: side.request(site="east"), 'its key is registered for "east"'),
     "another site": (lambda side: side.request(site="east", key=OTHER), "it is meant for east"),
     "another key": (lambda side: side.request(key=OTHER), "it is meant for north"),
@@ -201,10 +201,10 @@ FORGED: dict[str, tuple[Callable[[Side], RecordDict], str]] = {
 
 @pytest.mark.parametrize(("forge", "reason"), FORGED.values(), ids=FORGED)
 def test_a_request_that_the_coordinator_did_not_sign_for_this_site_is_refused(
-    forge: Callable[[Side], RecordDict], reason: str, side: Side, statements: SignedStatements
+    forge: Callable[[Side], RecordDict], reason: str, side: Side, statements: SiteRecordSigner
 ) -> None:
     with pytest.raises(SignatureFault, match=reason):
-        statements.accept_request(forge(side), MESSAGE)
+        statements.verify_request(forge(side), MESSAGE)
 
 
 def test_the_coordinators_key_for_requests_stays_the_same_until_it_is_about_to_expire(side: Side) -> None:
@@ -222,9 +222,9 @@ def test_the_coordinators_key_for_requests_stays_the_same_until_it_is_about_to_e
 def noted(side: Side, state: Path, **changes: str) -> bool:
     """Return whether an audit with one request, in which something was changed, is without a fault."""
     request = side.request()
-    signed, certificate = signature_of(request)
+    signed, certificate = read_unverified_signature(request)
     entry = {**signed.model_dump(), "sha256": record_sha256(request), "certificate": certificate.hex(), **changes}
-    Audit(state, durable=False).append(run=RUN, round=0, direction="in", decision="allow", rule="", **entry)
+    AuditLog(state, durable=False).append(run=RUN, round=0, direction="in", decision="allow", rule="", **entry)
     return audit_report(state, "north", None, {}, side.authority)[1]
 
 
@@ -236,5 +236,5 @@ def test_a_request_that_the_coordinator_did_not_sign_as_the_audit_has_it_is_a_fa
 
 
 def test_a_request_of_an_earlier_coordinator_is_none(side: Side, tmp_path: Path) -> None:
-    signed, certificate = signature_of(Side(coordinator_in(tmp_path / "earlier")).request())
+    signed, certificate = read_unverified_signature(Side(coordinator_in(tmp_path / "earlier")).request())
     assert noted(side, tmp_path / "state", **signed.model_dump(), certificate=certificate.hex())

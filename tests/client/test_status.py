@@ -16,7 +16,7 @@ from client.connection.status import (
     FILE,
     SILENT_S,
     STALE_S,
-    SiteStatus,
+    ClientStatus,
     format_status,
     is_healthy,
     keep_status_file,
@@ -32,7 +32,7 @@ SILENT = "has not written status.json for 60 s."
 
 
 @contextlib.contextmanager
-def running(status: SiteStatus, folder: Path) -> Iterator[Path]:
+def running(status: ClientStatus, folder: Path) -> Iterator[Path]:
     """The program of a site whose folder this is; its ``state``."""
     with lock_site_folder(folder / "state"), keep_status_file(status, folder / "state"):
         yield folder / "state"
@@ -53,14 +53,14 @@ def refusal(folder: Path) -> str:
 def test_a_site_is_healthy_at_work_or_in_touch_with_the_coordinator() -> None:
     now = time.time()
     for age_s, healthy in ((0, ALL), (LONG_S, {"starting", "working"})):
-        states = {state for state in ALL if is_healthy(asdict(SiteStatus("n", state, last_contact=now - age_s)), now)}
+        states = {state for state in ALL if is_healthy(asdict(ClientStatus("n", state, last_contact=now - age_s)), now)}
         assert states == healthy
-    waiting = asdict(SiteStatus("north", state="waiting", last_contact=1000.0))
+    waiting = asdict(ClientStatus("north", state="waiting", last_contact=1000.0))
     assert (STALE_S, is_healthy(waiting, now=1240.0), is_healthy(waiting, now=1301.0)) == (300, True, False)
 
 
 def test_the_health_check_of_a_container_ends_with_the_code_for_it(tmp_path: Path) -> None:
-    status = SiteStatus("north", state="connecting", last_contact=time.time())
+    status = ClientStatus("north", state="connecting", last_contact=time.time())
     status.record_error("no route")
     (tmp_path / "site.toml").touch()
     with running(status, tmp_path) as state:
@@ -73,7 +73,7 @@ def test_the_health_check_of_a_container_ends_with_the_code_for_it(tmp_path: Pat
 
 
 def test_the_file_has_the_present_and_not_what_was_when_the_program_began(tmp_path: Path) -> None:
-    status = SiteStatus("north", coordinator="trial")
+    status = ClientStatus("north", coordinator="trial")
     with running(status, tmp_path) as state:
         assert read_status(state)["state"] == "starting"
         status.state, status.run, status.round, status.rounds = "working", "abc", 3, 10
@@ -83,7 +83,7 @@ def test_the_file_has_the_present_and_not_what_was_when_the_program_began(tmp_pa
 
 
 def test_an_error_stays_visible_with_its_time_until_the_next_one(tmp_path: Path) -> None:
-    status = SiteStatus("north")
+    status = ClientStatus("north")
     with running(status, tmp_path) as state:
         assert read_status(state)["last_error"] == ""
         for reason in ("no route", "train failed"):
@@ -94,7 +94,7 @@ def test_an_error_stays_visible_with_its_time_until_the_next_one(tmp_path: Path)
 
 
 def test_the_file_holds_names_counts_and_times_and_only_its_owner_reads_it(tmp_path: Path, lax_umask: None) -> None:
-    with running(SiteStatus("north"), tmp_path) as state:
+    with running(ClientStatus("north"), tmp_path) as state:
         assert (state / FILE).stat().st_mode & 0o777 == 0o600
         fields = "site state coordinator run round rounds phase finished rounds_done written seconds_left privacy"
         fields += " certificate_days last_contact last_error last_error_time coordinator_release"
@@ -102,14 +102,14 @@ def test_the_file_holds_names_counts_and_times_and_only_its_owner_reads_it(tmp_p
 
 
 def test_a_person_reads_run_round_and_the_minutes_that_are_left() -> None:
-    status = SiteStatus("north", "working", "trial", "abc", 3, 10, "train", seconds_left=90.0, certificate_days=20.6)
+    status = ClientStatus("north", "working", "trial", "abc", 3, 10, "train", seconds_left=90.0, certificate_days=20.6)
     words = format_status(asdict(status)).splitlines()
     assert words[:2] == ["site north: working (train)", "run abc: round 3 of 10; about 2 min left"]
     assert words[2:4] == ["coordinator trial: last answer 0 s ago", "its certificate is valid for 21 more days"]
 
 
 def test_a_person_reads_nothing_of_what_is_not_known_yet() -> None:
-    status = SiteStatus("north", "connecting", "trial", last_contact=time.time() - 100)
+    status = ClientStatus("north", "connecting", "trial", last_contact=time.time() - 100)
     status.record_error("no route")
     words = format_status(asdict(status))
     assert words.startswith("site north: connecting\ncoordinator trial: last answer 100 s ago\nlast error: no route (")
@@ -121,10 +121,10 @@ def test_a_person_reads_nothing_of_what_is_not_known_yet() -> None:
 
 def test_after_the_program_has_ended_there_is_no_status(tmp_path: Path) -> None:
     assert refusal(tmp_path).startswith(f"{tmp_path}: {NOBODY}")  # nor before it
-    with running(SiteStatus("north"), tmp_path) as state:
+    with running(ClientStatus("north"), tmp_path) as state:
         content = (state / FILE).read_bytes()
     assert NOBODY in refusal(tmp_path)
-    with pytest.raises(ZeroDivisionError), running(SiteStatus("north"), tmp_path):
+    with pytest.raises(ZeroDivisionError), running(ClientStatus("north"), tmp_path):
         raise ZeroDivisionError
     assert NOBODY in refusal(tmp_path)
     assert [path.name for path in state.iterdir()] == ["lock"]
@@ -132,7 +132,7 @@ def test_after_the_program_has_ended_there_is_no_status(tmp_path: Path) -> None:
     assert NOBODY in refusal(tmp_path)
 
 
-OLD = json.dumps(asdict(SiteStatus("north", state="working")) | {"written": time.time() - SILENT_S - 1})
+OLD = json.dumps(asdict(ClientStatus("north", state="working")) | {"written": time.time() - SILENT_S - 1})
 NO_STATUS = ("", "{", "[]", "{}", '{"written": "now"}', '{"written": 1e999, "site": "n", "x": 1}')
 
 
@@ -152,7 +152,7 @@ def test_a_status_that_cannot_be_written_is_written_once_it_can(
     def no_descriptor(*arguments: object, **options: object) -> int:
         raise OSError(24, "Too many open files")
 
-    status = SiteStatus("north")
+    status = ClientStatus("north")
     with running(status, tmp_path) as state:
         with monkeypatch.context() as patch:
             patch.setattr(os, "open", no_descriptor)

@@ -11,15 +11,15 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score, ro
 import polyclinic
 from client.site.policy import Policy
 from client.site.site import Site
-from client.training.figures import make_score_histograms, score_part
-from client.training.layers import evaluate_round
+from client.training.figures import make_score_histograms, score_data_part
+from client.training.layers import evaluate_through_layers
 from client.training.task import prepare_task
-from common.contract import Declaration
+from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
 from common.metrics.score_histograms import BINS, EDGES, score_histogram
-from common.plugins import METRICS, register_local, stamp_of
+from common.plugins import METRICS, identify_plugin, register_local_plugin
 from common.simulation import undivided_data
-from common.wire.codec import decode
+from common.wire.codec import decode_record
 from common.wire.records import EvaluateReply
 from tests.client.hidden_labels import hospital, several_classes_an_image
 from tests.client.rounds import OWN, beginning, changed_plan, evaluation, images, plan, record_of, request, send, site
@@ -41,8 +41,8 @@ def test_a_reply_has_the_counts_by_bin_of_each_tested_class(tmp_path: Path) -> N
     at = site(tmp_path, score_histograms=True, smallest_count=1)
     of = changed_plan(plan("vanilla"), evaluation={"pooled": True})
     request = evaluation(of, beginning(of), 1, 0, -1)
-    reply = evaluate_round(at, request)
-    scores, labels, names = score_part(prepare_task(at, request), "test")
+    reply = evaluate_through_layers(at, request)
+    scores, labels, names = score_data_part(prepare_task(at, request), "test")
     assert tuple(reply.histograms) == names == OWN
     for row, name in enumerate(names):
         expected = score_histogram(scores[:, row], labels[:, row])
@@ -54,7 +54,7 @@ def figures_of_run(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: st
     """A run's test figures, and the sites' replies to the last evaluation and to the test after it."""
     traffic = overheard(monkeypatch)
     test = federation(folder, *overrides)["test"]
-    return test, [decode(content, EvaluateReply) for content in of_type(traffic.up, "evaluate")]
+    return test, [decode_record(content, EvaluateReply) for content in of_type(traffic.up, "evaluate")]
 
 
 def test_pooled_values_of_a_run_enclose_those_of_shared_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,10 +121,10 @@ def test_validation_scores_leave_by_the_policy(
     images = np.random.default_rng(1).integers(0, 255, (len(labels), 16, 16)).astype(np.uint8)
     part = ImageSet(images, labels, ("a", "b", "c"), who, np.full(len(labels), ""))
     policy = Policy.model_validate(keys)
-    judged = part.rows(np.arange(0, len(labels), 2)) if policy.smallest_count == FEW else part
-    at = Site(Declaration("north", part.class_names), part, judged, part, tmp_path, policy=policy, durable=False)
+    judged = part.select_rows(np.arange(0, len(labels), 2)) if policy.smallest_count == FEW else part
+    at = Site(LabelDeclaration("north", part.class_names), part, judged, part, tmp_path, policy=policy, durable=False)
     of = plan("fedavg")
-    reply = evaluate_round(at, evaluation(of, beginning(of, part.class_names), 1, 1, -1))
+    reply = evaluate_through_layers(at, evaluation(of, beginning(of, part.class_names), 1, 1, -1))
     assert reply.validation_classes == classes
     assert len(reply.validation_positive_scores) == len(classes) * BINS
 
@@ -138,11 +138,11 @@ def test_a_metric_that_fails_is_not_defined_and_its_error_stays_at_the_site(nume
             raise ZeroDivisionError(f"{labels.sum():g} images")
         return float(numerator + labels.sum())
 
-    name, lines = f"plugin:{register_local(METRICS, metric)}", list[str]()
+    name, lines = f"plugin:{register_local_plugin(METRICS, metric)}", list[str]()
     at = hospital(tmp_path, NAMES, several_classes_an_image(2, 8), metrics=(name,))
     at = replace(at, test=images(3, 200, NAMES), tell=lines.append)
     of = changed_plan(plan(), evaluation={"metrics": (name,)})
-    of = of.model_copy(update={"plugins": (stamp_of(METRICS, name.removeprefix("plugin:")),)})
+    of = of.model_copy(update={"plugins": (identify_plugin(METRICS, name.removeprefix("plugin:")),)})
     first = beginning(of, NAMES)
     assert not send(at, "train", request(of, first)).has_error()
     reply = record_of(send(at, "evaluate", evaluation(of, first, 1, 1, -1)), EvaluateReply)
@@ -157,7 +157,7 @@ def test_each_class_has_the_figures_of_scikit_learn_at_trusted(tmp_path: Path, m
     monkeypatch.setattr("client.simulation.POLICY", Policy())
     summary = federation(tmp_path)
     file = experiment(tmp_path)
-    test = undivided_data(file.experiment, file.base).test
+    test = undivided_data(file.experiment, file.base_folder).test
     scores = polyclinic.predict(tmp_path / "run", test.images)
     tables = [summary["test"]["per_class"], *(site["per_class"] for site in summary["per_site"].values())]
     assert [len(table) for table in tables] == [10, 5, 5, 4]

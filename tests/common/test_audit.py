@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.security import audit
-from common.security.audit import Audit, audit_files, check_audit
+from common.security.audit import AuditLog, audit_files, check_audit
 
 ENTRIES = 6
 ROOT = Path(__file__).parents[2]
 
 
 def written(folder: Path, entries: int = ENTRIES) -> Path:
-    trail = Audit(folder, durable=False)
+    trail = AuditLog(folder, durable=False)
     for number in range(entries):
         trail.append(record="TrainReply", bytes=100 + number)
     return folder / audit.FILE
@@ -42,7 +42,7 @@ def is_sound(folder: Path, entries: int, notes: int = 0) -> bool:
 def test_what_was_written_is_right_and_counted(tmp_path: Path) -> None:
     written(tmp_path)
     assert is_sound(tmp_path, ENTRIES)
-    assert [entry["bytes"] for entry in Audit(tmp_path).entries()] == [100, 101, 102, 103, 104, 105]
+    assert [entry["bytes"] for entry in AuditLog(tmp_path).entries()] == [100, 101, 102, 103, 104, 105]
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_a_line_torn_by_a_kill_is_closed_off_and_named_and_the_chain_goes_on(tor
     with path.open("ab") as file:
         file.write(torn)
     assert faults(tmp_path) == []
-    left = Audit(tmp_path, durable=False).append(record="start")
+    left = AuditLog(tmp_path, durable=False).append(record="start")
     assert left.bytes == len(torn)
     assert is_sound(tmp_path, 4, notes=1)
     assert "line 4 was torn by a kill; entry 4" in check_audit(tmp_path).notes[0]
@@ -142,7 +142,7 @@ def test_a_torn_line_that_is_taken_out_or_put_in_later_is_found(tmp_path: Path) 
     path = written(tmp_path, 3)
     with path.open("ab") as file:
         file.write(b'{"n": 4, "ti')
-    Audit(tmp_path, durable=False).append(record="start")
+    AuditLog(tmp_path, durable=False).append(record="start")
     whole = lines(path)
     path.write_bytes(b"".join([*whole[:3], whole[4]]))
     assert "says that a torn line stands before it, and there is none" in faults(tmp_path)[0]
@@ -152,11 +152,11 @@ def test_a_torn_line_that_is_taken_out_or_put_in_later_is_found(tmp_path: Path) 
 def test_a_kill_between_line_and_head_is_no_fault(ending: bytes, tmp_path: Path) -> None:
     path = written(tmp_path, 3)
     head = (tmp_path / audit.HEAD).read_bytes()
-    Audit(tmp_path, durable=False).append(record="TrainReply")
+    AuditLog(tmp_path, durable=False).append(record="TrainReply")
     (tmp_path / audit.HEAD).write_bytes(head)
     path.write_bytes(path.read_bytes().removesuffix(b"\n") + ending)
     assert faults(tmp_path) == []
-    Audit(tmp_path, durable=False).append(record="TrainReply")
+    AuditLog(tmp_path, durable=False).append(record="TrainReply")
     assert is_sound(tmp_path, 5)
 
 
@@ -174,14 +174,14 @@ def test_only_the_owner_may_read_it(tmp_path: Path, lax_umask: None) -> None:
 
 
 def test_each_entry_is_one_line_of_json(tmp_path: Path) -> None:
-    Audit(tmp_path, durable=False).append(reason="a\nb\u2028c")
+    AuditLog(tmp_path, durable=False).append(reason="a\nb\u2028c")
     assert [json.loads(line)["reason"] for line in lines(tmp_path / audit.FILE)] == ["a\nb\u2028c"]
 
 
 @pytest.mark.parametrize("size", [2**18 - 200, 2**18, 2**18 + 1, 2**20 + 7, 14_000_000])
 def test_a_line_of_any_length_is_found_again_and_the_chain_goes_on(size: int, tmp_path: Path) -> None:
     """Lines of earlier releases may hold words that a site sent: 14 MB of them began the chain anew."""
-    trail = Audit(tmp_path, durable=False)
+    trail = AuditLog(tmp_path, durable=False)
     trail.append(record="TrainReply")
     for _ in range(2):
         trail.append(reason="x" * size)
@@ -199,21 +199,21 @@ def test_a_long_line_as_an_earlier_release_wrote_it_is_found_again(tmp_path: Pat
         file.write(line := json.dumps(raw, ensure_ascii=False).encode())
         file.write(b"\n")
     (tmp_path / audit.HEAD).write_text(json.dumps({"entries": 4, "sha256": audit.line_sha256(line)}))
-    Audit(tmp_path, durable=False).append(record="start")
+    AuditLog(tmp_path, durable=False).append(record="start")
     assert [path.name for path in audit_files(tmp_path)] == ["audit-000001.jsonl", "audit.jsonl"]
     assert is_sound(tmp_path, 5)
 
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_processes_that_write_in_turn_continue_one_chain(durable: bool, tmp_path: Path) -> None:
-    trails = [Audit(tmp_path, durable=durable) for _ in range(3)]
+    trails = [AuditLog(tmp_path, durable=durable) for _ in range(3)]
     for trail in [*trails, *reversed(trails), *trails]:
         trail.append(record="TrainReply")
     assert is_sound(tmp_path, 9)
 
 
 def test_a_line_that_is_torn_or_changed_between_two_entries_of_one_process_is_seen(tmp_path: Path) -> None:
-    trail = Audit(tmp_path, durable=False)
+    trail = AuditLog(tmp_path, durable=False)
     trail.append(record="TrainReply")
     trail.append(record="TrainReply")
     with (tmp_path / audit.FILE).open("ab") as file:
@@ -229,8 +229,8 @@ def test_a_line_that_is_torn_or_changed_between_two_entries_of_one_process_is_se
 APPEND = """
 import sys
 from pathlib import Path
-from common.security.audit import Audit
-trail = Audit(Path(sys.argv[1]), durable=sys.argv[2] == "durable")
+from common.security.audit import AuditLog
+trail = AuditLog(Path(sys.argv[1]), durable=sys.argv[2] == "durable")
 while True:
     print(trail.append(record="TrainReply"), flush=True)
 """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.security.authorship import SentReply, SiteReplies, check_authorship
+from common.security.authorship import OwnReplyRecord, SentReply, check_authorship
 from common.security.identity import public_key_line
 from common.security.signatures import OF_A_REPLY, SIGNED_WITH
 from tests.receipts import message_of, signed_reply, the_receipt
@@ -213,10 +213,10 @@ def test_a_site_names_what_it_sent_last(receipt: Receipt) -> None:
     replace(receipt, reply(receipt, "north", "EvaluateReply", 3), None)
     sent = [SentReply(record, 3, sha(f"north {record} 3")) for record in ("TrainReply", "EvaluateReply")]
     assert check_authorship(receipt, LINES).faults == []
-    (fault,) = check_authorship(receipt, LINES, SiteReplies("north", 5, sent)).faults
+    (fault,) = check_authorship(receipt, LINES, OwnReplyRecord("north", 5, sent)).faults
     assert "after its TrainReply of round 3" in fault.problem
     assert "EvaluateReply of round 3" in fault.problem
-    assert check_authorship(receipt, LINES, SiteReplies("east", 5)).faults == []
+    assert check_authorship(receipt, LINES, OwnReplyRecord("east", 5)).faults == []
 
 
 def test_another_sites_absence_explains_nothing(receipt: Receipt) -> None:

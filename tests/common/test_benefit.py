@@ -9,8 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from common.metrics.benefit import MODELS, OVER_ALONE, PRINTED, Benefit, SiteModel, benefit_sentence, direction
-from common.metrics.bootstrap import Estimate, auroc_intervals, paired_means
+from common.metrics.benefit import (
+    MODELS,
+    OVER_ALONE,
+    PRINTED,
+    FederationBenefit,
+    SiteModel,
+    benefit_sentence,
+    side_of_zero,
+)
+from common.metrics.bootstrap import EstimateWithInterval, auroc_intervals, compare_mean_aurocs
 
 CLASSES = ("edema", "hernia", "mass", "nodule")
 SOME = settings(max_examples=150, deadline=None)
@@ -27,23 +35,23 @@ def images(seed: int, count: int = 120) -> tuple[list[np.ndarray], np.ndarray, n
 
 def test_means_are_those_of_scikit_learn_and_differences_are_over_the_first() -> None:
     scores, labels, patients = images(0)
-    means, gains = paired_means(scores, labels, patients, np.random.default_rng(1))
+    means, gains = compare_mean_aurocs(scores, labels, patients, np.random.default_rng(1))
     expected = [np.mean([roc_auc_score(labels[:, c], model[:, c]) for c in (0, 1)]) for model in scores]
     assert [mean.value for mean in means] == pytest.approx(expected)
     assert [gain.value for gain in gains] == pytest.approx([expected[1] - expected[0], expected[2] - expected[0]])
-    assert direction(gains[1].interval) == "above"
+    assert side_of_zero(gains[1].interval) == "above"
 
 
 def test_a_models_interval_is_the_one_that_a_test_of_it_alone_has() -> None:
     scores, labels, patients = images(0)
-    means, _ = paired_means(scores, labels, patients, np.random.default_rng(1))
+    means, _ = compare_mean_aurocs(scores, labels, patients, np.random.default_rng(1))
     alone = auroc_intervals(scores[0], labels, patients, ("a", "b"), np.random.default_rng(1))
     assert means[0].interval == pytest.approx(alone.mean_auroc)
 
 
 def test_a_model_that_ranks_as_the_first_does_is_not_told_from_it() -> None:
     scores, labels, patients = images(0)
-    means, (gain,) = paired_means([scores[0], scores[0] * 3 - 1], labels, patients, np.random.default_rng(1))
+    means, (gain,) = compare_mean_aurocs([scores[0], scores[0] * 3 - 1], labels, patients, np.random.default_rng(1))
     low, high = means[0].interval
     assert gain.value == 0
     assert gain.interval[0] < 0 < gain.interval[1]
@@ -55,7 +63,7 @@ def test_one_positive_patient_decides_nothing_however_sure_the_resamples_are() -
     patients = np.array([f"p{row}" for row in range(31)])
     best, below_three = labels.copy(), labels.copy()
     below_three[1:4] = 2.0
-    _, (gain,) = paired_means([below_three, best], labels, patients, np.random.default_rng(1))
+    _, (gain,) = compare_mean_aurocs([below_three, best], labels, patients, np.random.default_rng(1))
     assert gain.value == pytest.approx(0.1)  # in every resample the one positive is first with one, and never with both
     assert gain.interval[0] < 0 < gain.interval[1]
 
@@ -65,26 +73,26 @@ def test_models_that_are_equally_good_are_told_apart_in_few_of_many_draws() -> N
     wrong = 0
     for seed in range(100):
         scores, labels, patients = images(seed, 60)
-        _, (gain, _) = paired_means(scores, labels, patients, np.random.default_rng(seed))
+        _, (gain, _) = compare_mean_aurocs(scores, labels, patients, np.random.default_rng(seed))
         wrong += not gain.interval[0] <= 0 <= gain.interval[1]
     assert wrong <= 11
 
 
 @st.composite
-def estimates(draw: st.DrawFn, least: float) -> Estimate:
+def estimates(draw: st.DrawFn, least: float) -> EstimateWithInterval:
     """A figure within its interval; often one that ends near zero."""
     ends = st.floats(least, 1) | st.sampled_from([0.0, PRINTED, 0.0004, -0.0004, -PRINTED]).filter(lambda x: x >= least)
     low, value, high = sorted(draw(st.tuples(ends, ends, ends)))
-    return Estimate(value, (low, high))
+    return EstimateWithInterval(value, (low, high))
 
 
 @st.composite
-def benefits(draw: st.DrawFn) -> Benefit:
+def benefits(draw: st.DrawFn) -> FederationBenefit:
     names = draw(st.lists(st.sampled_from(CLASSES), min_size=1, unique=True))
     aurocs: Mapping[SiteModel, Mapping[str, float]] = {m: {n: draw(st.floats(0, 1)) for n in names} for m in MODELS}
     means = {model: draw(estimates(0.0)) for model in MODELS}
     gains = {model: draw(estimates(-1.0)) for model in OVER_ALONE}
-    return Benefit(aurocs, means, gains, draw(st.sampled_from(["patients", "images"])))
+    return FederationBenefit(aurocs, means, gains, draw(st.sampled_from(["patients", "images"])))
 
 
 def printed(value: float) -> str:
@@ -92,14 +100,14 @@ def printed(value: float) -> str:
     return text if text == "0.000" else ("−" if value < 0 else "+") + text
 
 
-def better_ways(benefit: Benefit) -> set[SiteModel]:
+def better_ways(benefit: FederationBenefit) -> set[SiteModel]:
     ahead = {model for model in OVER_ALONE if benefit.gain[model].interval[0] >= PRINTED}
     return {model for model in ahead if benefit.mean[model].interval[0] > 0.5}
 
 
 @SOME
 @given(benefits())
-def test_a_verdict_needs_an_interval_without_zero_and_a_model_above_chance(benefit: Benefit) -> None:
+def test_a_verdict_needs_an_interval_without_zero_and_a_model_above_chance(benefit: FederationBenefit) -> None:
     sentence = benefit_sentence("north", benefit, CLASSES)
     ends = {model: benefit.gain[model].interval for model in OVER_ALONE}
     above = better_ways(benefit)
@@ -112,7 +120,7 @@ def test_a_verdict_needs_an_interval_without_zero_and_a_model_above_chance(benef
 
 @SOME
 @given(benefits())
-def test_the_ways_that_are_named_are_those_that_are_better(benefit: Benefit) -> None:
+def test_the_ways_that_are_named_are_those_that_are_better(benefit: FederationBenefit) -> None:
     verdict = benefit_sentence("north", benefit, CLASSES).split(": on its own")[0]
     ways = {"federated": "the federated model(?! fine)", "fine_tuned": "fine-tuned", "ensemble": "the ensemble"}
     named = {model for model, words in ways.items() if re.search(words, verdict.replace("and the federated model", ""))}
@@ -121,8 +129,8 @@ def test_the_ways_that_are_named_are_those_that_are_better(benefit: Benefit) -> 
 
 @SOME
 @given(benefits())
-def test_every_figure_is_said_with_its_interval_and_over_how_many_classes(benefit: Benefit) -> None:
-    sentence, tested = benefit_sentence("north", benefit, CLASSES), len(benefit.classes)
+def test_every_figure_is_said_with_its_interval_and_over_how_many_classes(benefit: FederationBenefit) -> None:
+    sentence, tested = benefit_sentence("north", benefit, CLASSES), len(benefit.compared_classes)
     assert ("over its 4 classes is" in sentence) == (tested == 4)
     assert (f"over {tested} of its 4 classes is" in sentence) == (tested < 4)
     assert sentence.count(f"intervals over {benefit.over})") == 1

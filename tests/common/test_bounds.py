@@ -9,9 +9,9 @@ import pytest
 from flwr.app import ConfigRecord
 
 from common.errors import WireError
-from common.system.plain_text import MOST_LINES, MOST_WORDS, printable
-from common.wire.bounds import BOUNDS, MOST_LOSS, FreeText, LongText, bounds_of, reported_loss
-from common.wire.codec import decode, encode, field_names
+from common.system.plain_text import MOST_LINES, MOST_WORDS, make_printable_line
+from common.wire.bounds import BOUNDS, MOST_LOSS, FreeTextBound, LongTextBound, field_bounds_of_record, reported_loss
+from common.wire.codec import decode_record, encode_record, field_names
 from common.wire.records import BenefitRequest, EvaluateRequest, Record, Refusal, RefusalNoted, RollCall
 from common.wire.secure_aggregation import (
     KeysAnswer,
@@ -71,13 +71,13 @@ def test_every_kind_of_record_is_here() -> None:
 
 @pytest.mark.parametrize("kind", typing.get_args(Record), ids=lambda kind: kind.__name__)
 def test_every_text_and_number_has_a_bound_beside_its_type(kind: type) -> None:
-    assert bounds_of(kind).keys() == texts_and_numbers(kind).keys()
-    assert all(isinstance(bound, BOUNDS) for bound in bounds_of(kind).values())
+    assert field_bounds_of_record(kind).keys() == texts_and_numbers(kind).keys()
+    assert all(isinstance(bound, BOUNDS) for bound in field_bounds_of_record(kind).values())
 
 
 def changed(record: Any, name: str, value: object) -> Any:
     """A good record, one of its fields changed as it travels: the first entry where it is a list."""
-    content = encode(record)
+    content = encode_record(record)
     old = content["fields"].get(name)
     new = [value, *old[1:]] if isinstance(old, list) else value
     content["fields"] = ConfigRecord({**content["fields"], name: new})
@@ -96,16 +96,16 @@ def cases(kinds: tuple[type, ...], values: tuple[object, ...]) -> list[Any]:
 def refusal_of(record: Any, name: str, value: object) -> tuple[str, Any]:
     """Return why it is refused, as both sides repeat it; or the record that it was taken for."""
     try:
-        return "", decode(changed(record, name, value), type(record))
+        return "", decode_record(changed(record, name, value), type(record))
     except WireError as error:
-        return printable(str(error)), None
+        return make_printable_line(str(error)), None
 
 
 def harmless(value: object, bound: object) -> bool:
     """Return whether a text that was accepted can be shown to anybody, or is a document that nobody reads."""
-    if isinstance(bound, LongText):
+    if isinstance(bound, LongTextBound):
         return len(str(value)) <= bound.longest
-    free = isinstance(bound, FreeText)
+    free = isinstance(bound, FreeTextBound)
     texts = [value] if isinstance(value, str) else list(typing.cast(Any, value))
     most = MOST_LINES * (MOST_WORDS + 4) if free else 1_000
     return all(raw_in(text, "\n" if free else "") == set() and len(text) <= most for text in texts)
@@ -113,20 +113,20 @@ def harmless(value: object, bound: object) -> bool:
 
 @pytest.mark.parametrize(("record", "name", "texts"), cases((str,), tuple(HOSTILE_TEXTS.items())))
 def test_a_hostile_text_is_refused_or_harmless(record: Any, name: str, texts: tuple[tuple[str, str], ...]) -> None:
-    bound = bounds_of(type(record))[name]
+    bound = field_bounds_of_record(type(record))[name]
     for what, text in texts:
         reason, accepted = refusal_of(record, name, text)
         assert raw_in(reason, "") == set(), what
         assert len(reason) <= MOST_WORDS, what
         assert reason or harmless(getattr(accepted, name), bound), what
-        assert reason or isinstance(bound, FreeText | LongText), what
+        assert reason or isinstance(bound, FreeTextBound | LongTextBound), what
 
 
 @pytest.mark.parametrize(
     ("record", "name", "numbers"), [*cases((float,), HOSTILE_NUMBERS), *cases((int,), HOSTILE_INTEGERS)]
 )
 def test_a_hostile_number_is_refused_or_within_its_range(record: Any, name: str, numbers: tuple[float, ...]) -> None:
-    bound = bounds_of(type(record))[name]
+    bound = field_bounds_of_record(type(record))[name]
     span: Any = getattr(bound, "bound", bound)
     assert abs(span.most) < 1e16
     for number in numbers:

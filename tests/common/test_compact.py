@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from common.wire.codec import BLOCK, pack, packed_size, round_to_form, unpack
+from common.wire.codec import BLOCK, pack_numbers, packed_size, round_to_form, unpack_numbers
 from common.wire.records import FORMS, Form
 
 NUMBERS = arrays.arrays(
@@ -17,9 +17,9 @@ NUMBERS = arrays.arrays(
 @given(NUMBERS, st.sampled_from(FORMS))
 def test_what_was_rounded_comes_back_bit_for_bit_and_is_not_rounded_again(values: np.ndarray, form: Form) -> None:
     once = round_to_form(values, form)
-    data = pack(once, form)
+    data = pack_numbers(once, form)
     assert len(data) == packed_size(len(values), form)
-    np.testing.assert_array_equal(unpack(data, len(values), form), once)
+    np.testing.assert_array_equal(unpack_numbers(data, len(values), form), once)
     np.testing.assert_array_equal(round_to_form(once, form), once)
 
 
@@ -28,7 +28,7 @@ def test_each_block_has_a_scale_of_its_own(size: int) -> None:
     values = np.random.default_rng(size).normal(size=size).astype(np.float32)
     values[BLOCK:] *= 1e-4
     once = round_to_form(values, "int8")
-    np.testing.assert_array_equal(unpack(pack(once, "int8"), size, "int8"), once)
+    np.testing.assert_array_equal(unpack_numbers(pack_numbers(once, "int8"), size, "int8"), once)
     for start in range(0, size, BLOCK):
         block = slice(start, start + BLOCK)
         assert np.abs(values[block] - once[block]).max() <= np.abs(values[block]).max() / 127
@@ -43,7 +43,7 @@ def test_float16_errs_by_a_two_thousandth_and_ends_at_its_largest_number() -> No
 
 @pytest.mark.parametrize("form", FORMS)
 def test_zeros_stay_zeros(form: Form) -> None:
-    assert not unpack(pack(round_to_form(np.zeros(2000, np.float32), form), form), 2000, form).any()
+    assert not unpack_numbers(pack_numbers(round_to_form(np.zeros(2000, np.float32), form), form), 2000, form).any()
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,4 @@ def test_zeros_stay_zeros(form: Form) -> None:
 )
 def test_bytes_that_are_no_such_numbers_are_refused(data: bytes, n: int, form: Form, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        unpack(data, n, form)
+        unpack_numbers(data, n, form)

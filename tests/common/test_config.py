@@ -22,7 +22,7 @@ from common.data.base.spec import AugmentationSpec, DataSpec
 from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput
 from common.models.zoo.spec import ModelSpec
-from strategies.aggregation.robust import RobustMean
+from strategies.aggregation.robust import RobustMeanRule
 from strategies.aggregation.server_optimizer import ServerOptimizer
 from strategies.registry import STRATEGIES, build_site_method
 from tests.federations import DIGITS
@@ -153,7 +153,7 @@ def keys_of(section: object) -> set[str]:
     "section",
     [
         RunSection, TrainingSection, ParticipationSection, SimulationSection, ModelSpec, AugmentationSpec,
-        DataSpec, PartitionSpec, EvaluationSection, ServerOptimizer, RobustMean,
+        DataSpec, PartitionSpec, EvaluationSection, ServerOptimizer, RobustMeanRule,
         *dict.fromkeys(entry.site_class.table for entry in STRATEGIES.values()),
     ],
 )  # fmt: skip

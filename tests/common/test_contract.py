@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.contract import Declaration, merge_declarations
+from common.contract import LabelDeclaration, merge_declarations
 from common.errors import BadInput
 
-NORTH = Declaration("north", ("Effusion", "Mass"), {"Effusion": "Pleural Effusion"})
-SOUTH = Declaration("south", ("Pneumonia", "Pleural Effusion"))
+NORTH = LabelDeclaration("north", ("Effusion", "Mass"), {"Effusion": "Pleural Effusion"})
+SOUTH = LabelDeclaration("south", ("Pneumonia", "Pleural Effusion"))
 
 
-def complaint(*declarations: Declaration, class_names: tuple[str, ...] | None = None) -> str:
+def complaint(*declarations: LabelDeclaration, class_names: tuple[str, ...] | None = None) -> str:
     with pytest.raises(BadInput) as caught:
         merge_declarations(declarations, class_names)
     return str(caught.value)
@@ -25,7 +25,7 @@ def test_synonyms_bring_local_names_to_canonical_ones_in_the_sites_own_order() -
     assert contract.shared_classes == ("Pleural Effusion",)
     assert contract.unique_classes == ("Mass", "Pneumonia")
     assert contract.owners("Mass") == ("north",)
-    np.testing.assert_array_equal(contract.coverage(), [[True, True, False], [False, True, True]])
+    np.testing.assert_array_equal(contract.annotation_matrix(), [[True, True, False], [False, True, True]])
 
 
 def test_the_only_site_of_a_run_has_shared_classes_and_no_unique_ones() -> None:
@@ -37,39 +37,39 @@ def test_the_only_site_of_a_run_has_shared_classes_and_no_unique_ones() -> None:
 @given(st.permutations(["a", "b", "c", "d"]))
 def test_the_contract_and_its_hash_do_not_depend_on_who_answered_first(order: list[str]) -> None:
     sites = {"a": ("x", "y"), "b": ("z",), "c": ("y", "x"), "d": ("x", "z")}
-    merged = merge_declarations(Declaration(site, sites[site]) for site in order)
-    again = merge_declarations(Declaration(site, sites[site]) for site in "abcd")
+    merged = merge_declarations(LabelDeclaration(site, sites[site]) for site in order)
+    again = merge_declarations(LabelDeclaration(site, sites[site]) for site in "abcd")
     assert merged == again
     assert merged.hash == again.hash
 
 
 def test_another_owner_gives_another_hash() -> None:
-    first = merge_declarations([Declaration("a", ("x", "y")), Declaration("b", ("x",))])
-    second = merge_declarations([Declaration("a", ("x",)), Declaration("b", ("x", "y"))])
+    first = merge_declarations([LabelDeclaration("a", ("x", "y")), LabelDeclaration("b", ("x",))])
+    second = merge_declarations([LabelDeclaration("a", ("x",)), LabelDeclaration("b", ("x", "y"))])
     assert first.class_names == second.class_names
     assert first.hash != second.hash
 
 
 def test_one_class_under_two_spellings_is_refused_with_the_two_lines_that_settle_it() -> None:
-    text = complaint(Declaration("north", ("Pleural Effusion",)), Declaration("south", ("pleural_effusion",)))
+    text = complaint(LabelDeclaration("north", ("Pleural Effusion",)), LabelDeclaration("south", ("pleural_effusion",)))
     assert '"Pleural Effusion" (site north) and "pleural_effusion" (site south) look like one class.' in text
     assert '    [data.synonyms]\n    "pleural_effusion" = "Pleural Effusion"' in text
-    mapped = Declaration("south", ("Fluid",), {"Fluid": "pleural_effusion"})  # it is called as its site calls it
-    text = complaint(Declaration("north", ("Pleural Effusion",)), mapped)
+    mapped = LabelDeclaration("south", ("Fluid",), {"Fluid": "pleural_effusion"})  # it is called as its site calls it
+    text = complaint(LabelDeclaration("north", ("Pleural Effusion",)), mapped)
     assert 'site.toml of south settle it:\n    [data.synonyms]\n    "Fluid" = "Pleural Effusion"' in text
 
 
 def test_names_that_merely_resemble_one_another_are_not_guessed_to_be_one() -> None:
-    contract = merge_declarations([Declaration("a", ("Lesion",)), Declaration("b", ("Lung Lesion",))])
+    contract = merge_declarations([LabelDeclaration("a", ("Lesion",)), LabelDeclaration("b", ("Lung Lesion",))])
     assert contract.class_names == ("Lesion", "Lung Lesion")
 
 
 def test_every_contradiction_comes_at_once() -> None:
     text = complaint(
-        Declaration("a", ("Mass", "Mass")),
-        Declaration("b", ("Nodule", "Node"), {"Node": "Nodule"}),
-        Declaration("c", ("Hernia",), {"Herna": "Hernia"}),
-        Declaration("d", ()),
+        LabelDeclaration("a", ("Mass", "Mass")),
+        LabelDeclaration("b", ("Nodule", "Node"), {"Node": "Nodule"}),
+        LabelDeclaration("c", ("Hernia",), {"Herna": "Hernia"}),
+        LabelDeclaration("d", ()),
     )
     assert 'site.toml of a: data.annotates: "Mass" is listed more than once.' in text
     assert 'site.toml of b: data.annotates: "Nodule", "Node" both mean "Nodule"' in text
@@ -78,28 +78,30 @@ def test_every_contradiction_comes_at_once() -> None:
 
 
 def test_a_site_that_answers_twice_is_refused() -> None:
-    assert "site a: answered the roll call twice." in complaint(Declaration("a", ("x",)), Declaration("a", ("y",)))
+    assert "site a: answered the roll call twice." in complaint(
+        LabelDeclaration("a", ("x",)), LabelDeclaration("a", ("y",))
+    )
 
 
 def test_with_the_runs_classes_fixed_strangers_and_orphans_are_named() -> None:
-    text = complaint(Declaration("a", ("Infiltrate",)), class_names=("Infiltration", "Mass"))
+    text = complaint(LabelDeclaration("a", ("Infiltrate",)), class_names=("Infiltration", "Mass"))
     assert '"Infiltrate" is not a class of this run.' in text
     assert 'Did you mean "Infiltration"?' in text
     assert 'run classes: no site annotates "Infiltration", "Mass".' in text
 
 
 def test_writing_the_two_lines_mends_the_contradiction() -> None:
-    north = Declaration("north", ("Pleural_Effusion",))
-    south = Declaration("south", ("pleural effusion", "Mass"))
+    north = LabelDeclaration("north", ("Pleural_Effusion",))
+    south = LabelDeclaration("south", ("pleural effusion", "Mass"))
     assert '"pleural effusion" = "Pleural_Effusion"' in complaint(north, south)
-    fixed = Declaration("south", south.names, {"pleural effusion": "Pleural_Effusion"})
+    fixed = LabelDeclaration("south", south.names, {"pleural effusion": "Pleural_Effusion"})
     assert merge_declarations([north, fixed]).shared_classes == ("Pleural_Effusion",)
 
 
 @given(st.dictionaries(st.sampled_from("pqrs"), st.permutations("abc").map(lambda names: names[:2]), min_size=1))
 def test_owners_coverage_shared_and_unique_tell_one_story(sites: dict[str, list[str]]) -> None:
-    contract = merge_declarations(Declaration(site, tuple(names)) for site, names in sites.items())
-    owners = contract.coverage().sum(axis=0)  # (classes,)
+    contract = merge_declarations(LabelDeclaration(site, tuple(names)) for site, names in sites.items())
+    owners = contract.annotation_matrix().sum(axis=0)  # (classes,)
     assert [len(contract.owners(name)) for name in contract.class_names] == owners.tolist()
     assert [name in contract.shared_classes for name in contract.class_names] == (owners == len(sites)).tolist()
     unique = {name for name, count in zip(contract.class_names, owners, strict=True) if count == 1 < len(sites)}

@@ -15,10 +15,10 @@ from common.models.gpu import (
     PARALLEL,
     SMALLEST_PART,
     DataParallelBackbone,
-    features_through,
+    compute_backbone_features,
     is_data_parallel,
     on_first_gpu,
-    use_gpus,
+    split_batches_across_gpus,
 )
 from common.models.network import SplitNetwork, build, train_mode
 from common.models.zoo.spec import ModelSpec
@@ -79,7 +79,7 @@ def same(gradients: dict[str, Tensor | None], expected: dict[str, Tensor | None]
 def doubled(of: SplitNetwork, gpus: int = 2) -> SplitNetwork:
     """A copy of a network as it is; the network itself is spread over several GPUs from here on."""
     plain = copy.deepcopy(of)
-    use_gpus(of.backbone, gpus)
+    split_batches_across_gpus(of.backbone, gpus)
     return plain
 
 
@@ -99,14 +99,14 @@ def test_gradients_are_those_of_the_whole_batch(architecture: str, gpus: int, ba
 @pytest.mark.parametrize("gpus", [2, 3])
 def test_equal_batches_give_equal_bits(gpus: int) -> None:
     of = network().float()
-    use_gpus(of.backbone, gpus)
+    split_batches_across_gpus(of.backbone, gpus)
     first, second = (gradients(of, images(7).float()) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_a_batch_too_small_goes_through_one() -> None:
     of = network()
-    use_gpus(of.backbone, 3)
+    split_batches_across_gpus(of.backbone, 3)
     of(images(3 * SMALLEST_PART - 1))
     assert Calls.divided == 0
     of(images(3 * SMALLEST_PART))
@@ -126,7 +126,7 @@ def test_running_statistics_are_means_over_the_parts(architecture: str, more: di
     """Also those of a backbone that is frozen in part."""
     of = network(architecture, norm="batch", **more)
     parts, before = [copy.deepcopy(of) for _ in range(2)], {k: v.clone() for k, v in of.backbone.named_buffers()}
-    use_gpus(of.backbone, 2)
+    split_batches_across_gpus(of.backbone, 2)
     batch = images(8, TRAIN[architecture])
     of(batch)
     for part, half in zip(parts, batch.tensor_split(2), strict=True):
@@ -140,7 +140,7 @@ def test_running_statistics_are_means_over_the_parts(architecture: str, more: di
 @pytest.mark.parametrize("evaluating", [True, False])
 def test_statistics_that_are_frozen_stay_to_the_bit(evaluating: bool) -> None:
     of = network(norm="batch").float()
-    use_gpus(of.backbone, 3)
+    split_batches_across_gpus(of.backbone, 3)
     of(images(9).float())
     if evaluating:
         of.eval()
@@ -165,8 +165,8 @@ def test_what_does_not_learn_and_what_takes_no_part_has_no_gradient() -> None:
 
     of = Odd()
     plain, values = copy.deepcopy(of), torch.rand(6, 4)
-    use_gpus(of, 2)
-    features_through(of, values).square().sum().backward()
+    split_batches_across_gpus(of, 2)
+    compute_backbone_features(of, values).square().sum().backward()
     plain(values).square().sum().backward()
     assert of.unused.weight.grad is None
     assert of.frozen.weight.grad is None
@@ -185,14 +185,14 @@ def test_a_frozen_backbone_and_no_gradients_at_all() -> None:
 
 def test_a_copy_divides_too_and_the_setting_can_be_taken_back() -> None:
     of = network()
-    use_gpus(of.backbone, 2)
+    split_batches_across_gpus(of.backbone, 2)
     copy.deepcopy(of)(images(8))
     assert Calls.divided == 1
     with on_first_gpu(of.backbone):
         assert not is_data_parallel(of.backbone)
         of(images(8))
     assert is_data_parallel(of.backbone)
-    use_gpus(of.backbone, 1)
+    split_batches_across_gpus(of.backbone, 1)
     of(images(8))
     assert Calls.divided == 1
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.system.hashing import fingerprint
+from common.system.hashing import hash_python_object
 
 FACTOR = 2
 
@@ -75,25 +75,25 @@ PAIRS = [
 
 @pytest.mark.parametrize(("part", "other"), PAIRS)
 def test_other_code_and_other_values_have_another_hash(part: Callable[[], Any], other: Callable[[], Any]) -> None:
-    assert fingerprint(part()) == fingerprint(part())
-    assert fingerprint(part()) != fingerprint(other())
+    assert hash_python_object(part()) == hash_python_object(part())
+    assert hash_python_object(part()) != hash_python_object(other())
 
 
 def test_a_global_that_a_function_reads_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = fingerprint(of_global)
+    before = hash_python_object(of_global)
     monkeypatch.setattr(sys.modules[__name__], "FACTOR", 3)
-    assert fingerprint(of_global) != before
+    assert hash_python_object(of_global) != before
 
 
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_another_process_finds_the_same_whatever_its_hashes_of_text(seed: str) -> None:
     code = (
-        "from tests.common import test_fingerprint as t; from common.system.hashing import fingerprint as f;"
+        "from tests.common import test_fingerprint as t; from common.system.hashing import hash_python_object as f;"
         "print(*(f(part()) for pair in t.PAIRS for part in pair))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": seed}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.split() == [fingerprint(part()) for pair in PAIRS for part in pair]
+    assert done.stdout.split() == [hash_python_object(part()) for pair in PAIRS for part in pair]
 
 
 @pytest.mark.parametrize(
@@ -101,5 +101,5 @@ def test_another_process_finds_the_same_whatever_its_hashes_of_text(seed: str) -
 )
 def test_code_without_a_file_counts(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(linecache.cache, "<string>", (10, None, ["def part(x):\n", "    return 0\n"], "<string>"))
-    assert fingerprint(typed(source.format(4))) == fingerprint(typed(source.format(4)))
-    assert fingerprint(typed(source.format(4))) != fingerprint(typed(source.format(7)))
+    assert hash_python_object(typed(source.format(4))) == hash_python_object(typed(source.format(4)))
+    assert hash_python_object(typed(source.format(4))) != hash_python_object(typed(source.format(7)))

@@ -15,12 +15,12 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from common.wire import flower_objects
-from common.wire.fleet_protocol import object_ids
+from common.wire.fleet_protocol import object_ids_of_tree
 from common.wire.flower_objects import (
     MOST_RECORDS,
     PER_ARRAY,
-    TooLarge,
-    array_bytes,
+    MessageTooLarge,
+    count_array_bytes,
     cut_arrays,
     join_message,
     split_message,
@@ -136,7 +136,7 @@ def test_what_was_put_together_is_taken_apart_into_the_same_objects_again_which_
 @given(records)
 def test_every_object_is_named_once_for_each_place_and_after_those_it_is_made_of(sent: dict[str, Record]) -> None:
     whole = instruction(of_arrays(sent))
-    names = object_ids(get_object_tree(whole))
+    names = object_ids_of_tree(get_object_tree(whole))
     assert set(names) == set(get_all_nested_objects(whole))
     assert names[-1] == whole.object_id
     for name, part in get_all_nested_objects(whole).items():
@@ -218,7 +218,7 @@ def test_a_part_that_stands_in_an_array_many_times_is_refused_before_it_takes_me
     assert sum(map(len, sent.values())) < 3_000_000
     tracemalloc.start()
     try:
-        with pytest.raises(TooLarge):
+        with pytest.raises(MessageTooLarge):
             join_message(whole.object_id, sent, 1_000_000)
         assert tracemalloc.get_traced_memory()[1] < 60_000_000  # together 400 MB
     finally:
@@ -228,11 +228,11 @@ def test_a_part_that_stands_in_an_array_many_times_is_refused_before_it_takes_me
 def test_equal_parts_that_were_asked_for_are_put_together() -> None:
     made = instruction(of_arrays({"update": {"trunk": np.zeros(50 * CHUNK, np.uint8)}}))
     _, sent = split_message(made)
-    most = array_bytes(made.content)
+    most = count_array_bytes(made.content)
     assert most > 50 * CHUNK > 10 * sum(map(len, sent.values()))
     back = join_message(made.metadata.message_id, sent, most)
     assert back.content.array_records["update"]["trunk"].numpy().sum() == 0
-    with pytest.raises(TooLarge):
+    with pytest.raises(MessageTooLarge):
         join_message(made.metadata.message_id, sent, most - 1)
 
 
@@ -240,13 +240,13 @@ def test_an_array_that_stands_in_a_record_many_times_counts_each_time() -> None:
     made = instruction(of_arrays({"update": {str(place): np.zeros(10, np.uint8) for place in range(1000)}}))
     _, sent = split_message(made)
     assert len(sent) < 10
-    assert array_bytes(made.content) >= 1000 * (10 + PER_ARRAY)
-    with pytest.raises(TooLarge):
+    assert count_array_bytes(made.content) >= 1000 * (10 + PER_ARRAY)
+    with pytest.raises(MessageTooLarge):
         join_message(made.metadata.message_id, sent, 50_000)
 
 
 def test_a_record_that_stands_in_a_message_many_times_is_refused() -> None:
     whole = instruction(RecordDict({str(place): ConfigRecord({"a": 1}) for place in range(MOST_RECORDS + 1)}))
     _, sent = split_message(whole)
-    with pytest.raises(TooLarge):
+    with pytest.raises(MessageTooLarge):
         join_message(whole.metadata.message_id, sent, ANY)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from client.training import task
 from common.models import gpu
-from common.models.gpu import BackboneGraph, cuda_graphs, features_through, on_device
+from common.models.gpu import BackboneCudaGraph, compute_backbone_features, move_network_to_device, use_cuda_graphs
 from strategies.local import training
 from tests.federations import federation
 
@@ -75,10 +75,10 @@ def step(backbone: nn.Module, forward: Callable[[Tensor], Tensor], size: int, vi
 def steps(backbone: nn.Module, sizes: list[int], views: int = 1) -> list[Tensor]:
     """An epoch of these batches; the gradients of each."""
     gradients = []
-    with cuda_graphs(backbone, GPU, "bf16") as begin_step:
+    with use_cuda_graphs(backbone, GPU, "bf16") as begin_step:
         for size in sizes:
             begin_step()
-            gradients.append(step(backbone, partial(features_through, backbone), size, views))
+            gradients.append(step(backbone, partial(compute_backbone_features, backbone), size, views))
     return gradients
 
 
@@ -93,9 +93,9 @@ def same_as_without(backbone: nn.Module, sizes: list[int], views: int = 1) -> No
 
 
 def one_step_of(backbone: nn.Module, precision: str = "bf16") -> None:
-    with cuda_graphs(backbone, GPU, precision) as begin_step:
+    with use_cuda_graphs(backbone, GPU, precision) as begin_step:
         begin_step()
-        features_through(backbone, images())
+        compute_backbone_features(backbone, images())
 
 
 @pytest.fixture
@@ -134,12 +134,12 @@ def test_of_two_views_in_a_step_one_is_replayed(graphs: Graphs) -> None:
 
 def test_outside_a_step_and_without_gradients_nothing_is_replayed(graphs: Graphs, replayed: nn.Sequential) -> None:
     before = graphs.runs
-    features_through(replayed, images())
-    with cuda_graphs(replayed, GPU, "bf16") as begin_step:
+    compute_backbone_features(replayed, images())
+    with use_cuda_graphs(replayed, GPU, "bf16") as begin_step:
         begin_step()
         with torch.no_grad():
-            features_through(replayed, images())
-        features_through(replayed, images().requires_grad_())
+            compute_backbone_features(replayed, images())
+        compute_backbone_features(replayed, images().requires_grad_())
     assert graphs.runs == before
 
 
@@ -166,7 +166,7 @@ def test_a_copy_has_no_graph(graphs: Graphs, replayed: nn.Sequential) -> None:
     other, before = copy.deepcopy(replayed), graphs.runs
     one_step_of(other)
     assert graphs.runs == before
-    assert isinstance(other.__dict__[gpu.REPLAY], BackboneGraph)
+    assert isinstance(other.__dict__[gpu.REPLAY], BackboneCudaGraph)
 
 
 def test_what_cannot_be_recorded_is_trained_as_ever(graphs: Graphs) -> None:
@@ -179,10 +179,10 @@ def test_what_cannot_be_recorded_is_trained_as_ever(graphs: Graphs) -> None:
 
 def test_a_cpu_and_a_frozen_backbone_have_no_graphs(graphs: Graphs) -> None:
     backbone = new_backbone()
-    with cuda_graphs(backbone, torch.device("cpu"), "float32") as begin_step:
+    with use_cuda_graphs(backbone, torch.device("cpu"), "float32") as begin_step:
         begin_step()
     backbone.requires_grad_(False)
-    with cuda_graphs(backbone, GPU, "float32") as begin_step:
+    with use_cuda_graphs(backbone, GPU, "float32") as begin_step:
         begin_step()
     assert gpu.REPLAY not in backbone.__dict__
 
@@ -201,13 +201,15 @@ assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.allow_tf3
 
 def test_a_cpu_changes_no_setting_of_gpus() -> None:
     before = torch.backends.cudnn.deterministic
-    assert on_device(new_backbone(), "cpu") is not None
+    assert move_network_to_device(new_backbone(), "cpu") is not None
     assert torch.backends.cudnn.deterministic == before
 
 
 def test_sites_and_rounds_share_one_graph(graphs: Graphs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = federation(tmp_path, "training.batch_size=16", out="plain")
-    monkeypatch.setattr(training, "cuda_graphs", lambda backbone, device, more: cuda_graphs(backbone, GPU, more))
+    monkeypatch.setattr(
+        training, "use_cuda_graphs", lambda backbone, device, more: use_cuda_graphs(backbone, GPU, more)
+    )
     monkeypatch.setattr(training, "GRAPH_DEVICES", ("cpu",))
     task.cached_networks.cache_clear()
     assert federation(tmp_path, "training.batch_size=16", out="replayed")["model_sha256"] == plain["model_sha256"]

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from common.errors import BadInput
 from common.security.identity import (
-    SiteRequest,
-    check_name,
+    SiteAdmissionRequest,
+    check_site_name,
     checked_key,
     create_key,
-    fingerprint,
     is_same_key,
+    public_key_fingerprint,
     public_key_line,
+    read_admission_request,
+    read_connection_kit,
     read_key,
-    read_kit,
-    read_request,
     split_address,
     write_toml,
 )
@@ -65,9 +65,9 @@ def test_a_key_that_others_may_touch_is_refused_with_the_command_that_mends_it(m
 
 def test_a_key_is_known_again_under_any_comment_and_told_from_another_of_the_same_comment() -> None:
     assert is_same_key(LINE, public_key_line(KEY, "the same hospital, years later"))
-    assert fingerprint(LINE) == fingerprint(public_key_line(KEY, "other"))
+    assert public_key_fingerprint(LINE) == public_key_fingerprint(public_key_line(KEY, "other"))
     assert not is_same_key(LINE, OTHER)
-    assert fingerprint(LINE) != fingerprint(OTHER)
+    assert public_key_fingerprint(LINE) != public_key_fingerprint(OTHER)
 
 
 @given(st.text(max_size=20))
@@ -119,19 +119,19 @@ ELSEWHERE = ("", ".", "..", "../north", "a/b", "a\\b", ".north", "-rf", " north"
 )
 def test_a_name_that_could_lead_elsewhere_or_is_too_long_is_refused(name: str, rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
-        check_name(name)
+        check_site_name(name)
 
 
 @given(st.from_regex(PLAIN_NAME, fullmatch=True).filter(lambda name: len(name.encode()) <= 200))
 def test_a_name_that_is_taken_stays_in_its_folder(name: str) -> None:
-    path = Path("/sites") / f"{check_name(name)}.key"
+    path = Path("/sites") / f"{check_site_name(name)}.key"
     assert os.path.normpath(path) == f"/sites/{name}.key"
 
 
 def test_the_longest_name_can_be_the_name_of_a_file(tmp_path: Path) -> None:
-    name = check_name("北" * 66)  # 198 bytes
-    write_toml(tmp_path / f"{name}.request", SiteRequest(site=name, public_key=LINE), "")
-    assert read_request(tmp_path / f"{name}.request").site == name
+    name = check_site_name("北" * 66)  # 198 bytes
+    write_toml(tmp_path / f"{name}.request", SiteAdmissionRequest(site=name, public_key=LINE), "")
+    assert read_admission_request(tmp_path / f"{name}.request").site == name
 
 
 @given(
@@ -162,10 +162,10 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 def test_any_request_is_read_as_it_was_written(
     site: str, comment: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    request = SiteRequest(site=site, public_key=f"{LINE} {comment}")
+    request = SiteAdmissionRequest(site=site, public_key=f"{LINE} {comment}")
     path = tmp_path_factory.mktemp("request") / "site.request"
     write_toml(path, request, "For the coordinator.")
-    assert read_request(path) == request
+    assert read_admission_request(path) == request
     assert path.read_text(encoding="utf-8").startswith("# For the coordinator.\n")
 
 
@@ -182,7 +182,7 @@ adress = "fl.example:9092"
 def test_every_fault_of_a_kit_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "north.kit").write_text(BAD_KIT, encoding="utf-8")
     with pytest.raises(BadInput) as refused:
-        read_kit(tmp_path / "north.kit")
+        read_connection_kit(tmp_path / "north.kit")
     again = "Have the coordinator send it again, as flwr-server admit wrote it."
     faults = {fault.where.split(": ")[1]: fault for fault in refused.value.faults}
     assert faults.keys() == {"coordinator", "address", "public_key", "ca_certificate", "adress"}
@@ -200,4 +200,4 @@ def test_a_kit_with_a_certificate_of_a_version_that_does_not_exist_is_refused(tm
     pem = pem_of(of_version_10(builder.sign(KEY, hashes.SHA256())))
     (tmp_path / "north.kit").write_text(BAD_KIT.replace('"-----BEGIN CERTIFICATE-----"', f"'''{pem}'''"))
     with pytest.raises(BadInput, match="ca_certificate: is no PEM certificate"):
-        read_kit(tmp_path / "north.kit")
+        read_connection_kit(tmp_path / "north.kit")

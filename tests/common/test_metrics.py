@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
 
-from common.errors import Diverged
-from common.metrics.auroc import ClassMetrics, mean_and_sd, per_class, summarise
+from common.errors import ModelDiverged
+from common.metrics.auroc import ClassMetrics, mean_and_sd, per_class, summarise_test_results
 from tests.federations import read_vectors
 
 SURGICAL, FEDMLP = read_vectors("surgical.json"), read_vectors("fedmlp.json")
@@ -47,7 +47,7 @@ def test_auroc_mean_and_sd_equal_the_authors_vector() -> None:
 def test_the_means_over_classes_are_fedmlps() -> None:
     vector = FEDMLP["metrics"]
     results = per_class(np.array(vector["prob"]), np.array(vector["y"], dtype=float), ["a", "b", "c"])
-    summary = summarise(results, (), ())
+    summary = summarise_test_results(results, (), ())
     assert summary.mean_balanced_accuracy == pytest.approx(vector["BACC_macro_binary"], rel=1e-9)
     assert summary.mean_average_precision == pytest.approx(vector["mAP_macro"], rel=1e-9)
     assert summary.mean_auroc == pytest.approx(vector["AUC_macro"], rel=1e-9)
@@ -105,7 +105,7 @@ def test_a_class_of_one_kind_of_image_is_undefined(labels: tuple[float, ...], po
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf")])
 def test_a_score_that_is_not_finite_is_refused_by_the_name_of_its_class(score: float) -> None:
-    with pytest.raises(Diverged, match='1 of 2 scores of class "mass" are NaN or infinite'):
+    with pytest.raises(ModelDiverged, match='1 of 2 scores of class "mass" are NaN or infinite'):
         per_class(np.array([[0.1, score], [0.2, 0.3]]), np.array([[0.0, 1.0], [1.0, 0.0]]), ["edema", "mass"])
 
 
@@ -130,7 +130,7 @@ def test_the_summary_separates_shared_from_unique_classes() -> None:
         "hernia": ClassMetrics(None, None, None, 0, 10),
         "mass": ClassMetrics(0.6, 0.3, 0.5, 4, 6),
     }
-    summary = summarise(results, shared={"edema"}, unique={"mass", "hernia"})
+    summary = summarise_test_results(results, shared={"edema"}, unique={"mass", "hernia"})
     assert summary.mean_auroc == pytest.approx(0.75)
     assert summary.mean_average_precision == pytest.approx(0.4)
     assert summary.shared_classes.mean_auroc == 0.9

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, recall_score
 
-from common.errors import Diverged
+from common.errors import ModelDiverged
 from common.metrics.multi_class import (
     CorrectCount,
     MultiClassMetrics,
     RoundAccuracy,
     accuracy_density,
-    client_accuracy,
-    confusion,
-    multi_class,
+    best_client_accuracies,
+    compute_confusion_matrix,
+    compute_multi_class_metrics,
     round_accuracy,
 )
 from tests.federations import read_vectors
@@ -37,7 +37,7 @@ def one_hot(truth: list[int], classes: int) -> NDArray[np.float64]:
 
 
 def scored(predicted: list[int], truth: list[int], classes: int) -> MultiClassMetrics:
-    return multi_class(one_hot(predicted, classes), one_hot(truth, classes))
+    return compute_multi_class_metrics(one_hot(predicted, classes), one_hot(truth, classes))
 
 
 answers = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=20)
@@ -45,7 +45,10 @@ answers = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, 
 
 def test_the_measures_of_unifed_are_those_of_one_matrix_over_the_test_set() -> None:
     vector = vector_metrics("unifed")
-    result, expected = multi_class(np.array(vector["logits"]), one_hot(vector["y"], 4)), vector["proper_global_macro"]
+    result, expected = (
+        compute_multi_class_metrics(np.array(vector["logits"]), one_hot(vector["y"], 4)),
+        vector["proper_global_macro"],
+    )
     assert result.accuracy == pytest.approx(expected["accuracy"])
     assert result.sensitivity == pytest.approx(expected["sens_macro_recall"])
     assert result.specificity == pytest.approx(expected["spec_macro"])
@@ -65,7 +68,7 @@ def test_the_best_accuracies_of_fedsld_are_the_vectors_and_come_from_two_rounds(
     scores = [round_accuracy(sites) for sites in rounds.values()]
     assert [score.mean for score in scores if score] == pytest.approx(vector["mean_client_acc"])
     assert [score.pooled for score in scores if score] == pytest.approx(vector["pooled_acc"])
-    best = client_accuracy(rounds)
+    best = best_client_accuracies(rounds)
     assert best.best_mean_client_test_accuracy == pytest.approx(vector["expected_BMCTA"])
     assert best.best_test_accuracy == pytest.approx(vector["expected_BTA"])
     assert (best.best_mean_round, best.best_pooled_round) == (2, 3)
@@ -73,7 +76,7 @@ def test_the_best_accuracies_of_fedsld_are_the_vectors_and_come_from_two_rounds(
 
 
 def test_rows_of_the_confusion_matrix_are_the_truth() -> None:
-    table = confusion(np.array([1, 1, 2]), np.array([0, 1, 0]), 3)
+    table = compute_confusion_matrix(np.array([1, 1, 2]), np.array([0, 1, 0]), 3)
     assert table.tolist() == [[0, 1, 1], [0, 1, 0], [0, 0, 0]]
 
 
@@ -102,7 +105,7 @@ def test_the_measures_are_those_of_scikit_learn_over_the_classes_present(pairs: 
         for name in present
     ]
     assert result.specificity == (pytest.approx(np.mean(of_each)) if len(present) > 1 else None)
-    matrix = confusion(np.array(predicted), np.array(truth), 4)
+    matrix = compute_confusion_matrix(np.array(predicted), np.array(truth), 4)
     assert matrix.tolist() == confusion_matrix(truth, predicted, labels=range(4)).tolist()
 
 
@@ -112,17 +115,21 @@ def test_images_without_a_known_class_are_not_counted(pairs: list[tuple[int, int
     scores, labels = one_hot([p for p, _ in pairs], 4), one_hot([t for _, t in pairs], 4)
     unknown = np.array([[0.0, UNKNOWN, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [UNKNOWN] * 4])
     more = np.full((3, 4), UNKNOWN)
-    assert multi_class(np.vstack([scores, more]), np.vstack([labels, unknown])) == multi_class(scores, labels)
+    assert compute_multi_class_metrics(
+        np.vstack([scores, more]), np.vstack([labels, unknown])
+    ) == compute_multi_class_metrics(scores, labels)
 
 
 def test_a_class_is_known_though_its_source_does_not_annotate_every_other() -> None:
     labels = np.array([[1.0, 0.0, UNKNOWN], [UNKNOWN, 1.0, 0.0]])
-    assert multi_class(np.array([[0.1, 0.0, 0.7], [0.2, 0.6, 0.2]]), labels) == scored([2, 1], [0, 1], 3)
+    assert compute_multi_class_metrics(np.array([[0.1, 0.0, 0.7], [0.2, 0.6, 0.2]]), labels) == scored(
+        [2, 1], [0, 1], 3
+    )
 
 
 def test_nothing_to_score_has_no_measures() -> None:
-    assert multi_class(np.zeros((0, 3)), np.zeros((0, 3))) is None
-    assert multi_class(np.zeros((2, 3)), np.full((2, 3), UNKNOWN)) is None
+    assert compute_multi_class_metrics(np.zeros((0, 3)), np.zeros((0, 3))) is None
+    assert compute_multi_class_metrics(np.zeros((2, 3)), np.full((2, 3), UNKNOWN)) is None
 
 
 def test_one_class_alone_has_no_specificity() -> None:
@@ -139,17 +146,17 @@ def test_one_class_alone_has_no_specificity() -> None:
 )
 def test_several_classes_an_image_are_refused(scores: list[list[float]], labels: list[list[float]], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
-        multi_class(np.array(scores), np.array(labels))
+        compute_multi_class_metrics(np.array(scores), np.array(labels))
 
 
 def test_scores_that_are_not_finite_are_a_model_that_diverged() -> None:
-    with pytest.raises(Diverged, match="the model diverged: scores of an image are NaN"):
-        multi_class(np.array([[0.2, UNKNOWN]]), np.array([[0.0, 1.0]]))
+    with pytest.raises(ModelDiverged, match="the model diverged: scores of an image are NaN"):
+        compute_multi_class_metrics(np.array([[0.2, UNKNOWN]]), np.array([[0.0, 1.0]]))
 
 
 def test_a_site_that_was_absent_or_tested_nothing_is_left_out_of_its_rounds_mean() -> None:
     assert round_accuracy({"north": CorrectCount(3, 4), "south": CorrectCount(0, 0)}) == RoundAccuracy(0.75, 0.75)
-    best = client_accuracy(
+    best = best_client_accuracies(
         {1: {"north": CorrectCount(1, 4), "south": CorrectCount(1, 1)}, 2: {"north": CorrectCount(3, 4)}}
     )
     assert (best.best_mean_client_test_accuracy, best.best_mean_round) == (0.75, 2)
@@ -157,13 +164,13 @@ def test_a_site_that_was_absent_or_tested_nothing_is_left_out_of_its_rounds_mean
 
 
 def test_a_round_in_which_nobody_tested_does_not_count() -> None:
-    best = client_accuracy({1: {}, 2: {"north": CorrectCount(0, 4)}, 3: {"north": CorrectCount(0, 0)}})
+    best = best_client_accuracies({1: {}, 2: {"north": CorrectCount(0, 4)}, 3: {"north": CorrectCount(0, 0)}})
     assert (best.best_mean_round, best.best_pooled_round, best.best_test_accuracy) == (2, 2, 0.0)
-    assert client_accuracy({1: {}, 2: {"north": CorrectCount(0, 0)}}) is None
+    assert best_client_accuracies({1: {}, 2: {"north": CorrectCount(0, 0)}}) is None
 
 
 def test_of_equal_rounds_the_earlier_is_the_best() -> None:
-    best = client_accuracy(
+    best = best_client_accuracies(
         {3: {"north": CorrectCount(2, 4)}, 2: {"north": CorrectCount(1, 2)}, 1: {"north": CorrectCount(0, 2)}}
     )
     assert (best.best_mean_round, best.best_pooled_round) == (2, 2)

@@ -22,7 +22,10 @@ def whole(*colour: int) -> ImageSet:
 @pytest.mark.parametrize("colour", [(), (3,)], ids=["grey", "colour"])
 @pytest.mark.parametrize("hand", HANDS, ids=["some", "all"])
 def test_each_site_reads_its_own_rows(hand: np.ndarray, colour: tuple[int, ...]) -> None:
-    expected, pixels = channels_first(whole(*colour).stored[hand]), pixels_on_device(whole(*colour).rows(hand), "cpu")
+    expected, pixels = (
+        channels_first(whole(*colour).stored[hand]),
+        pixels_on_device(whole(*colour).select_rows(hand), "cpu"),
+    )
     drawn = torch.randperm(len(expected))
     assert len(pixels) == len(expected)
     assert torch.equal(pixels[drawn], expected[drawn])
@@ -32,17 +35,17 @@ def test_each_site_reads_its_own_rows(hand: np.ndarray, colour: tuple[int, ...])
 
 def test_no_picture_is_copied_for_a_site() -> None:
     everything = whole()
-    first, second = (pixels_on_device(everything.rows(hand), "cpu") for hand in HANDS)
+    first, second = (pixels_on_device(everything.select_rows(hand), "cpu") for hand in HANDS)
     assert first.stored.data_ptr() == second.stored.data_ptr() == everything.stored.ctypes.data
 
 
 def test_rows_of_rows_are_rows_of_the_store() -> None:
     everything = whole()
-    part = everything.rows(HANDS[0]).rows(np.array([4, 1]))
+    part = everything.select_rows(HANDS[0]).select_rows(np.array([4, 1]))
     assert part.stored is everything.stored
     np.testing.assert_array_equal(part.images, everything.stored[[3, 39]])
 
 
 def test_no_pictures_are_one_batch_of_none() -> None:
-    (batch,) = pixels_on_device(whole().rows(np.arange(0)), "cpu").batches(4)
+    (batch,) = pixels_on_device(whole().select_rows(np.arange(0)), "cpu").batches(4)
     assert batch.shape == (0, 1, 5, 4)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from common.system.plain_text import (
     MOST_LINES,
     MOST_WORDS,
-    escaped,
+    escape_unplain_characters,
     is_plain,
     json_text,
+    make_printable_line,
     page_safe,
-    printable,
     printable_lines,
     terminal_safe,
 )
@@ -38,15 +38,15 @@ NAMES = (
 @pytest.mark.parametrize("name", NAMES)
 def test_names_of_any_language_are_plain(name: str) -> None:
     assert is_plain(name)
-    assert printable(name) == name
+    assert make_printable_line(name) == name
 
 
 def test_what_cannot_be_seen_is_written_out() -> None:
-    assert printable("\x1b[2Ja\nb\u202e\U000e0041") == r"\x1b[2Ja\nb\u202e\U000e0041"
+    assert make_printable_line("\x1b[2Ja\nb\u202e\U000e0041") == r"\x1b[2Ja\nb\u202e\U000e0041"
 
 
 def test_what_is_too_long_is_cut_and_says_by_how_much() -> None:
-    text = printable("x" * 14_000_000)
+    text = make_printable_line("x" * 14_000_000)
     assert len(text) == MOST_WORDS
     assert text.endswith("x ... (13,999,532 characters cut)")
     assert text.count("x") == 468
@@ -54,10 +54,10 @@ def test_what_is_too_long_is_cut_and_says_by_how_much() -> None:
 
 @given(any_text, st.integers(40, 600))
 def test_shown_text_is_plain_bounded_and_shown_once_for_all(text: str, most: int) -> None:
-    shown = printable(text, most)
+    shown = make_printable_line(text, most)
     assert raw_in(shown, allowed="") == set()
     assert len(shown) <= most
-    assert printable(shown, most) == shown
+    assert make_printable_line(shown, most) == shown
 
 
 @given(st.lists(any_text, max_size=60).map("\n".join))
@@ -85,7 +85,7 @@ def test_json_holds_the_same_text_and_no_raw_character(text: str) -> None:
 
 @given(any_text.filter(is_plain))
 def test_plain_text_stays_as_it_is_everywhere(text: str) -> None:
-    assert escaped(text) == terminal_safe(text) == printable(text) == text
+    assert escape_unplain_characters(text) == terminal_safe(text) == make_printable_line(text) == text
     assert text in json_text({"a": text}) or '"' in text or "\\" in text
 
 
@@ -107,7 +107,7 @@ class Counted(str):
 def test_an_endless_text_costs_no_time(text: str) -> None:
     """Only as much of it is looked at as is shown: a walk over 14 million characters would take seconds."""
     counted = Counted(text)
-    assert len(printable(counted)) <= MOST_WORDS
+    assert len(make_printable_line(counted)) <= MOST_WORDS
     assert len(printable_lines(counted)) <= MOST_LINES * (MOST_WORDS + 4)
     assert counted.most_read <= 2 * MOST_LINES * MOST_WORDS
 

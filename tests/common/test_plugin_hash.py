@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from common.plugins import LOSSES, load_entry_point, stamp_of
+from common.plugins import LOSSES, identify_plugin, load_entry_point
 from tests.third_parties import forget, install_files
 
 NAMES = ("acme", "acme_more", "acme_data", "acme_hook", "shared", "other", "third")
@@ -81,18 +81,18 @@ def put_in_front(folder: Path, patched: Patched) -> None:
 
 def test_a_module_of_an_earlier_folder_changes_the_hash(tmp_path: Path, monkeypatch: Patched) -> None:
     installed(tmp_path, monkeypatch)
-    before = stamp_of(LOSSES, "answer")
+    before = identify_plugin(LOSSES, "answer")
     put_in_front(tmp_path, monkeypatch)
-    assert stamp_of(LOSSES, "answer") != before
+    assert identify_plugin(LOSSES, "answer") != before
 
 
 def test_a_module_that_came_from_elsewhere_before_changes_the_hash(tmp_path: Path, monkeypatch: Patched) -> None:
     installed(tmp_path, monkeypatch)
-    before = stamp_of(LOSSES, "answer")
+    before = identify_plugin(LOSSES, "answer")
     with monkeypatch.context() as patch:
         put_in_front(tmp_path, patch)
         importlib.import_module("acme_more")
-    assert stamp_of(LOSSES, "answer") != before
+    assert identify_plugin(LOSSES, "answer") != before
 
 
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
@@ -132,16 +132,16 @@ def test_each_of_these_changes_the_hash(change: Callable[[Path], object], tmp_pa
     (site / "acme" / "x.dist-info").mkdir()
     (site / "acme" / "__pycache__").mkdir()
     (site / "acme" / "link.txt").symlink_to(site / "linked.txt")
-    before = stamp_of(LOSSES, "answer")
-    assert stamp_of(LOSSES, "answer") == before
+    before = identify_plugin(LOSSES, "answer")
+    assert identify_plugin(LOSSES, "answer") == before
     change(site)
     importlib.invalidate_caches()
-    assert stamp_of(LOSSES, "answer").sha256 != before.sha256
+    assert identify_plugin(LOSSES, "answer").sha256 != before.sha256
 
 
 def test_the_same_distribution_has_the_same_hash_at_two_hospitals(tmp_path: Path, monkeypatch: Patched) -> None:
     here = installed(tmp_path / "here", monkeypatch)
-    first = stamp_of(LOSSES, "answer")
+    first = identify_plugin(LOSSES, "answer")
     monkeypatch.undo()
     forget(monkeypatch)
     there = installed(tmp_path / "elsewhere", monkeypatch, dict(reversed(FILES.items())))
@@ -152,19 +152,19 @@ def test_the_same_distribution_has_the_same_hash_at_two_hospitals(tmp_path: Path
     for path in (there / "acme").glob("*.py"):
         py_compile.compile(str(path))
     assert here != there
-    assert stamp_of(LOSSES, "answer").sha256 == first.sha256
+    assert identify_plugin(LOSSES, "answer").sha256 == first.sha256
 
 
 def test_of_scripts_those_of_the_package_count_without_their_first_line(tmp_path: Path, monkeypatch: Patched) -> None:
     points = {**POINTS, "console_scripts": {"acme": "acme.losses:answer"}}
     scripts = {"../../../bin/acme": "#!/a/python\nimport acme", "../../../bin/acme-tool": "#!/a/python\nprint(1)\n"}
     site = installed(tmp_path, monkeypatch, {**FILES, **scripts}, points)
-    before = stamp_of(LOSSES, "answer")
+    before = identify_plugin(LOSSES, "answer")
     (site / "../../../bin/acme").write_text("#!/b/python\nimport sys, acme")
     (site / "../../../bin/acme-tool").write_text("#!/b/python\nprint(1)\n")
-    assert stamp_of(LOSSES, "answer") == before
+    assert identify_plugin(LOSSES, "answer") == before
     (site / "../../../bin/acme-tool").write_text("#!/b/python\nprint(2)\n")
-    assert stamp_of(LOSSES, "answer") != before
+    assert identify_plugin(LOSSES, "answer") != before
 
 
 def test_an_editable_installation_counts_every_module_of_its_folder(tmp_path: Path, monkeypatch: Patched) -> None:
@@ -174,22 +174,22 @@ def test_an_editable_installation_counts_every_module_of_its_folder(tmp_path: Pa
         (source / name).write_text(str(FILES[name]))
     installed(tmp_path, monkeypatch, {"__editable__.acme-1.0.pth": f"{source}\n"})
     monkeypatch.syspath_prepend(str(source))
-    before = stamp_of(LOSSES, "answer")
+    before = identify_plugin(LOSSES, "answer")
     shutil.move(tmp_path / "work", tmp_path / "moved")
     for path in tmp_path.rglob("*.pth"):
         path.write_text(f"{tmp_path / 'moved' / 'src'}\n")
     monkeypatch.syspath_prepend(str(tmp_path / "moved" / "src"))
     importlib.invalidate_caches()
-    assert stamp_of(LOSSES, "answer") == before
+    assert identify_plugin(LOSSES, "answer") == before
     assert load_entry_point(LOSSES, "answer")() == "hashed"
     forget(monkeypatch)
     (tmp_path / "moved" / "src" / "acme_more.py").write_text(EVIL)
-    assert stamp_of(LOSSES, "answer") != before
+    assert identify_plugin(LOSSES, "answer") != before
 
 
 def test_what_was_stamped_for_a_plan_is_what_is_loaded(tmp_path: Path, monkeypatch: Patched) -> None:
     site = installed(tmp_path, monkeypatch)
-    stamp_of(LOSSES, "answer")
+    identify_plugin(LOSSES, "answer")
     (site / "acme_more.py").write_text(EVIL)
     with pytest.raises(BadInput, match="changed"):
         load_entry_point(LOSSES, "answer")
@@ -202,7 +202,7 @@ def test_a_package_in_an_archive_is_refused(tmp_path: Path, monkeypatch: Patched
             archive.writestr(name, "def answer(): return 1\n")
     monkeypatch.syspath_prepend(str(site / "acme.zip"))
     with pytest.raises(BadInput):
-        stamp_of(LOSSES, "answer")
+        identify_plugin(LOSSES, "answer")
     with pytest.raises(BadInput):
         load_entry_point(LOSSES, "answer")
 
@@ -211,35 +211,35 @@ def test_a_shared_namespace_counts_only_the_plug_ins_own_files(tmp_path: Path, m
     points = {LOSSES: {"answer": "shared.mine.losses:answer"}}
     files = {"shared/mine/__init__.py": "", "shared/mine/losses.py": "from shared import theirs\n" + MORE}
     site = installed(tmp_path, monkeypatch, files, points)
-    before = stamp_of(LOSSES, "answer")
+    before = identify_plugin(LOSSES, "answer")
     installed(tmp_path, monkeypatch, {"shared/theirs/__init__.py": "", "shared/flat.py": ""}, {}, "other")
-    assert stamp_of(LOSSES, "answer") == before
+    assert identify_plugin(LOSSES, "answer") == before
     assert load_entry_point(LOSSES, "answer")() == "hashed"
     forget(monkeypatch)
     (site / "shared" / "mine" / "new.py").write_text("")
-    assert stamp_of(LOSSES, "answer") != before
+    assert identify_plugin(LOSSES, "answer") != before
 
 
 def test_a_module_of_another_distribution_changes_the_hash(tmp_path: Path, monkeypatch: Patched) -> None:
     installed(tmp_path, monkeypatch)
-    before = stamp_of(LOSSES, "answer")
+    before = identify_plugin(LOSSES, "answer")
     installed(tmp_path, monkeypatch, {f"acme/losses{SUFFIX}": b"\x7fELF"}, {}, "other")
-    assert stamp_of(LOSSES, "answer") != before
+    assert identify_plugin(LOSSES, "answer") != before
 
 
 def test_an_entry_point_into_another_distribution_counts_its_files_too(tmp_path: Path, monkeypatch: Patched) -> None:
     site = installed(tmp_path, monkeypatch, FILES, {})
     installed(tmp_path, monkeypatch, {"other.py": ""}, {LOSSES: {"answer": "acme.losses:answer"}}, "other")
-    before = stamp_of(LOSSES, "answer")
+    before = identify_plugin(LOSSES, "answer")
     assert before.package == "other"
     (site / "acme_more.py").write_text(EVIL)
-    assert stamp_of(LOSSES, "answer") != before
+    assert identify_plugin(LOSSES, "answer") != before
 
 
 def test_a_circle_of_links_ends(tmp_path: Path, monkeypatch: Patched) -> None:
     site = installed(tmp_path, monkeypatch)
-    before = stamp_of(LOSSES, "answer")
+    before = identify_plugin(LOSSES, "answer")
     (site / "acme" / "circle").symlink_to(site / "acme", target_is_directory=True)
-    assert stamp_of(LOSSES, "answer").sha256
+    assert identify_plugin(LOSSES, "answer").sha256
     os.unlink(site / "acme" / "circle")
-    assert stamp_of(LOSSES, "answer") == before
+    assert identify_plugin(LOSSES, "answer") == before

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from client.gate.policy_rules import RequestedWork, reply_rules, request_rules
-from client.site.disclosure import limit_class_metrics
+from client.site.disclosure import suppress_class_metrics
 from client.site.policy import WITHOUT_LIMITS, Policy
 from common.config import EvaluationSection, make_plan
 from common.errors import BadInput, WireError
@@ -80,8 +80,8 @@ def test_one_that_fails_is_named_without_its_words(metric: Callable[..., float],
 
 def test_nothing_is_told_of_a_class_of_few_patients() -> None:
     metrics = ClassMetrics(0.5, 0.5, 0.5, 20, 30, {YOUDEN: 0.25})
-    assert limit_class_metrics(metrics, Policy(), hidden=False).more == {YOUDEN: 0.25}
-    assert limit_class_metrics(metrics, Policy(), hidden=True).more == {YOUDEN: None}
+    assert suppress_class_metrics(metrics, Policy(), hidden=False).more == {YOUDEN: 0.25}
+    assert suppress_class_metrics(metrics, Policy(), hidden=True).more == {YOUDEN: None}
 
 
 @pytest.mark.parametrize("names", [("youden",), ("plugin:",), tuple(f"plugin:{n}" for n in range(21)), 3])

@@ -19,7 +19,7 @@ from common.system import preflight
 from common.system.preflight import (
     FLOWER,
     date_faults,
-    delayed_exit,
+    delay_exit_until_change,
     flower_faults,
     port_faults,
     writable_folder_faults,
@@ -97,7 +97,7 @@ def test_a_refused_program_that_is_started_again_waits_for_a_file_to_change(
     monkeypatch.setattr(preflight, "LOOK_S", 0.01)
     fixed = threading.Timer(0.2, (tmp_path / "site.toml").touch)
     fixed.start()
-    with pytest.raises(BadInput), delayed_exit(tmp_path, lines.append, (BadInput,), held=held):
+    with pytest.raises(BadInput), delay_exit_until_change(tmp_path, lines.append, (BadInput,), held=held):
         raise BadInput([Fault("site.toml", "is not there.")])
     assert fixed.is_alive() != held
     waits = f"ends when a file in {tmp_path} changes, or in 15 min, to be started again"

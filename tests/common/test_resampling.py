@@ -8,7 +8,13 @@ from numpy.typing import NDArray
 from scipy.stats import bootstrap, norm
 from sklearn.metrics import roc_auc_score
 
-from common.metrics.bootstrap import Intervals, RankedClass, auroc_intervals, pooled_interval, score_interval
+from common.metrics.bootstrap import (
+    AurocIntervals,
+    RankedClass,
+    auroc_intervals,
+    newcombe_auroc_interval,
+    pooled_interval,
+)
 from common.metrics.score_histograms import BINS, ScoreHistogram, score_histogram
 
 Floats = NDArray[np.floating]
@@ -87,7 +93,7 @@ def test_classes_without_an_auroc_have_no_interval_and_unknown_labels_are_left_o
     assert list(intervals.per_class) == ["a", "c"]
     low, high = intervals.per_class["c"]
     assert low < roc_auc_score(labels[:40, 2], scores[:40, 2]) < high
-    assert auroc_intervals(scores[:, [1]], labels[:, [1]], patients, ["b"], generator()) == Intervals(None, {})
+    assert auroc_intervals(scores[:, [1]], labels[:, [1]], patients, ["b"], generator()) == AurocIntervals(None, {})
 
 
 def test_the_same_generator_gives_the_same_intervals() -> None:
@@ -131,7 +137,7 @@ def test_intervals_hold_the_true_auroc_as_often_as_they_say_with_few_positives_t
     for _ in range(300):
         scores = np.concatenate([random.normal(1, 1, positives), random.normal(0, 1, 100)])
         wins = np.mean(scores[:positives, None] > scores[None, positives:])
-        low, high = score_interval(float(wins), positives, 100)
+        low, high = newcombe_auroc_interval(float(wins), positives, 100)
         covered.append(low <= true <= high)
     assert np.mean(covered) >= 0.91  # 0.95 less three standard errors
 
@@ -147,7 +153,7 @@ def test_the_ends_are_the_true_aurocs_from_which_the_found_one_is_no_further_tha
         chance = float(norm.ppf(0.975)) ** 2 * true * (1 - true) * spread / (positives * negatives)
         return (auroc - true) ** 2 - chance
 
-    low, high = score_interval(auroc, positives, negatives)
+    low, high = newcombe_auroc_interval(auroc, positives, negatives)
     assert 0 <= low <= auroc <= high <= 1
     for end, outer in ((low, 0.0), (high, 1.0)):
         assert abs(beyond(end)) < 1e-9 or end == outer

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from common.system.resources import uncollected_imports
+from common.system.resources import exclude_imports_from_gc
 
 PROGRAM = """
 import gc, weakref
-from common.system.resources import uncollected_imports
+from common.system.resources import exclude_imports_from_gc
 
-with uncollected_imports():
+with exclude_imports_from_gc():
     at_rest = not gc.isenabled()
     import decimal, email.message
 frozen = gc.get_freeze_count()
@@ -23,7 +23,7 @@ class Node:
 node = Node()
 node.itself = node
 alive = weakref.ref(node)
-with uncollected_imports():
+with exclude_imports_from_gc():
     import fractions
 del node
 gc.collect()
@@ -37,6 +37,6 @@ def test_imports_are_frozen_once_and_what_is_made_later_is_collected() -> None:
 
 
 def test_an_import_that_fails_leaves_the_collector_at_work() -> None:
-    with pytest.raises(ImportError), uncollected_imports():
+    with pytest.raises(ImportError), exclude_imports_from_gc():
         import no_such_module  # noqa: F401
     assert gc.isenabled()

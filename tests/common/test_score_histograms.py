@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from common.metrics.measured import Measured
+from common.metrics.measured import ValueWithError
 from common.metrics.score_histograms import (
     BINS,
     DECIDED,
@@ -92,8 +92,8 @@ def test_bounds_worked_by_hand() -> None:
     counts = np.zeros((2, BINS), np.int64)
     counts[:, 7], counts[:, 8] = (1, 2), (1, 0)
     histogram = ScoreHistogram(*counts)
-    assert pooled_auroc(histogram) == Measured(0.75, 0.25)
-    assert pooled_average_precision(histogram) == Measured(0.875, 0.125)
+    assert pooled_auroc(histogram) == ValueWithError(0.75, 0.25)
+    assert pooled_average_precision(histogram) == ValueWithError(0.875, 0.125)
 
 
 def test_histograms_of_sites_add_up_to_that_of_all_their_images() -> None:

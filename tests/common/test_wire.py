@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from common.errors import WireError
 from common.models.network import Head
 from common.system.plain_text import is_plain
-from common.wire.codec import RAW, decode, encode, payload_bytes
-from common.wire.records import EvaluateReply, Groups, Record, RollCall, TrainReply, TrainRequest
+from common.wire.codec import RAW, decode_record, encode_record, payload_bytes
+from common.wire.records import EvaluateReply, ModelGroups, Record, RollCall, TrainReply, TrainRequest
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskedRequest, RevealAnswer, SharesRequest
 from tests.bad_input.wire_records import ANSWER, COMPARED, MODEL, ONES, REPLY, REQUEST, SCORES, SPREAD
 from tests.common.flower_messages import same
@@ -32,7 +32,7 @@ MASKING = (
     ids=lambda r: type(r).__name__,
 )
 def test_every_record_comes_back_as_it_went(record: Record) -> None:
-    assert same(decode(encode(record), type(record)), record)
+    assert same(decode_record(encode_record(record), type(record)), record)
 
 
 @given(
@@ -42,8 +42,8 @@ def test_every_record_comes_back_as_it_went(record: Record) -> None:
 def test_any_groups_come_back_bit_for_bit(trunk: list[float], rows: list[str]) -> None:
     rng = np.random.default_rng(len(rows))
     head = Head(tuple(rows), rng.normal(size=(len(rows), 3)).astype(np.float32), np.ones(len(rows), np.float32))
-    groups = Groups(np.array(trunk, np.float32), None, head if rows else None)
-    back = decode(encode(TrainReply("r", 1, "s", 1, 0.0, None, None, 0.0, groups)), TrainReply).update
+    groups = ModelGroups(np.array(trunk, np.float32), None, head if rows else None)
+    back = decode_record(encode_record(TrainReply("r", 1, "s", 1, 0.0, None, None, 0.0, groups)), TrainReply).update
     assert back.trunk.tobytes() == np.array(trunk, np.float32).tobytes()
     assert back.norm is None
     assert repr(back.head) == repr(groups.head)
@@ -51,53 +51,53 @@ def test_any_groups_come_back_bit_for_bit(trunk: list[float], rows: list[str]) -
 
 def refusal(content: RecordDict, expected: type = TrainReply) -> str:
     with pytest.raises(WireError) as caught:
-        decode(content, expected)
+        decode_record(content, expected)
     return str(caught.value)
 
 
 def test_bytes_are_those_of_the_arrays_and_the_text() -> None:
-    empty = payload_bytes(encode(replace(REPLY, update=Groups())))
+    empty = payload_bytes(encode_record(replace(REPLY, update=ModelGroups())))
     # 2 + 4 + 2 values of 4 bytes, and the class names
-    assert 32 <= payload_bytes(encode(REPLY)) - empty <= 32 + 20
+    assert 32 <= payload_bytes(encode_record(REPLY)) - empty <= 32 + 20
 
 
 def test_an_array_that_many_records_share_is_written_once_and_none_is_taken_for_another() -> None:
     trunk, written = np.ones(3, np.float32), {}
     replies = [
-        replace(REPLY, site=site, update=Groups(trunk, np.full(2, row, np.float32)))
+        replace(REPLY, site=site, update=ModelGroups(trunk, np.full(2, row, np.float32)))
         for row, site in enumerate(("east", "north", "south"))
     ]
-    contents = [encode(reply, written) for reply in replies]
+    contents = [encode_record(reply, written) for reply in replies]
     assert len({id(content["update"]["trunk"]) for content in contents}) == 1
-    assert [decode(content, TrainReply).update.norm.tolist() for content in contents] == [[0, 0], [1, 1], [2, 2]]
+    assert [decode_record(content, TrainReply).update.norm.tolist() for content in contents] == [[0, 0], [1, 1], [2, 2]]
 
 
 def test_a_metric_may_be_undefined_but_not_infinite() -> None:
-    content = encode(SCORES)
-    assert np.isnan(decode(content, EvaluateReply).auroc[0])
+    content = encode_record(SCORES)
+    assert np.isnan(decode_record(content, EvaluateReply).auroc[0])
     content["fields"] = ConfigRecord({**content["fields"], "auroc": [float("inf")]})
     assert refusal(content, EvaluateReply) == "EvaluateReply.auroc must be finite."
 
 
 def test_whatever_is_small_travels_in_one_record() -> None:
-    content = encode(TrainReply("run", 4, "north", 12, 0.5, None, 0.75, 1.25, replace(MODEL, norm=ONES)))
+    content = encode_record(TrainReply("run", 4, "north", 12, 0.5, None, 0.75, 1.25, replace(MODEL, norm=ONES)))
     assert set(content) == {"fields", "update"}
     assert list(content["update"]) == ["trunk"]
 
 
 @pytest.mark.parametrize("run", ["", "../../etc", "a/b", "-x", "x" * 65, "a\0b", "run\n"])
 def test_a_run_that_could_lead_out_of_a_sites_folder_is_refused(run: str) -> None:
-    for content, kind in ((encode(REQUEST), TrainRequest), (encode(RollCall("run", "{}")), RollCall)):
+    for content, kind in ((encode_record(REQUEST), TrainRequest), (encode_record(RollCall("run", "{}")), RollCall)):
         content["fields"] = ConfigRecord({**content["fields"], "run": run})
         assert refusal(content, kind).startswith("run must be small letters, digits, dashes and underscores, not ")
 
 
 def test_scores_come_back_as_histograms_of_the_classes_that_were_told() -> None:
-    histograms = decode(encode(SPREAD), EvaluateReply).histograms
+    histograms = decode_record(encode_record(SPREAD), EvaluateReply).histograms
     assert list(histograms) == ["a"]
     assert (histograms["a"].positives[-1], histograms["a"].negatives[0]) == (1, 2)
-    assert decode(encode(SCORES), EvaluateReply).histograms == {}
-    chosen_on = decode(encode(SPREAD), EvaluateReply).validation_histograms
+    assert decode_record(encode_record(SCORES), EvaluateReply).histograms == {}
+    chosen_on = decode_record(encode_record(SPREAD), EvaluateReply).validation_histograms
     assert (list(chosen_on), chosen_on["a"].positives[-1], chosen_on["a"].negatives[0]) == (["a"], 3, 4)
 
 
@@ -110,12 +110,12 @@ def test_scores_come_back_as_histograms_of_the_classes_that_were_told() -> None:
     ],
 )
 def test_a_masked_vector_that_is_none_is_refused(array: Array, reason: str) -> None:
-    content = encode(MASKING[3])
+    content = encode_record(MASKING[3])
     content["vector"] = ArrayRecord({"vector": array})
     assert refusal(content, MaskedAnswer) == reason
 
 
 def test_letters_without_a_sender_are_refused() -> None:
-    content = encode(MASKING[2])
+    content = encode_record(MASKING[2])
     content["fields"]["letters"] = []
     assert refusal(content, MaskedRequest) == "letters must have one entry a site."

@@ -31,14 +31,20 @@ from PIL import Image
 
 from client.connection.fleet_client import ContentGone, bundle_fault, is_expired
 from client.connection.service import PendingMessage
-from client.site.memory import MemoryFolder, SiteMemory
-from client.site.settings import open_site, read_settings
+from client.site.memory import RoundStateFolder, SiteRoundState
+from client.site.settings import open_site, read_site_settings
 from common.config import read_experiment
-from common.data.base.spec import FolderSpec, NpzSpec, Rendering
-from common.data.images.headers import DicomHead, encoded_shape, jpeg_2000_tables, read_dicom_heads, rle_plane_size
+from common.data.base.spec import FolderSpec, NpzSpec, PictureRendering
+from common.data.images.headers import (
+    DicomHead,
+    encoded_shape,
+    jpeg_2000_decoder_bytes,
+    read_dicom_heads,
+    rle_plane_size,
+)
 from common.data.images.reading import ImageForm
 from common.data.images.store import decode_pictures
-from common.data.load import load
+from common.data.load import load_dataset
 from common.data.tables.csv import read_columns
 from common.data.tables.labels import open_folder
 from common.errors import BadInput, WireError
@@ -47,15 +53,15 @@ from common.models.saved import load_model, save_model
 from common.models.state import ModelState
 from common.models.weights import convert_checkpoint
 from common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec
-from common.security.identity import checked_key, read_key, read_kit, read_request, write_toml
-from common.wire.codec import decode, encode, pack, round_to_form, unpack
+from common.security.identity import checked_key, read_admission_request, read_connection_kit, read_key, write_toml
+from common.wire.codec import decode_record, encode_record, pack_numbers, round_to_form, unpack_numbers
 from common.wire.fleet_protocol import append_field, extract_field
 from common.wire.flower_objects import join_message
-from common.wire.records import FORMS, Groups, RefusalNoted, RollCall
-from server.coordinator.authority import certificate_faults, issue_server_certificate, make_authority
+from common.wire.records import FORMS, ModelGroups, RefusalNoted, RollCall
+from server.coordinator.authority import certificate_faults, issue_server_certificate, make_certificate_authority
 from server.coordinator.folder import FILE as COORDINATOR_FILE
-from server.coordinator.folder import Coordinator, CoordinatorFile, read_coordinator
-from server.export.pictures import read_pictures
+from server.coordinator.folder import CoordinatorFile, CoordinatorFolder, read_coordinator
+from server.export.pictures import read_unlabelled_pictures
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
 from server.runs.folder import RunFolder
 from strategies.engine.state import FederationState, deserialize_state, serialize_state
@@ -113,7 +119,7 @@ RECORDS = (RollCall("run", "{}"), RefusalNoted("run", "north"), ANSWER, REQUEST,
 
 def record_seeds() -> list[bytes]:
     """The number of a record's kind, and the record as it travels."""
-    contents = [recorddict_to_proto(encode(record)).SerializeToString() for record in RECORDS]
+    contents = [recorddict_to_proto(encode_record(record)).SerializeToString() for record in RECORDS]
     return [bytes([kind]) + content for kind, content in enumerate(contents)]
 
 
@@ -128,10 +134,10 @@ def record(data: bytes) -> None:
 def accepts(content: RecordDict, kind: Any) -> None:
     """A record that is accepted comes back from the wire as it was."""
     try:
-        accepted = decode(content, kind)
+        accepted = decode_record(content, kind)
     except WireError:
         return
-    assert same(decode(encode(accepted), kind), accepted)
+    assert same(decode_record(encode_record(accepted), kind), accepted)
 
 
 _OBJECT = struct.Struct("<64sI")
@@ -165,13 +171,13 @@ def large_field(data: bytes) -> None:
 
 def compact_seeds() -> list[bytes]:
     values = np.linspace(-3, 5, 40, dtype=np.float32)
-    return [bytes([place, 40]) + pack(round_to_form(values, form), form) for place, form in enumerate(FORMS)]
+    return [bytes([place, 40]) + pack_numbers(round_to_form(values, form), form) for place, form in enumerate(FORMS)]
 
 
 def compact(data: bytes) -> None:
     form, n = FORMS[data[0] % len(FORMS)] if data else "float32", data[1] if len(data) > 1 else 0
     try:
-        values = unpack(data[2:], n, form)
+        values = unpack_numbers(data[2:], n, form)
     except ValueError:
         return
     assert values.shape == (n,)
@@ -223,15 +229,15 @@ def public_key(data: bytes) -> None:
         assert checked_key(line) == line
 
 
-def _coordinator(folder: str) -> Coordinator:
-    return Coordinator(Path(folder), CoordinatorFile(name="trial", hosts=("fl.example",), port=1))
+def _coordinator(folder: str) -> CoordinatorFolder:
+    return CoordinatorFolder(Path(folder), CoordinatorFile(name="trial", hosts=("fl.example",), port=1))
 
 
 @lru_cache
 def _authority() -> dict[str, bytes]:
     with TemporaryDirectory() as name:
         coordinator = _coordinator(name)
-        make_authority(coordinator)
+        make_certificate_authority(coordinator)
         issue_server_certificate(coordinator)
         return {path.name: path.read_bytes() for path in coordinator.authority.iterdir()}
 
@@ -291,24 +297,24 @@ def checkpoint(data: bytes) -> None:
         (Path(name) / "checkpoints").mkdir()
         for file, content in (_checkpoint() | {"round-000002.json": data}).items():
             (Path(name) / "checkpoints" / file).write_bytes(content)
-        newest, broken = CheckpointFolder(Path(name), durable=False).newest()
+        newest, broken = CheckpointFolder(Path(name), durable=False).read_newest_undamaged()
         assert (newest is None) == bool(broken)
         assert all(broken.values())
 
 
 def rounds(data: bytes) -> None:
     with folder_with(rounds__jsonl=data) as folder, contextlib.suppress(BadInput):
-        RunFolder(folder).keep_rounds(3)
+        RunFolder(folder).remove_rounds_after(3)
         before = (folder / "rounds.jsonl").read_bytes()
-        RunFolder(folder).keep_rounds(3)
+        RunFolder(folder).remove_rounds_after(3)
         assert (folder / "rounds.jsonl").read_bytes() == before
 
 
 @lru_cache
 def _memory() -> bytes:
     with TemporaryDirectory() as name:
-        site = SiteMemory(3, MODEL, Groups(), 2, MODEL, 1, 0.25, {"head.weight/step": np.ones((), np.float32)})
-        MemoryFolder(Path(name), durable=False).keep(site)
+        site = SiteRoundState(3, MODEL, ModelGroups(), 2, MODEL, 1, 0.25, {"head.weight/step": np.ones((), np.float32)})
+        RoundStateFolder(Path(name), durable=False).write_state(site)
         return (Path(name) / "round-000003.safetensors").read_bytes()
 
 
@@ -318,8 +324,8 @@ def memory(data: bytes) -> None:
         with folder_with() as folder:
             (folder / "round-000003.safetensors").write_bytes(content)
             notices: list[str] = []
-            recalled = MemoryFolder(folder).recall(3, notices.append)
-            assert bool(notices) == (repr(recalled) == repr(SiteMemory()))
+            recalled = RoundStateFolder(folder).read_last_counted(3, notices.append)
+            assert bool(notices) == (repr(recalled) == repr(SiteRoundState()))
 
 
 def in_hand(data: bytes) -> None:
@@ -360,7 +366,7 @@ def experiment(data: bytes) -> None:
 
 def site(data: bytes) -> None:
     with folder_with(site__toml=data) as folder, contextlib.suppress(BadInput):
-        settings = read_settings(folder)
+        settings = read_site_settings(folder)
         if settings.file.data.kind == "phantom" and settings.file.data.images <= 40:
             open_site(settings)
 
@@ -404,7 +410,7 @@ def npz_seeds() -> list[bytes]:
 
 def npz(data: bytes) -> None:
     with folder_with(it__npz=data) as folder, contextlib.suppress(BadInput):
-        splits = load(NpzSpec(kind="npz", path="it.npz", classes=("a", "b"), validation_fraction=0.0), folder)
+        splits = load_dataset(NpzSpec(kind="npz", path="it.npz", classes=("a", "b"), validation_fraction=0.0), folder)
         assert splits.train.labels.shape == (len(splits.train), 2)
 
 
@@ -426,13 +432,13 @@ def limited_npz(data: bytes) -> None:
     """Some rows of a file, which are read without the others."""
     spec = NpzSpec(kind="npz", path="it.npz", classes=("a", "b"), patient_key="patient", train_limit=2, image_size=8)
     with folder_with(it__npz=data) as folder, contextlib.suppress(BadInput):
-        splits = load(spec, folder)
+        splits = load_dataset(spec, folder)
         assert splits.train.images.shape[1:3] == (8, 8)
 
 
 def unlabelled(data: bytes) -> None:
     with folder_with(it__npz=data) as folder, contextlib.suppress(BadInput):
-        pictures = read_pictures(folder / "it.npz", ImageForm(8, color=False, resize="pad"))
+        pictures = read_unlabelled_pictures(folder / "it.npz", ImageForm(8, color=False, resize="pad"))
         assert len(pictures.names) == len(pictures.images)
 
 
@@ -442,7 +448,7 @@ def volume_seeds() -> list[bytes]:
 
 
 def volume(data: bytes) -> None:
-    form = ImageForm(8, color=False, resize="pad", rendering=Rendering("middle", "coronal"))
+    form = ImageForm(8, color=False, resize="pad", rendering=PictureRendering("middle", "coronal"))
     for content in (data, gzip.compress(data, 1)):
         with folder_with(it=content) as folder:
             decoded = decode_pictures(["it"], lambda row, file=folder / "it": file, form)
@@ -459,7 +465,7 @@ def frame_seeds() -> list[bytes]:
 
 
 def frame(data: bytes) -> None:
-    for read in (encoded_shape, jpeg_2000_tables, rle_plane_size):
+    for read in (encoded_shape, jpeg_2000_decoder_bytes, rle_plane_size):
         with contextlib.suppress(ValueError):
             read(data)
 
@@ -491,8 +497,8 @@ TARGETS = {
     "compact": Target(compact_seeds, compact),
     "received-message": Target(received_seeds, received),
     "bundle": Target(bundle_seeds, bundle),
-    "request": Target(lambda: [request_text().encode()], read_again(read_request)),
-    "kit": Target(lambda: [kit_text().encode()], read_again(read_kit)),
+    "request": Target(lambda: [request_text().encode()], read_again(read_admission_request)),
+    "kit": Target(lambda: [kit_text().encode()], read_again(read_connection_kit)),
     "private-key": Target(lambda: [KEY.encode()], refused_at_most("key", lambda folder: read_key(folder / "key"))),
     "public-key": Target(lambda: [LINE.encode()], public_key),
     "certificates": Target(

@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.wire.codec import encode
+from common.wire.codec import encode_record
 from tests.fuzz.targets import RECORDS, TARGETS, accepts
 
 _WORDS = b"-1 0 1e999 nan inf \" ' [ ] { } , = true null [[ .. / \\u0000".split()
@@ -97,7 +97,7 @@ VALUES = st.one_of(
     *(WHOLE, st.floats(), st.text(max_size=5), st.binary(max_size=16), st.booleans()),
     *(st.lists(kind, max_size=4) for kind in (WHOLE, st.floats(), st.text(max_size=5))),
 )
-NAMES = tuple(sorted({name for record in RECORDS for name in encode(record)["fields"]}))
+NAMES = tuple(sorted({name for record in RECORDS for name in encode_record(record)["fields"]}))
 
 
 @given(
@@ -109,14 +109,14 @@ NAMES = tuple(sorted({name for record in RECORDS for name in encode(record)["fie
 def test_fields_of_any_value_are_refused_by_a_wire_error_or_come_back(
     which: int, changes: dict[str, Any], lost: set[str]
 ) -> None:
-    content = encode(RECORDS[which])
+    content = encode_record(RECORDS[which])
     fields = {**content["fields"], **changes}
     content["fields"] = ConfigRecord({name: value for name, value in fields.items() if name not in lost})
     accepts(content, type(RECORDS[which]))
 
 
 def test_a_shape_of_a_million_dimensions_takes_no_minutes() -> None:
-    content = encode(RECORDS[4])
+    content = encode_record(RECORDS[4])
     content["fields"]["statistics/prior/shape"] = [2**62] * 10**6
     accepts(content, type(RECORDS[4]))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from common.config import TrainingSection
 from common.data.base.spec import AugmentationSpec
 from common.models import gpu
-from common.models.gpu import BackboneGraph, features_through, on_device
+from common.models.gpu import BackboneCudaGraph, compute_backbone_features, move_network_to_device
 from common.models.network import MemoryFormat, SplitNetwork, build, set_memory_format, unfreeze
 from common.models.state import ModelState, read_state, write_state
 from common.models.zoo.spec import ModelSpec
@@ -65,7 +65,7 @@ def trained(
     images = torch.randint(0, 256, (IMAGES, 1, side, side), dtype=torch.uint8, generator=draws).to(device)
     labels = torch.randint(0, 2, (IMAGES, len(CLASSES)), generator=draws).float().to(device)
     examples = Examples(images, labels, torch.ones(len(CLASSES), dtype=torch.bool, device=device))
-    network = set_memory_format(on_device(build(spec, CLASSES, seed=0), device), memory_format)
+    network = set_memory_format(move_network_to_device(build(spec, CLASSES, seed=0), device), memory_format)
     unfreeze(network)
     exercise = TrainingTask(
         examples, objective or plain(missing_as_negative_loss), section, AUGMENTED, frozen or FrozenParts()
@@ -92,7 +92,7 @@ def equal(first: ModelState, second: ModelState) -> bool:
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Record after three steps; the shapes for which it was done."""
-    done, recorded = list[tuple[int, ...]](), gpu.record_graph
+    done, recorded = list[tuple[int, ...]](), gpu.record_cuda_graph
 
     def record(backbone: nn.Module, images: Tensor) -> Any:
         graph = recorded(backbone, images)
@@ -100,7 +100,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return graph
 
     monkeypatch.setattr(gpu, "RECORD_AFTER", 3)
-    monkeypatch.setattr(gpu, "record_graph", record)
+    monkeypatch.setattr(gpu, "record_cuda_graph", record)
     return done
 
 
@@ -149,7 +149,7 @@ def test_a_graph_is_recorded_once_for_all_rounds_and_heads(recordings: list[tupl
     assert recordings == [(BATCH, 1, 64, 64)]
     state = read_state(network)
     write_state(network, trunk=state.trunk, norm=state.norm, head=state.head)  # as the next round does
-    replay: BackboneGraph = network.backbone.__dict__[gpu.REPLAY]
+    replay: BackboneCudaGraph = network.backbone.__dict__[gpu.REPLAY]
     replay.begin_epoch(network.backbone, "auto")
     assert replay._recorded is not None
 
@@ -176,10 +176,10 @@ def test_a_backbone_that_cannot_be_recorded_is_trained_without(recordings: list[
         nn.Conv2d(1, 4, 3), Waiting(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 2)
     ).cuda()
     images = torch.rand(BATCH, 1, 8, 8, device="cuda")
-    with gpu.cuda_graphs(backbone, torch.device("cuda"), "float32") as begin_step:
+    with gpu.use_cuda_graphs(backbone, torch.device("cuda"), "float32") as begin_step:
         for _ in range(6):
             begin_step()
-            nn.functional.dropout(features_through(backbone, images), 0.5).square().sum().backward()
+            nn.functional.dropout(compute_backbone_features(backbone, images), 0.5).square().sum().backward()
     assert recordings == []
     assert torch.isfinite(torch.cat([parameter.flatten() for parameter in backbone.parameters()])).all()
 
@@ -188,7 +188,7 @@ def test_a_convolution_in_float32_is_one(monkeypatch: pytest.MonkeyPatch) -> Non
     """TensorFloat-32, which torch takes by default, is a hundred times further from the exact sum."""
     draws = torch.Generator().manual_seed(0)
     images, layer = torch.randn(8, 64, 16, 16, generator=draws), nn.Conv2d(64, 64, 3)
-    exact, layer = layer.double()(images.double()), on_device(layer.float(), "cuda")
+    exact, layer = layer.double()(images.double()), move_network_to_device(layer.float(), "cuda")
     far = (layer(images.cuda()).double().cpu() - exact).norm() / exact.norm()
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     otherwise = (layer(images.cuda()).double().cpu() - exact).norm() / exact.norm()

@@ -187,7 +187,7 @@ def at_the_site(point: str, death: Death) -> None:
         case "while training":
             at(local_round, "compute_update", death.kill, lambda task, *rest: task.memory.round == ROUND - 1)
         case "after its memory is written":
-            at(local_round, "write_round_memory", death.kill, remembered, after=True)
+            at(local_round, "write_round_state", death.kill, remembered, after=True)
         case "half-way through its memory":
             half_a_file(death.kill, memory, file)
         case "before it sends" | "after it has sent":
@@ -196,7 +196,7 @@ def at_the_site(point: str, death: Death) -> None:
             at(FleetClient, "send_reply", lambda: None, replied)
             at(FleetClient, "_send_object", death.kill, lambda *arguments: bool(sending), after=True)
         case "clock +1" | "clock -1":
-            at(local_round, "write_round_memory", death.set_clock(point), remembered)
+            at(local_round, "write_round_state", death.set_clock(point), remembered)
         case "disk full":
             disk_full(death.marker, memory, file)
 

@@ -129,7 +129,7 @@ def hash_in(folder: Path) -> str:
 
 def undisturbed(experiment: Path, out: Path, *overrides: str) -> str:
     """The hash of the model that simulation trains."""
-    with patch("server.federation.set_up.write_pages"):  # nobody looks at them here
+    with patch("server.federation.set_up.write_run_pages"):  # nobody looks at them here
         done = flwr_sim("run", experiment, "--backend", "inline", "--out", out, *settings(*overrides))
     assert done.code == 0, done.err
     return hash_in(out)

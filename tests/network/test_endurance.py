@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from server.deployment.supervisor import rounds_done
+from server.deployment.supervisor import count_checkpointed_rounds
 from tests.federations import DIGITS
 from tests.network.federated import hash_in, sites_by_round, undisturbed
 from tests.network.real import Coordinator, Program, Site, eventually, exported, free_ports, machine, written
@@ -75,7 +75,11 @@ def test_two_hundred_rounds_of_ten_sites_under_faults_end_in_the_same_model_and_
         run = coordinator.run(experiment, out, *overrides, sites=SITES)
         faults = defaultdict[str, int](int)
         for server_round in range(1, ROUNDS):
-            eventually(lambda n=server_round: rounds_done(out) >= n or not run.runs, f"round {server_round}", WITHIN_S)
+            eventually(
+                lambda n=server_round: count_checkpointed_rounds(out) >= n or not run.runs,
+                f"round {server_round}",
+                WITHIN_S,
+            )
             assert run.runs, run.output
             note_all(measured, coordinator, run, sites, server_round)
             if server_round % 7 == 0:

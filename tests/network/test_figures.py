@@ -17,7 +17,7 @@ from client.site.policy import Level
 from client.site.settings import open_site
 from client.site.site_file import read_file_only
 from common.data.images.pixels import pixels_on_device
-from common.models.network import compute_scores, label_matrix
+from common.models.network import compute_scores, labels_for_head_rows
 from common.models.saved import load_model
 from tests.federations import DIGITS
 from tests.network.federated import connected
@@ -75,7 +75,7 @@ def scored(site: Site, run: Path) -> Scored:
     """The site's test images, scored by the run's model."""
     images, network = open_site(read_file_only(site.folder)).test, load_model(run)
     scores = compute_scores(network, pixels_on_device(images, "cpu"), "float32")
-    labels = label_matrix(images, NAMES).numpy()
+    labels = labels_for_head_rows(images, NAMES).numpy()
     order = [network.class_names.index(name) for name in NAMES]
     return {name: np.stack([scores[:, order[c]], labels[:, c]]) for c, name in enumerate(NAMES)}
 

@@ -12,10 +12,10 @@ pytestmark = pytest.mark.slow
 CRAFTED = """
 import sys
 import server.federation.run as run
-from client.preview.attack.adversary import pass_pixels_through
+from client.preview.attack.adversary import set_pixel_passing_weights
 read_state = run.read_state
 def crafted(network):
-    pass_pixels_through(network)
+    set_pixel_passing_weights(network)
     return read_state(network)
 run.read_state = crafted
 from server.cli import main

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
 
-from common.security.identity import read_kit
+from common.security.identity import read_connection_kit
 from server.coordinator.admission import unrevoked_sites
 from server.coordinator.folder import read_coordinator
 from server.deployment.superlink.control_client import ControlClient, openssh_key_to_pem
@@ -106,7 +106,7 @@ def test_a_stranger_does_not_keep_an_admitted_site_out(federation: Federation) -
     """What signed a site on for an hour at the first release: its public key and any key of one's own."""
     victim = federation.east
     federation.stop(victim)
-    kit, key = read_kit(victim.kit), ec.generate_private_key(ec.SECP256R1())
+    kit, key = read_connection_kit(victim.kit), ec.generate_private_key(ec.SECP256R1())
     request = ActivateNodeRequest(public_key=openssh_key_to_pem(kit.public_key), heartbeat_interval=1800)
     with grpc.secure_channel(kit.address, grpc.ssl_channel_credentials(kit.ca_certificate.encode())) as channel:
         stub = FleetStub(grpc.intercept_channel(channel, SignsCalls(key, key.public_key())))

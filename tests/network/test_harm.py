@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from client.connection.exit_codes import ExitCode
-from server.deployment.supervisor import RunExit, rounds_done
+from server.deployment.supervisor import RunExitCode, count_checkpointed_rounds
 from tests.network.conftest import Survives
 from tests.network.ended import disk, fill
 from tests.network.federated import EVERYBODY, REMEMBERING, SLOW, Federation, admitted, events, sites_by_round
@@ -60,7 +60,7 @@ def test_a_coordinator_whose_disk_is_full_stops_and_goes_on(federation: Federati
     survives("disk full at the coordinator")
     overrides = ("run.rounds=3", REMEMBERING)
     run = federation.run_struck("disk full", *overrides)
-    assert run.ends() == RunExit.STOPPED
+    assert run.ends() == RunExitCode.STOPPED
     assert f"no room on the disk of {federation.out}" in run.output
     again = federation.run(*overrides, options=("--resume",))
     federation.ends_unharmed(again, 3, *overrides)
@@ -172,7 +172,7 @@ def test_a_run_that_is_stopped_on_request_goes_on(federation: Federation, surviv
     overrides = ("training.epochs=40", "run.rounds=2", REMEMBERING)
     run = federation.run(*overrides)
     federation.north.works_on("train", 2)
-    assert run.stop() == RunExit.ON_REQUEST
+    assert run.stop() == RunExitCode.ON_REQUEST
     assert events(federation.out, "stopped")[-1]["reason"] == "on request"
     federation.north.program.says("the work on it is dropped")
     (typed,) = re.findall(r"to go on: (flwr-server run .*)", run.output)
@@ -216,6 +216,6 @@ def test_a_full_disk_under_the_superlink_costs_time(cramped: Federation, survive
     cramped.north.works_on("train", 2)
     filler = fill(cramped.coordinator.folder / "state")
     time.sleep(FULL_S)
-    assert rounds_done(cramped.out) == 1  # nothing went on meanwhile
+    assert count_checkpointed_rounds(cramped.out) == 1  # nothing went on meanwhile
     filler.unlink()
     cramped.ends_unharmed(run, 3, *overrides)

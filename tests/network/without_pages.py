@@ -17,5 +17,5 @@ def no_pages(out: Path) -> None:
 
 if __name__ == "__main__":
     supervisor.PROGRAM = (sys.executable, "-m", "tests.network.without_pages")  # what leads the run is a child of this
-    server.federation.set_up.write_pages = no_pages
+    server.federation.set_up.write_run_pages = no_pages
     server.cli.main()

@@ -13,7 +13,7 @@ from torchvision.models import resnet18
 
 import polyclinic as pc
 from common.errors import BadInput
-from common.models.zoo.networks import SteadyNorm, make_steady
+from common.models.zoo.networks import SingleValueSafeNorm, make_single_value_safe
 from tests.polyclinic.pictures import SMALL, pictures
 
 
@@ -287,7 +287,7 @@ def test_one_value_a_channel_is_normalised_as_in_evaluation(norm: nn.Module, sha
     images = torch.tensor([6.0, -3.0]).reshape(shape)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         network(images)
-    make_steady(network)
+    make_single_value_safe(network)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     trained = network(images)
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
@@ -298,7 +298,7 @@ def test_one_value_without_running_statistics_has_no_variance() -> None:
     norm = nn.BatchNorm2d(2, track_running_stats=False)
     nn.init.constant_(norm.bias, 0.5)
     network = nn.Sequential(norm)
-    make_steady(network)
+    make_single_value_safe(network)
     images = torch.tensor([6.0, -3.0]).reshape(1, 2, 1, 1)
     for mode in (network.train(), network.eval()):
         assert torch.allclose(mode(images).flatten(), torch.tensor([0.5, 0.5]), atol=1e-3)
@@ -309,7 +309,7 @@ def test_a_normalisation_of_timm_that_is_also_an_activation_stays_one() -> None:
     network = nn.Sequential(norm)
     images = torch.from_numpy(np.random.default_rng(1).normal(size=(4, 2, 3, 3)).astype(np.float32))
     before = network.eval()(images)
-    make_steady(network)
+    make_single_value_safe(network)
     assert torch.equal(network(images), before)
-    assert isinstance(network[0], SteadyNorm)
+    assert isinstance(network[0], SingleValueSafeNorm)
     assert network.train()(torch.ones(1, 2, 1, 1)).isfinite().all()

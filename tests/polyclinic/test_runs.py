@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import polyclinic as pc
 from common import plugins
 from common.errors import BadInput
-from polyclinic.runs import _as_overrides
+from polyclinic.runs import _settings_to_overrides
 from server.federation.checkpoints import CheckpointFolder
 from tests.federations import experiment, finished
 from tests.server.killing import Killed, kill_at
@@ -191,7 +191,7 @@ def test_importing_it_loads_neither_torch_nor_flower() -> None:
     ],
 )
 def test_settings_are_written_as_toml(value: object, text: str) -> None:
-    (line,) = _as_overrides({"a.b": value})
+    (line,) = _settings_to_overrides({"a.b": value})
     assert line == f"a.b={text}"
     assert tomllib.loads(f"x = {text}")["x"] == value
 

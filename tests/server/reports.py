@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common.metrics.auroc import ClassMetrics, summarise
+from common.metrics.auroc import ClassMetrics, summarise_test_results
 
 RESULTS = {
     "edema": ClassMetrics(0.81, 0.4, 0.7, 40, 160),
@@ -33,7 +33,7 @@ def write(folder: Path, **more: Any) -> Path:
         "best_round": 2,
         "classes": NAMES,
         "sites": {name: {"classes": classes, **counts} for name, classes in SITES.items()},
-        "test": asdict(summarise(RESULTS, {"edema"}, set(NAMES[2:]))),
+        "test": asdict(summarise_test_results(RESULTS, {"edema"}, set(NAMES[2:]))),
         "per_site": {"north": {"validation_loss": 0.25, "mean_auroc": 0.8, "per_class": {}}},
         "seconds": {"total": 100.0, "train": 75.0, "aggregate": 5.0, "idle": 20.0},
         "model_sha256": "ab" * 32,

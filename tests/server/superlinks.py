@@ -23,7 +23,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 from common.wire import fleet_protocol
-from server.coordinator.folder import Coordinator, read_coordinator
+from server.coordinator.folder import CoordinatorFolder, read_coordinator
 from server.coordinator.init import make_folder
 from server.deployment.superlink.fleet_server import serve_hospitals
 from server.deployment.superlink.messages import StoredMessage, SuperLinkStorage
@@ -86,7 +86,7 @@ class Link:
         about.message_id, about.run_id, about.dst_node_id, about.src_node_id = top, self.run, node, SUPERLINK
         about.created_at, about.ttl = self.clock(), 600.0
         children = [fleet_protocol.ObjectTree(object_id=name) for name in below]
-        return StoredMessage.request(proto, fleet_protocol.ObjectTree(object_id=top, children=children))
+        return StoredMessage.from_request(proto, fleet_protocol.ObjectTree(object_id=top, children=children))
 
 
 @pytest.fixture
@@ -215,8 +215,8 @@ class Port:
         for part, content in get_all_nested_objects(new).items():
             self.link.files.write(part, content.deflate())
         self.link.storage.sites.activate(hospital.node_id, INTERVAL_S)  # only a site that is there is sent a message
-        request = StoredMessage.request(message_to_proto(remove_content_from_message(new)), get_object_tree(new))
-        assert self.link.storage.messages.push([request]) == ([new.object_id], [])
+        request = StoredMessage.from_request(message_to_proto(remove_content_from_message(new)), get_object_tree(new))
+        assert self.link.storage.messages.accept_requests([request]) == ([new.object_id], [])
         self.link.sent[new.object_id] = new
         return new.object_id
 
@@ -230,14 +230,14 @@ class Port:
 HOSTS = ("fl.example", "fl-2.example", "192.0.2.7", "2001:db8::7")
 
 
-def coordinator_in(folder: Path) -> Coordinator:
+def coordinator_in(folder: Path) -> CoordinatorFolder:
     """Make a coordinator's folder with an authority and a server certificate."""
     make_folder(folder, "trial", HOSTS, listen="0.0.0.0", port=9092)
     return read_coordinator(folder)
 
 
 @pytest.fixture
-def coordinator(tmp_path: Path) -> Coordinator:
+def coordinator(tmp_path: Path) -> CoordinatorFolder:
     """A coordinator's folder; nothing runs, and nobody is admitted."""
     return coordinator_in(tmp_path / "trial")
 

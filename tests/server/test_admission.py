@@ -16,18 +16,30 @@ from cryptography.x509.oid import NameOID
 
 from common.errors import BadInput
 from common.security.identity import (
-    SiteKit,
-    SiteRequest,
+    SiteAdmissionRequest,
+    SiteConnectionKit,
     create_key,
-    fingerprint,
+    public_key_fingerprint,
     public_key_line,
-    read_kit,
-    read_request,
+    read_admission_request,
+    read_connection_kit,
 )
-from server.coordinator.admission import admission_faults, admit, admitted_sites, claims_reader, revoke, unrevoked_sites
-from server.coordinator.authority import certificate_faults, days_until_expiry, issue_server_certificate, make_authority
-from server.coordinator.folder import Coordinator
-from strategies.engine.claims import AdmissionLimits
+from server.coordinator.admission import (
+    admission_faults,
+    admit,
+    admitted_sites,
+    make_claim_limits_reader,
+    revoke,
+    unrevoked_sites,
+)
+from server.coordinator.authority import (
+    certificate_faults,
+    days_until_expiry,
+    issue_server_certificate,
+    make_certificate_authority,
+)
+from server.coordinator.folder import CoordinatorFolder
+from strategies.engine.claims import SiteClaimLimits
 from tests.certificates import of_version_10, pem_of
 from tests.network.real import flwr_client, flwr_server
 from tests.server.superlinks import HOSTS, coordinator_in
@@ -46,13 +58,13 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
     return [public_key_line(create_key(folder / f"{number}.key"), "comment") for number in range(3)]
 
 
-def admit_key(coordinator: Coordinator, name: str, key: str) -> Path:
+def admit_key(coordinator: CoordinatorFolder, name: str, key: str) -> Path:
     """Admit a site; return its kit."""
-    return admit(coordinator, SiteRequest(site=name, public_key=key))
+    return admit(coordinator, SiteAdmissionRequest(site=name, public_key=key))
 
 
 @pytest.fixture
-def kit(coordinator: Coordinator, keys: Sequence[str]) -> Path:
+def kit(coordinator: CoordinatorFolder, keys: Sequence[str]) -> Path:
     """The kit of the site ``north``, which is admitted with the first key."""
     return admit_key(coordinator, "north", keys[0])
 
@@ -69,7 +81,7 @@ def everything_in(folder: Path) -> dict[str, bytes]:
 
 
 def test_both_sides_see_the_same_fingerprint_and_nothing_is_written_before_the_coordinator_agrees(
-    coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    coordinator: CoordinatorFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     created = flwr_client("init", tmp_path / "north", "--name", "north")
     request, before = tmp_path / "north" / "north.request", everything_in(coordinator.folder)
@@ -80,12 +92,15 @@ def test_both_sides_see_the_same_fingerprint_and_nothing_is_written_before_the_c
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     agreed = flwr_server("admit", coordinator.folder, request)
     assert agreed.code == 0
-    assert all(fingerprint(read_request(request).public_key) in ended.out for ended in (created, declined, agreed))
+    assert all(
+        public_key_fingerprint(read_admission_request(request).public_key) in ended.out
+        for ended in (created, declined, agreed)
+    )
     assert list(unrevoked_sites(coordinator)) == ["north"]
 
 
 def test_without_standard_input_the_option_is_named(
-    coordinator: Coordinator, request_file: Path, monkeypatch: pytest.MonkeyPatch
+    coordinator: CoordinatorFolder, request_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = everything_in(coordinator.folder)
     monkeypatch.setattr("sys.stdin", None)  # as Python sets it where descriptor 0 is closed
@@ -95,11 +110,11 @@ def test_without_standard_input_the_option_is_named(
     assert everything_in(coordinator.folder) == before
 
 
-def test_a_kit_holds_the_first_host_the_port_the_authority_and_the_key(coordinator: Coordinator) -> None:
-    kit = read_kit(admit_key(coordinator, "north", LINE))
+def test_a_kit_holds_the_first_host_the_port_the_authority_and_the_key(coordinator: CoordinatorFolder) -> None:
+    kit = read_connection_kit(admit_key(coordinator, "north", LINE))
     assert (kit.coordinator, kit.site, kit.address, kit.public_key) == ("trial", "north", "fl.example:9092", LINE)
     assert kit.ca_certificate == coordinator.ca_certificate.read_text(encoding="ascii")
-    assert fingerprint(LINE) == FINGERPRINT
+    assert public_key_fingerprint(LINE) == FINGERPRINT
 
 
 def private_number(path: Path) -> bytes:
@@ -110,12 +125,12 @@ def private_number(path: Path) -> bytes:
     return key.private_numbers().private_value.to_bytes(32, "big")
 
 
-def test_neither_request_nor_kit_holds_a_secret(coordinator: Coordinator, request_file: Path) -> None:
+def test_neither_request_nor_kit_holds_a_secret(coordinator: CoordinatorFolder, request_file: Path) -> None:
     flwr_server("admit", coordinator.folder, request_file, "--yes")
-    kit = read_kit(coordinator.folder / "kits" / "north.kit")
-    assert SiteRequest.model_fields.keys() == {"site", "public_key"}
-    assert SiteKit.model_fields.keys() == {"coordinator", "address", "site", "public_key", "ca_certificate"}
-    keys = (read_request(request_file).public_key, kit.public_key)
+    kit = read_connection_kit(coordinator.folder / "kits" / "north.kit")
+    assert SiteAdmissionRequest.model_fields.keys() == {"site", "public_key"}
+    assert SiteConnectionKit.model_fields.keys() == {"coordinator", "address", "site", "public_key", "ca_certificate"}
+    keys = (read_admission_request(request_file).public_key, kit.public_key)
     public = b"".join(base64.b64decode(key.split()[1]) for key in keys)
     public += x509.load_pem_x509_certificate(kit.ca_certificate.encode()).public_bytes(form.Encoding.DER)
     for path in (request_file.with_suffix(".key"), *coordinator.authority.glob("*.key")):
@@ -123,10 +138,10 @@ def test_neither_request_nor_kit_holds_a_secret(coordinator: Coordinator, reques
     assert kit.ca_certificate.count("-----BEGIN") == 1
     request_file.write_text(request_file.read_text(encoding="utf-8") + 'private_key = "mine"\n', encoding="utf-8")
     with pytest.raises(BadInput, match="private_key"):
-        read_request(request_file)
+        read_admission_request(request_file)
 
 
-def test_a_repeated_request_gets_the_kit_again(coordinator: Coordinator, kit: Path, keys: Sequence[str]) -> None:
+def test_a_repeated_request_gets_the_kit_again(coordinator: CoordinatorFolder, kit: Path, keys: Sequence[str]) -> None:
     first = kit.read_bytes()
     again = admit_key(coordinator, "north", keys[0].replace("comment", "other"))
     assert again.read_bytes() == first.replace(b"comment", b"other")
@@ -148,11 +163,11 @@ TAKEN, OWN_KEY = 'the name "north" is taken by another key.', 'its key was admit
     ids=["a name of another", "mixed letters", "a name alike", "a key of another", "a name and a key of two others"],
 )
 def test_a_name_and_a_key_are_given_once(
-    name: str, key: int, problems: list[str], coordinator: Coordinator, kit: Path, keys: Sequence[str]
+    name: str, key: int, problems: list[str], coordinator: CoordinatorFolder, kit: Path, keys: Sequence[str]
 ) -> None:
     admit_key(coordinator, "south", keys[1])
     before = everything_in(coordinator.folder)
-    request = SiteRequest(site=name, public_key=keys[key].replace("comment", "other"))
+    request = SiteAdmissionRequest(site=name, public_key=keys[key].replace("comment", "other"))
     faults = "\n".join(map(str, admission_faults(coordinator, request)))
     assert [problem for problem in problems if problem not in faults] == []
     with pytest.raises(BadInput):
@@ -160,7 +175,7 @@ def test_a_name_and_a_key_are_given_once(
     assert everything_in(coordinator.folder) == before
 
 
-def test_a_revoked_site_is_listed_with_its_time(coordinator: Coordinator, kit: Path, keys: Sequence[str]) -> None:
+def test_a_revoked_site_is_listed_with_its_time(coordinator: CoordinatorFolder, kit: Path, keys: Sequence[str]) -> None:
     for name, key in zip(("south", "east"), keys[1:], strict=True):
         admit_key(coordinator, name, key)
     when = revoke(coordinator, "north").revoked
@@ -172,7 +187,7 @@ def test_a_revoked_site_is_listed_with_its_time(coordinator: Coordinator, kit: P
 
 
 def test_a_revoked_site_comes_back_only_with_a_new_key(
-    coordinator: Coordinator, kit: Path, keys: Sequence[str]
+    coordinator: CoordinatorFolder, kit: Path, keys: Sequence[str]
 ) -> None:
     revoke(coordinator, "north")
     for members in ({}, {"north": keys[1]}):
@@ -183,15 +198,17 @@ def test_a_revoked_site_comes_back_only_with_a_new_key(
         admit_key(coordinator, "north", keys[1])
 
 
-def test_a_renewal_writes_new_kits_for_members_only(coordinator: Coordinator, kit: Path, keys: Sequence[str]) -> None:
+def test_a_renewal_writes_new_kits_for_members_only(
+    coordinator: CoordinatorFolder, kit: Path, keys: Sequence[str]
+) -> None:
     revoked = admit_key(coordinator, "south", keys[1])
     revoke(coordinator, "south")
     renewed = flwr_server("init", coordinator.folder, "--renew", "--host", "new.example")
-    assert [read_kit(path).address for path in (kit, revoked)] == ["new.example:9092", "fl.example:9092"]
+    assert [read_connection_kit(path).address for path in (kit, revoked)] == ["new.example:9092", "fl.example:9092"]
     assert [str(path) in renewed.out for path in (kit, revoked)] == [True, False]
 
 
-def test_claims_are_written_shown_changed_and_removed(coordinator: Coordinator, request_file: Path) -> None:
+def test_claims_are_written_shown_changed_and_removed(coordinator: CoordinatorFolder, request_file: Path) -> None:
     def admit_again(*options: str) -> tuple[tuple[str, ...], int]:
         assert flwr_server("admit", coordinator.folder, request_file, "--yes", *options).code == 0
         site = unrevoked_sites(coordinator)["north"]
@@ -203,16 +220,18 @@ def test_claims_are_written_shown_changed_and_removed(coordinator: Coordinator, 
     status = flwr_server("status", coordinator.folder).out.replace("\n", "")
     assert 'north may claim "Pleural Effusion", "Nodule"; 500 training images at most' in status
     assert admit_again() == limits
-    read = claims_reader(coordinator)
-    assert read() == {"north": AdmissionLimits(frozenset(limits[0]), 500)}
+    read = make_claim_limits_reader(coordinator)
+    assert read() == {"north": SiteClaimLimits(frozenset(limits[0]), 500)}
     assert admit_again("--classes", "", "--max-images", "0") == ((), 0)
-    assert read() == {"north": AdmissionLimits()}
+    assert read() == {"north": SiteClaimLimits()}
     (coordinator.sites / "north.toml").write_text("broken", encoding="utf-8")
-    assert read() == {"north": AdmissionLimits()}
+    assert read() == {"north": SiteClaimLimits()}
 
 
 @pytest.mark.parametrize("classes", ["a,a", "x" * 101, "\x1b[31m", "a\u202eb"])
-def test_names_that_cannot_be_classes_are_refused(classes: str, coordinator: Coordinator, request_file: Path) -> None:
+def test_names_that_cannot_be_classes_are_refused(
+    classes: str, coordinator: CoordinatorFolder, request_file: Path
+) -> None:
     ended = flwr_server("admit", coordinator.folder, request_file, "--yes", "--classes", classes)
     assert ended.code == 2
     assert "flwr-server admit: classes: " in ended.err
@@ -221,7 +240,7 @@ def test_names_that_cannot_be_classes_are_refused(classes: str, coordinator: Coo
 
 
 def test_another_file_in_the_place_of_a_request_is_named(
-    coordinator: Coordinator, kit: Path, request_file: Path
+    coordinator: CoordinatorFolder, kit: Path, request_file: Path
 ) -> None:
     before = everything_in(coordinator.folder)
     for path, name in (
@@ -238,11 +257,11 @@ def test_another_file_in_the_place_of_a_request_is_named(
     assert everything_in(coordinator.folder) == before
 
 
-def server_files(coordinator: Coordinator) -> tuple[Path, Path]:
+def server_files(coordinator: CoordinatorFolder) -> tuple[Path, Path]:
     return coordinator.authority / "server.crt", coordinator.authority / "server.key"
 
 
-def contents(coordinator: Coordinator) -> dict[str, bytes]:
+def contents(coordinator: CoordinatorFolder) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in coordinator.authority.iterdir()}
 
 
@@ -268,17 +287,17 @@ def shake_hands(trusted: Path, host: str, chain: Path, key: Path) -> None:
 
 
 @pytest.mark.parametrize("host", [*HOSTS, "localhost", "127.0.0.1"])
-def test_a_site_accepts_the_server_under_every_host_and_on_loopback(host: str, coordinator: Coordinator) -> None:
+def test_a_site_accepts_the_server_under_every_host_and_on_loopback(host: str, coordinator: CoordinatorFolder) -> None:
     shake_hands(coordinator.ca_certificate, host, *server_files(coordinator))
 
 
 @pytest.mark.parametrize("host", ["example", "x.fl.example", "192.0.2.8", "2001:db8::8"])
-def test_a_site_refuses_the_server_under_any_other_host(host: str, coordinator: Coordinator) -> None:
+def test_a_site_refuses_the_server_under_any_other_host(host: str, coordinator: CoordinatorFolder) -> None:
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
         shake_hands(coordinator.ca_certificate, host, *server_files(coordinator))
 
 
-def test_an_address_counts_as_an_address_and_never_as_a_name(coordinator: Coordinator) -> None:
+def test_an_address_counts_as_an_address_and_never_as_a_name(coordinator: CoordinatorFolder) -> None:
     extensions = certificate(server_files(coordinator)[0]).extensions
     names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fl.example", "fl-2.example", "localhost"]
@@ -286,12 +305,12 @@ def test_an_address_counts_as_an_address_and_never_as_a_name(coordinator: Coordi
     assert addresses == ["192.0.2.7", "2001:db8::7", "127.0.0.1"]
 
 
-def test_another_coordinator_of_the_same_name_is_refused(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_another_coordinator_of_the_same_name_is_refused(coordinator: CoordinatorFolder, tmp_path: Path) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(coordinator.ca_certificate, HOSTS[0], *server_files(coordinator_in(tmp_path / "stranger")))
 
 
-def test_the_servers_key_cannot_issue_certificates(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_the_servers_key_cannot_issue_certificates(coordinator: CoordinatorFolder, tmp_path: Path) -> None:
     """Each of three marks alone prevents it."""
     chain, key_path = server_files(coordinator)
     authority, server = certificate(coordinator.ca_certificate), certificate(chain)
@@ -318,14 +337,14 @@ def test_the_servers_key_cannot_issue_certificates(coordinator: Coordinator, tmp
         shake_hands(coordinator.ca_certificate, "bank.example", both, key_path)
 
 
-def test_a_renewed_certificate_has_a_new_key_and_is_accepted_with_old_kits(coordinator: Coordinator) -> None:
+def test_a_renewed_certificate_has_a_new_key_and_is_accepted_with_old_kits(coordinator: CoordinatorFolder) -> None:
     before = contents(coordinator)
     issue_server_certificate(coordinator)
     after = contents(coordinator)
     assert {name for name in before if before[name] != after[name]} == {"server.crt", "server.key"}
     shake_hands(coordinator.ca_certificate, HOSTS[0], *server_files(coordinator))
     with pytest.raises(FileExistsError):  # an authority is never written over
-        make_authority(coordinator)
+        make_certificate_authority(coordinator)
     assert contents(coordinator) == after
 
 
@@ -338,18 +357,20 @@ def test_private_keys_are_their_owners_alone_also_after_a_renewal(tmp_path: Path
     assert contents(coordinator).keys() == {"ca.crt", "ca.key", "server.crt", "server.key"}
 
 
-def test_a_new_certificate_holds_for_a_year_and_for_every_host(coordinator: Coordinator) -> None:
+def test_a_new_certificate_holds_for_a_year_and_for_every_host(coordinator: CoordinatorFolder) -> None:
     assert days_until_expiry(coordinator) == pytest.approx(397, abs=0.01)
     assert certificate_faults(coordinator) == []
     hosts = (*HOSTS, "new.example", "192.0.2.9")
-    wider = Coordinator(coordinator.folder, coordinator.file.model_copy(update={"hosts": hosts}))
+    wider = CoordinatorFolder(coordinator.folder, coordinator.file.model_copy(update={"hosts": hosts}))
     assert [fault.problem.split()[-1] for fault in certificate_faults(wider)] == ["new.example.", "192.0.2.9."]
     issue_server_certificate(coordinator, days=-2)
     assert days_until_expiry(coordinator) == pytest.approx(-2, abs=0.01)
 
 
 @pytest.mark.parametrize("name", ["ca.key", "ca.crt"])
-def test_a_damaged_authority_is_named_and_the_servers_certificate_stays(name: str, coordinator: Coordinator) -> None:
+def test_a_damaged_authority_is_named_and_the_servers_certificate_stays(
+    name: str, coordinator: CoordinatorFolder
+) -> None:
     (coordinator.authority / name).write_bytes(b"-----BEGIN NOTHING-----\n")
     before = contents(coordinator)
     with pytest.raises(BadInput, match=r"the authority cannot be read"):
@@ -357,7 +378,7 @@ def test_a_damaged_authority_is_named_and_the_servers_certificate_stays(name: st
     assert contents(coordinator) == before
 
 
-def test_a_certificate_of_a_version_that_does_not_exist_is_named(coordinator: Coordinator) -> None:
+def test_a_certificate_of_a_version_that_does_not_exist_is_named(coordinator: CoordinatorFolder) -> None:
     path, _ = server_files(coordinator)
     path.write_text(pem_of(of_version_10(certificate(path))))
     with pytest.raises(BadInput, match=r"server\.crt: cannot be read: it is damaged"):

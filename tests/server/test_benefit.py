@@ -10,24 +10,29 @@ from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
 import client.app
-from client.benefit.compare import compare
+from client.benefit.compare import compare_with_training_alone
 from client.site.site import Site
 from common.config import read_experiment
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
 from common.errors import BadInput
-from common.metrics.benefit import Benefit
+from common.metrics.benefit import FederationBenefit
 from common.models.network import build, compute_scores
 from common.models.saved import load_model, read_description, save_model
 from common.models.zoo.spec import ModelSpec
-from common.system.plain_text import number
+from common.system.plain_text import format_number
 from common.wire.records import BenefitReply, BenefitRequest
 from server.federation.benefit import benefit_deadline_s
 from server.federation.ensemble import ensemble_result, local_model_folders
-from server.reporting.run_claims import WITHHELD_BY_SITE, further_limits, prominent_limits, site_comparisons
+from server.reporting.run_claims import (
+    WITHHELD_BY_SITE,
+    further_limitations,
+    prominent_limitations,
+    site_benefit_sentences,
+)
 from server.reporting.run_report import write_run_report
-from server.runs.reader import Run, SiteBenefit, read_run
+from server.runs.reader import RunFolderContent, SiteBenefit, read_run
 from server.simulation.simulate import simulate
 from strategies.registry import STRATEGIES
 from tests.federations import federation, finished, needs_of
@@ -44,26 +49,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def failing(site: Site, request: BenefitRequest) -> BenefitReply:
         if site.name == "site-3":
             raise FloatingPointError("training diverged")
-        return compare(site, request)
+        return compare_with_training_alone(site, request)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(client.app, "compare", failing)
+        patched.setattr(client.app, "compare_with_training_alone", failing)
         federation(out, ALONE)
     return out / "run"
 
 
 @pytest.fixture(scope="module")
-def run(folder: Path) -> Run:
+def run(folder: Path) -> RunFolderContent:
     return read_run(folder)
 
 
-def benefit_of(run: Run, site: str) -> Benefit:
+def benefit_of(run: RunFolderContent, site: str) -> FederationBenefit:
     benefit = run.summary.benefit[site].benefit
     assert benefit is not None
     return benefit
 
 
-def test_the_models_figures_and_bits_are_those_of_a_run_without(run: Run) -> None:
+def test_the_models_figures_and_bits_are_those_of_a_run_without(run: RunFolderContent) -> None:
     _, without = finished()
     assert run.summary.model_sha256 == without["model_sha256"]
     assert {site: result.mean_auroc for site, result in run.summary.per_site.items()} == {
@@ -72,7 +77,9 @@ def test_the_models_figures_and_bits_are_those_of_a_run_without(run: Run) -> Non
     assert without["benefit"] == {}
 
 
-def test_the_model_trained_alone_is_that_of_the_method_individual_bit_for_bit(folder: Path, run: Run) -> None:
+def test_the_model_trained_alone_is_that_of_the_method_individual_bit_for_bit(
+    folder: Path, run: RunFolderContent
+) -> None:
     individual, summary = finished("run.method=individual")
     for site in ("site-1", "site-2"):
         models = (folder / "sites" / site / "alone" / "model", individual / "sites" / site / "model")
@@ -82,30 +89,30 @@ def test_the_model_trained_alone_is_that_of_the_method_individual_bit_for_bit(fo
         assert mean["federated"].value == pytest.approx(run.summary.per_site[site].mean_auroc)
 
 
-def test_a_site_that_fails_at_it_is_tested_all_the_same_and_has_its_reason(run: Run) -> None:
+def test_a_site_that_fails_at_it_is_tested_all_the_same_and_has_its_reason(run: RunFolderContent) -> None:
     assert set(run.summary.per_site) == {"site-1", "site-2", "site-3"}
     assert run.summary.benefit["site-3"].benefit is None
     assert "training diverged" in run.summary.benefit["site-3"].reason
 
 
-def test_the_report_has_a_sentence_for_every_site_with_its_figures(folder: Path, run: Run) -> None:
+def test_the_report_has_a_sentence_for_every_site_with_its_figures(folder: Path, run: RunFolderContent) -> None:
     text = body_text(write_run_report(folder).read_text(encoding="utf-8"))
-    choices = site_comparisons(run)
+    choices = site_benefit_sentences(run)
     assert [choice.site for choice in choices] == ["site-1", "site-2", "site-3"]
     assert all(choice.sentence in text for choice in choices)
     for choice in choices[:2]:
-        assert number(benefit_of(run, choice.site).gain["ensemble"].value)[-4:] in choice.sentence
+        assert format_number(benefit_of(run, choice.site).gain["ensemble"].value)[-4:] in choice.sentence
     assert "training diverged" in choices[2].sentence
-    assert any("one site in 40" in limit for limit in further_limits(run))
+    assert any("one site in 40" in limit for limit in further_limitations(run))
 
 
-def test_the_sites_that_lose_stand_beside_the_runs_result(run: Run) -> None:
+def test_the_sites_that_lose_stand_beside_the_runs_result(run: RunFolderContent) -> None:
     benefit = benefit_of(run, "site-1")
     worse = {model: replace(gain, interval=(-0.02, -0.01)) for model, gain in benefit.gain.items()}
     sites = {"site-1": SiteBenefit(benefit=replace(benefit, gain=worse)), "site-2": SiteBenefit()}
     losing = replace(run, summary=run.summary.model_copy(update={"benefit": sites}))
-    assert any("1 of 1 site that compared is better off alone" in limit for limit in prominent_limits(losing))
-    assert WITHHELD_BY_SITE in site_comparisons(losing)[1].sentence
+    assert any("1 of 1 site that compared is better off alone" in limit for limit in prominent_limitations(losing))
+    assert WITHHELD_BY_SITE in site_benefit_sentences(losing)[1].sentence
 
 
 @pytest.mark.parametrize("method", ["individual", "centralised"])

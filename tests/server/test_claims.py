@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.metrics.auroc import FEWEST_POSITIVES as FEW
-from common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, summarise
-from common.metrics.bootstrap import Intervals
-from common.metrics.calibration import Decisions, ScoreQuality
-from common.metrics.pooled import SiteSample
-from server.reporting.run_claims import MOST_NAMED, further_limits, prominent_limits, run_result
+from common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, summarise_test_results
+from common.metrics.bootstrap import AurocIntervals
+from common.metrics.calibration import DecisionCounts, ScoreQuality
+from common.metrics.pooled import SiteSampleIntervals
+from server.reporting.run_claims import MOST_NAMED, further_limitations, prominent_limitations, run_result
 from server.reporting.run_report import write_run_report
-from server.runs.reader import RoundLine, Run, RunSummary, read_run
+from server.runs.reader import RoundLine, RunFolderContent, RunSummary, read_run
 from tests.server.reports import body_text, write
 
 CLASSES = ("edema", "hernia", "mass", "nodule", "fibrosis", "effusion")
@@ -41,15 +41,15 @@ def class_results(draw: st.DrawFn) -> ClassMetrics:
 
 
 @st.composite
-def decisions(draw: st.DrawFn, result: ClassMetrics) -> Decisions:
+def decisions(draw: st.DrawFn, result: ClassMetrics) -> DecisionCounts:
     positives, negatives = result.positives or 0, result.negatives or 0
     hits = draw(st.sampled_from(sorted({0, min(1, positives), positives})))
     alarms = draw(st.sampled_from(sorted({0, negatives})))
-    return Decisions(hits, positives - hits, alarms, negatives - alarms)
+    return DecisionCounts(hits, positives - hits, alarms, negatives - alarms)
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> Run:
+def runs(draw: st.DrawFn) -> RunFolderContent:
     """A run as simulations and networks write them: with sites lost, classes untested, unknown patients, no rounds."""
     names = draw(st.permutations(CLASSES).map(lambda order: tuple(order[: draw(st.integers(1, 6))])))
     sites = SITES[: draw(st.integers(1, 4))]
@@ -59,15 +59,15 @@ def runs(draw: st.DrawFn) -> Run:
     shared = {name for name in names if len(owned[name]) == len(sites)}
     unique = {name for name in names if len(owned[name]) == 1 and len(sites) > 1}
     note = draw(st.sampled_from([GLOBAL_MODEL, OF_SITES]))
-    test = asdict(summarise(tested, shared, unique, note))
+    test = asdict(summarise_test_results(tested, shared, unique, note))
     if note == GLOBAL_MODEL and draw(st.booleans()):
         ends = {name: tuple(sorted((draw(AUROCS), draw(AUROCS)))) for name, each in tested.items() if each.auroc}
-        test["intervals"] = asdict(Intervals((0.1, 0.9) if ends else None, ends, over="images"))
+        test["intervals"] = asdict(AurocIntervals((0.1, 0.9) if ends else None, ends, over="images"))
         test["quality"] = asdict(ScoreQuality({}, {name: draw(decisions(each)) for name, each in tested.items()}))
     drawn = draw(st.none() | st.sets(st.sampled_from(sites), min_size=1).map(sorted))
     if drawn is not None:
         mean_auroc = (0.1, 0.9) if note != GLOBAL_MODEL and draw(st.booleans()) else None
-        test["sampled"] = asdict(SiteSample(len(drawn), len(sites), mean_auroc))
+        test["sampled"] = asdict(SiteSampleIntervals(len(drawn), len(sites), mean_auroc))
     count, tells = draw(st.integers(0, 4)), draw(st.booleans())
     rounds = []
     for number in range(1, count + 1):
@@ -101,11 +101,11 @@ def runs(draw: st.DrawFn) -> Run:
         "experiment": by_validation if draw(st.booleans()) else {},
         "test": test,
     }
-    return Run(Path("run"), RunSummary.model_validate(content), tuple(rounds))
+    return RunFolderContent(Path("run"), RunSummary.model_validate(content), tuple(rounds))
 
 
-def every_limit(run: Run) -> list[str]:
-    return [*prominent_limits(run), *further_limits(run)]
+def every_limit(run: RunFolderContent) -> list[str]:
+    return [*prominent_limitations(run), *further_limitations(run)]
 
 
 def names_in(sentences: Iterable[str], words: str = "") -> list[str]:
@@ -113,24 +113,24 @@ def names_in(sentences: Iterable[str], words: str = "") -> list[str]:
     return sorted(name for sentence in sentences if words in sentence for name in re.findall("“([^”]+)”", sentence))
 
 
-def aurocs(run: Run, names: Iterable[str] | None = None) -> list[float]:
+def aurocs(run: RunFolderContent, names: Iterable[str] | None = None) -> list[float]:
     """Return the AUROCs of the tested classes, from the record itself."""
     per_class = run.summary.test.per_class
     values = [per_class[name].auroc for name in (per_class if names is None else names) if name in per_class]
     return [value for value in values if value is not None]
 
 
-def owners(run: Run, name: str) -> list[str]:
+def owners(run: RunFolderContent, name: str) -> list[str]:
     return [site for site, record in run.summary.sites.items() if name in record.classes]
 
 
-def took_part(run: Run) -> set[str]:
+def took_part(run: RunFolderContent) -> set[str]:
     return {site for line in run.rounds for site in line.sites}
 
 
 @MANY
 @given(runs())
-def test_the_result_counts_the_classes_that_were_tested_and_no_others(run: Run) -> None:
+def test_the_result_counts_the_classes_that_were_tested_and_no_others(run: RunFolderContent) -> None:
     sentence, tested, summary = run_result(run), aurocs(run), run.summary
     enough = {name for name, each in summary.test.per_class.items() if (each.positives or 0) >= FEW}
     every, taking = aurocs(run, enough), took_part(run)
@@ -165,8 +165,8 @@ def test_the_result_counts_the_classes_that_were_tested_and_no_others(run: Run) 
 
 @MANY
 @given(runs())
-def test_what_limits_a_result_is_said_exactly_where_the_figures_show_it(run: Run) -> None:
-    summary, prominent = run.summary, prominent_limits(run)
+def test_what_limits_a_result_is_said_exactly_where_the_figures_show_it(run: RunFolderContent) -> None:
+    summary, prominent = run.summary, prominent_limitations(run)
     per_class = summary.test.per_class
     untested = [n for n in summary.classes if n not in per_class or per_class[n].auroc is None]
     assert names_in(prominent, "not tested:") == sorted(untested)
@@ -193,8 +193,8 @@ def test_what_limits_a_result_is_said_exactly_where_the_figures_show_it(run: Run
 
 @MANY
 @given(runs())
-def test_sites_that_were_lost_or_did_not_test_are_named(run: Run) -> None:
-    summary, prominent = run.summary, prominent_limits(run)
+def test_sites_that_were_lost_or_did_not_test_are_named(run: RunFolderContent) -> None:
+    summary, prominent = run.summary, prominent_limitations(run)
     at_end = set(run.rounds[-1].absent) - set(summary.excluded) if run.rounds else set()
     lost = {s.split(" took part ")[0]: s for s in prominent if " took part " in s and not s.startswith("No site")}
     assert set(lost) == at_end
@@ -217,13 +217,13 @@ def test_sites_that_were_lost_or_did_not_test_are_named(run: Run) -> None:
 
 @MANY
 @given(runs())
-def test_a_result_of_a_sample_of_sites_says_of_how_many_and_what_stands_for_all(run: Run) -> None:
+def test_a_result_of_a_sample_of_sites_says_of_how_many_and_what_stands_for_all(run: RunFolderContent) -> None:
     summary, sentence = run.summary, run_result(run)
     counts = re.search(r"was tested at (\d+) of (\d+) sites?, drawn at random(?:; (\d+) more )?", sentence)
     for_all = re.search(r"95 % interval \S+ for all (\d+) site", sentence)
     assert bool(counts) == (summary.drawn_to_test is not None)
     sampled = summary.test.sampled
-    tested = bool(aurocs(run)) and not summary.test.headline().left_out
+    tested = bool(aurocs(run)) and not summary.test.headline_auroc().left_out
     assert bool(for_all) == bool(tested and not summary.test.intervals and sampled and sampled.mean_auroc)
     if counts:
         answers = sum(bool(site.per_class) for site in summary.per_site.values())
@@ -240,7 +240,7 @@ def test_a_result_of_a_sample_of_sites_says_of_how_many_and_what_stands_for_all(
 
 @MANY
 @given(runs())
-def test_classes_whose_sites_left_before_the_model_was_done_are_named(run: Run) -> None:
+def test_classes_whose_sites_left_before_the_model_was_done_are_named(run: RunFolderContent) -> None:
     summary, expected = run.summary, {}
     end = len(run.rounds) if summary.best_round is None else summary.best_round
     for name in summary.classes:
@@ -249,8 +249,8 @@ def test_classes_whose_sites_left_before_the_model_was_done_are_named(run: Run) 
         later = run.rounds[present[-1] if present else 0 : end]
         if any(site in line.absent for line in later for site in sites):
             expected[name] = present[-1] if present else 0
-    named = dict.fromkeys(names_in(prominent_limits(run), "never trained: no site that annotates"), 0)
-    for sentence in prominent_limits(run):
+    named = dict.fromkeys(names_in(prominent_limitations(run), "never trained: no site that annotates"), 0)
+    for sentence in prominent_limitations(run):
         if sentence.startswith("No site that annotates"):
             last = re.search(rf"took part after round (\d+); the model is that of round {end}\.", sentence)
             assert last is not None
@@ -260,8 +260,8 @@ def test_classes_whose_sites_left_before_the_model_was_done_are_named(run: Run) 
 
 @MANY
 @given(runs())
-def test_few_images_are_counted_and_every_run_says_that_it_has_one_seed(run: Run) -> None:
-    summary, further, first = run.summary, further_limits(run), prominent_limits(run)
+def test_few_images_are_counted_and_every_run_says_that_it_has_one_seed(run: RunFolderContent) -> None:
+    summary, further, first = run.summary, further_limitations(run), prominent_limitations(run)
     rest = {names_in([s])[0]: s for s in further if " rest on " in s}
     for name, each in summary.test.per_class.items():
         fewest = min(each.positives or 0, each.negatives or 0)
@@ -283,7 +283,7 @@ def test_few_images_are_counted_and_every_run_says_that_it_has_one_seed(run: Run
     assert set(names_in(first, "to tell a count:")) <= untold
     assert any("to tell a count:" in s for s in first) == bool(untold)
     single = {name for name, sites in sites_of.items() if len(sites) == 1 and sites[0] in took_part(run)}
-    expected = sorted(single - untold) if len(summary.sites) > 1 and not summary.untrained else []
+    expected = sorted(single - untold) if len(summary.sites) > 1 and not summary.is_initial_model_tested else []
     assert names_in(further, " alone: ") == expected
 
 
@@ -294,7 +294,7 @@ VERDICT_WORDS = re.compile(
 
 @MANY
 @given(runs())
-def test_one_run_is_never_called_better_than_anything(run: Run) -> None:
+def test_one_run_is_never_called_better_than_anything(run: RunFolderContent) -> None:
     allowed = ("better than by chance", "worse than by chance", "Validation was best", "may give a better model")
     for sentence in [run_result(run), *every_limit(run)]:
         for phrase in allowed:
@@ -304,13 +304,15 @@ def test_one_run_is_never_called_better_than_anything(run: Run) -> None:
 
 @SOME
 @given(run=runs())
-def test_the_page_opens_with_the_result_and_grave_limits(run: Run, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_page_opens_with_the_result_and_grave_limits(
+    run: RunFolderContent, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = tmp_path_factory.mktemp("run")
     (folder / "summary.json").write_text(run.summary.model_dump_json())
     (folder / "rounds.jsonl").write_text("".join(line.model_dump_json() + "\n" for line in run.rounds))
     page = body_text(write_run_report(folder).read_text(encoding="utf-8"))
     head = page[: page.index("Who annotates what")]
-    assert all(sentence in head for sentence in (run_result(run), *prominent_limits(run)))
+    assert all(sentence in head for sentence in (run_result(run), *prominent_limitations(run)))
     assert all(sentence in page for sentence in every_limit(run))
 
 

@@ -11,9 +11,9 @@ from PIL import Image
 
 from common.config import read_experiment
 from common.data.base.spec import DigitsSpec
-from common.data.load import load
+from common.data.load import load_dataset
 from common.errors import Fault
-from server.reporting.run_claims import prominent_limits
+from server.reporting.run_claims import prominent_limitations
 from server.runs.reader import read_run
 from server.simulation import simulate
 from server.simulation.simulate import check_experiment
@@ -23,7 +23,7 @@ from tests.federations import DIGITS
 from tests.network.real import flwr_sim
 from tests.server.commands import ROOT, needs_real_data
 
-TEST = load(DigitsSpec(kind="digits"), Path()).test
+TEST = load_dataset(DigitsSpec(kind="digits"), Path()).test
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_predict_names_every_image_and_says_which_cannot_be_read(finished: Path,
 
 
 def test_predict_says_what_limits_a_runs_model_and_nothing_of_a_model_alone(finished: Path, tmp_path: Path) -> None:
-    limits = prominent_limits(read_run(finished / "run"))
+    limits = prominent_limitations(read_run(finished / "run"))
     assert limits
     Image.fromarray(TEST.images[0]).save(tmp_path / "0.png")
     ended = flwr_sim("predict", finished / "run", tmp_path / "0.png", "--out", tmp_path / "p.csv")
@@ -208,7 +208,7 @@ def test_every_row_of_a_papers_table_fits_its_data(folder: str, scale: str, monk
             faults[key] = data_faults(spec, base)
         return faults[key]
 
-    monkeypatch.setattr(simulate, "data_faults", checked_once)
+    monkeypatch.setattr(simulate, "dataset_faults", checked_once)
     sites = {}
     for path in sorted((EXPERIMENTS / folder).glob("*.toml"), key=lambda path: same_data_together(path, scale)):
         _, data = check_experiment(read_experiment(path, [f"scale={scale}", *NO_WEIGHTS.get(folder, ())]))

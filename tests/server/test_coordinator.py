@@ -23,21 +23,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import BadInput
-from common.security.identity import SiteRequest, create_key, public_key_line, split_address
+from common.security.identity import SiteAdmissionRequest, create_key, public_key_line, split_address
 from common.system.files import make_private_folder
 from server.coordinator.admission import admit, revoke
 from server.coordinator.folder import (
-    Coordinator,
     CoordinatorFile,
+    CoordinatorFolder,
     checked_host,
-    is_running,
+    is_command_running,
     lock_coordinator,
     make_private,
     read_coordinator,
     write_coordinator,
 )
-from server.coordinator.preflight import hospital_port_faults, no_superlink_faults
-from server.coordinator.state import SOCKET, ControlSocket, accepts_connections
+from server.coordinator.preflight import hospital_port_faults, make_no_superlink_fault
+from server.coordinator.state import SOCKET, ControlSocket, is_control_socket_listening
 from server.deployment.serve import synchronize_registrations
 from server.deployment.superlink.control_client import (
     SERVICE,
@@ -46,7 +46,7 @@ from server.deployment.superlink.control_client import (
     openssh_key_to_pem,
 )
 from server.deployment.superlink.process import SuperLink
-from server.deployment.superlink.registrations import Presence, RegisteredSite
+from server.deployment.superlink.registrations import RegisteredSite, SiteConnectionState
 from tests.network.real import flwr_client, flwr_server, free_ports
 from tests.processes import command_line
 
@@ -94,16 +94,18 @@ def test_an_address_is_taken_in_its_one_canonical_form(address: str) -> None:
 @given(host=names | addresses, port=ports)
 def test_the_address_in_a_kit_leads_back_to_the_host_and_the_port(host: str, port: int) -> None:
     file = CoordinatorFile(name="trial", hosts=(host, "other.example"), port=port)
-    assert split_address(Coordinator(Path(), file).public_address) == (checked_host(host), port)
+    assert split_address(CoordinatorFolder(Path(), file).public_address) == (checked_host(host), port)
 
 
 def test_an_ipv6_address_to_listen_on_stands_in_brackets() -> None:
     file = CoordinatorFile(name="trial", hosts=("a.example",), listen="::", port=9092)
-    assert Coordinator(Path(), file).fleet_address == "[::]:9092"
+    assert CoordinatorFolder(Path(), file).fleet_address == "[::]:9092"
 
 
 @pytest.mark.parametrize("what", ["start", "run"])
-def test_two_processes_do_not_do_the_same_in_a_folder(what: Literal["start", "run"], coordinator: Coordinator) -> None:
+def test_two_processes_do_not_do_the_same_in_a_folder(
+    what: Literal["start", "run"], coordinator: CoordinatorFolder
+) -> None:
     with (
         lock_coordinator(coordinator, what),
         pytest.raises(BadInput, match=f"another flwr-server {what} is at work in this folder"),
@@ -112,9 +114,9 @@ def test_two_processes_do_not_do_the_same_in_a_folder(what: Literal["start", "ru
         pytest.fail("two at a time")
 
 
-def test_start_run_and_other_folders_do_not_lock_one_another(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_start_run_and_other_folders_do_not_lock_one_another(coordinator: CoordinatorFolder, tmp_path: Path) -> None:
     """Nor may anybody else look into its state then."""
-    other = Coordinator(tmp_path / "other", coordinator.file)
+    other = CoordinatorFolder(tmp_path / "other", coordinator.file)
     coordinator.state.mkdir(mode=0o755)
     with lock_coordinator(coordinator, "start"), lock_coordinator(coordinator, "run"), lock_coordinator(other, "start"):
         locks = (coordinator.state / "start.lock", coordinator.state / "run.lock", other.state / "start.lock")
@@ -122,21 +124,21 @@ def test_start_run_and_other_folders_do_not_lock_one_another(coordinator: Coordi
         assert mode(coordinator.state) == 0o700
 
 
-def test_a_lock_is_free_again_after_an_error(coordinator: Coordinator) -> None:
+def test_a_lock_is_free_again_after_an_error(coordinator: CoordinatorFolder) -> None:
     with pytest.raises(OSError, match="disk full"), lock_coordinator(coordinator, "run"):
         raise OSError("disk full")
     with lock_coordinator(coordinator, "run"):
         pass
 
 
-def test_a_lock_file_that_a_killed_process_left_locks_nobody_out(coordinator: Coordinator) -> None:
+def test_a_lock_file_that_a_killed_process_left_locks_nobody_out(coordinator: CoordinatorFolder) -> None:
     coordinator.state.mkdir()
     (coordinator.state / "start.lock").write_text("left by a process that was killed", encoding="utf-8")
     with lock_coordinator(coordinator, "start"):
         pass
 
 
-def test_of_many_at_once_exactly_one_gets_in(coordinator: Coordinator) -> None:
+def test_of_many_at_once_exactly_one_gets_in(coordinator: CoordinatorFolder) -> None:
     together, inside, refused = threading.Barrier(8), threading.Semaphore(0), threading.Semaphore(0)
     over = threading.Event()
 
@@ -176,21 +178,21 @@ def test_a_port_in_use_is_named_within_two_seconds(tmp_path: Path) -> None:
     assert hospital_port_faults(read_coordinator(tmp_path / "trial")) == []
 
 
-def test_an_address_that_is_not_of_this_machine_is_named(coordinator: Coordinator) -> None:
-    elsewhere = Coordinator(coordinator.folder, coordinator.file.model_copy(update={"listen": "192.0.2.1"}))
+def test_an_address_that_is_not_of_this_machine_is_named(coordinator: CoordinatorFolder) -> None:
+    elsewhere = CoordinatorFolder(coordinator.folder, coordinator.file.model_copy(update={"listen": "192.0.2.1"}))
     (fault,) = hospital_port_faults(elsewhere)
     assert "of 192.0.2.1 cannot be opened: cannot assign requested address" in str(fault)
 
 
-def test_a_start_at_work_is_seen_from_outside(coordinator: Coordinator) -> None:
+def test_a_start_at_work_is_seen_from_outside(coordinator: CoordinatorFolder) -> None:
     def superlink() -> str:
         return " ".join(flwr_server("status", coordinator.folder).out.split())
 
-    assert not is_running(coordinator, "start")
+    assert not is_command_running(coordinator, "start")
     with lock_coordinator(coordinator, "start"):
-        assert is_running(coordinator, "start")
+        assert is_command_running(coordinator, "start")
         assert "starting: " in superlink()
-    assert not is_running(coordinator, "start")
+    assert not is_command_running(coordinator, "start")
     assert "down: " in superlink()
 
 
@@ -205,7 +207,7 @@ def test_init_makes_folders_that_only_their_owner_can_look_into(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("before", [0o755, 0o750, 0o711, 0o777, 0o705])
-def test_a_folder_open_to_others_is_closed_and_that_is_said_once(before: int, coordinator: Coordinator) -> None:
+def test_a_folder_open_to_others_is_closed_and_that_is_said_once(before: int, coordinator: CoordinatorFolder) -> None:
     coordinator.folder.chmod(before)
     lines = list[str]()
     for _ in range(2):
@@ -247,7 +249,7 @@ class Registrations:
 
 @dataclass
 class Link:
-    coordinator: Coordinator
+    coordinator: CoordinatorFolder
     registrations: Registrations
     keys: list[str]
 
@@ -257,11 +259,11 @@ class Link:
         return {node.name: node.public_key for node in nodes}
 
     def admit(self, name: str, key: int) -> None:
-        admit(self.coordinator, SiteRequest(site=name, public_key=self.keys[key]))
+        admit(self.coordinator, SiteAdmissionRequest(site=name, public_key=self.keys[key]))
 
 
 @pytest.fixture
-def link(coordinator: Coordinator, tmp_path: Path) -> Link:
+def link(coordinator: CoordinatorFolder, tmp_path: Path) -> Link:
     """A coordinator with one site, which is registered."""
     keys = [public_key_line(create_key(tmp_path / f"{number}.key"), "comment") for number in range(2)]
     link = Link(coordinator, Registrations(), keys)
@@ -291,7 +293,7 @@ def test_a_key_that_was_revoked_and_replaced_between_two_looks_is_turned_out(lin
 
 
 def test_a_connection_is_reported_as_the_superlink_sees_it(link: Link) -> None:
-    link.registrations.there = [replace(node, state=Presence.CONNECTED) for node in link.registrations.there]
+    link.registrations.there = [replace(node, state=SiteConnectionState.CONNECTED) for node in link.registrations.there]
     (node,) = synchronize_registrations(link.coordinator, cast(ControlClient, link.registrations))
     assert node.online
 
@@ -301,7 +303,7 @@ SOMEBODY_ELSE = 65534
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorFolder]:
     """A SuperLink that runs, in a folder whose path is longer than that of a socket may be."""
     folder = tmp_path_factory.mktemp("control") / ("long" * 20) / ("path" * 20) / "trial"
     folder.parent.mkdir(parents=True)
@@ -317,16 +319,16 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
 
 
 @pytest.mark.slow
-def test_who_can_open_the_folder_is_answered(running: Coordinator) -> None:
+def test_who_can_open_the_folder_is_answered(running: CoordinatorFolder) -> None:
     assert is_superlink_answering(running)
-    assert accepts_connections(running.state)
+    assert is_control_socket_listening(running.state)
     with closing(ControlClient(running)) as control:
         assert control.nodes() == []
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
-def test_another_account_of_the_machine_cannot_connect(running: Coordinator) -> None:
+def test_another_account_of_the_machine_cannot_connect(running: CoordinatorFolder) -> None:
     code = (
         "import os, socket, sys\n"
         f"os.setgroups([]); os.setgid({SOMEBODY_ELSE}); os.setuid({SOMEBODY_ELSE})\n"
@@ -356,14 +358,14 @@ def test_another_account_of_the_machine_cannot_connect(running: Coordinator) -> 
 
 
 @pytest.mark.slow
-def test_the_superlink_listens_on_the_port_for_hospitals_and_no_other(running: Coordinator) -> None:
+def test_the_superlink_listens_on_the_port_for_hospitals_and_no_other(running: CoordinatorFolder) -> None:
     (process,) = [child for child in psutil.Process().children() if "superlink.program" in command_line(child)]
     ports = {link.laddr.port for link in process.net_connections("inet") if link.status == psutil.CONN_LISTEN}
     assert ports == {running.file.port}
 
 
 @pytest.mark.slow
-def test_a_call_that_is_not_there_is_refused_as_such(running: Coordinator) -> None:
+def test_a_call_that_is_not_there_is_refused_as_such(running: CoordinatorFolder) -> None:
     with closing(ControlSocket(running.state)) as place, grpc.insecure_channel(place.grpc_address) as channel:
         with pytest.raises(grpc.RpcError) as error:
             channel.unary_unary(f"/{SERVICE}/None")(b"", timeout=20)
@@ -372,16 +374,16 @@ def test_a_call_that_is_not_there_is_refused_as_such(running: Coordinator) -> No
 
 @pytest.mark.slow
 def test_the_socket_that_a_killed_superlink_left_takes_no_connections(tmp_path: Path) -> None:
-    assert not accepts_connections(tmp_path)
+    assert not is_control_socket_listening(tmp_path)
     with closing(ControlSocket(tmp_path)) as place, socket.socket(socket.AF_UNIX) as listening:
         listening.bind(place.path)
     assert (tmp_path / SOCKET).is_socket()
-    assert not accepts_connections(tmp_path)
-    assert not accepts_connections(tmp_path / "absent")
+    assert not is_control_socket_listening(tmp_path)
+    assert not is_control_socket_listening(tmp_path / "absent")
 
 
 @pytest.mark.slow
-def test_a_superlink_that_takes_seconds_to_answer_is_there(running: Coordinator) -> None:
+def test_a_superlink_that_takes_seconds_to_answer_is_there(running: CoordinatorFolder) -> None:
     """As on a machine that has much to do."""
     (process,) = [child for child in psutil.Process().children() if "superlink.program" in command_line(child)]
     process.suspend()
@@ -395,9 +397,9 @@ def test_a_superlink_that_takes_seconds_to_answer_is_there(running: Coordinator)
 
 
 @pytest.mark.slow
-def test_a_run_that_comes_too_early_is_told_that_start_is_at_work(running: Coordinator) -> None:
+def test_a_run_that_comes_too_early_is_told_that_start_is_at_work(running: CoordinatorFolder) -> None:
     with lock_coordinator(running, "start"):
-        fault = no_superlink_faults(running)
+        fault = make_no_superlink_fault(running)
     assert fault.problem == "flwr-server start is at work on this folder, but its SuperLink does not answer."
     assert str(running.log) in fault.remedy
-    assert no_superlink_faults(running).problem == "flwr-server start does not run on this folder."
+    assert make_no_superlink_fault(running).problem == "flwr-server start does not run on this folder."

@@ -12,7 +12,7 @@ from PIL import Image
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from common.data.base.spec import DigitsSpec
-from common.data.load import load
+from common.data.load import load_dataset
 from common.models.saved import load_model
 from server.export.prediction import score_pictures
 from tests.network.real import flwr_sim
@@ -55,7 +55,7 @@ classes = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 keep = ["one", "three"]
 patient_key = "person"
 """
-TEST = load(DigitsSpec(kind="digits"), Path()).test
+TEST = load_dataset(DigitsSpec(kind="digits"), Path()).test
 DIGITS_SHOWN = TEST.labels.argmax(1)
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from common.config import read_experiment
-from common.data.load import load
+from common.data.load import load_dataset
 from common.errors import BadInput
 from common.models.network import build, compute_scores
 from common.models.saved import load_model, save_model
@@ -175,6 +175,6 @@ def test_a_wrong_call_is_answered_with_what_was_meant(tiny: Path) -> None:
 def test_radiographs_get_the_same_probabilities_in_onnx(tmp_path: Path) -> None:
     folder, file = saved(tmp_path / "run", "tiny_cnn", size=64), read_experiment(ROOT / "experiments/nih_surgical.toml")
     assert file.experiment.data is not None
-    images = load(file.experiment.data, file.base).test.images[:64, None]
+    images = load_dataset(file.experiment.data, file.base_folder).test.images[:64, None]
     done = export_model(folder, ExportFormat.onnx, folder / "model.onnx", [images])
     assert (done.images, done.largest_difference < 1e-4) == (64, True)

@@ -12,12 +12,12 @@ from common.data.images.pixels import channels_first
 from common.errors import BadInput
 from common.models.network import compute_scores
 from common.models.saved import load_model
-from server.coordinator.folder import Coordinator
+from server.coordinator.folder import CoordinatorFolder
 from server.deployment.network import NetworkBackend
 from server.reporting.run_claims import run_result
-from server.runs.reader import Run, read_run
-from studies.comparison import compare
-from studies.comparison_report import as_markdown, terminal_tables, write_comparison_report
+from server.runs.reader import RunFolderContent, read_run
+from studies.comparison import compare_methods
+from studies.comparison_report import comparison_as_markdown, format_comparison_tables, write_comparison_report
 from tests.federations import experiment, federation, finished, temporary_folder
 
 NAMES = ("3", "0", "7", "elsewhere")
@@ -109,11 +109,11 @@ def test_a_fault_of_it_is_found_before_anything_is_written(spec: str, fault: str
 
 
 def test_a_coordinator_of_hospitals_finds_the_same_before_anybody_is_asked(
-    coordinator: Coordinator, tmp_path: Path
+    coordinator: CoordinatorFolder, tmp_path: Path
 ) -> None:
     file = experiment(tmp_path, 'external_test={kind = "npz", path = "missing.npz", classes = ["3"]}')
     with pytest.raises(BadInput, match=r"experiment\.toml: external_test\.path"):
-        NetworkBackend(coordinator, file, 2, print).check(resume=False)
+        NetworkBackend(coordinator, file, 2, print).check_before_run(resume=False)
 
 
 def test_a_person_reads_it_beside_the_other_result() -> None:
@@ -131,26 +131,26 @@ def test_a_person_reads_it_beside_the_other_result() -> None:
 HEADING = "External test set</h2>"
 
 
-def runs(*overrides: str) -> list[Run]:
+def runs(*overrides: str) -> list[RunFolderContent]:
     return [read_run(finished(f'run.method="{name}"', *overrides)[0]) for name in ("surgical", "partial_loss")]
 
 
 def test_methods_are_compared_on_it_too(tmp_path: Path) -> None:
-    comparison = compare(runs(ELSEWHERE))
+    comparison = compare_methods(runs(ELSEWHERE))
     assert comparison.external is not None
     for run, method in zip(runs(ELSEWHERE), comparison.external.methods, strict=True):
         assert run.summary.external is not None
         assert method.auroc["all"].mean == pytest.approx(run.summary.external.mean_auroc)
-    assert comparison.external.contrast("partial_loss").result.pairs == 3
+    assert comparison.external.find_contrast("partial_loss").result.pairs == 3
     console = Console(width=160, no_color=True)
     with console.capture() as capture:
-        console.print(terminal_tables(comparison))
+        console.print(format_comparison_tables(comparison))
     assert "External test set: all methods" in capture.get()
-    assert "### External test set" in as_markdown(comparison)
+    assert "### External test set" in comparison_as_markdown(comparison)
     assert HEADING in write_comparison_report(comparison, tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_runs_of_which_one_lacks_it_are_compared_without(tmp_path: Path) -> None:
-    comparison = compare([runs(ELSEWHERE)[0], runs()[1]])
+    comparison = compare_methods([runs(ELSEWHERE)[0], runs()[1]])
     assert comparison.external is None
     assert HEADING not in write_comparison_report(comparison, tmp_path / "a.html").read_text()

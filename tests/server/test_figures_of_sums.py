@@ -11,17 +11,25 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
 
-from common.metrics.auroc import FIGURES, GLOBAL_MODEL, SUMS, ClassMetrics, Summary, per_class, summarise
+from common.metrics.auroc import (
+    FIGURES,
+    GLOBAL_MODEL,
+    SUMS,
+    ClassMetrics,
+    FinalTestSummary,
+    per_class,
+    summarise_test_results,
+)
 from common.metrics.bootstrap import auroc_intervals
-from common.metrics.calibration import operating_points, quality
-from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, Measured, figure
-from common.metrics.multi_class import multi_class
-from common.metrics.pooled import pool_sites, sum_histograms
+from common.metrics.calibration import compute_score_quality, operating_points
+from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, ValueWithError, format_value_with_error
+from common.metrics.multi_class import compute_multi_class_metrics
+from common.metrics.pooled import pool_site_histograms, sum_histograms
 from common.metrics.score_histograms import score_histogram
 from common.system.plain_text import format_interval
 from server.federation.evaluation import class_result_from_histograms
-from server.reporting.run_claims import DECIDED_BADLY, RANKED_WELL, prominent_limits, why_undefined
-from server.reporting.run_report import mean_of_sites, write_run_report
+from server.reporting.run_claims import DECIDED_BADLY, RANKED_WELL, prominent_limitations, reason_without_auroc
+from server.reporting.run_report import mean_auroc_over_sites, write_run_report
 from server.runs.reader import read_run
 from tests.network.real import lines_of
 from tests.server.reports import body_text, check_page, write
@@ -54,7 +62,7 @@ def by_sums(scores: NDArray[np.float64], labels: NDArray[np.float64]) -> ClassMe
     """Return the class's result where the coordinator has the sum of three sites' histograms."""
     histograms = {site: {"mass": score_histogram(scores[at::3], labels[at::3])} for at, site in enumerate(SITES)}
     owners = {"mass": SITES}
-    pooled = pool_sites(sum_histograms(histograms, owners), owners)
+    pooled = pool_site_histograms(sum_histograms(histograms, owners), owners)
     return class_result_from_histograms(pooled.per_class["mass"] if pooled else None)
 
 
@@ -70,7 +78,7 @@ def test_each_printed_figure_of_a_sum_lies_within_its_stated_error_of_scikit_lea
         scores, labels = made_up(run)
         result = by_sums(scores, labels)
         for name, true in zip(FIGURES, exact(scores, labels), strict=True):
-            shown = figure(result.measured(name))
+            shown = format_value_with_error(result.figure_with_error(name))
             if shown == "n/a":
                 assert result.errors[name] > LARGEST_ERROR
                 continue
@@ -82,7 +90,7 @@ def test_where_figures_are_exact_they_are_scikit_learns_to_the_printed_digit() -
     for run in range(RUNS):
         scores, labels = made_up(run)
         result = per_class(scores[:, None], labels[:, None], ["mass"])["mass"]
-        shown = [figure(result.measured(name)) for name in FIGURES]
+        shown = [format_value_with_error(result.figure_with_error(name)) for name in FIGURES]
         assert shown == [f"{true:.3f}" for true in exact(scores, labels)]
 
 
@@ -92,14 +100,19 @@ def test_no_pair_of_printed_figures_is_impossible_and_no_verdict_is_unfounded(tm
     for run in range(RUNS):
         scores, labels = made_up(run)
         result, (auroc, precision, accuracy) = by_sums(scores, labels), exact(scores, labels)
-        for shown, true in ((result.measured("auroc"), auroc), (result.measured("average_precision"), precision)):
+        for shown, true in (
+            (result.figure_with_error("auroc"), auroc),
+            (result.figure_with_error("average_precision"), precision),
+        ):
             assert shown is None or abs(shown.value - true) <= shown.error + 1e-9
         perfect = [round(value, 9) == 1 for value in (result.auroc or 0, result.average_precision or 0)]
         assert perfect in ([True, True], [False, False])
-        test = asdict(summarise({"mass": result}, {"mass"}, set(), SUMS))
+        test = asdict(summarise_test_results({"mass": result}, {"mass"}, set(), SUMS))
         sites = {site: {"classes": ["mass"]} for site in SITES}
         folder = write(tmp_path / str(run), test=test, classes=["mass"], sites=sites, per_site={})
-        warnings = [limit for limit in prominent_limits(read_run(folder)) if "threshold of 0.5 does not fit" in limit]
+        warnings = [
+            limit for limit in prominent_limitations(read_run(folder)) if "threshold of 0.5 does not fit" in limit
+        ]
         warned += len(warnings)
         assert not warnings or (auroc >= RANKED_WELL and accuracy <= DECIDED_BADLY)
     assert warned > RUNS // 50  # the rule is tried
@@ -110,9 +123,9 @@ def test_a_figure_that_its_bins_leave_open_is_in_no_mean_and_the_page_gives_the_
     result = by_sums(scores, labels)
     assert (result.auroc, result.errors["auroc"]) == (None, 0.5)
     good = ClassMetrics(0.9, 0.8, 0.7, 40, 50)
-    test = summarise({"mass": result, "edema": good}, set(), set(), SUMS)
-    assert figure(test.measured("auroc")) == "0.900"
-    assert why_undefined(result) == TOO_WIDE
+    test = summarise_test_results({"mass": result, "edema": good}, set(), set(), SUMS)
+    assert format_value_with_error(test.mean_with_error("auroc")) == "0.900"
+    assert reason_without_auroc(result) == TOO_WIDE
 
 
 NAMES = ("edema", "hernia", "$x_1$ & <i>node</i>")
@@ -128,10 +141,10 @@ FEW = score_histogram(SCORES[:30, 1], LABELS[:30, 1])
 POINTS = operating_points({NAMES[0]: SPREAD[NAMES[0]], NAMES[1]: FEW}, SPREAD, 0.95)
 """Thresholds of the first two classes; of the second they were chosen on few images."""
 OWN = replace(
-    summarise(RESULTS, {"edema"}, set()),
-    multi_class=multi_class(SCORES, LABELS),
+    summarise_test_results(RESULTS, {"edema"}, set()),
+    multi_class=compute_multi_class_metrics(SCORES, LABELS),
     intervals=auroc_intervals(SCORES, LABELS, np.arange(len(LABELS)).astype(str), NAMES, np.random.default_rng(0)),
-    quality=quality(SCORES, LABELS, NAMES, "multi_class"),
+    quality=compute_score_quality(SCORES, LABELS, NAMES, "multi_class"),
     operating_points=POINTS,
 )
 """The coordinator's own test images."""
@@ -142,18 +155,20 @@ HISTOGRAMS = {
     for site, start, columns in (("north", 0, (0, 2)), ("south", 1, (0,)))
 }
 BY_SITES = replace(
-    summarise(RESULTS, {"edema"}, set(), "mean over the sites' own test parts"),
-    pooled=pool_sites(sum_histograms(HISTOGRAMS, OWNERS), OWNERS, np.random.default_rng(4)),
+    summarise_test_results(RESULTS, {"edema"}, set(), "mean over the sites' own test parts"),
+    pooled=pool_site_histograms(sum_histograms(HISTOGRAMS, OWNERS), OWNERS, np.random.default_rng(4)),
 )
 """Two sites report edema, one the node; nobody reports hernia."""
 
 
-def report(folder: Path, test: Summary) -> str:
+def report(folder: Path, test: FinalTestSummary) -> str:
     return write_run_report(write(folder, test=asdict(test), classes=NAMES)).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("test", [OWN, BY_SITES], ids=["own", "by sites"])
-def test_the_report_is_whole_and_the_summary_comes_back_as_it_was_written(test: Summary, tmp_path: Path) -> None:
+def test_the_report_is_whole_and_the_summary_comes_back_as_it_was_written(
+    test: FinalTestSummary, tmp_path: Path
+) -> None:
     check_page(report(tmp_path / "run", test))
     assert read_run(tmp_path / "run").summary.test == test
 
@@ -214,27 +229,27 @@ def test_pooled_values_stand_beside_the_mean_of_sites_and_a_class_that_no_site_r
     text = body_text(report(tmp_path / "run", BY_SITES))
     assert BY_SITES.pooled
     edema, auroc = BY_SITES.pooled.per_class["edema"], BY_SITES.per_class["edema"].auroc
-    assert f"edema{auroc:.3f}{figure(edema.auroc)} {format_interval(edema.interval)}" in text
+    assert f"edema{auroc:.3f}{format_value_with_error(edema.auroc)} {format_interval(edema.interval)}" in text
     assert "by chance" not in text
     assert "unknown: no site told" in text
     assert "2 of 2" in text
     assert "1 of 2" in text
     assert "known to within 0.00" in text
     over = [BY_SITES.per_class[name].auroc for name in (NAMES[0], NAMES[2])]
-    assert mean_of_sites(BY_SITES)[0] == pytest.approx(np.mean([each for each in over if each is not None]))
+    assert mean_auroc_over_sites(BY_SITES)[0] == pytest.approx(np.mean([each for each in over if each is not None]))
 
 
 @pytest.mark.parametrize(
     ("auroc", "interval", "judged"),
     [
-        (Measured(0.53), (0.45, 0.61), True),
-        (Measured(0.53, 0.02), (0.45, 0.61), True),
-        (Measured(0.60, 0.04), (0.47, 0.73), False),  # 0.03 higher, it lies above 0.5
-        (Measured(0.63, 0.204), (0.36, 0.90), False),  # the page prints no AUROC either
+        (ValueWithError(0.53), (0.45, 0.61), True),
+        (ValueWithError(0.53, 0.02), (0.45, 0.61), True),
+        (ValueWithError(0.60, 0.04), (0.47, 0.73), False),  # 0.03 higher, it lies above 0.5
+        (ValueWithError(0.63, 0.204), (0.36, 0.90), False),  # the page prints no AUROC either
     ],
 )
 def test_a_pooled_interval_that_includes_chance_is_a_verdict_only_where_the_error_cannot_change_it(
-    auroc: Measured, interval: tuple[float, float], judged: bool, tmp_path: Path
+    auroc: ValueWithError, interval: tuple[float, float], judged: bool, tmp_path: Path
 ) -> None:
     assert BY_SITES.pooled
     classes = BY_SITES.pooled.per_class
@@ -250,12 +265,12 @@ def test_a_run_written_before_there_was_any_of_it_still_has_a_report(tmp_path: P
 
 
 def test_a_figure_has_no_digit_below_its_error_and_the_exact_one_lies_within_what_is_printed() -> None:
-    assert figure(Measured(0.75, 0.01)) == "0.75 ± 0.01"
-    assert figure(Measured(0.7449, 0.01)) == "0.74 ± 0.02"  # 0.7549 is possible
-    assert figure(Measured(0.75001, 0.00001)) == "0.750 ± 0.001"
-    assert figure(Measured(0.75001)) == "0.750"
-    assert figure(Measured(0.9, 0.051)) == "n/a: error above 0.05"
-    assert figure(None) == "n/a"
+    assert format_value_with_error(ValueWithError(0.75, 0.01)) == "0.75 ± 0.01"
+    assert format_value_with_error(ValueWithError(0.7449, 0.01)) == "0.74 ± 0.02"  # 0.7549 is possible
+    assert format_value_with_error(ValueWithError(0.75001, 0.00001)) == "0.750 ± 0.001"
+    assert format_value_with_error(ValueWithError(0.75001)) == "0.750"
+    assert format_value_with_error(ValueWithError(0.9, 0.051)) == "n/a: error above 0.05"
+    assert format_value_with_error(None) == "n/a"
 
 
 def test_counts_of_test_images_are_added_up_over_sites_only_where_the_score_is_a_mean_over_them() -> None:
@@ -263,9 +278,9 @@ def test_counts_of_test_images_are_added_up_over_sites_only_where_the_score_is_a
     test = replace(BY_SITES, per_class={**BY_SITES.per_class, "edema": most})
     assert test.pooled
     edema = test.pooled.per_class["edema"]
-    assert test.counts("edema") == (edema.positives, edema.negatives)
+    assert test.image_counts_of_class("edema") == (edema.positives, edema.negatives)
     for other in (replace(test, note=GLOBAL_MODEL), replace(test, pooled=None)):
-        assert other.counts("edema") == (3, 4)
+        assert other.image_counts_of_class("edema") == (3, 4)
 
 
 def test_a_class_whose_head_row_stayed_masked_in_every_round_is_named_as_not_learned(tmp_path: Path) -> None:
@@ -274,4 +289,4 @@ def test_a_class_whose_head_row_stayed_masked_in_every_round_is_named_as_not_lea
     closed = [["edema", "mass"], *[["mass"]] * (len(lines) - 1)]
     text = "".join(json.dumps({**line, "closed_rows": rows}) + "\n" for line, rows in zip(lines, closed, strict=True))
     (folder / "rounds.jsonl").write_text(text, encoding="utf-8")
-    assert any("“mass” was not learned" in limit for limit in prominent_limits(read_run(folder)))
+    assert any("“mass” was not learned" in limit for limit in prominent_limitations(read_run(folder)))

@@ -39,7 +39,7 @@ from server.deployment.superlink.authentication import FRESH_S, REFRESH_S, Admit
 from server.deployment.superlink.fleet_service import LONGEST_REASON, SiteProcesses
 from server.deployment.superlink.messages import MOST_MESSAGES, StoredMessage
 from server.deployment.superlink.refused_calls import FILE
-from server.deployment.superlink.registrations import RUN_SILENT_S, Presence
+from server.deployment.superlink.registrations import RUN_SILENT_S, SiteConnectionState
 from tests.network.real import lines_of
 from tests.server.superlinks import INTERVAL_S, Hospital, Port, named, refused
 from tests.signing import pem, signature_over
@@ -64,7 +64,7 @@ def refusals(port: Port) -> list[dict[str, Any]]:
     return lines_of(path) if path.exists() else []
 
 
-def state_of(port: Port, site: Hospital) -> Presence:
+def state_of(port: Port, site: Hospital) -> SiteConnectionState:
     registration = port.link.storage.sites.get(site.node_id)
     assert registration is not None
     return registration.state
@@ -72,14 +72,14 @@ def state_of(port: Port, site: Hospital) -> Presence:
 
 def reply_envelope(port: Port, name: str) -> Any:
     """Return the envelope of the reply to a message, as the run gets it."""
-    (reply,) = port.link.storage.messages.replies(port.link.run, [name])
+    (reply,) = port.link.storage.messages.find_replies(port.link.run, [name])
     assert isinstance(reply, StoredMessage)
     return Envelope.FromString(reply.envelope)
 
 
 def answered(port: Port) -> list[int]:
     """Return the sites whose replies the run would get."""
-    replies = port.link.storage.messages.replies(port.link.run, list(port.link.sent))
+    replies = port.link.storage.messages.find_replies(port.link.run, list(port.link.sent))
     return [reply.node for reply in replies if isinstance(reply, StoredMessage)]
 
 
@@ -92,11 +92,11 @@ def contents_of(message: Message) -> dict[str, bytes]:
 
 def test_a_site_signs_on_gives_signs_of_life_and_signs_off(port: Port, victim: Hospital) -> None:
     assert victim.sign_on() == victim.node_id
-    assert state_of(port, victim) == Presence.CONNECTED
+    assert state_of(port, victim) == SiteConnectionState.CONNECTED
     assert victim.beat()
     assert read_sign_offs(port.link.folder) == {}
     victim.stub.DeactivateNode(DeactivateNodeRequest(node_id=victim.node_id))
-    assert state_of(port, victim) == Presence.SIGNED_OFF
+    assert state_of(port, victim) == SiteConnectionState.SIGNED_OFF
     assert list(read_sign_offs(port.link.folder)) == ["victim"]
     victim.sign_on()
     assert read_sign_offs(port.link.folder) == {}
@@ -106,7 +106,7 @@ def test_a_site_that_falls_silent_is_lost_and_has_not_signed_off(port: Port, vic
     victim.sign_on()
     port.link.clock.now += 2 * INTERVAL_S + 1
     (site,) = port.link.restarted().sites.all()
-    assert site.state == Presence.LOST
+    assert site.state == SiteConnectionState.LOST
     assert not port.link.storage.sites.is_connected(victim.node_id)
     victim.sign_on()
     assert port.link.storage.sites.is_connected(victim.node_id)
@@ -116,8 +116,8 @@ def test_a_file_that_appears_during_a_call_is_there_at_the_next(
     port: Port, victim: Hospital, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = port.hand(victim)
-    view, looks = port.link.files.view, iter([True])  # the first look comes before the file
-    monkeypatch.setattr(port.link.files, "view", lambda name: None if next(looks, False) else view(name))
+    view, looks = port.link.files.map_into_memory, iter([True])  # the first look comes before the file
+    monkeypatch.setattr(port.link.files, "map_into_memory", lambda name: None if next(looks, False) else view(name))
     first, second = victim.pull_object(name), victim.pull_object(name)
     assert (first.object_found, first.object_available, first.object_content) == (True, False, b"")
     assert second.object_available
@@ -178,7 +178,7 @@ def test_a_reply_that_is_not_whole_when_its_time_is_over_is_refused(port: Port, 
 
 def test_nothing_is_handed_out_to_a_run_that_is_over(port: Port, victim: Hospital) -> None:
     name = port.hand(victim)
-    port.link.storage.messages.end(port.link.run)
+    port.link.storage.messages.end_run(port.link.run)
     assert refused(victim.pull_object, name) == (DENIED, "Run is finished.")
 
 
@@ -241,7 +241,7 @@ def test_a_call_in_anothers_name_is_refused_and_noted(
 def test_a_strangers_call_is_refused_and_writes_nothing(call: str, who: str, port: Port, victim: Hospital) -> None:
     caller = port.stranger() if who == "stranger" else replace(port.stranger(), channel=port.channel())
     assert refused(getattr(caller.stub, call), CALLS[call](victim, named(b"any")))[0] == UNKNOWN
-    assert state_of(port, victim) == Presence.NEVER
+    assert state_of(port, victim) == SiteConnectionState.NEVER
     assert refusals(port) == []
 
 
@@ -312,7 +312,7 @@ def test_a_sign_of_life_that_arrives_after_the_sign_off_is_refused(port: Port, v
     victim.sign_on(metadata=of("first"))
     victim.stub.DeactivateNode(DeactivateNodeRequest(node_id=victim.node_id), metadata=of("first"))
     assert refused(victim.beat, metadata=of("first")) == (TOO_EARLY, "this process has signed off")
-    assert state_of(port, victim) == Presence.SIGNED_OFF
+    assert state_of(port, victim) == SiteConnectionState.SIGNED_OFF
     victim.sign_on(metadata=of("second"))
     assert victim.beat(metadata=of("second"))
 
@@ -322,8 +322,8 @@ def test_a_site_that_restarts_for_ever_takes_no_memory() -> None:
     for number in range(1000):
         processes.sign_on(Caller(1, "north", b"", f"{number}"))
     with pytest.raises(CallRefused):
-        processes.refuse_earlier(Caller(1, "north", b"", "998"))
-    processes.refuse_earlier(Caller(1, "north", b"", "0"))  # forgotten by now
+        processes.refuse_earlier_process(Caller(1, "north", b"", "998"))
+    processes.refuse_earlier_process(Caller(1, "north", b"", "0"))  # forgotten by now
 
 
 # ---------------------------------------------------------------------- replies
@@ -498,7 +498,7 @@ def test_nothing_of_a_refused_reply_is_written(case: str, port: Port, victim: Ho
     parts = contents_of(reply)
     contents = [*parts.values(), bytes(fleet_protocol.SMALL_BYTES_IN_ALL) if case == "too many bytes" else b"-"]
     if case == "run over":
-        port.link.storage.messages.end(port.link.run)
+        port.link.storage.messages.end_run(port.link.run)
     assert refused(announced_with, sender, reply, contents)[0] == DENIED
     assert not any(map(port.link.files.has, parts))
     assert bool(refusals(port)) == (case != "run over")
@@ -554,7 +554,7 @@ def test_after_a_restart_a_message_is_its_sites_alone(port: Port, victim: Hospit
     victim.announce(reply)
     messages = port.link.restarted().messages
     assert messages.was_handed(victim.node_id, name)
-    assert messages.reply_to(name) == reply.object_id
+    assert messages.accepted_reply_name(name) == reply.object_id
     assert all(messages.may_push(victim.node_id, part) for part in contents_of(reply))
     assert not any(messages.may_push(forger.node_id, part) for part in contents_of(reply))
     assert messages.may_pull(victim.node_id, name)

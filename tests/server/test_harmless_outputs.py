@@ -20,13 +20,13 @@ from client.gate import audit_report
 from client.gate.gate import LISTED_BYTES, list_audit_fields
 from common.data.tables.csv import read_columns
 from common.errors import BadInput, Fault
-from common.metrics.auroc import ClassMetrics, summarise
-from common.metrics.bootstrap import Intervals
-from common.metrics.calibration import Decisions
+from common.metrics.auroc import ClassMetrics, summarise_test_results
+from common.metrics.bootstrap import AurocIntervals
+from common.metrics.calibration import DecisionCounts
 from common.models.network import build
 from common.models.saved import save_model
 from common.models.zoo.spec import ModelSpec
-from common.security.audit import Audit
+from common.security.audit import AuditLog
 from common.system.plain_text import json_text
 from common.system.terminal import PlainConsole, event_printer, run_program
 from common.wire.canonical_bytes import RecordField
@@ -35,11 +35,11 @@ from server.export.evaluation import Evaluation, as_csv
 from server.export.prediction import predict_to_csv, rows_to_csv
 from server.federation.recorder import RunTotals
 from server.reporting import model_card
-from server.reporting.live.files import RunSnapshot, SiteStatus, event_text
+from server.reporting.live.files import RunSnapshot, SiteStatusRow, event_text
 from server.reporting.live.page import render_changing_part, render_page
 from server.runs.audit_log import shorten_reasons
 from server.runs.folder import RunFolder
-from server.runs.live_status import PresentRun
+from server.runs.live_status import CurrentRun
 from server.runs.reader import RoundLine
 from server.runs.reporter import RunReporter
 from strategies.engine.events import FederationValidation, RoundRecord, WaitingStatus
@@ -87,7 +87,7 @@ def test_at_a_terminal_only_our_own_styles_are_escape_sequences(screen: io.Strin
 def test_tables_pages_of_status_and_plain_lines_hold_none(console: Console, screen: io.StringIO) -> None:
     table = Table(ALL, title=ALL)
     table.add_row(ALL.replace("[", "("))
-    run = PresentRun("/run", ALL, left_out={"north": ALL}, shortened={"east": ALL}, last_error=ALL)
+    run = CurrentRun("/run", ALL, left_out={"north": ALL}, shortened={"east": ALL}, last_error=ALL)
     present = {**vars(run), "last_error_time": "now", "sites": ["north"]}
     facts = {"name": ALL, "address": "a:1", "superlink": "up", "certificate_days": 3, "release": ALL, "time": 0.0}
     for shown in (table, ALL, status.status_tables({**facts, "sites": {}, "run": present})):
@@ -115,7 +115,7 @@ def test_the_progress_bar_holds_none(screen: io.StringIO) -> None:
 
 
 def test_lines_and_present_state_of_a_run_hold_none(tmp_path: Path, console: Console, screen: io.StringIO) -> None:
-    with RunReporter(PresentRun("/run", "run"), tmp_path, event_printer(console)) as reporter:
+    with RunReporter(CurrentRun("/run", "run"), tmp_path, event_printer(console)) as reporter:
         reporter.waiting(WaitingStatus("roll call", 0, (ALL,), (), 3.0))
         reporter.began([ALL], 2)
         reporter.joined(1, ALL)
@@ -126,11 +126,11 @@ def test_lines_and_present_state_of_a_run_hold_none(tmp_path: Path, console: Con
 
 
 def test_files_of_a_run_hold_none(tmp_path: Path) -> None:
-    folder, audit = RunFolder(tmp_path), Audit(tmp_path, durable=False)
+    folder, audit = RunFolder(tmp_path), AuditLog(tmp_path, durable=False)
     totals = RunTotals(folder, 1)
-    totals.note(RECORD, STATE, {ALL: 1.0})
-    totals.finalize(FederationValidation(), STATE)
-    folder.summary({"rounds": 1, "classes": [ALL], "test": asdict(summarise({}, (), (), ALL))})
+    totals.add_round(RECORD, STATE, {ALL: 1.0})
+    totals.write_pending_round(FederationValidation(), STATE)
+    folder.write_summary({"rounds": 1, "classes": [ALL], "test": asdict(summarise_test_results({}, (), (), ALL))})
     audit.append(reason=ALL)
     for name in ("events.jsonl", "rounds.jsonl", "summary.json", "audit.jsonl"):
         assert raw_in((tmp_path / name).read_text(encoding="utf-8")) == set(), name
@@ -142,18 +142,18 @@ def test_pages_hold_none() -> None:
     snapshot = RunSnapshot(
         ALL,
         ALL,
-        replace(PresentRun("/run", ALL), last_error=ALL, sites=(ALL,), left_out={ALL: ALL}),
-        (SiteStatus(ALL, ALL, ALL, missed=ALL),),
+        replace(CurrentRun("/run", ALL), last_error=ALL, sites=(ALL,), left_out={ALL: ALL}),
+        (SiteStatusRow(ALL, ALL, ALL, missed=ALL),),
         (RoundLine(round=1, sites=(ALL,), absent={ALL: ALL}),),
         (event_text({"event": "absent", "round": 1, "site": ALL, "reason": ALL}), event_text({"event": ALL, ALL: ALL})),
     )
     assert raw_in(render_page(snapshot), "\n\t") == set()
     assert raw_in(render_changing_part(snapshot), "\n\t") == set()
-    assert raw_in(model_card.escaped(ALL), "") == set()
+    assert raw_in(model_card.escape_markdown(ALL), "") == set()
 
 
 def test_at_a_site_words_of_the_coordinator_hold_none() -> None:
-    at = site_status.SiteStatus("north", coordinator=ALL, run=ALL, phase=ALL, state=ALL)
+    at = site_status.ClientStatus("north", coordinator=ALL, run=ALL, phase=ALL, state=ALL)
     at.record_error(ALL)
     assert raw_in(at.last_error) == set()
     assert raw_in(site_status.format_status({**asdict(at), "privacy": {}})) == set()
@@ -221,8 +221,8 @@ def is_number(cell: str) -> bool:
 
 def figures(names: list[str]) -> str:
     results = dict.fromkeys(names, ClassMetrics(0.25, 0.5, None, 3, 4))
-    decisions = dict.fromkeys(names, Decisions(1, 2, 3, 1))
-    return as_csv(Evaluation(7, None, results, decisions, Intervals(None, {}), (), "all")).decode()
+    decisions = dict.fromkeys(names, DecisionCounts(1, 2, 3, 1))
+    return as_csv(Evaluation(7, None, results, decisions, AurocIntervals(None, {}), (), "all")).decode()
 
 
 @pytest.mark.parametrize("name", FORMULAS)

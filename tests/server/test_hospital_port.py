@@ -19,7 +19,7 @@ from flwr.proto.fleet_pb2_grpc import FleetStub
 
 from client.connection.fleet_client import FleetClient
 from common import __version__
-from common.security.call_signatures import key_bytes
+from common.security.call_signatures import public_key_as_pem
 from common.security.call_signatures import signed_headers as signed
 from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, SERVICE, WIRE_VERSION, Hello
 from server.deployment.superlink import fleet_server
@@ -63,7 +63,7 @@ def handshaken(port: Port) -> Iterator[ssl.SSLSocket]:
 
 def begin_call(connection: ssl.SSLSocket, key: ec.EllipticCurvePrivateKey | None = None) -> None:
     """Announce a request of 4 MB, send 16 KB of it, and no more."""
-    metadata = signed(key, key_bytes(key.public_key()), "one") if key else ()
+    metadata = signed(key, public_key_as_pem(key.public_key()), "one") if key else ()
     encoded = [
         (name.encode(), base64.b64encode(value) if isinstance(value, bytes) else value.encode())
         for name, value in metadata
@@ -163,18 +163,18 @@ def test_a_call_without_a_signature_is_ended_before_its_body_has_arrived(port: P
 def test_a_call_that_cannot_be_served_is_refused_with_its_reason(port: Port) -> None:
     """A method that does not exist, a message larger than a chunk of an array, a call without a request."""
     key = ec.generate_private_key(ec.SECP256R1())
-    port.link.storage.sites.register("south", key_bytes(key.public_key()))
+    port.link.storage.sites.register("south", public_key_as_pem(key.public_key()))
     north = port.hospital("north")
     another = port.channel().unary_unary("/flwr.proto.Fleet/Another")
     assert refused(another, b"", timeout=WITHIN_S)[0] == grpc.StatusCode.UNIMPLEMENTED
     assert refused(north.push, "a" * 64, bytes(LARGEST_CALL + 1))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
-    pull, headers = port.channel().stream_unary(PULL), signed(key, key_bytes(key.public_key()), "one")
+    pull, headers = port.channel().stream_unary(PULL), signed(key, public_key_as_pem(key.public_key()), "one")
     assert refused(pull, iter(()), metadata=headers, timeout=WITHIN_S)[0] == grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_a_site_with_too_many_calls_loses_its_oldest_and_no_other_site_any(port: Port) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    port.link.storage.sites.register("north", key_bytes(key.public_key()))
+    port.link.storage.sites.register("north", public_key_as_pem(key.public_key()))
     with ExitStack() as stack:
         calls = [stack.enter_context(handshaken(port)) for _ in range(CALLS_PER_SITE + 1)]
         for connection in calls:

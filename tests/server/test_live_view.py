@@ -28,10 +28,10 @@ from cryptography.x509 import load_pem_x509_certificate
 from rich.console import Console
 
 from common.errors import BadInput
-from common.metrics.auroc import ClassMetrics, summarise
-from common.security.identity import SiteRequest, create_key, public_key_line
+from common.metrics.auroc import ClassMetrics, summarise_test_results
+from common.security.identity import SiteAdmissionRequest, create_key, public_key_line
 from server.coordinator.admission import admit, revoke
-from server.coordinator.folder import Coordinator
+from server.coordinator.folder import CoordinatorFolder
 from server.coordinator.state import write_connections
 from server.reporting.live.files import (
     SENTENCES,
@@ -50,7 +50,7 @@ from server.reporting.live.server import (
     open_listening_socket,
     view_beside_run,
 )
-from server.runs.live_status import FILE, LineReader, PresentRun
+from server.runs.live_status import FILE, CurrentRun, JsonLinesReader
 from server.simulation.simulate import simulate
 from tests.federations import experiment
 from tests.network.real import ROOT, eventually
@@ -65,12 +65,12 @@ def appended(path: Path, *lines: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> PresentRun:
+def running(tmp_path: Path) -> CurrentRun:
     """A run in its third round, written as a run writes: its present state lies beside its folder."""
     folder = tmp_path / "run"
     folder.mkdir()
     sites = ("east", "north")
-    present = PresentRun(str(folder), "chest <b>x-rays</b>", phase="train", round=3, rounds=5, sites=sites)
+    present = CurrentRun(str(folder), "chest <b>x-rays</b>", phase="train", round=3, rounds=5, sites=sites)
     present = replace(present, pid=os.getpid(), waiting_for=sites, lost=("north",), deadline=time.time() + 600)
     write_present(tmp_path, present)
     figures = {"validation_auroc": 0.75, "site_seconds": {"east": 61.0, "north": 7.5}, "seconds": 62.0}
@@ -83,13 +83,13 @@ def running(tmp_path: Path) -> PresentRun:
     return present
 
 
-def write_present(state: Path, present: PresentRun) -> None:
+def write_present(state: Path, present: CurrentRun) -> None:
     (state / FILE).write_text(json.dumps(asdict(present)), encoding="utf-8")
 
 
 def look(state: Path, links: Mapping[str, str] | None = None) -> RunSnapshot:
     """Return what the view finds in the files."""
-    return FileWatcher(RunSource("trial", state, lambda: links or {})).look()
+    return FileWatcher(RunSource("trial", state, lambda: links or {})).poll_snapshot()
 
 
 @contextmanager
@@ -112,36 +112,36 @@ def port_of(address: str) -> int:
 
 
 @pytest.fixture
-def address(tmp_path: Path, running: PresentRun) -> Iterator[str]:
+def address(tmp_path: Path, running: CurrentRun) -> Iterator[str]:
     with served(RunSource("trial", tmp_path)) as address:
         yield address
 
 
 def test_lines_are_read_as_they_come_and_a_line_half_written_waits_for_its_end(tmp_path: Path) -> None:
-    lines = LineReader(tmp_path / "rounds.jsonl")
-    assert not lines.look()
+    lines = JsonLinesReader(tmp_path / "rounds.jsonl")
+    assert not lines.poll()
     (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n{"rou')
-    assert lines.look()
+    assert lines.poll()
     assert lines.all == [{"round": 1}]
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write('nd": 2}\nnot json\n[3]\n')
-    assert lines.look()
+    assert lines.poll()
     assert lines.all == [{"round": 1}, {"round": 2}]
-    assert not lines.look()
+    assert not lines.poll()
 
 
 def test_a_file_that_a_resumed_run_has_replaced_is_read_from_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     appended(path, {"round": 1}, {"round": 2})
-    lines = LineReader(path)
-    lines.look()
+    lines = JsonLinesReader(path)
+    lines.poll()
     appended(tmp_path / "new", {"round": 1}, {"round": 9}, {"round": 10})
     (tmp_path / "new").replace(path)
-    assert lines.look()
+    assert lines.poll()
     assert [line["round"] for line in lines.all] == [1, 9, 10]
 
 
-def test_each_site_has_its_part_rounds_seconds_and_last_absence(tmp_path: Path, running: PresentRun) -> None:
+def test_each_site_has_its_part_rounds_seconds_and_last_absence(tmp_path: Path, running: CurrentRun) -> None:
     sites = look(tmp_path, {"east": "connected", "west": "not connected"}).sites
     assert [(site.name, site.link, site.part, site.rounds, site.seconds) for site in sites] == [
         ("east", "connected", "at work (training)", 2, 61.0),
@@ -151,10 +151,12 @@ def test_each_site_has_its_part_rounds_seconds_and_last_absence(tmp_path: Path, 
     assert sites[2].missed == "round 2: no reply within 60 s"
 
 
-def test_connections_are_unknown_where_flwr_server_start_is_gone(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_connections_are_unknown_where_flwr_server_start_is_gone(
+    coordinator: CoordinatorFolder, tmp_path: Path
+) -> None:
     for name in ("east", "west"):
         key = public_key_line(create_key(tmp_path / f"{name}.key"), "comment")
-        admit(coordinator, SiteRequest(site=name, public_key=key))
+        admit(coordinator, SiteAdmissionRequest(site=name, public_key=key))
     revoke(coordinator, "west")
     source = source_of_current_run(coordinator)
     assert source.links() == {"east": "not known", "west": "revoked"}
@@ -221,7 +223,7 @@ def test_ten_thousand_rounds_are_a_few_hundred_points_and_the_last_is_among_them
     assert points.split()[-1].startswith("468.0,")
 
 
-def test_the_names_of_runs_and_sites_stay_text(tmp_path: Path, running: PresentRun) -> None:
+def test_the_names_of_runs_and_sites_stay_text(tmp_path: Path, running: CurrentRun) -> None:
     text = render_page(look(tmp_path))
     assert "chest &lt;b&gt;x-rays&lt;/b&gt;" in text
     assert not {"<b>", "<i>"} & set(re.findall("<.>", text))
@@ -238,11 +240,11 @@ def test_the_names_of_runs_and_sites_stay_text(tmp_path: Path, running: PresentR
     ids=["running", "stopped", "killed", "done"],
 )
 def test_the_page_shows_the_state_of_the_run(
-    tmp_path: Path, running: PresentRun, change: dict[str, Any], words: list[str]
+    tmp_path: Path, running: CurrentRun, change: dict[str, Any], words: list[str]
 ) -> None:
     write_present(tmp_path, replace(running, **change))
     results = {"edema": ClassMetrics(0.8123, 0.5, 0.5, 40, 60), "mass": ClassMetrics(0.2, 0.5, 0.5, 9, 60)}
-    summary = {"test": asdict(summarise(results, (), ()))}
+    summary = {"test": asdict(summarise_test_results(results, (), ()))}
     (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
     text = render_page(look(tmp_path))
     assert [word for word in words if word not in text] == []
@@ -280,13 +282,13 @@ def test_the_page_allows_no_style_script_or_connection_but_its_own(address: str)
     assert not re.search(r" (style|on[a-z]+)=", answer.text)
 
 
-def test_each_look_shows_the_present_state(tmp_path: Path, running: PresentRun, address: str) -> None:
+def test_each_look_shows_the_present_state(tmp_path: Path, running: CurrentRun, address: str) -> None:
     assert "round 2 of 5 done" in httpx.get(f"{address}/view?token={TOKEN}").text
     write_present(tmp_path, replace(running, round=4))
     eventually(lambda: "round 3 of 5 done" in httpx.get(f"{address}/view?token={TOKEN}").text, "it is shown", 10)
 
 
-def test_viewers_that_hang_neither_stop_the_others_nor_the_end(tmp_path: Path, running: PresentRun) -> None:
+def test_viewers_that_hang_neither_stop_the_others_nor_the_end(tmp_path: Path, running: CurrentRun) -> None:
     began = time.monotonic()
     with served(RunSource("trial", tmp_path)) as address, contextlib.ExitStack() as stack:
         for _ in range(2 * MOST_CONNECTIONS):
@@ -303,7 +305,7 @@ def test_a_connection_without_a_whole_request_is_closed_in_time(address: str, mo
         assert slow.recv(1) == b""  # closed without an answer
 
 
-def trusting(coordinator: Coordinator) -> ssl.SSLContext:
+def trusting(coordinator: CoordinatorFolder) -> ssl.SSLContext:
     """Trust the authority's certificate, as a program that was given it does."""
     return ssl.create_default_context(cafile=coordinator.ca_certificate)
 
@@ -313,7 +315,7 @@ def trusting(coordinator: Coordinator) -> ssl.SSLContext:
 )
 @pytest.mark.parametrize("tls", [pytest.param(False, marks=pytest.mark.torture), True])
 def test_a_crowd_of_idle_and_half_sent_connections_blinds_no_viewer_and_leaves_nothing(
-    tls: bool, connections: int, seconds: float, coordinator: Coordinator
+    tls: bool, connections: int, seconds: float, coordinator: CoordinatorFolder
 ) -> None:
     kinds = "silent,hello,request-in-tls" if tls else "silent,request"
     with (
@@ -343,7 +345,9 @@ def test_a_crowd_of_idle_and_half_sent_connections_blinds_no_viewer_and_leaves_n
         eventually(lambda: psutil.Process().num_fds() <= before + 2, "the descriptors are back", 30)
 
 
-def test_the_coordinators_view_speaks_tls_with_its_certificate_and_nothing_plain(coordinator: Coordinator) -> None:
+def test_the_coordinators_view_speaks_tls_with_its_certificate_and_nothing_plain(
+    coordinator: CoordinatorFolder,
+) -> None:
     with served(source_of_current_run(coordinator), make_tls_context(coordinator)) as address:
         with httpx.Client(verify=trusting(coordinator)) as client:
             assert "No run yet" in client.get(f"{address}/?token={TOKEN}").text
@@ -361,7 +365,7 @@ def test_a_simulation_that_is_shown_ends_in_the_same_model_and_its_view_ends_wit
         children.append(psutil.Process().children())  # Python's own tracker of resources, where anything has begun it
     assert hashes[0] == hashes[1]
     assert children[0] == children[1]
-    snapshot = FileWatcher(RunSource("flwr-sim", tmp_path / "shown")).look()
+    snapshot = FileWatcher(RunSource("flwr-sim", tmp_path / "shown")).poll_snapshot()
     assert snapshot.present is not None
     assert (snapshot.present.state, snapshot.present.round, len(snapshot.sites)) == ("done", 1, 3)
     assert not (tmp_path / "plain" / FILE).exists()
@@ -375,7 +379,7 @@ def test_a_port_in_use_is_a_fault_before_anything_is_trained(tmp_path: Path) -> 
     assert not (tmp_path / "run" / "rounds.jsonl").exists()
 
 
-def test_a_view_beside_a_run_shows_it_and_its_last_state(tmp_path: Path, running: PresentRun) -> None:
+def test_a_view_beside_a_run_shows_it_and_its_last_state(tmp_path: Path, running: CurrentRun) -> None:
     lines, looks = list[str](), [""]
 
     def follow(url: str) -> None:
@@ -401,7 +405,7 @@ def test_a_view_beside_a_run_shows_it_and_its_last_state(tmp_path: Path, running
 @pytest.mark.slow
 @needs_browser
 def test_an_open_page_follows_the_run_and_finds_back(
-    tmp_path: Path, running: PresentRun, coordinator: Coordinator
+    tmp_path: Path, running: CurrentRun, coordinator: CoordinatorFolder
 ) -> None:
     tls = make_tls_context(coordinator)
     source = replace(source_of_current_run(coordinator), state=tmp_path)
@@ -427,7 +431,7 @@ def test_an_open_page_follows_the_run_and_finds_back(
 
 @needs_browser
 @pytest.mark.parametrize("view", [View(1400), View(500, dark=True)], ids=["desk by day", "phone by night"])
-def test_nothing_overlaps_is_cut_too_pale_or_beyond_the_edge(tmp_path: Path, running: PresentRun, view: View) -> None:
+def test_nothing_overlaps_is_cut_too_pale_or_beyond_the_edge(tmp_path: Path, running: CurrentRun, view: View) -> None:
     (tmp_path / "page.html").write_text(render_page(look(tmp_path)), encoding="utf-8")
     measured = layout(tmp_path / "page.html", view)
     assert measured["page"][0] <= measured["page"][1]

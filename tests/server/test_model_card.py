@@ -20,9 +20,9 @@ from common.config import Experiment
 from common.data.base.image_set import ImageSet
 from common.data.base.spec import DigitsSpec
 from common.data.images.pixels import channels_first
-from common.data.load import load
+from common.data.load import load_dataset
 from common.data.partition.division import site_images
-from common.data.partition.partition import partition
+from common.data.partition.partition import partition_dataset
 from common.data.partition.spec import ClassListsSpec
 from common.errors import BadInput
 from common.metrics.auroc import mean_metrics
@@ -30,7 +30,7 @@ from common.models.network import SplitNetwork, build, compute_scores
 from common.models.saved import load_model, read_description
 from common.models.zoo.spec import ModelSpec
 from server.export.prediction import score_pictures
-from server.reporting.model_card import escaped, model_card, write_model_card
+from server.reporting.model_card import escape_markdown, model_card, write_model_card
 from server.reporting.run_report import write_run_report
 from server.runs.samples import BUDGET, CLASSES, shows_samples, write_samples
 from tests.federations import experiment, federation
@@ -169,7 +169,7 @@ def test_counts_are_shown_as_far_as_policies_let_them_out(run: Path) -> None:
 def test_a_simulation_counts_what_its_sites_hold_where_the_method_does_not_ask(run: Path) -> None:
     sites = summary(run)["sites"]
     spec = ClassListsSpec(kind="class_lists", lists={name: site["classes"] for name, site in sites.items()})
-    division = partition(load(DigitsSpec(kind="digits", image_size=16), Path()), spec, seed=3)
+    division = partition_dataset(load_dataset(DigitsSpec(kind="digits", image_size=16), Path()), spec, seed=3)
     held = {part.site: site_images(division.splits, part).train for part in division.parts}
     assert {site: facts["positives"] for site, facts in sites.items()} == {
         site: {name: int((images.labels[:, c] == 1).sum()) for c, name in enumerate(images.class_names)}
@@ -206,7 +206,7 @@ STRANGE = (
 
 @pytest.mark.parametrize("name", STRANGE)
 def test_whatever_a_name_is_it_is_shown_as_it_is_in_one_cell(name: str) -> None:
-    assert cells(f"| a | b |\n| --- | --- |\n| {escaped(name)} | 1 |\n")[1] == [" ".join(name.split()), "1"]
+    assert cells(f"| a | b |\n| --- | --- |\n| {escape_markdown(name)} | 1 |\n")[1] == [" ".join(name.split()), "1"]
 
 
 def test_names_of_sites_and_classes_cannot_change_the_card(run: Path) -> None:
@@ -220,7 +220,7 @@ def test_names_of_sites_and_classes_cannot_change_the_card(run: Path) -> None:
 
 
 def test_the_lines_for_use_give_what_predict_gives(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images = load(DigitsSpec(kind="digits"), Path()).test.images[:4]
+    images = load_dataset(DigitsSpec(kind="digits"), Path()).test.images[:4]
     card = (run / "MODEL_CARD.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     namespace: dict[str, Any] = {"images": images}

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from common.wire.codec import encode
+from common.wire.codec import encode_record
 from common.wire.fleet_protocol import CONTENT_OF_PUSH, Node, PullObjectResponse, PushObjectRequest, extract_field
 from common.wire.secure_aggregation import MaskedRequest, RevealRequest
 from server.deployment.superlink import object_store
@@ -20,8 +20,8 @@ from server.deployment.superlink.object_store import (
     ObjectFiles,
     ObjectPush,
     PullResponseCache,
-    ReplyBound,
-    masked_update_bytes,
+    ReplySizeBound,
+    requested_masked_update_bytes,
 )
 from tests.server.superlinks import named
 
@@ -39,7 +39,7 @@ def test_contents_are_there_after_a_restart(contents: list[bytes], tmp_path_fact
     again = ObjectFiles(folder)
     assert [again.read(named(content)) for content in contents] == contents
     assert again.names() == {named(content) for content in contents}
-    again.keep_only(again.names())
+    again.remove_unneeded(again.names())
     assert again.names() == {named(content) for content in contents}
 
 
@@ -70,7 +70,7 @@ def test_a_write_that_was_cut_off_leaves_nothing_that_counts_and_can_be_made_aga
             files.write(name, b"abc")
     again = ObjectFiles(tmp_path / "objects")
     assert (again.has(name), again.read(name), again.names()) == (False, None, set())
-    again.keep_only({name})
+    again.remove_unneeded({name})
     assert list((tmp_path / "objects").iterdir()) == []
     again.write(name, b"abc")
     assert [path.name for path in (tmp_path / "objects").iterdir()] == [name]
@@ -83,7 +83,7 @@ def test_a_file_whose_content_has_another_hash_than_its_name_is_removed(
     files, whole = ObjectFiles(tmp_path_factory.mktemp("objects")), named(b"whole")
     files.write(named(content), content[: data.draw(st.integers(0, len(content) - 1), label="cut off after")])
     files.write(whole, b"whole")
-    files.keep_only({named(content), whole})
+    files.remove_unneeded({named(content), whole})
     assert files.names() == {whole}
 
 
@@ -268,14 +268,16 @@ def test_no_more_is_kept_than_there_is_room_for(tmp_path: Path, monkeypatch: pyt
 
 def test_a_masked_update_may_be_as_long_as_its_request_says() -> None:
     numbers = 11_000_000
-    request = encode(MaskedRequest("run", 1, ("south",), (b"letter",), numbers))
-    assert masked_update_bytes(request) == 4 * numbers
-    bound = ReplyBound.for_request([100, 100], 150, masked_update_bytes(request))
+    request = encode_record(MaskedRequest("run", 1, ("south",), (b"letter",), numbers))
+    assert requested_masked_update_bytes(request) == 4 * numbers
+    bound = ReplySizeBound.for_request([100, 100], 150, requested_masked_update_bytes(request))
     # 44 MB in chunks of 4 MiB are eleven.
-    assert bound == ReplyBound(2 + 11 + SPARE_OBJECTS, 200 + 4 * numbers + SPARE_BYTES, 150 + 4 * numbers + SPARE_BYTES)
-    assert not bound.fault(8, 4 * numbers + 1000)
-    assert "weighs more" in bound.fault(8, 4 * numbers + 2 * SPARE_BYTES)
-    assert masked_update_bytes(encode(RevealRequest("run", 1, ("north",)))) == 0
+    assert bound == ReplySizeBound(
+        2 + 11 + SPARE_OBJECTS, 200 + 4 * numbers + SPARE_BYTES, 150 + 4 * numbers + SPARE_BYTES
+    )
+    assert not bound.size_fault(8, 4 * numbers + 1000)
+    assert "weighs more" in bound.size_fault(8, 4 * numbers + 2 * SPARE_BYTES)
+    assert requested_masked_update_bytes(encode_record(RevealRequest("run", 1, ("north",)))) == 0
 
 
 @pytest.mark.parametrize(
@@ -288,6 +290,6 @@ def test_a_masked_update_may_be_as_long_as_its_request_says() -> None:
     ],
 )
 def test_a_reply_fits_that_is_as_large_as_its_request_with_room_for_figures(parts: int, size: int, fault: str) -> None:
-    reason = ReplyBound.for_request([100, 44_000_000, 3], 44_000_000).fault(parts, size)
+    reason = ReplySizeBound.for_request([100, 44_000_000, 3], 44_000_000).size_fault(parts, size)
     assert fault in reason
     assert bool(fault) == bool(reason)

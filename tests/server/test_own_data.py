@@ -11,7 +11,7 @@ from PIL import Image
 
 from common.config import read_experiment
 from common.data.base.image_set import concatenate
-from common.data.load import load
+from common.data.load import load_dataset
 from common.data.partition.spec import ClassListsSpec
 from strategies.registry import find_method_faults
 from tests.common.data.bombs import GOOD, png
@@ -62,7 +62,7 @@ def test_the_experiment_is_read_with_patients_and_classes(labels: Path) -> None:
     assert "classes: Fluid 20, Mass 19" in text
     data = data_of(labels)
     assert (data.label_columns, data.patient_column, data.color) == (("Fluid", "Mass"), "patient", False)
-    splits = load(data, labels.parent)
+    splits = load_dataset(data, labels.parent)
     parts = [set(part.patients) for part in (splits.train, splits.validation, splits.test)]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 20
 
@@ -129,7 +129,7 @@ def test_the_depth_of_16_bit_pictures_is_proposed_for_all_and_no_picture_is_read
         file.write_bytes(imagecodecs.png_encode(pixels if samples == 1 else np.stack([pixels] * samples, -1)))
     assert "bit_depth = 12 is a guess" in made(path)
     assert (data_of(path).bit_depth, data_of(path).color) == (12, False)
-    images = concatenate(load(data_of(path), tmp_path).parts)
+    images = concatenate(load_dataset(data_of(path), tmp_path).parts)
     shown = {int(image.max()) for image in images.images}
     assert shown == {round((4000 if n == 7 else 1008 + n) * 255 / 4095) for n in range(40)}
 
@@ -219,7 +219,7 @@ def test_a_table_of_another_program_is_read_and_repeated_rows_count_once(tmp_pat
     text = made(path)
     assert "patients: column patient, 20 of them" in text
     assert "1 row said the same as an earlier one" in text
-    assert sum(map(len, load(data_of(path), tmp_path).parts)) == 40
+    assert sum(map(len, load_dataset(data_of(path), tmp_path).parts)) == 40
 
 
 def test_spellings_of_a_finding_are_one_class_and_near_names_are_questioned(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_pictures_in_a_folder_for_each_hospital_are_recognised(tmp_path: Path) -
         path.write_text(path.read_text().replace(f"{number:03}.png", f"{place}\\{number:03}.png"))
     made(path)
     assert (data_of(path).images, data_of(path).patient_column) == ("scans/all", "Pat.-ID")
-    assert sum(map(len, load(data_of(path), tmp_path).parts)) == 40
+    assert sum(map(len, load_dataset(data_of(path), tmp_path).parts)) == 40
 
 
 def findings(folder: Path, *cells: str, count: int = 40) -> Path:
@@ -357,7 +357,7 @@ def test_words_for_normal_are_no_classes(tmp_path: Path) -> None:
     assert 'no finding: "o.B.", "unauffällig".' in text
     data = data_of(path)
     assert (data.classes, data.no_finding[-2:]) == (("Erguss", "Rundherd"), ("o.B.", "unauffällig"))
-    labels = concatenate(load(data, tmp_path).parts).labels
+    labels = concatenate(load_dataset(data, tmp_path).parts).labels
     assert (labels.sum(axis=0).tolist(), int(np.isnan(labels).sum())) == ([16, 16], 0)
 
 
@@ -383,7 +383,7 @@ def test_doubtful_findings_wait_for_a_decision(tmp_path: Path) -> None:
     text = (tmp_path / "mine.toml").read_text(encoding="utf-8")
     (tmp_path / "mine.toml").write_text(text.replace("# other_findings", "other_findings"), encoding="utf-8")
     assert flwr_sim(*run).code == 0
-    labels = concatenate(load(data_of(path), tmp_path).parts).labels
+    labels = concatenate(load_dataset(data_of(path), tmp_path).parts).labels
     assert labels.sum(axis=0).tolist() == [24, 8]
 
 
@@ -395,7 +395,7 @@ def test_label_columns_without_any_0_wait_for_the_meaning_of_a_blank(tmp_path: P
     assert "Next: first decide on blank in" in text
     text = (tmp_path / "mine.toml").read_text(encoding="utf-8")
     (tmp_path / "mine.toml").write_text(text.replace("# blank =", "blank ="), encoding="utf-8")
-    labels = concatenate(load(data_of(path), tmp_path).parts).labels
+    labels = concatenate(load_dataset(data_of(path), tmp_path).parts).labels
     assert [(labels == value).sum(axis=0).tolist() for value in (1, 0)] == [[20, 19], [20, 21]]
 
 

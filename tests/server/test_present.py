@@ -19,7 +19,7 @@ from common.models.network import Head
 from common.models.state import ModelState
 from common.system import timers as of_sites
 from server.cli import app
-from server.coordinator.folder import Coordinator
+from server.coordinator.folder import CoordinatorFolder
 from server.deployment.status import runs_table, status_tables
 from server.deployment.superlink import control_client as control
 from server.deployment.superlink import network_grid, process
@@ -30,10 +30,10 @@ from server.federation.benefit import benefit_deadline_s
 from server.runs.folder import RunFolder
 from server.runs.live_status import (
     HISTORY,
-    PresentRun,
+    CurrentRun,
     add_to_run_history,
-    describe_part_in_run,
-    read_present,
+    describe_site_in_run,
+    read_current_run,
     run_history,
 )
 from server.runs.reporter import RunReporter
@@ -59,14 +59,14 @@ STATUS: dict[str, Any] = {
 }
 
 
-def status_lines(present: PresentRun, **facts: Any) -> list[str]:
+def status_lines(present: CurrentRun, **facts: Any) -> list[str]:
     """Return the last part of ``flwr-server status``, about the run."""
     words = status_tables({**STATUS, **facts, "run": vars(present)}).renderables[-1]  # type: ignore[attr-defined]
     return str(words).splitlines()
 
 
-def present_in(folder: Path) -> PresentRun:
-    present = read_present(folder)
+def present_in(folder: Path) -> CurrentRun:
+    present = read_current_run(folder)
     assert present is not None
     return present
 
@@ -89,7 +89,7 @@ def lines() -> Lines:
 
 
 def test_status_has_every_sites_last_exclusion_and_update_that_was_too_long(tmp_path: Path, lines: Lines) -> None:
-    with RunReporter(PresentRun("run", "trial"), tmp_path, lines.append) as reporter:
+    with RunReporter(CurrentRun("run", "trial"), tmp_path, lines.append) as reporter:
         reporter.began(["east", "north", "south"], 3)
         finish(reporter, 1, absent={"north": "trunk was expected", "south": "disk full"})
         finish(reporter, 2, absent={"north": "NaN"}, shortened={"south": "its trunk was 9 times"})
@@ -109,14 +109,14 @@ AT = "2026-11-24 06:52:27+00:00"
 
 def test_a_sign_off_is_reported_once_and_of_a_lost_site_that_contact_was_lost(tmp_path: Path, lines: Lines) -> None:
     signed_off = {"south": AT}
-    with RunReporter(PresentRun("run", "trial"), tmp_path, lines.append, lambda: signed_off) as reporter:
+    with RunReporter(CurrentRun("run", "trial"), tmp_path, lines.append, lambda: signed_off) as reporter:
         reporter.began(["east", "north", "south"], 3)
         for number in (1, 2):
             reporter.waiting(WaitingStatus("train", number, ("north", "south"), ("north", "south"), 600.0))
             finish(reporter, number, absent={"north": "it is not connected", "south": f"signed off at {AT}"})
         now = present_in(tmp_path)
         assert now.stopped == {"south": AT}
-        parts = [describe_part_in_run(now, site) for site in ("north", "south")]
+        parts = [describe_site_in_run(now, site) for site in ("north", "south")]
         assert parts == ["lost, may come back", f"signed off at {AT}"]
         signed_off.clear()
         finish(reporter, 3, sites=("east", "north", "south"))
@@ -128,7 +128,7 @@ def test_a_sign_off_is_reported_once_and_of_a_lost_site_that_contact_was_lost(tm
 
 
 def test_a_site_that_was_stopped_and_is_waited_for_all_the_same_is_said_to_be_stopped() -> None:
-    present = PresentRun("run", "trial", rounds=3, waiting_for=("north", "south"), lost=("south",), deadline=100.0)
+    present = CurrentRun("run", "trial", rounds=3, waiting_for=("north", "south"), lost=("south",), deadline=100.0)
     same: dict[str, Any] = {"fingerprint": "", "classes": [], "max_images": 0}
     sites = {"north": {"state": "connected", **same}, "south": {"state": "stopped", "stopped": AT, **same}}
     line = f"waiting for north, south (signed off at {AT}), at most 60 s more"
@@ -137,18 +137,18 @@ def test_a_site_that_was_stopped_and_is_waited_for_all_the_same_is_said_to_be_st
 
 def test_events_have_a_stopped_site_once_and_again_when_it_is_stopped_again(tmp_path: Path) -> None:
     folder, at = RunFolder(tmp_path), "signed off at 06:52"
-    folder.absent(1, {"south": at, "north": "NaN"}, ["east"])
-    folder.absent("evaluate", {"south": at})
-    folder.absent(2, {"south": at, "north": "NaN"}, ["east"])
-    folder.absent(3, {}, ["east", "north", "south"])
-    folder.absent(4, {"south": at}, ["east", "north"])
+    folder.append_absences(1, {"south": at, "north": "NaN"}, ["east"])
+    folder.append_absences("evaluate", {"south": at})
+    folder.append_absences(2, {"south": at, "north": "NaN"}, ["east"])
+    folder.append_absences(3, {}, ["east", "north", "south"])
+    folder.append_absences(4, {"south": at}, ["east", "north"])
     events = lines_of(tmp_path / "events.jsonl")
     assert [(e["round"], e["site"]) for e in events] == [(1, "south"), (1, "north"), (2, "north"), (4, "south")]
 
 
 def test_a_lost_site_is_lost_until_it_took_part_again_and_each_is_said_once(tmp_path: Path, lines: Lines) -> None:
     reason = "it is not connected: stopped, or cut off"
-    with RunReporter(PresentRun("run", "trial"), tmp_path, lines.append) as reporter:
+    with RunReporter(CurrentRun("run", "trial"), tmp_path, lines.append) as reporter:
         reporter.began(["east", "south"], 4)
         for number in (1, 2, 3):
             # It is asked, as it may be back.
@@ -170,7 +170,7 @@ def led(state: Path, folder: Path, name: str, error: BaseException | None = None
     """Lead a run of two rounds that ends by itself, or by an error after the first."""
     folder.mkdir(exist_ok=True)
     (folder / "events.jsonl").touch()
-    present = PresentRun(str(folder), name)
+    present = CurrentRun(str(folder), name)
     try:
         with RunReporter(present, state, lambda line: None, note=partial(add_to_run_history, state)) as reporter:
             reporter.began(["east", "west"], 2)
@@ -195,7 +195,7 @@ def test_each_run_is_listed_once_with_its_end(tmp_path: Path) -> None:
 
 def test_a_run_whose_process_was_killed_is_interrupted_and_one_at_work_is_running(tmp_path: Path) -> None:
     for name, pid in (("killed", 2**22 + 1), ("at work", os.getpid())):
-        line = {**vars(PresentRun(name, name)), "pid": pid, "began": 1.0, "noted": 1.0}
+        line = {**vars(CurrentRun(name, name)), "pid": pid, "began": 1.0, "noted": 1.0}
         with (tmp_path / HISTORY).open("a") as file:
             file.write(json.dumps(line) + "\n")
     with (tmp_path / HISTORY).open("a") as file:
@@ -217,7 +217,7 @@ def test_a_folder_that_is_gone_is_named_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_the_command_lists_them(coordinator: Coordinator, tmp_path: Path, as_json: bool) -> None:
+def test_the_command_lists_them(coordinator: CoordinatorFolder, tmp_path: Path, as_json: bool) -> None:
     arguments = ["runs", str(coordinator.folder), *(["--json"] if as_json else [])]
     before = CliRunner().invoke(app, arguments)
     assert (before.exit_code, before.stdout.strip()) == (0, "[]" if as_json else "no run yet")
@@ -335,6 +335,6 @@ def test_a_person_sees_every_timer_with_its_seconds_its_source_and_its_effect() 
         assert timer.effect.split(maxsplit=1) in lines
 
 
-def test_the_command_lists_the_same_for_a_machine(experiment: Path, coordinator: Coordinator) -> None:
+def test_the_command_lists_the_same_for_a_machine(experiment: Path, coordinator: CoordinatorFolder) -> None:
     ended = flwr_server("deadlines", coordinator.folder, experiment, "--json")
     assert (ended.code, json.loads(ended.out)) == (0, [vars(timer) for timer in timers_of(experiment)])

@@ -22,15 +22,15 @@ from common.wire.canonical_bytes import record_sha256
 from server.simulation.backends import ray_process, transfer
 from server.simulation.backends.cluster import (
     ClusterNode,
-    Workers,
+    WorkerAllocation,
     WorkerSettings,
     choose_workers,
-    room_faults,
+    cluster_capacity_faults,
     version_faults,
 )
 from server.simulation.backends.inline import prepare_flower
 from server.simulation.backends.ray_driver import MOST_LOSSES, RayDriver, SiteTask
-from server.simulation.backends.site_files import WatchedFolder, apply_changes, folder_contents, replace_folder
+from server.simulation.backends.site_files import WatchedFolder, apply_changes, read_folder_files, replace_folder
 from server.simulation.backends.transfer import pack_message, unpack_message
 from tests.server.commands import ROOT
 
@@ -52,24 +52,29 @@ ONE_GPU = (ClusterNode(8, 1, 64 * GB),)
 @pytest.mark.parametrize(
     ("nodes", "options", "sites", "workers"),
     [
-        (CPU_NODES, {}, 100, Workers(6, 0.0)),
-        (CPU_NODES, {"threads": 4}, 100, Workers(3, 0.0)),
-        (CPU_NODES, {}, 5, Workers(5, 0.0)),
-        (CPU_NODES, {"workers": 7}, 100, Workers(7, 0.0)),
-        (CPU_NODES, {"threads": 99}, 100, Workers(1, 0.0)),
-        (GPU_NODES, {}, 100, Workers(8, 0.25)),
-        (GPU_NODES, {"workers": 3}, 100, Workers(3, 0.5)),
-        (GPU_NODES, {"gpus_per_site": 1}, 100, Workers(2, 1.0)),
-        (GPU_NODES, {"gpus_per_site": 0}, 100, Workers(24, 0.0)),
-        (MANY_GPUS, {"gpus_per_site": 2}, 100, Workers(3, 2.0)),  # both GPUs of a site on one node
-        (ONE_GPU, {"workers": 3}, 100, Workers(3, 0.3333)),  # ten-thousandths: 3 * 0.3334 would be more than one GPU
+        (CPU_NODES, {}, 100, WorkerAllocation(6, 0.0)),
+        (CPU_NODES, {"threads": 4}, 100, WorkerAllocation(3, 0.0)),
+        (CPU_NODES, {}, 5, WorkerAllocation(5, 0.0)),
+        (CPU_NODES, {"workers": 7}, 100, WorkerAllocation(7, 0.0)),
+        (CPU_NODES, {"threads": 99}, 100, WorkerAllocation(1, 0.0)),
+        (GPU_NODES, {}, 100, WorkerAllocation(8, 0.25)),
+        (GPU_NODES, {"workers": 3}, 100, WorkerAllocation(3, 0.5)),
+        (GPU_NODES, {"gpus_per_site": 1}, 100, WorkerAllocation(2, 1.0)),
+        (GPU_NODES, {"gpus_per_site": 0}, 100, WorkerAllocation(24, 0.0)),
+        (MANY_GPUS, {"gpus_per_site": 2}, 100, WorkerAllocation(3, 2.0)),  # both GPUs of a site on one node
+        (
+            ONE_GPU,
+            {"workers": 3},
+            100,
+            WorkerAllocation(3, 0.3333),
+        ),  # ten-thousandths: 3 * 0.3334 would be more than one GPU
     ],
 )
 def test_workers_are_chosen_by_the_cores_memory_and_gpus_of_all_nodes(
-    nodes: tuple[ClusterNode, ...], options: dict[str, Any], sites: int, workers: Workers
+    nodes: tuple[ClusterNode, ...], options: dict[str, Any], sites: int, workers: WorkerAllocation
 ) -> None:
     assert choose_workers(settings(**options), sites, nodes) == workers
-    assert workers.gpus_per_site != 0.3333 or nodes[0].room(1, workers.gpus_per_site) == 3
+    assert workers.gpus_per_site != 0.3333 or nodes[0].count_fitting_sites(1, workers.gpus_per_site) == 3
 
 
 @pytest.mark.parametrize(
@@ -83,10 +88,10 @@ def test_workers_are_chosen_by_the_cores_memory_and_gpus_of_all_nodes(
 def test_a_site_that_fits_no_node_is_refused(
     nodes: tuple[ClusterNode, ...], options: dict[str, Any], share: float, needs: str
 ) -> None:
-    (fault,) = room_faults(settings(**options), Workers(1, share), nodes)
+    (fault,) = cluster_capacity_faults(settings(**options), WorkerAllocation(1, share), nodes)
     assert fault.where == "simulation"
     assert f"a site takes {needs}, and no node" in fault.problem
-    assert room_faults(settings(threads=8), Workers(1, 0.0), nodes) == []
+    assert cluster_capacity_faults(settings(threads=8), WorkerAllocation(1, 0.0), nodes) == []
 
 
 def test_every_node_with_other_versions_is_named() -> None:
@@ -134,10 +139,10 @@ def test_a_site_does_one_thing_at_a_time_and_its_changes_are_there_before_its_re
     async def serve() -> None:
         with driver_of(tmp_path, ("1", 0), ("2", 0), ("3", 1)) as (driver, coordinator):
             busy, free = Actor(), Actor(NOTHING)
-            first = asyncio.create_task(driver._serve_next(busy))
+            first = asyncio.create_task(driver._answer_next_message(busy))
             await asyncio.sleep(0)
-            assert await driver._serve_next(free)  # the second message waits for the first, of the same site
-            second = asyncio.create_task(driver._serve_next(free))
+            assert await driver._answer_next_message(free)  # the second message waits for the first, of the same site
+            second = asyncio.create_task(driver._answer_next_message(free))
             await asyncio.sleep(0)
             busy.answers.put_nowait((b"reply", [], [("memory/round-1", 0, b"1")], [("part", 0, b"frozen")]))
             assert await first
@@ -158,7 +163,7 @@ def test_lost_work_is_done_first_and_elsewhere_and_given_up_after_too_many_losse
         with driver_of(tmp_path, ("1", 0), ("2", 1)) as (driver, coordinator):
             for count in range(1, MOST_LOSSES + 1):
                 actor = Actor(RayError("socket closed"))
-                assert not await driver._serve_next(actor)
+                assert not await driver._answer_next_message(actor)
                 assert actor.calls == ["1"]
                 note = transfer.receive_frame(coordinator).about
                 assert note["facts"] == {"site": "ash", "reason": "socket closed"}
@@ -175,27 +180,27 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_changes_made_in_a_copy_are_the_same_again_and_of_a_log_only_the_end_travels(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     watched = replace_folder(there, [("audit.jsonl", 0, b"one\n"), ("memory/r/round-1", 0, b"1")])
-    replace_folder(here, folder_contents(there))
+    replace_folder(here, read_folder_files(there))
     with (there / "audit.jsonl").open("ab") as audit:
         audit.write(b"two\n")
     (there / "memory/r/round-1").unlink()
     (there / "memory/r/round-2").write_bytes(b"2")
     (there / "memory/r/.round-3.1-2.part").write_bytes(b"half")
-    changes = watched.changes()
+    changes = watched.list_changes()
     assert changes == [("memory/r/round-2", 0, b"2"), ("audit.jsonl", 4, b"two\n"), ("memory/r/round-1", -1, b"")]
     (there / "memory/r/.round-3.1-2.part").unlink()
     for _ in range(2):  # a coordinator that died in the middle makes them again
         apply_changes(here, changes)
         assert contents(here) == contents(there)
-    assert watched.changes() == []
+    assert watched.list_changes() == []
     (there / "audit.jsonl").rename(there / "audit-000001.jsonl")
     (there / "audit.jsonl").write_bytes(b"begun anew")
-    names = {(name, start, bytes(data)) for name, start, data in watched.changes()}
+    names = {(name, start, bytes(data)) for name, start, data in watched.list_changes()}
     assert names == {("audit-000001.jsonl", 0, b"one\ntwo\n"), ("audit.jsonl", 0, b"begun anew")}
 
 
 def test_a_watched_folder_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
-    assert WatchedFolder(tmp_path / "none").changes() == folder_contents(tmp_path / "none") == []
+    assert WatchedFolder(tmp_path / "none").list_changes() == read_folder_files(tmp_path / "none") == []
 
 
 def test_a_message_comes_back_as_it_was() -> None:
@@ -232,8 +237,8 @@ def test_a_frame_arrives_whole_and_an_end_is_told_from_a_frame() -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from server.simulation.backends.ray_process import lock_run_scratch
-with lock_run_scratch(Path(sys.argv[1])):
+from server.simulation.backends.ray_process import lock_scratch_folder
+with lock_scratch_folder(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """

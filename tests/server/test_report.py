@@ -9,32 +9,32 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from common.metrics.auroc import ClassMetrics, summarise
-from common.metrics.multi_class import ClientAccuracy, MultiClassMetrics
-from common.system.plain_text import duration, format_rounds, number, signed, size
-from server.reporting.page import ClassGroup
+from common.metrics.auroc import ClassMetrics, summarise_test_results
+from common.metrics.multi_class import BestClientAccuracies, MultiClassMetrics
+from common.system.plain_text import format_bytes, format_duration, format_number, format_rounds, format_signed
+from server.reporting.page import AnnotatedClassGroup
 from server.reporting.run_claims import run_result
 from server.reporting.run_figures import (
     draw_density_of_sites,
     draw_difficulty_by_round,
     draw_label_coverage,
-    draw_order_of_passes,
+    draw_model_pass_order,
     draw_prototype_similarity,
 )
 from server.reporting.run_report import write_run_report
-from server.runs.reader import LearnedInRound, PrototypeSimilarity, RoundLine, SiteRecord, read_run
+from server.runs.reader import PrototypeSimilarity, RoundLine, RoundMethodStatistics, SiteSummary, read_run
 from server.runs.tracking import flatten_settings
 from studies.claims import format_p_value
-from studies.comparison import compare
+from studies.comparison import compare_methods
 from studies.comparison_report import write_comparison_report
 from tests.server.reports import NAMES, RESULTS, body_text, check_page, write
 
 SCORED = MultiClassMetrics(0.625, 0.5, 0.875, 0.55, 1600)
-ACCURACY = ClientAccuracy(0.7, 3, 0.75, 2, {"<b>x</b>": 0.5, "north": 0.7, "south": 0.9})
+ACCURACY = BestClientAccuracies(0.7, 3, 0.75, 2, {"<b>x</b>": 0.5, "north": 0.7, "south": 0.9})
 
 
-def write_multi_class(folder: Path, accuracy: ClientAccuracy = ACCURACY) -> Path:
-    test = asdict(summarise(RESULTS, {"edema"}, set(NAMES[2:]))) | {"multi_class": asdict(SCORED)}
+def write_multi_class(folder: Path, accuracy: BestClientAccuracies = ACCURACY) -> Path:
+    test = asdict(summarise_test_results(RESULTS, {"edema"}, set(NAMES[2:]))) | {"multi_class": asdict(SCORED)}
     write(folder, test=test, client_accuracy=asdict(accuracy))
     lines = [
         {"round": 1, "train_loss": 0.9},
@@ -50,7 +50,7 @@ def report_text(folder: Path) -> str:
 
 
 def comparison_text(folder: Path, *runs: Path) -> str:
-    written = write_comparison_report(compare([read_run(run) for run in runs]), folder / "all.html")
+    written = write_comparison_report(compare_methods([read_run(run) for run in runs]), folder / "all.html")
     return body_text(written.read_text(encoding="utf-8"))
 
 
@@ -69,9 +69,11 @@ def run_html(tmp_path_factory: pytest.TempPathFactory) -> str:
 def comparison_html(tmp_path_factory: pytest.TempPathFactory) -> str:
     root = tmp_path_factory.mktemp("comparison")
     better = {n: ClassMetrics(r.auroc and r.auroc + 0.05, 0.5, 0.5, 9, 9) for n, r in RESULTS.items()}
-    test = asdict(summarise(better, {"edema"}, set(NAMES[2:])))
+    test = asdict(summarise_test_results(better, {"edema"}, set(NAMES[2:])))
     runs = [write(root / "0"), write(root / "1", name="<u>other</u>", test=test), write(root / "2", seed=2)]
-    return write_comparison_report(compare([read_run(run) for run in runs]), root / "all.html").read_text("utf-8")
+    return write_comparison_report(compare_methods([read_run(run) for run in runs]), root / "all.html").read_text(
+        "utf-8"
+    )
 
 
 @pytest.mark.parametrize("page", ["run_html", "comparison_html", "multi_class_html"])
@@ -112,7 +114,7 @@ def test_the_density_has_a_tick_for_every_site_and_sites_that_are_all_alike_have
     svg = ElementTree.fromstring(draw_density_of_sites([0.5, 0.7, 0.9, 0.9]))
     ticks = [path for path in svg.iter("path") if "var(--vermilion)" in path.get("style", "")]
     assert len(ticks) == 4 + 1  # and one in the legend
-    alike = ClientAccuracy(0.7, 1, 0.7, 1, {"north": 0.7, "south": 0.7})
+    alike = BestClientAccuracies(0.7, 1, 0.7, 1, {"north": 0.7, "south": 0.7})
     assert "No density is drawn" in report_text(write_multi_class(tmp_path / "run", alike))
 
 
@@ -127,7 +129,7 @@ def test_the_same_run_gives_the_same_bytes(tmp_path: Path, run_html: str) -> Non
 
 
 def test_a_run_without_rounds_or_test_labels_still_has_a_report(tmp_path: Path) -> None:
-    empty = asdict(summarise({}, set(), set()))
+    empty = asdict(summarise_test_results({}, set(), set()))
     folder = write(tmp_path / "run", test=empty, per_site={}, seconds={}, rounds=0, best_round=None, experiment={})
     (folder / "rounds.jsonl").write_text("")
     text = report_text(folder)
@@ -148,27 +150,29 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_a_comparison_links_the_pages_of_its_runs_and_one_method_alone_has_a_report_too(tmp_path: Path) -> None:
     runs = [read_run(write(tmp_path / f"{name} run", name=name)) for name in ("one", "two")]
     (tmp_path / "in").mkdir()
-    elsewhere = write_comparison_report(compare(runs), tmp_path / "in" / "all.html", runs).read_text(encoding="utf-8")
-    html = write_comparison_report(compare(runs), tmp_path / "all.html", runs).read_text(encoding="utf-8")
+    elsewhere = write_comparison_report(compare_methods(runs), tmp_path / "in" / "all.html", runs).read_text(
+        encoding="utf-8"
+    )
+    html = write_comparison_report(compare_methods(runs), tmp_path / "all.html", runs).read_text(encoding="utf-8")
     assert '1 (<a href="one%20run/report.html">1</a>)' in html
     assert "report.html" not in elsewhere
     assert "nothing to compare it with" in comparison_text(tmp_path, tmp_path / "one run")
 
 
 def test_the_sentence_names_the_groups_only_where_they_differ_from_all(tmp_path: Path) -> None:
-    test = asdict(summarise({"edema": RESULTS["edema"]}, {"edema"}, set()))
+    test = asdict(summarise_test_results({"edema": RESULTS["edema"]}, {"edema"}, set()))
     run = read_run(write(tmp_path / "run", test=test, classes=["edema"]))
     assert run_result(run).endswith("the mean AUROC on the test set is 0.810 over 1 class.")
 
 
 def test_numbers_read_as_people_write_them() -> None:
-    assert [size(n) for n in (0, 999, 1000, 1_530_000, 999_600, 250_000_000, None)] == [
+    assert [format_bytes(n) for n in (0, 999, 1000, 1_530_000, 999_600, 250_000_000, None)] == [
         *("0 B", "999 B", "1.0 kB", "1.5 MB", "1.0 MB", "250 MB", "n/a")
     ]
-    assert [duration(s) for s in (4.24, 185, 7620, None)] == ["4.2 s", "3 min 05 s", "2 h 07 min", "n/a"]
-    assert [signed(d) for d in (0.0214, -0.0214, -0.0001, None)] == ["+0.021", "−0.021", "0.000", "n/a"]
+    assert [format_duration(s) for s in (4.24, 185, 7620, None)] == ["4.2 s", "3 min 05 s", "2 h 07 min", "n/a"]
+    assert [format_signed(d) for d in (0.0214, -0.0214, -0.0001, None)] == ["+0.021", "−0.021", "0.000", "n/a"]
     assert [format_p_value(p) for p in (0.00099, 0.0124, None)] == ["p < 0.001", "p = 0.012", "n/a"]
-    assert number(float("nan")) == "not finite"
+    assert format_number(float("nan")) == "not finite"
     assert format_rounds([9, 3, 4, 5]) == "3–5, 9"
 
 
@@ -184,7 +188,7 @@ PASSES = [("north", "east", "west"), ("west", "north", "east"), ("west", "east")
 
 
 def passes(slopes: dict[str, float | None]) -> list[RoundLine]:
-    learned = LearnedInRound(slopes=slopes)
+    learned = RoundMethodStatistics(slopes=slopes)
     return [RoundLine(round=n, sites=sites, learned=learned) for n, sites in enumerate(PASSES, start=1)]
 
 
@@ -194,10 +198,10 @@ def words(svg: str) -> list[str]:
 
 def test_the_order_of_passes_names_every_site_and_slopes_are_drawn_where_a_run_has_them() -> None:
     slope = "Slope of the site's loss, a batch"
-    drawn = words(draw_order_of_passes(passes({}), SITES))
+    drawn = words(draw_model_pass_order(passes({}), SITES))
     assert set(SITES) <= set(drawn)
     assert slope not in drawn
-    assert slope in words(draw_order_of_passes(passes({"east": -0.1, "west": None}), SITES))
+    assert slope in words(draw_model_pass_order(passes({"east": -0.1, "west": None}), SITES))
 
 
 def test_prototypes_show_every_pair_and_say_what_nobody_knows() -> None:
@@ -220,21 +224,21 @@ def test_many_classes_leave_the_numbers_out_but_not_the_cells() -> None:
 
 @pytest.mark.parametrize(("rounds", "columns"), [(5, 5), (1000, 100)])
 def test_difficulty_is_drawn_round_by_round_thinned_where_there_are_many(rounds: int, columns: int) -> None:
-    learned = LearnedInRound(difficulty={f"c{n}": 0.5 for n in range(12)})
+    learned = RoundMethodStatistics(difficulty={f"c{n}": 0.5 for n in range(12)})
     svg = draw_difficulty_by_round([RoundLine(round=n, learned=learned) for n in range(rounds)])
     assert len(re.findall("var\\(--blue\\)", svg)) == 12 * columns
 
 
 def covered(groups: dict[str, str], *sites: str) -> str:
     """Draw groups of one-letter classes, and sites that annotate the letters of their texts."""
-    records = {f"s{n}": SiteRecord(classes=tuple(names)) for n, names in enumerate(sites)}
-    return draw_label_coverage(records, [ClassGroup(kind, tuple(names)) for kind, names in groups.items()])
+    records = {f"s{n}": SiteSummary(classes=tuple(names)) for n, names in enumerate(sites)}
+    return draw_label_coverage(records, [AnnotatedClassGroup(kind, tuple(names)) for kind, names in groups.items()])
 
 
 def test_a_figure_without_values_or_need_is_left_out() -> None:
     at_once = [RoundLine(round=n, sites=tuple(SITES)) for n in (1, 2)]
     for rounds in (at_once, []):  # rounds that all train at once have no order
-        assert draw_order_of_passes(rounds, SITES) == ""
+        assert draw_model_pass_order(rounds, SITES) == ""
     assert draw_difficulty_by_round([RoundLine(round=1)]) == ""
     assert covered({"shared": "a", "some": "b"}, *["a", "ab"] * 12) == ""
     assert covered({"shared": "a", "some": "b"}, *["a", "ab"] * 12, "a")

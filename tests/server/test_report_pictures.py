@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from server.runs.reader import read_run
-from studies.comparison import compare
+from studies.comparison import compare_methods
 from studies.comparison_report import write_comparison_report
 from tests.federations import OWN_IMAGES, federation
 from tests.server.chromium import View, layout, needs_browser, picture, printed
@@ -39,7 +39,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     shutil.copytree(root / "surgical", root / "other")
     (root / "other" / "summary.json").write_text(json.dumps({**other, "name": "a method with a long name"}))
     runs = [read_run(root / name) for name in ("surgical", "other")]
-    comparison = write_comparison_report(compare(runs), root / "comparison.html")
+    comparison = write_comparison_report(compare_methods(runs), root / "comparison.html")
     return {**{name: root / name / "report.html" for name in RUNS}, "comparison": comparison}
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from common.data.base.image_set import Splits
-from common.data.load import load
+from common.data.load import load_dataset
 from common.errors import BadInput
 from common.models.state import ModelState
 from server.federation import checkpoints
@@ -123,14 +123,14 @@ POINTS = {
     "before the first checkpoint": (checkpoints, "write_atomically", 1, False),
     "between a checkpoint's two files": (checkpoints, "write_atomically", 5, True),
     "before an old checkpoint is removed": (checkpoints, "write_atomically", 6, True),
-    "before a round's line": (RunFolder, "round", 2, False),
-    "after a round's line": (RunFolder, "round", 2, True),
+    "before a round's line": (RunFolder, "append_round", 2, False),
+    "after a round's line": (RunFolder, "append_round", 2, True),
     "before messages are made": (Coordinator, "configure_train", 3, False),
     "in aggregation": (coordinator, "update_global_model", 3, False),
     "after aggregation": (coordinator, "update_global_model", 3, True),
     "in the last validation": (Coordinator, "aggregate_evaluate", 1, False),
     "in the test": (Coordinator, "test", 1, False),
-    "before the summary": (RunFolder, "summary", 1, False),
+    "before the summary": (RunFolder, "write_summary", 1, False),
 }
 
 
@@ -286,7 +286,7 @@ def test_two_checkpoints_stay_and_a_run_that_is_done_is_not_run_again(tmp_path: 
 
 
 def test_a_run_may_go_on_for_more_rounds_than_it_began_with(whole: Path, tmp_path: Path) -> None:
-    summary = resumed(killed(tmp_path, RunFolder, "summary", 1, "run.rounds=2"))
+    summary = resumed(killed(tmp_path, RunFolder, "write_summary", 1, "run.rounds=2"))
     assert summary["model_sha256"] == finished(ROUNDS)[1]["model_sha256"]
 
 
@@ -339,7 +339,7 @@ def test_a_run_ends_when_its_patience_is_over_and_not_before(tmp_path: Path) -> 
 
 
 def test_another_experiment_another_folder_or_fewer_rounds_are_refused(tmp_path: Path) -> None:
-    run = killed(tmp_path, RunFolder, "summary", 1, ROUNDS)
+    run = killed(tmp_path, RunFolder, "write_summary", 1, ROUNDS)
     with pytest.raises(BadInput, match=r"another experiment: training.lr was [0-9.e-]+, is 0.5"):
         resumed(run, "training.lr=0.5")
     for key, value in (("sites_per_round", "1"), ("clip", '"off"'), ("largest_share", "0.5")):
@@ -349,7 +349,7 @@ def test_another_experiment_another_folder_or_fewer_rounds_are_refused(tmp_path:
         resumed(run, "run.rounds=3")
     with pytest.raises(BadInput, match="but no run"):
         federation(tmp_path, ROUNDS, out=".", resume=True)
-    newest, broken = CheckpointFolder(run, durable=False).newest()
+    newest, broken = CheckpointFolder(run, durable=False).read_newest_undamaged()
     assert newest is not None
     assert (newest.state.round, list(broken)) == (4, [])
 
@@ -357,15 +357,15 @@ def test_another_experiment_another_folder_or_fewer_rounds_are_refused(tmp_path:
 @pytest.mark.parametrize("part", ["labels", "patients", "pictures"])
 def test_a_run_does_not_go_on_with_other_data(part: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*arguments: Any) -> Splits:
-        train = load(*arguments).train
+        train = load_dataset(*arguments).train
         changed = {
             "labels": lambda: replace(train, labels=1 - train.labels),
             "patients": lambda: replace(train, patients=train.patients[::-1]),
             "pictures": lambda: replace(train, stored=255 - train.images, places=None),
         }
-        return replace(load(*arguments), train=changed[part]())
+        return replace(load_dataset(*arguments), train=changed[part]())
 
-    monkeypatch.setattr("common.simulation.load", read)
+    monkeypatch.setattr("common.simulation.load_dataset", read)
     with pytest.raises(BadInput, match="began with other images, labels or patients"):
         resumed(run)
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.site.settings import open_site, read_settings
+from client.site.settings import open_site, read_site_settings
 from common.config import ExperimentFile
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
-from common.simulation import simulated_data, simulated_site
-from server.simulation.export_sites import write_sites
+from common.simulation import images_of_simulated_site, simulated_data
+from server.simulation.export_sites import export_simulated_sites
 from tests.federations import DIGITS, experiment
 
 LISTS = """
@@ -37,22 +37,22 @@ def check_same(images: ImageSet, expected: ImageSet) -> None:
 
 
 def test_a_hospital_reads_the_data_of_its_simulated_twin(file: ExperimentFile, tmp_path: Path) -> None:
-    folders = write_sites(file, tmp_path / "sites")
-    data = simulated_data(file.experiment, file.base)
+    folders = export_simulated_sites(file, tmp_path / "sites")
+    data = simulated_data(file.experiment, file.base_folder)
     assert [folder.name for folder in folders] == [part.site for part in data.parts] == ["east", "north", "west"]
     for index, folder in enumerate(folders):
-        site, twin = open_site(read_settings(folder)), simulated_site(data, index, "no")
+        site, twin = open_site(read_site_settings(folder)), images_of_simulated_site(data, index, "no")
         assert site.name == folder.name
-        assert site.declaration.canonical == twin.declaration.canonical
+        assert site.declaration.canonical_names == twin.declaration.canonical_names
         for part in ("train", "validation", "test"):
             assert len(getattr(twin, part))
             check_same(getattr(site, part), getattr(twin, part))
 
 
 def test_a_site_with_one_class_has_labels_and_no_class_numbers(file: ExperimentFile, tmp_path: Path) -> None:
-    *_, west = write_sites(file, tmp_path / "sites")
-    site = open_site(read_settings(west))
-    assert site.declaration.canonical == ("7",)
+    *_, west = export_simulated_sites(file, tmp_path / "sites")
+    site = open_site(read_site_settings(west))
+    assert site.declaration.canonical_names == ("7",)
     assert site.test.labels.shape[1] == 1
     assert set(site.test.labels[:, 0].tolist()) == {0.0, 1.0}
     with np.load(west / "images.npz") as arrays:  # whatever the second column is, nobody has annotated it
@@ -60,7 +60,7 @@ def test_a_site_with_one_class_has_labels_and_no_class_numbers(file: ExperimentF
 
 
 def test_arrays_are_written_without_pickles(file: ExperimentFile, tmp_path: Path) -> None:
-    for folder in write_sites(file, tmp_path / "sites"):
+    for folder in export_simulated_sites(file, tmp_path / "sites"):
         with np.load(folder / "images.npz", allow_pickle=False) as arrays:
             assert {arrays[name].dtype.kind for name in arrays} <= set("ufU")
 
@@ -75,12 +75,12 @@ def test_nothing_is_written_into_a_folder_that_holds_a_site(path: str, file: Exp
     file_there.parent.mkdir(parents=True)
     file_there.write_text("mine", encoding="utf-8")
     with pytest.raises(BadInput, match=rf"{file_there.parent} holds a site already\. Name another folder\."):
-        write_sites(file, tmp_path / "sites")
+        export_simulated_sites(file, tmp_path / "sites")
     assert contents(tmp_path / "sites") == {path: b"mine"}
 
 
 def test_a_method_that_pools_all_images_has_no_sites_to_write(tmp_path: Path) -> None:
     pooled = experiment(tmp_path, 'run.method="centralised"', text=SOME)
     with pytest.raises(BadInput, match=r"experiment\.toml: run\.method: .* puts all images in one place; it has no"):
-        write_sites(pooled, tmp_path / "sites")
+        export_simulated_sites(pooled, tmp_path / "sites")
     assert not (tmp_path / "sites").exists()

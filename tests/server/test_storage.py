@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from server.coordinator.folder import Coordinator, CoordinatorFile
+from server.coordinator.folder import CoordinatorFile, CoordinatorFolder
 from server.deployment.superlink import database as module
 from server.deployment.superlink.database import COMPANIONS, FILE, describe_damage, set_aside_if_unusable
 from server.deployment.superlink.messages import NoReplyReason, ReplyOutcome, StoredMessage, SuperLinkStorage
 from server.deployment.superlink.object_store import ObjectFiles
-from server.deployment.superlink.registrations import RUN_SILENT_S, Presence
+from server.deployment.superlink.registrations import RUN_SILENT_S, SiteConnectionState
 from tests.server.superlinks import DATABASE, INTERVAL_S, Link, named
 
 
@@ -35,7 +35,7 @@ def write(link: Link, *contents: bytes) -> None:
 def pushed(link: Link, node: int, *contents: bytes) -> str:
     """Send a request whose objects are all there; return its name."""
     write(link, *contents)
-    assert link.storage.messages.push([link.request(node, *contents)]) == ([named(contents[0])], [])
+    assert link.storage.messages.accept_requests([link.request(node, *contents)]) == ([named(contents[0])], [])
     return named(contents[0])
 
 
@@ -65,9 +65,9 @@ def test_what_two_messages_share_stays_until_the_second_is_let_go(link: Link, no
 def test_only_what_is_missing_is_asked_for_and_an_object_that_nobody_needs_is_not_stored(link: Link, node: int) -> None:
     write(link, b"trunk")
     request = link.request(node, b"to north", b"trunk")
-    assert link.storage.messages.push([request]) == ([request.root], [request.root])
+    assert link.storage.messages.accept_requests([request]) == ([request.root], [request.root])
     write(link, b"to north")
-    assert link.storage.messages.push([request]) == ([request.root], [])  # the same call made again
+    assert link.storage.messages.accept_requests([request]) == ([request.root], [])  # the same call made again
     link.storage.messages.release(request.root)
     assert not link.storage.messages.store(named(b"late"), b"late")
     assert link.files.names() == set()
@@ -81,7 +81,7 @@ def test_an_object_that_a_crash_damaged_is_asked_for_again(crash: Callable[[Path
     crash(link.folder / "objects" / named(b"trunk"))
     messages = link.restarted().messages
     assert link.files.names() == {named(b"whole")}
-    assert messages.push([link.request(node, b"whole", b"trunk")])[1] == [named(b"trunk")]
+    assert messages.accept_requests([link.request(node, b"whole", b"trunk")])[1] == [named(b"trunk")]
 
 
 def test_files_that_no_message_has_are_gone_after_a_restart(link: Link, node: int) -> None:
@@ -100,15 +100,18 @@ def test_a_request_is_handed_to_its_site_once_and_one_to_nobody_is_refused(link:
         assert request is not None
         assert request.root == name
     assert storage.messages.hand_out_next(node) is None
-    assert storage.messages.push([link.request(77, b"to nobody")]) == ([], [])
+    assert storage.messages.accept_requests([link.request(77, b"to nobody")]) == ([], [])
 
 
 def test_a_reply_stays_until_the_run_lets_go_of_it(link: Link, node: int, request_name: str) -> None:
     answer = reply(link, node, request_name, b"from north", b"update")
-    assert link.storage.messages.answer(answer) == (ReplyOutcome.ACCEPTED, [named(b"update"), named(b"from north")])
+    assert link.storage.messages.accept_reply(answer) == (
+        ReplyOutcome.ACCEPTED,
+        [named(b"update"), named(b"from north")],
+    )
     link.storage.sites.deactivate(node)  # that its site is gone changes nothing
     for storage in (link.storage, link.restarted(), link.restarted()):
-        (stored,) = storage.messages.replies(link.run, [request_name])
+        (stored,) = storage.messages.find_replies(link.run, [request_name])
         assert isinstance(stored, StoredMessage)
         assert (stored.root, stored.partner, stored.node) == (answer.root, request_name, node)
     link.storage.sites.activate(node, INTERVAL_S)
@@ -116,17 +119,19 @@ def test_a_reply_stays_until_the_run_lets_go_of_it(link: Link, node: int, reques
         ((b"from north", b"update"), ReplyOutcome.ACCEPTED),
         ((b"another",), ReplyOutcome.ANOTHER_WAS_ACCEPTED),
     ):
-        assert link.storage.messages.answer(reply(link, node, request_name, *contents))[0] is outcome
+        assert link.storage.messages.accept_reply(reply(link, node, request_name, *contents))[0] is outcome
 
 
 def test_a_site_that_is_gone_is_reported_and_its_late_reply_refused(link: Link, node: int, request_name: str) -> None:
-    assert list(link.storage.messages.replies(link.run, [request_name])) == []
+    assert list(link.storage.messages.find_replies(link.run, [request_name])) == []
     link.storage.sites.deactivate(node)
-    assert list(link.storage.messages.replies(link.run, [request_name])) == [(request_name, NoReplyReason.SITE_GONE)]
+    assert list(link.storage.messages.find_replies(link.run, [request_name])) == [
+        (request_name, NoReplyReason.SITE_GONE)
+    ]
     link.storage.sites.activate(node, INTERVAL_S)
     for storage in (link.storage, link.restarted()):
         late = reply(link, node, request_name, b"late")
-        assert storage.messages.answer(late)[0] is ReplyOutcome.NOBODY_WAITS
+        assert storage.messages.accept_reply(late)[0] is ReplyOutcome.NOBODY_WAITS
 
 
 def test_a_request_whose_time_is_over_is_not_handed_out_and_is_gone(link: Link, node: int) -> None:
@@ -134,14 +139,16 @@ def test_a_request_whose_time_is_over_is_not_handed_out_and_is_gone(link: Link, 
     link.clock.now += 601
     link.storage.sites.heartbeat(node, INTERVAL_S)
     assert link.storage.messages.hand_out_next(node) is None
-    replies = list(link.storage.messages.replies(link.run, [name, "unknown"]))
+    replies = list(link.storage.messages.find_replies(link.run, [name, "unknown"]))
     assert replies == [(name, NoReplyReason.MESSAGE_GONE), ("unknown", NoReplyReason.MESSAGE_GONE)]
 
 
 def test_another_runs_messages_are_gone(link: Link, request_name: str) -> None:
     other = link.storage.runs.begin()
-    assert list(link.storage.messages.replies(other, [request_name])) == [(request_name, NoReplyReason.MESSAGE_GONE)]
-    assert list(link.storage.messages.replies(link.run, [request_name])) == []
+    assert list(link.storage.messages.find_replies(other, [request_name])) == [
+        (request_name, NoReplyReason.MESSAGE_GONE)
+    ]
+    assert list(link.storage.messages.find_replies(link.run, [request_name])) == []
 
 
 def test_a_new_run_ends_the_one_that_was_left_and_removes_its_files(link: Link, node: int) -> None:
@@ -159,7 +166,7 @@ def test_a_reply_that_no_run_has_let_go_of_is_handed_to_each_later_run_until_one
     requests = [pushed(link, node, b"to north"), pushed(link, node, b"to north again")]
     for name, content in zip(requests, (b"noted", b"not noted"), strict=True):
         link.storage.messages.hand_out_next(node)
-        link.storage.messages.answer(reply(link, node, name, content))
+        link.storage.messages.accept_reply(reply(link, node, name, content))
         write(link, content)
     link.storage.messages.release(named(b"noted"))
     for storage in (link.restarted(), link.restarted()):
@@ -192,10 +199,10 @@ def test_each_state_of_a_site_has_a_name_and_is_there_after_a_restart(link: Link
     assert not sites.deactivate(off)
     link.clock.now += 21
     assert {site.node_id: site.state for site in link.restarted().sites.all()} == {
-        never: Presence.NEVER,
-        there: Presence.CONNECTED,
-        off: Presence.SIGNED_OFF,
-        lost: Presence.LOST,
+        never: SiteConnectionState.NEVER,
+        there: SiteConnectionState.CONNECTED,
+        off: SiteConnectionState.SIGNED_OFF,
+        lost: SiteConnectionState.LOST,
     }
 
 
@@ -239,8 +246,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def coordinator(tmp_path: Path, sound: Path) -> Coordinator:
-    made = Coordinator(tmp_path, CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=1))
+def coordinator(tmp_path: Path, sound: Path) -> CoordinatorFolder:
+    made = CoordinatorFolder(tmp_path, CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=1))
     made.state.mkdir()
     shutil.copy(sound, made.state)
     return made
@@ -263,7 +270,7 @@ CUTS: dict[str, Callable[[bytes, bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", CUTS)
-def test_a_damaged_database_is_renamed_and_a_new_one_can_be_made(damage: str, coordinator: Coordinator) -> None:
+def test_a_damaged_database_is_renamed_and_a_new_one_can_be_made(damage: str, coordinator: CoordinatorFolder) -> None:
     path = coordinator.state / FILE
     content = path.read_bytes()
     damaged = CUTS[damage](content, random.Random(5).randbytes(len(content)))
@@ -285,7 +292,7 @@ def test_a_damaged_database_is_renamed_and_a_new_one_can_be_made(damage: str, co
     ("statement", "reason"),
     [("PRAGMA application_id = 0", "it is Flower's own"), ("PRAGMA user_version = 99", "its number is 99, not 1")],
 )
-def test_a_database_of_another_release_is_renamed(statement: str, reason: str, coordinator: Coordinator) -> None:
+def test_a_database_of_another_release_is_renamed(statement: str, reason: str, coordinator: CoordinatorFolder) -> None:
     with closing(sqlite3.connect(coordinator.state / FILE)) as other:
         other.execute(statement)
     assert reason in set_aside_if_unusable(coordinator)
@@ -293,7 +300,7 @@ def test_a_database_of_another_release_is_renamed(statement: str, reason: str, c
     assert len(list(coordinator.state.glob("superlink.db.of-another-release-*Z"))) == 1
 
 
-def test_a_sound_database_stays_and_where_none_is_nothing_happens(coordinator: Coordinator) -> None:
+def test_a_sound_database_stays_and_where_none_is_nothing_happens(coordinator: CoordinatorFolder) -> None:
     content = (coordinator.state / FILE).read_bytes()
     assert set_aside_if_unusable(coordinator) == ""
     assert (coordinator.state / FILE).read_bytes() == content
@@ -302,7 +309,7 @@ def test_a_sound_database_stays_and_where_none_is_nothing_happens(coordinator: C
     assert set_aside_if_unusable(coordinator) == ""
 
 
-def test_a_sound_database_whose_last_writes_are_in_its_journal_stays_with_them(coordinator: Coordinator) -> None:
+def test_a_sound_database_whose_last_writes_are_in_its_journal_stays_with_them(coordinator: CoordinatorFolder) -> None:
     path = coordinator.state / FILE
     with closing(sqlite3.connect(path)) as writer:
         writer.execute("PRAGMA journal_mode=WAL")
@@ -319,7 +326,9 @@ def test_a_sound_database_whose_last_writes_are_in_its_journal_stays_with_them(c
 
 
 @pytest.mark.parametrize("cut", [0, 10, 40, 1000])
-def test_a_journal_that_is_cut_off_or_random_loses_its_own_writes_only(cut: int, coordinator: Coordinator) -> None:
+def test_a_journal_that_is_cut_off_or_random_loses_its_own_writes_only(
+    cut: int, coordinator: CoordinatorFolder
+) -> None:
     path = coordinator.state / FILE
     path.with_name(f"{FILE}-wal").write_bytes(random.Random(7).randbytes(cut))
     assert set_aside_if_unusable(coordinator) == ""
@@ -327,14 +336,14 @@ def test_a_journal_that_is_cut_off_or_random_loses_its_own_writes_only(cut: int,
         assert reader.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def test_parts_without_their_database_are_set_aside(coordinator: Coordinator) -> None:
+def test_parts_without_their_database_are_set_aside(coordinator: CoordinatorFolder) -> None:
     path = coordinator.state / FILE
     path.rename(path.with_name(f"{FILE}-wal"))
     assert "only parts of it are left" in set_aside_if_unusable(coordinator)
     assert not path.with_name(f"{FILE}-wal").exists()
 
 
-def test_a_locked_database_is_no_damaged_one(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_database_is_no_damaged_one(coordinator: CoordinatorFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     connect = sqlite3.connect
     monkeypatch.setattr(module.sqlite3, "connect", lambda path, timeout: connect(path, timeout=0.05))
     with closing(connect(coordinator.state / FILE)) as other:
@@ -345,7 +354,9 @@ def test_a_locked_database_is_no_damaged_one(coordinator: Coordinator, monkeypat
 
 
 @pytest.mark.parametrize("code", ["SQLITE_FULL", "SQLITE_IOERR", "SQLITE_BUSY", "SQLITE_CANTOPEN", "SQLITE_READONLY"])
-def test_what_a_disk_answers_is_no_damage(code: str, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_disk_answers_is_no_damage(
+    code: str, coordinator: CoordinatorFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     error = sqlite3.OperationalError(code)
     error.sqlite_errorcode = getattr(sqlite3, code)
 

@@ -22,11 +22,11 @@ from server.deployment.superlink.process import (
     FILES,
     LINES_A_MINUTE,
     LONGEST_LINE,
-    BoundedLog,
+    RotatingLog,
     copy_lines,
     escape_control_characters,
 )
-from server.deployment.supervisor import RunExit, rounds_done, supervise
+from server.deployment.supervisor import RunExitCode, count_checkpointed_rounds, supervise_run
 from tests.network.real import ROOT, eventually, free_ports
 from tests.processes import living
 from tests.server.superlinks import Clock
@@ -52,7 +52,7 @@ def led(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Led:
         monkeypatch.setattr(supervisor, "PROGRAM", (sys.executable, str(tmp_path / "leads.py"), str(tmp_path)))
         notes = list[tuple[str, int, float]]()
         note = lambda *each: notes.append(each)  # noqa: E731
-        return supervise(["run", "trial"], lambda: rounds_done(tmp_path), note, resume=resume), notes
+        return supervise_run(["run", "trial"], lambda: count_checkpointed_rounds(tmp_path), note, resume=resume), notes
 
     return lead
 
@@ -63,20 +63,20 @@ def lives(folder: Path) -> list[str]:
 
 def test_a_killed_run_is_begun_again_until_it_is_done(led: Led, tmp_path: Path) -> None:
     code, notes = led(f"if len(lives) < 2: {KILLED}")
-    assert code == RunExit.DONE
+    assert code == RunExitCode.DONE
     assert lives(tmp_path) == ["run trial --once", "run trial --once --resume", "run trial --once --resume"]
     assert [(how, deaths) for how, deaths, _ in notes] == [("was killed by SIGKILL", 1), ("was killed by SIGKILL", 2)]
 
 
-@pytest.mark.parametrize("code", [RunExit.DONE, RunExit.STOPPED, RunExit.BAD_INPUT, RunExit.ON_REQUEST])
-def test_a_run_that_ends_is_not_begun_again(code: RunExit, led: Led, tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [RunExitCode.DONE, RunExitCode.STOPPED, RunExitCode.BAD_INPUT, RunExitCode.ON_REQUEST])
+def test_a_run_that_ends_is_not_begun_again(code: RunExitCode, led: Led, tmp_path: Path) -> None:
     assert led(f"sys.exit({int(code)})", resume=True) == (code, [])
     assert lives(tmp_path) == ["run trial --once --resume"]
 
 
 def test_a_run_that_dies_five_times_without_a_round_is_given_up(led: Led) -> None:
-    code, notes = led(f"sys.exit({int(RunExit.CRASHED)})")
-    assert code == RunExit.CRASHED
+    code, notes = led(f"sys.exit({int(RunExitCode.CRASHED)})")
+    assert code == RunExitCode.CRASHED
     assert [deaths for _, deaths, _ in notes] == [1, 2, 3, 4, 5]
     pauses = [pause for _, _, pause in notes]
     assert pauses[1] == 2 * pauses[0] > 0
@@ -87,7 +87,7 @@ def test_deaths_are_counted_anew_after_a_round(led: Led, tmp_path: Path) -> None
     (tmp_path / "checkpoints").mkdir()
     a_round = "(folder / 'checkpoints' / f'round-{len(lives) + 1:06d}.json').touch()\n"
     code, notes = led(f"{a_round}\nif len(lives) < 7: {KILLED}")
-    assert code == RunExit.DONE
+    assert code == RunExitCode.DONE
     assert [deaths for _, deaths, _ in notes] == [1] * 7
 
 
@@ -102,7 +102,7 @@ def test_sigterm_reaches_the_one_that_leads_and_it_is_not_begun_again(tmp_path: 
     with subprocess.Popen([sys.executable, "-c", code]) as supervisor:
         eventually(lambda: lives(tmp_path), "it leads")
         supervisor.terminate()
-        assert supervisor.wait(30) == RunExit.ON_REQUEST
+        assert supervisor.wait(30) == RunExitCode.ON_REQUEST
     assert len(lives(tmp_path)) == 1
 
 
@@ -216,7 +216,7 @@ def test_a_log_is_rotated_by_size_and_its_files_are_few_and_private(tmp_path: Pa
     clock, path = Clock(), tmp_path / "superlink.log"
     path.write_text("of an earlier release\n")
     path.chmod(0o644)
-    log = BoundedLog(path, clock)
+    log = RotatingLog(path, clock)
     for number in range(10_000):
         clock.now += 1
         log.write(f"{number} " + "x" * 1500)
@@ -231,7 +231,7 @@ def test_a_log_is_rotated_by_size_and_its_files_are_few_and_private(tmp_path: Pa
 
 def test_on_request_a_line_is_a_json_object(tmp_path: Path) -> None:
     path = tmp_path / "superlink.log"
-    BoundedLog(path, as_json=True).write('refused "east": \x1b]0;name\u202e\n')
+    RotatingLog(path, as_json=True).write('refused "east": \x1b]0;name\u202e\n')
     (line,) = path.read_text(encoding="utf-8").splitlines()
     assert re.fullmatch(r'\{"time": "\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", .*\}', line)
     assert json.loads(line)["message"] == r'refused "east": \x1b]0;name\u202e'
@@ -239,7 +239,7 @@ def test_on_request_a_line_is_a_json_object(tmp_path: Path) -> None:
 
 def test_a_flood_of_lines_does_not_wash_out_what_was_there(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "superlink.log"
-    log = BoundedLog(path, clock)
+    log = RotatingLog(path, clock)
     log.write("before the flood")
     for _ in range(100_000):
         log.write("refused")
@@ -252,7 +252,7 @@ def test_a_flood_of_lines_does_not_wash_out_what_was_there(tmp_path: Path) -> No
 
 
 def test_a_line_is_cut_and_steers_no_terminal(tmp_path: Path) -> None:
-    BoundedLog(tmp_path / "log").write("x" * 1_000_000)
+    RotatingLog(tmp_path / "log").write("x" * 1_000_000)
     assert len((tmp_path / "log").read_text()) == STAMP + LONGEST_LINE + 1
     assert escape_control_characters("\x1b[91mERROR\x1b[0m : \x1b]0;title\x07 \u202egnp.exe\r\n") == (
         r"ERROR : \x1b]0;title\x07 \u202egnp.exe"
@@ -263,7 +263,7 @@ def test_what_a_process_prints_is_written_as_it_comes_and_after_its_end(tmp_path
     prints = "import os; os.write(1, b'out\\n'); os.write(2, b'err\\n\\xff' + b'x' * 100_000 + b'\\nlast')"
     process = subprocess.Popen([sys.executable, "-c", prints], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdout
-    copy_lines(process.stdout, BoundedLog(tmp_path / "log")).join(30)
+    copy_lines(process.stdout, RotatingLog(tmp_path / "log")).join(30)
     assert process.wait() == 0
     lines = words(tmp_path / "log")
     assert lines[:2] == ["out", "err"]
@@ -273,7 +273,7 @@ def test_what_a_process_prints_is_written_as_it_comes_and_after_its_end(tmp_path
 def test_a_full_disk_does_not_stop_the_process_whose_log_it_is(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()  # nothing can be written there
     reading, writing = os.pipe()
-    thread = copy_lines(os.fdopen(reading, "rb"), BoundedLog(tmp_path / "log"))
+    thread = copy_lines(os.fdopen(reading, "rb"), RotatingLog(tmp_path / "log"))
     for _ in range(1000):
         os.write(writing, b"a line of a hundred bytes or so" * 3 + b"\n")
     os.close(writing)

@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from server.runs.tracking import MLflowRun, TensorBoard, TrackingStore, open_store, round_scalars, summary_scalars
+from server.runs.tracking import (
+    MLflowTracker,
+    TensorBoardTracker,
+    TrackingStore,
+    open_store,
+    round_scalars,
+    summary_scalars,
+)
 from server.simulation.simulate import simulate
 from tests.federations import DIGITS, experiment, federation
 from tests.network.real import WITHIN_S, eventually, flwr_server, flwr_sim, lines_of, ready_to_lead, warm
@@ -63,7 +70,7 @@ def test_tensorboard_shows_the_final_test_of_every_class(run: Path) -> None:
 
 
 def test_figures_are_on_the_disk_before_anything_is_closed(tmp_path: Path) -> None:
-    files = TensorBoard(tmp_path / "tensorboard")
+    files = TensorBoardTracker(tmp_path / "tensorboard")
     files.scalars({"loss/train": 0.75, "test auroc/Ödem | <b>+": 0.25}, 4)
     assert curves(tmp_path / "tensorboard") == {"loss/train": [(4, 0.75)], "test auroc/Ödem | <b>+": [(4, 0.25)]}
     files.close("stopped")
@@ -218,7 +225,7 @@ def test_a_store_that_goes_away_does_not_stop_the_run(
 
 @given(st.lists(st.text("./a=\u00e9 ,", min_size=1, max_size=6) | st.just("c" * 200), min_size=1, max_size=4))
 def test_no_class_name_makes_a_name_that_mlflow_refuses(class_names: list[str]) -> None:
-    run = MLflowRun(None, "", pytest.fail)
+    run = MLflowTracker(None, "", pytest.fail)
     tags = {f"test {'m' * 60}/{name}" for name in class_names}
     names = {run.metric_name(tag) for tag in tags}
     assert len(names) == len(tags)

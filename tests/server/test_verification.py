@@ -16,8 +16,8 @@ from client import simulation
 from client.gate.audit_report import audit_report
 from client.site.policy import Policy
 from client.site.site import Site
-from common.security.audit import Audit
-from server.runs.verify import verify
+from common.security.audit import AuditLog
+from server.runs.verify import verify_run
 from strategies.engine.events import TooFewSites
 from tests.federations import GATED, federation
 from tests.network.real import flwr_server, lines_of
@@ -48,11 +48,11 @@ def content(path: Path) -> dict[str, Any]:
 
 
 def faults(run: Path) -> list[str]:
-    return [str(fault) for fault in verify(run / "receipt.json").faults]
+    return [str(fault) for fault in verify_run(run / "receipt.json").faults]
 
 
 def test_a_finished_run_is_what_its_receipt_says(finished: Path) -> None:
-    report = verify(finished / "receipt.json")
+    report = verify_run(finished / "receipt.json")
     assert report.faults == []
     files = ["audit", "receipt.json", "summary.json, rounds.jsonl and model.json", "model.safetensors", "summary.json"]
     assert [line.split(":")[0] for line in report.right] == [*files, "round 1", "round 2"]
@@ -72,13 +72,13 @@ def test_the_receipt_names_versions_sites_updates_and_models(finished: Path) -> 
 def test_both_sides_wrote_down_the_same_hashes(finished: Path) -> None:
     received = {
         (entry["site"], entry["sha256"])
-        for entry in Audit(finished).entries()
+        for entry in AuditLog(finished).entries()
         if entry.get("event") in ("received", "enrolled")
     }
     sent = {
         (folder.name, entry["sha256"])
         for folder in (finished / "sites").iterdir()
-        for entry in Audit(folder).entries()
+        for entry in AuditLog(folder).entries()
         if entry["direction"] == "out"
     }
     assert received == sent
@@ -149,7 +149,7 @@ def test_one_changed_byte_is_found_and_named(name: str, change: Change, fault: s
 @pytest.mark.parametrize("name", ["updates/round-000002/site-1.record", "rounds.jsonl"])
 def test_a_file_that_is_missing_is_named(name: str, run: Path) -> None:
     (run / name).unlink()
-    (fault,) = verify(run / "receipt.json").faults
+    (fault,) = verify_run(run / "receipt.json").faults
     assert (fault.where, fault.problem.endswith("removed.")) == (name, True)
 
 
@@ -157,7 +157,7 @@ def test_class_names_that_were_swapped_in_the_models_description_are_named(run: 
     description = content(run / "model.json")
     description["class_names"].reverse()
     (run / "model.json").write_text(json.dumps(description), encoding="utf-8")
-    assert [fault.where for fault in verify(run / "receipt.json").faults] == ["model.json", "model.json"]
+    assert [fault.where for fault in verify_run(run / "receipt.json").faults] == ["model.json", "model.json"]
 
 
 def test_an_audit_whose_end_with_the_figures_was_cut_off_is_found(run: Path) -> None:
@@ -215,10 +215,10 @@ def test_a_run_goes_on_without_a_site_that_declines_it(tmp_path: Path) -> None:
     # In simulation a node's name is its number: nodes are numbered from 2, and this one never said its name.
     events = [event for event in lines_of(run / "events.jsonl") if event["event"] == "left_out"]
     assert [(event["site"], event["reason"]) for event in events] == [("node 3", REASON)]
-    assert [e["reason"] for e in Audit(run).entries() if e["event"] == "left_out"] == [REASON]
-    entries = Audit(run / "sites" / "site-2").entries()
+    assert [e["reason"] for e in AuditLog(run).entries() if e["event"] == "left_out"] == [REASON]
+    entries = AuditLog(run / "sites" / "site-2").entries()
     assert [(e["record"], e["decision"]) for e in entries] == [("RollCall", "deny"), ("Error", "allow")]
-    report = verify(run / "receipt.json")
+    report = verify_run(run / "receipt.json")
     assert report.faults == []
     # No site signs in simulation, and this run did not keep its updates.
     assert [line.split(":")[0] for line in report.unknown] == ["signatures", "sums"]

@@ -18,10 +18,10 @@ from server.deployment.superlink.refused_calls import (
     REPORT_EVERY_S,
     REPORT_LINES,
     RefusedCall,
-    RefusedCalls,
-    StrangerCalls,
+    RefusedCallLog,
+    UnknownCallerCounts,
 )
-from server.runs.live_status import LineReader
+from server.runs.live_status import JsonLinesReader
 from tests.network.real import eventually
 from tests.server.superlinks import Clock, Hospital, Link, Port, opened, refused
 
@@ -115,7 +115,7 @@ def test_a_message_that_the_site_let_go_or_nobody_waits_for_does_not_come_again(
     assert pulled(site) == []
     other = port.ask(site, "another")
     assert pulled(site) == [other]
-    port.link.storage.messages.end(port.link.run)
+    port.link.storage.messages.end_run(port.link.run)
     assert pulled(site) == []
 
 
@@ -147,12 +147,12 @@ FORGED = RefusedCall("east", "PullMessages", "the node is another site's", "nort
 
 def test_counted_refusals_are_written_after_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refused_calls, "PAUSE_S", 0.2)
-    calls, lines = RefusedCalls(tmp_path / FILE), []
-    calls.note(FORGED)  # before the run
-    reader = LineReader(tmp_path / FILE)
-    reader.look()
+    calls, lines = RefusedCallLog(tmp_path / FILE), []
+    calls.record_refusal(FORGED)  # before the run
+    reader = JsonLinesReader(tmp_path / FILE)
+    reader.poll()
     for _ in range(9):
-        calls.note(FORGED)  # during the run
+        calls.record_refusal(FORGED)  # during the run
 
     def times() -> int:
         lines.extend(reader.read_new())
@@ -175,7 +175,7 @@ def test_strangers_make_one_line_a_minute_for_address_and_reason(
 ) -> None:
     caplog.set_level(logging.WARNING)
     clock = Clock()
-    strangers = StrangerCalls(clock)
+    strangers = UnknownCallerCounts(clock)
     for _ in range(2001):
         strangers.count(peer, "unknown key")
     clock.now += REPORT_EVERY_S
@@ -190,7 +190,7 @@ def test_strangers_make_one_line_a_minute_for_address_and_reason(
 def test_the_last_refused_calls_are_reported(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.WARNING)
     monkeypatch.setattr(refused_calls, "REPORT_EVERY_S", 0.2)
-    strangers = StrangerCalls()
+    strangers = UnknownCallerCounts()
     for _ in range(9):
         strangers.count("ipv4:192.0.2.1:4000", "unknown key")
     eventually(lambda: sum(record.args[2] for record in caplog.records) == 9, "all are reported")  # type: ignore[index, misc]
@@ -198,7 +198,7 @@ def test_the_last_refused_calls_are_reported(caplog: pytest.LogCaptureFixture, m
 
 def test_many_addresses_make_few_lines_and_need_little_memory(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    strangers = StrangerCalls(Clock())
+    strangers = UnknownCallerCounts(Clock())
     for number in range(50_001):
         strangers.count(f"ipv6:%5B2001:db8:{number:x}::1%5D:4000", "unknown key")
     assert len(strangers._counts) <= MOST_KINDS + 1

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from common.models.network import Head
 from common.models.state import ModelState
 from common.wire.records import TrainReply
-from strategies.aggregation.means import Float32, RunningMean, average_updates, move_head, running_sum
+from strategies.aggregation.means import Float32, RunningMean, average_updates, move_head, sum_in_order
 from strategies.aggregation.server_optimizer import Moments, ServerOptimizer
 from strategies.engine.state import FederationState
 from strategies.methods.surgical import OwnersMean
@@ -19,14 +19,14 @@ def weighted_mean(arrays: Sequence[Float32], weights: Sequence[float]) -> NDArra
     total = np.zeros(arrays[0].shape, np.float64)
     for array, weight in zip(arrays, weights, strict=True):
         total += np.float64(weight) * array
-    return total / np.float64(running_sum(weights))
+    return total / np.float64(sum_in_order(weights))
 
 
 def moved_by_mean(state: Float32, updates: Sequence[Float32], weights: Sequence[float]) -> Float32:
     running = RunningMean(len(state))
     for update, weight in zip(updates, weights, strict=True):
         running.add(update, weight)
-    return running.moved(state)
+    return running.add_mean_to_values(state)
 
 
 def _owners(heads: Sequence[Head], weights: Sequence[float], class_names: Sequence[str]) -> OwnersMean:
@@ -47,10 +47,10 @@ def moved_head(head: Head, updates: Sequence[Head], weights: Sequence[float]) ->
 
 
 def aggregated(model: ModelState, replies: Sequence[TrainReply], weights: Sequence[float]) -> ModelState:
-    return average_updates(model, replies, weights, OwnersMean).moved()
+    return average_updates(model, replies, weights, OwnersMean).add_to_model()
 
 
 def stepped_by(
     optimizer: ServerOptimizer, state: FederationState, replies: Sequence[TrainReply], weights: Sequence[float]
 ) -> tuple[ModelState, Moments]:
-    return average_updates(state.model, replies, weights, OwnersMean).stepped(optimizer, state.moments)
+    return average_updates(state.model, replies, weights, OwnersMean).apply_server_optimizer(optimizer, state.moments)

@@ -12,16 +12,16 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client import app
-from client.site.memory import parse_memory
+from client.site.memory import parse_round_state
 from common.config import ExperimentFile, Plan, make_plan
 from common.models.network import build
 from common.models.state import layout_of, read_state
 from common.simulation import simulated_data
-from common.wire.codec import decode, encode
+from common.wire.codec import decode_record, encode_record
 from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
 from server.simulation.backends.inline import import_site_app, run_inline
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.events import Callbacks, FederationValidation, RoundRecord
+from strategies.engine.events import FederationValidation, RoundRecord, RunCallbacks
 from strategies.engine.sequential import make_coordinator
 from strategies.engine.state import FederationState, make_array_record
 from strategies.registry import build_experiment_strategy
@@ -30,18 +30,18 @@ POOLED = {"centralised"}
 
 
 @dataclass
-class Noted(Callbacks):
+class Noted(RunCallbacks):
     """The rounds that counted, with the states after them, and who was absent from an exchange that is no round."""
 
     records: list[RoundRecord] = field(default_factory=list)
     states: list[FederationState] = field(default_factory=list)
     absences: list[tuple[str, Mapping[str, str]]] = field(default_factory=list)
 
-    def on_round(self, record: RoundRecord, state: FederationState) -> None:
+    def on_round_end(self, record: RoundRecord, state: FederationState) -> None:
         self.records.append(record)
         self.states.append(state)
 
-    def on_absent(self, phase: str, absent: Mapping[str, str]) -> None:
+    def on_absent_sites(self, phase: str, absent: Mapping[str, str]) -> None:
         self.absences.append((phase, dict(absent)))
 
 
@@ -84,19 +84,19 @@ def small_plan(method: str = "surgical", seed: int = 7) -> Plan:
 def site_notes(run: Path, site: str) -> Mapping[str, np.ndarray]:
     """What a method noted at a site after the last round, from the site's own disk."""
     path = sorted((run / "sites" / site / "memory").glob("*/round-*.safetensors"))[-1]
-    return parse_memory(path.read_bytes()).method_state
+    return parse_round_state(path.read_bytes()).method_state
 
 
 def lose_memory(monkeypatch: pytest.MonkeyPatch, site: str, server_round: int) -> None:
     """Have a site's disk lose its memory before it trains in a round."""
-    train = app.train_round
+    train = app.train_through_layers
 
     def without_memory(at: Any, request: TrainRequest, masks: Any) -> TrainReply:
         if (at.name, request.round) == (site, server_round):
             shutil.rmtree(at.folder / "memory")
         return train(at, request, masks)
 
-    monkeypatch.setattr(app, "train_round", without_memory)
+    monkeypatch.setattr(app, "train_through_layers", without_memory)
 
 
 def app_of(sites: Sequence[ScriptedSite]) -> ClientApp:
@@ -105,16 +105,18 @@ def app_of(sites: Sequence[ScriptedSite]) -> ClientApp:
 
     @client.query("roll_call")
     def _(message: Message, context: Context) -> Message:
-        return Message(encode(at(context).called(decode(message.content, RollCall))), reply_to=message)
+        return Message(encode_record(at(context).called(decode_record(message.content, RollCall))), reply_to=message)
 
     @client.train()
     def _(message: Message, context: Context) -> Message:
-        reply = at(context).trained(decode(message.content, TrainRequest))
-        return Message(encode(reply) if isinstance(reply, TrainReply) else reply, reply_to=message)
+        reply = at(context).trained(decode_record(message.content, TrainRequest))
+        return Message(encode_record(reply) if isinstance(reply, TrainReply) else reply, reply_to=message)
 
     @client.evaluate()
     def _(message: Message, context: Context) -> Message:
-        return Message(encode(at(context).judged(decode(message.content, EvaluateRequest))), reply_to=message)
+        return Message(
+            encode_record(at(context).judged(decode_record(message.content, EvaluateRequest))), reply_to=message
+        )
 
     return client
 
@@ -127,7 +129,7 @@ def lead(
     wire: Callable[[Any], Any] = lambda grid: grid,
 ) -> Ran:
     """Lead a run over the experiment's sites, which keep their memory in ``folder``."""
-    data, ran = simulated_data(file.experiment, file.base), Ran()
+    data, ran = simulated_data(file.experiment, file.base_folder), Ran()
     sites = 1 if file.experiment.run.method in POOLED else len(data.parts)
 
     def main(grid: Any) -> None:
@@ -138,12 +140,12 @@ def lead(
         ran.coordinator = coordinator
         contract = coordinator.sites.roll_call(wire(grid), sites)
         network = build(file.experiment.model, contract.class_names, file.experiment.run.seed)
-        coordinator.settle_model(layout_of(network))
+        coordinator.settle_model_layout(layout_of(network))
         if data.server is not None:
-            coordinator.use_images(data.server, contract.class_names, "cpu")
+            coordinator.receive_own_images(data.server, contract.class_names, "cpu")
         if resumed is not None:
             coordinator.resume(resumed, FederationValidation())
         coordinator.start(wire(grid), make_array_record(read_state(network)), rounds)
 
-    run_inline(main, import_site_app(file.experiment.model_dump_json(), file.base, folder), sites)
+    run_inline(main, import_site_app(file.experiment.model_dump_json(), file.base_folder, folder), sites)
     return ran

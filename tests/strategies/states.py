@@ -6,14 +6,14 @@ import numpy as np
 
 from common.models.network import Head
 from common.models.state import ModelState
-from common.wire.records import Groups, TrainReply
+from common.wire.records import ModelGroups, TrainReply
 
 TINY = ModelState(
     np.ones(1, np.float32), np.ones(0, np.float32), Head(("a",), np.ones((1, 1), np.float32), np.ones(1, np.float32))
 )
 
 
-def make_reply(site: str, update: Groups | None = None, samples: int = 10, **statistics: Any) -> TrainReply:
+def make_reply(site: str, update: ModelGroups | None = None, samples: int = 10, **statistics: Any) -> TrainReply:
     """A reply to a request of round 2."""
     arrays = {name: np.array(values, np.float32) for name, values in statistics.items()}
-    return TrainReply("run", 2, site, samples, 0.5, None, None, 1.0, update or Groups(), 1, arrays)
+    return TrainReply("run", 2, site, samples, 0.5, None, None, 1.0, update or ModelGroups(), 1, arrays)

@@ -14,7 +14,7 @@ import pytest
 
 from common.models.network import Head
 from common.models.state import ModelState
-from common.wire.records import Groups, TrainReply
+from common.wire.records import ModelGroups, TrainReply
 from strategies.engine import aggregator
 from strategies.engine.aggregator import BufferedAggregator, StreamingAggregator
 from strategies.methods.surgical import OwnersMean
@@ -36,14 +36,14 @@ MODEL = ModelState(numbers(TRUNK), numbers(3), Head(("a", "b"), numbers(2, 5), n
 
 def reply(site: str, samples: int) -> TrainReply:
     head = Head(("b", "a"), numbers(2, 5), numbers(2))
-    return TrainReply("run", 1, site, samples, 0.5, None, None, 1.0, Groups(numbers(TRUNK), numbers(3), head))
+    return TrainReply("run", 1, site, samples, 0.5, None, None, 1.0, ModelGroups(numbers(TRUNK), numbers(3), head))
 
 
 REPLIES = {site: reply(site, 3 + place) for place, site in enumerate(SITES)}
 
 
 def bits(model: ModelState) -> bytes:
-    return b"".join(array.tobytes() for array in Groups.of_model(model).named().values())
+    return b"".join(array.tobytes() for array in ModelGroups.from_model(model).to_named_arrays().values())
 
 
 @pytest.mark.parametrize("in_memory", [0, 1, 4])
@@ -52,30 +52,30 @@ def test_any_order_has_the_same_bits(order: tuple[str, ...], in_memory: int, mon
     monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory * TRUNK_BYTES)
     together = StreamingAggregator(MODEL, SITES, "samples", OwnersMean)
     for site in order:
-        stripped = together.take(REPLIES[site])
-        assert stripped.update == Groups()
+        stripped = together.collect_update(REPLIES[site])
+        assert stripped.update == ModelGroups()
         assert stripped.train_samples == REPLIES[site].train_samples
     weights = [float(REPLIES[site].train_samples) for site in SITES]
-    assert bits(together.means().moved()) == bits(aggregated(MODEL, list(REPLIES.values()), weights))
+    assert bits(together.means().add_to_model()) == bits(aggregated(MODEL, list(REPLIES.values()), weights))
 
 
 @pytest.mark.parametrize("refused", [(), ("east",), ("west",)])
 def test_a_site_that_is_refused_or_never_answers_is_not_waited_for(refused: tuple[str, ...]) -> None:
     some = StreamingAggregator(MODEL, SITES, "uniform", OwnersMean)
     for site in ("south", "north"):
-        some.take(REPLIES[site])
+        some.collect_update(REPLIES[site])
     for site in refused:
-        some.leave_out(site)
+        some.leave_out_site(site)
     expected = aggregated(MODEL, [REPLIES["north"], REPLIES["south"]], [1.0, 1.0])
-    assert bits(some.means().moved()) == bits(expected)
+    assert bits(some.means().add_to_model()) == bits(expected)
 
 
 def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
     together = StreamingAggregator(MODEL, SITES, "uniform", OwnersMean, tmp_path / "not-there")
     for site in SITES[::-1]:
-        together.take(REPLIES[site])
-    assert bits(together.means().moved()) == bits(aggregated(MODEL, list(REPLIES.values()), [1.0] * 4))
+        together.collect_update(REPLIES[site])
+    assert bits(together.means().add_to_model()) == bits(aggregated(MODEL, list(REPLIES.values()), [1.0] * 4))
 
 
 @pytest.mark.parametrize("in_memory", [0, 2])
@@ -83,18 +83,18 @@ def test_waiting_updates_lie_in_files_by_name(in_memory: int, tmp_path: Path, mo
     monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory * TRUNK_BYTES)
     waiting = BufferedAggregator(build_strategy("surgical", {}), MODEL, tmp_path)
     for site in ("west", "east", "south", "north"):
-        assert waiting.take(REPLIES[site]).update == Groups()
-    waiting.leave_out("south")
-    waiting.leave_out("nobody")
+        assert waiting.collect_update(REPLIES[site]).update == ModelGroups()
+    waiting.leave_out_site("south")
+    waiting.leave_out_site("nobody")
     with pytest.raises(KeyError):
-        waiting.whole({"south": REPLIES["south"]})
-    stripped = {site: replace(REPLIES[site], update=Groups()) for site in ("east", "north", "west")}
-    updates = {site: reply.update for site, reply in waiting.whole(stripped).items()}
+        waiting.restore_updates({"south": REPLIES["south"]})
+    stripped = {site: replace(REPLIES[site], update=ModelGroups()) for site in ("east", "north", "west")}
+    updates = {site: reply.update for site, reply in waiting.restore_updates(stripped).items()}
     assert not list(tmp_path.iterdir())
     for site, update in updates.items():
-        sent = REPLIES[site].update.named()
-        assert update.named().keys() == sent.keys()
-        assert all(array.tobytes() == sent[name].tobytes() for name, array in update.named().items())
+        sent = REPLIES[site].update.to_named_arrays()
+        assert update.to_named_arrays().keys() == sent.keys()
+        assert all(array.tobytes() == sent[name].tobytes() for name, array in update.to_named_arrays().items())
 
 
 def test_an_update_that_was_added_or_put_away_leaves_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_an_update_that_was_added_or_put_away_leaves_memory(monkeypatch: pytest.
         arrived = reply(site, 3)
         trunk = arrived.update.trunk
         alive.append((weakref.ref(trunk), stays))
-        some.take(arrived)
+        some.collect_update(arrived)
         del arrived, trunk
         gc.collect()
         if site == "west":
@@ -119,8 +119,8 @@ def test_many_that_wait_take_no_more_open_files_than_few(tmp_path: Path, monkeyp
     waiting = BufferedAggregator(build_strategy("surgical", {}), MODEL, tmp_path)
     replies = {f"site-{number:03d}": replace(REPLIES["north"], site=f"site-{number:03d}") for number in range(300)}
     for each in replies.values():
-        waiting.take(each)
-    updates = waiting.whole(replies)
+        waiting.collect_update(each)
+    updates = waiting.restore_updates(replies)
     trunks = {site: each.update.trunk for site, each in updates.items()}
 
     def open_files() -> int:

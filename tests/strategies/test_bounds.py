@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.models.network import Head
-from common.wire.records import Groups
+from common.wire.records import ModelGroups
 from strategies.aggregation.bounds import (
     Lengths,
     cap_image_counts,
@@ -21,14 +21,14 @@ def array(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-def update(*, trunk: float = 1, norm: float = 1, rows: tuple[float, ...] = (1, 1)) -> Groups:
+def update(*, trunk: float = 1, norm: float = 1, rows: tuple[float, ...] = (1, 1)) -> ModelGroups:
     """Trunk and norm along (3, -4) / 5, each row along (2, -1) with bias 2, at the given lengths."""
     weight = np.array([[2 * row / 3, -row / 3] for row in rows], np.float32)
     head = Head(tuple("abc"[: len(rows)]), weight, array(*(2 * row / 3 for row in rows)))
-    return Groups(array(0.6 * trunk, -0.8 * trunk), array(0.6 * norm, -0.8 * norm), head)
+    return ModelGroups(array(0.6 * trunk, -0.8 * trunk), array(0.6 * norm, -0.8 * norm), head)
 
 
-def bounded(*updates: Groups, clip: float = 3.0) -> list[tuple[Groups, str]]:
+def bounded(*updates: ModelGroups, clip: float = 3.0) -> list[tuple[ModelGroups, str]]:
     lengths = [measure_update_lengths(groups) for groups in updates]
     medians = compute_median_lengths(lengths)
     return [shorten_update(groups, length, medians, clip) for groups, length in zip(updates, lengths, strict=True)]
@@ -102,7 +102,7 @@ def test_running_variances_stay_positive(before: list[float], times: float, long
     moves = [np.float32(scale) * (variances[::-1] - variances) for scale in (0.1, 0.1, 0.1)]
     far = (np.float32(times) * variances[::-1] - variances).astype(np.float32)
     moves.insert(long, far)
-    for after, _ in bounded(*(Groups(norm=move.astype(np.float32)) for move in moves)):
+    for after, _ in bounded(*(ModelGroups(norm=move.astype(np.float32)) for move in moves)):
         assert after.norm is not None
         assert (variances + after.norm > 0).all()
 

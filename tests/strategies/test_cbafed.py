@@ -12,10 +12,15 @@ from hypothesis import strategies as st
 from common.contract import LabelContract
 from common.models.network import Head
 from common.models.state import ModelState
-from common.wire.records import Groups, TrainReply
+from common.wire.records import ModelGroups, TrainReply
 from strategies.aggregation.server_optimizer import Moments
 from strategies.methods.base import RoundContext
-from strategies.methods.cbafed import CBAFed, assign_pseudo_labels, compute_thresholds, loss_over_labels_and_tags
+from strategies.methods.cbafed import (
+    CBAFed,
+    assign_pseudo_labels,
+    compute_pseudo_label_thresholds,
+    loss_over_labels_and_tags,
+)
 from tests.federations import Traffic, federation, json_lines
 from tests.strategies.states import make_reply
 
@@ -37,19 +42,19 @@ def context(server_round: int) -> RoundContext:
 
 def test_a_threshold_is_the_classs_share_plus_the_base_less_the_spread() -> None:
     # Shares 0.5, 0.3, 0.2; mean 1/3; variance of a sample (0.02778 + 0.00111 + 0.01778) / 2 = 0.02333, root 0.15275.
-    thresholds = compute_thresholds(np.array([50.0, 30.0, 20.0]), 0.6, 0.5, 1.0)
+    thresholds = compute_pseudo_label_thresholds(np.array([50.0, 30.0, 20.0]), 0.6, 0.5, 1.0)
     np.testing.assert_allclose(thresholds, [0.5 + 0.6 - 0.15275, 0.3 + 0.6 - 0.15275, 0.2 + 0.6 - 0.15275], atol=1e-5)
 
 
 def test_thresholds_stay_within_their_bounds_and_one_class_alone_has_no_spread() -> None:
-    thresholds = compute_thresholds(np.array([97.0, 2.0, 1.0]), 0.84, 0.55, 0.95)  # spread 0.5514
+    thresholds = compute_pseudo_label_thresholds(np.array([97.0, 2.0, 1.0]), 0.84, 0.55, 0.95)  # spread 0.5514
     np.testing.assert_allclose(thresholds, [0.95, 0.55, 0.55])
-    np.testing.assert_allclose(compute_thresholds(np.array([7.0]), 0.45, 0.55, 0.95), [0.95])
+    np.testing.assert_allclose(compute_pseudo_label_thresholds(np.array([7.0]), 0.45, 0.55, 0.95), [0.95])
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=2, max_size=14))
 def test_thresholds_fall_for_rarer_classes(counts: list[int]) -> None:
-    thresholds = compute_thresholds(np.array(counts, np.float64), 0.45, 0.5, 0.95)
+    thresholds = compute_pseudo_label_thresholds(np.array(counts, np.float64), 0.45, 0.5, 0.95)
     order = np.argsort(counts, kind="stable")
     assert (np.diff(thresholds[order]) >= 0).all()
     assert ((thresholds >= 0.5) & (thresholds <= 0.95)).all()
@@ -66,7 +71,7 @@ def test_thresholds_come_from_what_all_sites_trained_on_in_the_round() -> None:
 
 
 def test_before_the_last_round_of_stage_one_there_are_no_thresholds() -> None:
-    nothing = TrainReply("run", 1, "north", 4, 0.5, None, None, 1.0, Groups())
+    nothing = TrainReply("run", 1, "north", 4, 0.5, None, None, 1.0, ModelGroups())
     assert STAGES.aggregate_statistics(context(1), {"north": nothing}) == {}
 
 

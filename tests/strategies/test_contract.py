@@ -13,9 +13,9 @@ from flwr.app import RecordDict
 from client import app
 from common.config import ExperimentFile, Plan
 from common.errors import BadInput
-from common.security.audit import Audit, check_audit
+from common.security.audit import AuditLog, check_audit
 from common.wire.canonical_bytes import record_sha256
-from common.wire.codec import decode, encode
+from common.wire.codec import decode_record, encode_record
 from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
 from strategies.engine.state import deserialize_state, serialize_state
 from strategies.local.site_method import SiteMethod
@@ -61,7 +61,7 @@ def whole(method: str) -> Whole:
 
 def requests_to_one_site(method: str) -> tuple[tuple[str, ...], list[TrainRequest]]:
     """Classes that a site has in a whole run, and a request of each round that fits a site with these."""
-    classes = whole(method).ran.coordinator.sites.context(1, {}).contract.sites["site-1"]
+    classes = whole(method).ran.coordinator.sites.round_context(1, {}).contract.sites["site-1"]
     fitting = [request for request in whole(method).traffic.requests if set(classes) <= set(request.class_names)]
     rounds = {request.round: request for request in fitting}
     assert len(rounds) >= 2
@@ -76,7 +76,7 @@ def test_no_update_depends_on_labels_of_hidden_classes(method: str, tmp_path: Pa
     def updates(shown: int, **policy: Any) -> list[dict[str, bytes]]:
         labels = several_classes_an_image(len(classes), shown)
         at = hospital(tmp_path / f"{shown}{len(policy)}", classes, labels, **policy)
-        assert at.hides("train") == set(classes[-2:])
+        assert at.hidden_classes("train") == set(classes[-2:])
         return sent(at, requests)
 
     assert updates(1) == updates(3)
@@ -118,7 +118,7 @@ def with_warm_up(requests: Iterable[TrainRequest]) -> tuple[list[TrainRequest], 
 
 def each_is_allowed_and_written_down(traffic: Traffic, sites: Path) -> None:
     """Every record that passed has a decision and a line in its site's audit, and there is no other."""
-    entries = [entry for folder in sites.iterdir() for entry in Audit(folder).entries()]
+    entries = [entry for folder in sites.iterdir() for entry in AuditLog(folder).entries()]
     assert [fault for folder in sites.iterdir() for fault in check_audit(folder).faults] == []
     for direction, passed in (("in", traffic.down), ("out", traffic.up)):
         lines = [entry for entry in entries if entry["direction"] == direction]
@@ -140,10 +140,10 @@ def test_records_hold_exactly_what_is_declared_and_leave_by_the_sites_audit(meth
     ran, traffic = whole(method).ran, whole(method).traffic
     for _, content in traffic.down + traffic.up:
         kind = KINDS[str(content["fields"]["wire.record"])]
-        assert fields_of(encode(decode(content, kind))) == fields_of(content)
+        assert fields_of(encode_record(decode_record(content, kind))) == fields_of(content)
     rule, features = ran.coordinator.method, ran.coordinator.state.model.head.features
     for reply in traffic.replies:
-        context = ran.coordinator.sites.context(reply.round, {})
+        context = ran.coordinator.sites.round_context(reply.round, {})
         shapes = {name: array.shape for name, array in reply.statistics.items()}
         assert shapes == dict(rule.statistics_shape(context, reply.site, features))
     each_is_allowed_and_written_down(traffic, whole(method).sites)
@@ -200,14 +200,14 @@ def test_a_resumed_run_makes_the_same_next_round(method: str, tmp_path: Path) ->
 
 def failing(monkeypatch: pytest.MonkeyPatch, site: str, server_round: int) -> None:
     """The site's disk is full in that round."""
-    train = app.train_round
+    train = app.train_through_layers
 
     def train_or_fail(at: Any, request: TrainRequest, masks: Any) -> TrainReply:
         if (at.name, request.round) == (site, server_round):
             raise OSError("No space left on device")
         return train(at, request, masks)
 
-    monkeypatch.setattr(app, "train_round", train_or_fail)
+    monkeypatch.setattr(app, "train_through_layers", train_or_fail)
 
 
 def replies_of(traffic: Traffic, server_round: int) -> dict[str, TrainReply]:
@@ -232,9 +232,11 @@ def test_a_site_that_drops_out_changes_nothing_but_its_own_share(
     after = replies_of(traffic, 1)
     assert set(after) == {"site-1", "site-3"}
     for site, reply in after.items():
-        undisturbed = before[site].update.named()
-        assert reply.update.named().keys() == undisturbed.keys()
-        assert all(array.tobytes() == undisturbed[name].tobytes() for name, array in reply.update.named().items())
+        undisturbed = before[site].update.to_named_arrays()
+        assert reply.update.to_named_arrays().keys() == undisturbed.keys()
+        assert all(
+            array.tobytes() == undisturbed[name].tobytes() for name, array in reply.update.to_named_arrays().items()
+        )
     shift = partial.coordinator.state.model.trunk - whole.coordinator.state.model.trunk
     trunks = {site: reply.update.trunk for site, reply in before.items() if reply.update.trunk is not None}
     shares = [trunks["site-1"] + trunks["site-3"], sum(trunks.values())] if trunks else [0.0, 0.0]

@@ -18,7 +18,7 @@ from strategies.privacy import noise as noise_module
 from strategies.privacy.noise import (
     SCALE_BITS,
     BitStream,
-    NoiseGrid,
+    NoiseQuantizationGrid,
     _draw_exp_events,
     _try_discrete_gaussian,
     draw_discrete_gaussian,
@@ -63,7 +63,7 @@ class Choices(BitStream):
         option = self._next([Fraction(1, 2 << self._top_bits)] * (2 << self._top_bits))
         return np.array([(option >> 1) << (64 - self._top_bits) | (option & 1)], np.uint64)
 
-    def multiples(self, count: int, divisor: int) -> NDArray[np.bool_]:
+    def draw_one_in_events(self, count: int, divisor: int) -> NDArray[np.bool_]:
         assert count == 1
         return np.array([self._next([Fraction(1, divisor), 1 - Fraction(1, divisor)]) == 0])
 
@@ -137,11 +137,11 @@ def test_at_the_scale_in_use_it_is_a_gaussian_on_every_place_of_the_grid() -> No
 def test_draws_of_images_are_independent_with_their_rate() -> None:
     noise, draws = make_seeded_noise(5), np.zeros(1000)
     for _ in range(400):
-        draws[noise.drawn(1000, 0.3).numpy()] += 1
+        draws[noise.draw_poisson_sample(1000, 0.3).numpy()] += 1
     assert stats.binomtest(int(draws.sum()), 400_000, 0.3).pvalue > 1e-4
     assert stats.chisquare(draws).pvalue > 1e-6  # no image is preferred
-    assert len(noise.drawn(1000, 1.0)) == 1000
-    assert len(noise.drawn(1000, 0.0)) == 0
+    assert len(noise.draw_poisson_sample(1000, 1.0)) == 1000
+    assert len(noise.draw_poisson_sample(1000, 0.0)) == 0
 
 
 def test_the_stream_is_aes_256_in_counter_mode() -> None:
@@ -170,7 +170,7 @@ def test_a_hospitals_key_is_256_bits_of_the_system(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(noise_module.secrets, "token_bytes", recorded)
     zero = draw_discrete_gaussian(4, BitStream(bytes(32)))
-    assert make_secret_noise().steps((4,)).tolist() == zero.tolist()
+    assert make_secret_noise().draw_gaussian_steps((4,)).tolist() == zero.tolist()
     assert lengths == [32]
 
 
@@ -183,7 +183,9 @@ def test_trying_the_seeds_of_the_generator_of_torch_finds_no_noise(low: int, mon
 
     monkeypatch.setattr(noise_module.secrets, "randbits", nearly_known)
     monkeypatch.setattr(noise_module.secrets, "token_bytes", lambda number: nearly_known(8 * number).to_bytes(number))
-    released = NoiseGrid(1.0, 1.0).released(torch.zeros(2000, dtype=torch.float64), make_secret_noise())
+    released = NoiseQuantizationGrid(1.0, 1.0).release_with_noise(
+        torch.zeros(2000, dtype=torch.float64), make_secret_noise()
+    )
     for seed in range(200):
         generator = torch.Generator().manual_seed(seed)
         draws = [torch.randn(2000, generator=generator) for _ in range(4)]
@@ -193,17 +195,17 @@ def test_trying_the_seeds_of_the_generator_of_torch_finds_no_noise(low: int, mon
 
 @pytest.mark.parametrize("deviation", [0.5, 3.0, 40.0])
 def test_what_is_released_has_the_deviation_asked_for_and_lies_on_the_grid(deviation: float) -> None:
-    grid = NoiseGrid(deviation, 1.0)
+    grid = NoiseQuantizationGrid(deviation, 1.0)
     zeros = torch.zeros(200_000, dtype=torch.float64)
-    released = grid.released(zeros, make_seeded_noise(1)).numpy()
+    released = grid.release_with_noise(zeros, make_seeded_noise(1)).numpy()
     assert released.std() == pytest.approx(deviation, rel=0.01)
     assert abs(released.mean()) < 5 * deviation / released.size**0.5
-    steps = (zeros + make_seeded_noise(1).steps(zeros.shape)).numpy()
-    np.testing.assert_array_equal(released, (steps * grid.step).astype(np.float32))
+    steps = (zeros + make_seeded_noise(1).draw_gaussian_steps(zeros.shape)).numpy()
+    np.testing.assert_array_equal(released, (steps * grid.step_size).astype(np.float32))
     assert (steps == np.round(steps)).all()
 
 
 def test_next_to_no_noise_is_made_no_less_than_asked() -> None:
-    grid = NoiseGrid(1e-9, 1.0)
-    released: Any = grid.released(torch.zeros(1000, dtype=torch.float64), make_seeded_noise(1))
+    grid = NoiseQuantizationGrid(1e-9, 1.0)
+    released: Any = grid.release_with_noise(torch.zeros(1000, dtype=torch.float64), make_seeded_noise(1))
     assert released.std() > 1e-9

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from common.models.network import Head
-from common.wire.records import Groups
+from common.wire.records import ModelGroups
 from strategies.aggregation import robust
 from strategies.aggregation.robust import distances_between, distances_from_mean, inner_products
 
 
-def update(*values: float) -> Groups:
+def update(*values: float) -> ModelGroups:
     """Two values in the trunk, one in batch normalisation, one row of one weight and its bias."""
     arrays = np.array(values, np.float32)
-    return Groups(arrays[:2], arrays[2:3], Head(("a",), arrays[3:4][None], arrays[4:5]))
+    return ModelGroups(arrays[:2], arrays[2:3], Head(("a",), arrays[3:4][None], arrays[4:5]))
 
 
 def test_inner_products_run_over_trunk_norm_and_head() -> None:
@@ -23,7 +23,7 @@ def test_inner_products_run_over_trunk_norm_and_head() -> None:
 
 def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    updates = [Groups(rng.normal(size=1000).astype(np.float32)) for _ in range(3)]
+    updates = [ModelGroups(rng.normal(size=1000).astype(np.float32)) for _ in range(3)]
     whole = inner_products(updates)
     monkeypatch.setattr(robust, "BLOCK", 7)
     np.testing.assert_allclose(inner_products(updates), whole, rtol=1e-12)
@@ -33,7 +33,7 @@ def test_distances_are_those_of_the_models_themselves() -> None:
     rng = np.random.default_rng(1)
     models = rng.normal(size=(4, 50)).astype(np.float32) * [[1], [3], [0.1], [2]]
     weights = np.array([1.0, 5.0, 2.0, 0.5])
-    products = inner_products([Groups(model.astype(np.float32)) for model in models])
+    products = inner_products([ModelGroups(model.astype(np.float32)) for model in models])
     mean = (weights[:, None] * models).sum(axis=0) / weights.sum()
     np.testing.assert_allclose(distances_from_mean(products, weights), np.linalg.norm(models - mean, axis=1), rtol=1e-5)
     by_hand = [[np.linalg.norm(model - other) for other in models] for model in models]

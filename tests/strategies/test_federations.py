@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from client import app
-from client.training.figures import Figures
+from client.training.figures import RequestedMetrics
 from common.errors import BadInput
 from common.models.network import build
 from common.models.saved import load_model
 from common.models.state import read_state
 from common.wire.codec import payload_bytes
 from common.wire.records import TrainReply, TrainRequest
-from server.runs.verify import verify
+from server.runs.verify import verify_run
 from strategies.engine.events import TooFewSites
 from strategies.methods.base import SequentialMethod
 from strategies.registry import STRATEGIES, build_strategy
@@ -92,7 +92,7 @@ def test_every_method_ends_with_a_whole_run_folder(method: str, tmp_path: Path, 
         sent = {name: getattr(reply.update, name) is not None for name in sends}
         assert sent == (sends if reply.round else dict.fromkeys(sends, False))
     assert (run / "model.safetensors").exists() == rule.has_global_model
-    verdict = verify(run / "receipt.json")
+    verdict = verify_run(run / "receipt.json")
     assert verdict.faults == []
     added_up = sum(line.startswith("round ") for line in verdict.right)
     assert added_up == (0 if isinstance(strategy, SequentialMethod) and strategy.server_training else 2)
@@ -123,7 +123,7 @@ def test_fedbn_plus_leaves_batch_normalisation_as_it_was(tmp_path: Path) -> None
 
 def test_bytes_counted_are_those_of_the_arrays_and_a_few_fields(tmp_path: Path, traffic: Traffic) -> None:
     summary = federation(tmp_path, "evaluation.pooled=false")  # histograms of scores are no few fields
-    arrays = sum(array.nbytes for reply in traffic.replies for array in reply.update.named().values())
+    arrays = sum(array.nbytes for reply in traffic.replies for array in reply.update.to_named_arrays().values())
     counted = sum(site["bytes_up"] for site in summary["sites"].values())
     assert arrays < counted < arrays + 6 * 2_000
 
@@ -144,14 +144,14 @@ def test_a_site_that_builds_another_model_is_told(tmp_path: Path, monkeypatch: p
 def test_a_site_that_fails_costs_only_its_own_update_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = app.train_round
+    train = app.train_through_layers
 
     def failing(site: Any, request: TrainRequest, masks: Any) -> TrainReply:
         if site.name == "site-2" and request.round == 2:
             raise OSError("No space left on device")
         return train(site, request, masks)
 
-    monkeypatch.setattr(app, "train_round", failing)
+    monkeypatch.setattr(app, "train_through_layers", failing)
     summary = federation(tmp_path, "participation.min_sites=2")
     first, second = json_lines(tmp_path / "run" / "rounds.jsonl")
     assert summary["rounds"] == 2
@@ -161,8 +161,10 @@ def test_a_site_that_fails_costs_only_its_own_update_and_says_why(
 
 
 def test_too_few_sites_stop_the_run_with_who_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train = app.train_round
-    monkeypatch.setattr(app, "train_round", lambda site, r, masks: train(site, r, masks) if r.round < 3 else 1 / 0)
+    train = app.train_through_layers
+    monkeypatch.setattr(
+        app, "train_through_layers", lambda site, r, masks: train(site, r, masks) if r.round < 3 else 1 / 0
+    )
     with pytest.raises(TooFewSites, match=r"round 3: 0 of 3 sites replied. site-1: .*division by zero.*site-3"):
         federation(tmp_path, "run.rounds=4")
     assert len(json_lines(tmp_path / "run" / "rounds.jsonl")) == 2
@@ -178,7 +180,7 @@ def test_too_few_sites_stop_the_run_with_who_and_why(tmp_path: Path, monkeypatch
 def test_an_update_that_is_not_finite_is_left_out(
     spoil: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = app.train_round
+    train = app.train_through_layers
 
     def spoiling(site: Any, request: TrainRequest, masks: Any) -> TrainReply:
         reply = train(site, request, masks)
@@ -186,7 +188,7 @@ def test_an_update_that_is_not_finite_is_left_out(
             spoil(reply.update)
         return reply
 
-    monkeypatch.setattr(app, "train_round", spoiling)
+    monkeypatch.setattr(app, "train_through_layers", spoiling)
     federation(tmp_path, "participation.min_sites=2", "run.rounds=1")
     (line,) = json_lines(tmp_path / "run" / "rounds.jsonl")
     assert line["absent"] == {"site-1": reason}
@@ -201,8 +203,10 @@ def test_a_site_alone_that_diverges_stops_the_run_with_the_reason_and_keeps_no_s
 
 
 def test_personal_models_that_cannot_be_tested_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tested = Figures.test
-    monkeypatch.setattr(Figures, "test", lambda self, task: 1 / 0 if task.site.name == "site-2" else tested(self, task))
+    tested = RequestedMetrics.test_metrics
+    monkeypatch.setattr(
+        RequestedMetrics, "test_metrics", lambda self, task: 1 / 0 if task.site.name == "site-2" else tested(self, task)
+    )
     with pytest.raises(TooFewSites, match=r"test: 2 of 3 sites replied\. site-2: .*division by zero"):
         federation(tmp_path, "run.method=individual")
 

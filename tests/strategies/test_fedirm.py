@@ -21,8 +21,8 @@ from strategies.methods.fedirm import (
     compute_log_relations,
     is_surely_present,
     make_teacher,
-    ramp_up_share,
     relation_divergence,
+    unlabelled_weight_share,
 )
 from tests.federations import ALL_SHARED, Traffic, federation
 from tests.strategies.states import make_reply
@@ -88,9 +88,9 @@ def test_relations_are_averaged_over_who_tells_them_and_what_is_none_is_left_out
 
 
 def test_the_unlabelled_terms_weight_ramps_up_as_a_gaussian() -> None:
-    shares = [ramp_up_share(rounds, 30) for rounds in (0, 15, 30, 99)]
+    shares = [unlabelled_weight_share(rounds, 30) for rounds in (0, 15, 30, 99)]
     np.testing.assert_allclose(shares, [math.exp(-5), math.exp(-1.25), 1.0, 1.0])
-    assert ramp_up_share(0, 0) == 1.0
+    assert unlabelled_weight_share(0, 0) == 1.0
 
 
 SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=8, dropout=0.5)

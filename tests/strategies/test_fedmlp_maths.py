@@ -14,9 +14,9 @@ from strategies.methods.fedmlp import (
     Rounding,
     average_over_sites,
     compute_difficulty,
+    compute_prototype_margins,
     compute_prototypes,
     compute_tagged_share,
-    compute_z_scores,
     consistency_loss,
     cross_entropies,
     first_stage_loss,
@@ -262,7 +262,7 @@ def test_difficulty_is_the_share_of_images_outside_the_bounds_which_themselves_a
 
 def scored() -> np.ndarray:
     vector = VECTOR["z_and_selection"]
-    return compute_z_scores(*(np.array(vector[name]) for name in ("features", "P0", "P1")))
+    return compute_prototype_margins(*(np.array(vector[name]) for name in ("features", "P0", "P1")))
 
 
 @authors
@@ -308,12 +308,12 @@ def test_positives_are_tagged_in_a_round_without_negatives_unlike_the_authors() 
 def test_without_a_prototype_nothing_is_tagged(rounding: Rounding) -> None:
     features, present, none = np.array([[1.0, -2.0], [0.5, 3.0]]), np.array([1.0, 1.0]), np.array([NAN, NAN])
     for negative, positive in ((present, none), (none, present), (none, none)):
-        z = compute_z_scores(features, negative, positive)
+        z = compute_prototype_margins(features, negative, positive)
         np.testing.assert_array_equal(tag_surest_images(z, np.ones(2, bool), 1.0, 1.0, rounding), [-1, -1])
 
 
 def test_a_feature_of_zeros_is_like_neither_prototype() -> None:
-    scores = compute_z_scores(np.zeros((1, 2)), np.array([1.0, 2.0]), np.array([-3.0, 1.0]))
+    scores = compute_prototype_margins(np.zeros((1, 2)), np.array([1.0, 2.0]), np.array([-3.0, 1.0]))
     np.testing.assert_array_equal(scores, [0.0])
 
 

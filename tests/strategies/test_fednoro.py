@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.contract import LabelContract
-from common.wire.records import Groups
+from common.wire.records import ModelGroups
 from strategies.methods.base import RoundContext
 from strategies.methods.fednoro import (
     FedNoRo,
@@ -90,7 +90,8 @@ def test_the_mean_is_fedavgs_where_there_is(places: tuple[float, ...], noisy: li
 
 def test_weights_change_in_stage_two_only() -> None:
     replies = {
-        site: make_reply(site, Groups(np.array([place], np.float32))) for site, place in (("east", 0), ("north", 2))
+        site: make_reply(site, ModelGroups(np.array([place], np.float32)))
+        for site, place in (("east", 0), ("north", 2))
     }
     state = {"east": 0.0, "north": 1.0}
     assert STAGES.site_weights(context(2, **state), replies, [1.0, 1.0]) == [1.0, 1.0]

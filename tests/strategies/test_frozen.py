@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from client.site.memory import FrozenParts
+from client.site.memory import FrozenPartFiles
 from client.training import task
 from common.errors import BadInput, WireError
 from common.models.saved import load_model
 from common.models.state import FrozenPart, ModelState, initial_frozen_part, read_state
-from common.wire.codec import decode
+from common.wire.codec import decode_record
 from common.wire.records import EvaluateRequest, TrainRequest
 from server.federation.checkpoints import CheckpointFolder
-from server.runs.verify import verify
+from server.runs.verify import verify_run
 from server.simulation.backends import inline as backends
 from strategies.registry import STRATEGIES
 from tests.federations import Traffic, experiment, federation, finished, json_lines, needs_of, of_type
@@ -53,7 +53,7 @@ def test_every_method_trains_only_the_part(method: str, part: tuple[str, ...], t
     models = [path.parent for path in tmp_path.rglob("model.safetensors")]
     assert models
     assert all(FrozenPart.of(load_model(model)).sha256 == sha256 for model in models)
-    assert not verify(tmp_path / "run").faults
+    assert not verify_run(tmp_path / "run").faults
 
 
 @pytest.mark.parametrize("choices", [HEAD, NECK, LAST])
@@ -63,7 +63,7 @@ def test_the_frozen_part_is_sent_once_a_site(choices: tuple[str, ...], tmp_path:
     traffic.up.clear()
     federation(tmp_path, *choices, "run.rounds=3")
     size = len(frozen_of(tmp_path, *choices).values)
-    evaluations = [decode(content, EvaluateRequest) for content in of_type(traffic.down, "evaluate")]
+    evaluations = [decode_record(content, EvaluateRequest) for content in of_type(traffic.down, "evaluate")]
     carried = [request for request in (*traffic.requests, *evaluations) if request.frozen.trunk is not None]
     assert [request.round for request in carried] == [1, 1, 1]
     assert all(len(request.frozen.trunk) == size for request in carried if request.frozen.trunk is not None)
@@ -74,7 +74,7 @@ def test_the_frozen_part_is_sent_once_a_site(choices: tuple[str, ...], tmp_path:
 
 def test_features_train_the_model_that_pixels_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     through = finished(*HEAD)[1]
-    monkeypatch.setattr(task, "trains_on_features", lambda plan, method: False)
+    monkeypatch.setattr(task, "trains_on_cached_features", lambda plan, method: False)
     assert federation(tmp_path, *HEAD)["model_sha256"] == through["model_sha256"]
 
 
@@ -114,7 +114,7 @@ def test_it_works_with_what_is_around_a_method(wrapped: tuple[str, ...], tmp_pat
     summary = federation(tmp_path, *HEAD, *wrapped)
     assert summary["rounds"] == 2
     assert all(site["epochs"] for site in summary["sites"].values())
-    assert not verify(tmp_path / "run").faults
+    assert not verify_run(tmp_path / "run").faults
 
 
 @pytest.mark.parametrize("choices", [HEAD, LAST, LORA])
@@ -137,9 +137,9 @@ def test_a_site_that_lost_its_file_is_sent_it_again(
     tmp_path: Path, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In round 2 the first site asked has no file any more, and its process is new."""
-    read, answered, lost = FrozenParts.read, backends.InlineGrid._call, list[int]()
+    read, answered, lost = FrozenPartFiles.read, backends.InlineGrid._call, list[int]()
 
-    def missing(parts: FrozenParts, sha256: str) -> FrozenPart:
+    def missing(parts: FrozenPartFiles, sha256: str) -> FrozenPart:
         if len(lost) == 1:
             lost.append(2)
             (parts._folder / f"{sha256}.f32").rename(tmp_path / "away")
@@ -151,12 +151,12 @@ def test_a_site_that_lost_its_file_is_sent_it_again(
 
     def losing(grid: Any, message: Any) -> Any:
         train = message.metadata.message_type == "train"
-        if train and not lost and decode(message.content, TrainRequest).round == 2:
+        if train and not lost and decode_record(message.content, TrainRequest).round == 2:
             lost.append(1)
             task.cached_networks.cache_clear()
         return answered(grid, message)
 
-    monkeypatch.setattr(FrozenParts, "read", missing)
+    monkeypatch.setattr(FrozenPartFiles, "read", missing)
     monkeypatch.setattr(backends.InlineGrid, "_call", losing)
     federation(tmp_path, *HEAD, "run.rounds=3", "participation.min_sites=1")
     assert [request.round for request in traffic.requests if request.frozen.trunk is not None] == [1, 1, 1, 3]
@@ -167,9 +167,9 @@ def test_a_site_that_lost_its_file_is_sent_it_again(
 
 def test_a_frozen_part_of_another_hash_is_refused_by_the_site(tmp_path: Path) -> None:
     """A coordinator that exchanges the frozen part: the plan, which is signed and shown, has the hash."""
-    parts = FrozenParts(tmp_path, None, durable=False)
+    parts = FrozenPartFiles(tmp_path, None, durable=False)
     with pytest.raises(WireError, match=f"the plan names {'0' * 64}"):
-        parts.keep(FrozenPart(np.arange(5, dtype=np.float32)), "0" * 64)
+        parts.store_received_part(FrozenPart(np.arange(5, dtype=np.float32)), "0" * 64)
     assert not list(tmp_path.iterdir())
 
 
@@ -180,19 +180,19 @@ def test_a_weights_file_of_the_hospital_saves_the_transfer(tmp_path: Path) -> No
     weights.mkdir()
     (weights / "another.safetensors").write_bytes(safetensors.numpy.save({"backbone.x": np.zeros(1, np.float32)}))
     (weights / "damaged.safetensors").write_bytes(b"no tensors")
-    parts = FrozenParts(tmp_path / "frozen", weights, durable=False)
+    parts = FrozenPartFiles(tmp_path / "frozen", weights, durable=False)
     sha256 = json.loads((first / "summary.json").read_text())["experiment"]["model"]["frozen_sha256"]
     named = file.experiment.model.model_copy(update={"frozen_sha256": sha256})
-    assert not parts.holds(named)
+    assert not parts.has_part(named)
     (weights / "ours.safetensors").write_bytes((first / "model.safetensors").read_bytes())
-    assert parts.holds(named)
+    assert parts.has_part(named)
     assert parts.read(sha256).sha256 == sha256
 
 
 def test_a_damaged_file_is_removed_and_asked_for_again(tmp_path: Path) -> None:
-    parts = FrozenParts(tmp_path, None, durable=False)
+    parts = FrozenPartFiles(tmp_path, None, durable=False)
     part = FrozenPart(np.arange(5, dtype=np.float32))
-    parts.keep(part, part.sha256)
+    parts.store_received_part(part, part.sha256)
     (path,) = tmp_path.glob("*.f32")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(WireError, match="not on this site's disk: its file was damaged"):
@@ -201,9 +201,9 @@ def test_a_damaged_file_is_removed_and_asked_for_again(tmp_path: Path) -> None:
 
 
 def test_only_a_few_are_kept(tmp_path: Path) -> None:
-    parts = FrozenParts(tmp_path, None, durable=False)
+    parts = FrozenPartFiles(tmp_path, None, durable=False)
     for value in range(5):
         part = FrozenPart(np.full(3, value, np.float32))
-        parts.keep(part, part.sha256)
+        parts.store_received_part(part, part.sha256)
     assert len(list(tmp_path.glob("*.f32"))) == 3
     assert parts.read(part.sha256).values.tolist() == [4.0, 4.0, 4.0]

@@ -14,14 +14,14 @@ from common.models.zoo.spec import ModelSpec
 from strategies.local.losses import PLAIN_LOSSES
 from strategies.local.objective import Examples, plain
 from strategies.local.training import FrozenParts, TrainingTask
-from strategies.privacy.gradients import PrivateEpochs, sum_clipped_gradients
+from strategies.privacy.gradients import PrivateEpochTrainer, sum_clipped_gradients
 from strategies.privacy.image_gradients import (
+    check_images_independent,
     record_image_gradients,
-    refuse_mixed_images,
     replace_dropout,
     take_image_gradients,
 )
-from strategies.privacy.noise import NoiseGrid, make_seeded_noise
+from strategies.privacy.noise import NoiseQuantizationGrid, make_seeded_noise
 
 SIDE, CLASSES = 8, ("a", "b")
 BCE = PLAIN_LOSSES["multi_label", "masked"]
@@ -109,12 +109,12 @@ def task(images: Tensor) -> TrainingTask:
 
 
 def refuse(of: SplitNetwork, images: int, side: int = SIDE) -> None:
-    refuse_mixed_images(of, images, (1, side, side))
+    check_images_independent(of, images, (1, side, side))
 
 
 def influence(of: SplitNetwork, images: Tensor, bound: float) -> float:
     """How far one image moves the clipped sum, in parts of the bound: the most of all images."""
-    grid, filled = NoiseGrid(0.0, bound), gradients(of, images)
+    grid, filled = NoiseQuantizationGrid(0.0, bound), gradients(of, images)
     whole = sum_clipped_gradients(filled, grid)
     distances = []
     for left_out in range(len(images)):
@@ -123,7 +123,7 @@ def influence(of: SplitNetwork, images: Tensor, bound: float) -> float:
         rest = [index for index in range(len(images)) if index != left_out]
         less = sum_clipped_gradients([rows[rest] for rows in gradients(of, other)], grid)
         apart = [(a - b).square().sum() for a, b in zip(whole, less, strict=True)]
-        distances.append(float(torch.stack(apart).sum().sqrt()) * grid.step / bound)
+        distances.append(float(torch.stack(apart).sum().sqrt()) * grid.step_size / bound)
     return max(distances)
 
 
@@ -222,7 +222,7 @@ def test_private_training_of_such_a_network_ends_before_any_image_is_seen() -> N
         return values.roll(1, dims=0)
 
     of = network(Mixing(mixed, 0.0))
-    epoch = PrivateEpochs(BCE, 1.0, 1.0, 1.0, 1, 6, make_seeded_noise(3))
+    epoch = PrivateEpochTrainer(BCE, 1.0, 1.0, 1.0, 1, 6, make_seeded_noise(3))
     images = torch.full((6, 1, SIDE, SIDE), 255, dtype=torch.uint8)
     with pytest.raises(BadInput, match="mixes the images"):
         epoch(of, task(images), torch.optim.SGD(of.parameters(), lr=0.1), torch.Generator())
@@ -288,14 +288,16 @@ def test_a_step_holds_as_many_gradients_no_matter_whose_images_were_drawn(
 ) -> None:
     clipped = set[int]()
 
-    def noting(rows: list[Tensor], grid: NoiseGrid) -> list[Tensor]:
+    def noting(rows: list[Tensor], grid: NoiseQuantizationGrid) -> list[Tensor]:
         clipped.update(map(len, rows))
         return sum_clipped_gradients(rows, grid)
 
     monkeypatch.setattr("strategies.privacy.gradients.sum_clipped_gradients", noting)
     owners = torch.repeat_interleave(torch.arange(len(images)), torch.tensor(images))
     of, count = network(Windows(windows_first=False)), sum(images)
-    epoch = PrivateEpochs(BCE, 1.0, 1.0, 1.0, 1, count, make_seeded_noise(3), owners if level == "patient" else None)
+    epoch = PrivateEpochTrainer(
+        BCE, 1.0, 1.0, 1.0, 1, count, make_seeded_noise(3), owners if level == "patient" else None
+    )
     pixels = torch.randint(0, 256, (count, 1, SIDE, SIDE), dtype=torch.uint8)
     epoch(of, task(pixels), torch.optim.SGD(of.parameters(), lr=0.1), torch.Generator())
     assert clipped == {4}

@@ -10,11 +10,11 @@ from flwr.app import Message
 
 from common.config import ParticipationSection
 from common.errors import BadInput
-from common.wire.codec import encode
+from common.wire.codec import encode_record
 from common.wire.fleet_protocol import REFUSAL
 from common.wire.records import RefusalNoted, RollCallAnswer
-from strategies.engine.claims import AdmissionLimits, find_excess_claims
-from strategies.engine.membership import Membership
+from strategies.engine.claims import SiteClaimLimits, find_excess_claims
+from strategies.engine.membership import RunMembership
 from strategies.registry import build_experiment_strategy
 from tests.client.rounds import plan
 from tests.strategies.scripted import Answer, Clock, ScriptedGrid, Site
@@ -33,8 +33,8 @@ OTHERWISE = answer("west", ("effusion",))
 
 def hospital(answer: RollCallAnswer) -> Site:
     replies: list[Callable[[Message], Message]] = [
-        lambda message: Message(encode(answer), reply_to=message),
-        lambda message: Message(encode(RefusalNoted("run-1", answer.site)), reply_to=message),
+        lambda message: Message(encode_record(answer), reply_to=message),
+        lambda message: Message(encode_record(RefusalNoted("run-1", answer.site)), reply_to=message),
     ]
     return Site([Answer(0, make) for make in replies])
 
@@ -44,13 +44,13 @@ def gathered(
     *answers: RollCallAnswer,
     min_sites: int,
     method: str = "surgical",
-    claims: Mapping[str, AdmissionLimits] | None = None,
-) -> tuple[Membership, Any]:
+    claims: Mapping[str, SiteClaimLimits] | None = None,
+) -> tuple[RunMembership, Any]:
     """The members of a run after the roll call, and the network that carried it."""
     of = plan(method, {})
     nodes = {number: each.site for number, each in enumerate(answers, start=7)}
     grid: Any = ScriptedGrid({number: hospital(each) for number, each in enumerate(answers, start=7)}, clock)
-    members = Membership(
+    members = RunMembership(
         build_experiment_strategy(of),
         of,
         ParticipationSection(min_sites=min_sites),
@@ -63,7 +63,7 @@ def gathered(
 
 
 def test_a_site_that_claims_a_class_it_was_not_admitted_for_is_told_and_the_others_go_on(clock: Clock) -> None:
-    lists = dict.fromkeys(NAMES, AdmissionLimits(frozenset(HONEST)))
+    lists = dict.fromkeys(NAMES, SiteClaimLimits(frozenset(HONEST)))
     answers = answer("north"), answer("south"), answer("west", (*HONEST, "Mass"))
     members, grid = gathered(clock, *answers, min_sites=2, claims=lists)
     assert members.members.keys() == {"north", "south"}
@@ -74,14 +74,14 @@ def test_a_site_that_claims_a_class_it_was_not_admitted_for_is_told_and_the_othe
 
 def test_a_site_that_claims_more_images_than_it_was_admitted_for_is_left_out(clock: Clock) -> None:
     many = answer("west", train_samples=10**9)
-    lists = {"west": AdmissionLimits(images=5000), "north": AdmissionLimits(images=10)}
+    lists = {"west": SiteClaimLimits(images=5000), "north": SiteClaimLimits(images=10)}
     members, _ = gathered(clock, answer("north"), many, min_sites=1, claims=lists)
     assert members.members.keys() == {"north"}
     assert "claims 1,000,000,000 training images" in members.left_out["west"]
 
 
 def test_what_a_site_may_claim_counts_where_every_site_is_needed_too(clock: Clock) -> None:
-    lists = {"west": AdmissionLimits(frozenset({"Effusion"}))}
+    lists = {"west": SiteClaimLimits(frozenset({"Effusion"}))}
     with pytest.raises(BadInput, match="was not admitted for"):
         gathered(clock, answer("north"), answer("west"), min_sites=0, claims=lists)
 
@@ -136,12 +136,12 @@ def test_sites_that_build_another_model_are_left_out_with_their_classes(clock: C
     west = answer("west", (*HONEST, "Mass"), layout="other")
     members, _ = gathered(clock, answer("north"), answer("south"), west, min_sites=2)
     assert members.contract.class_names == ("Effusion", "Mass", "Nodule")
-    settled = members.settle_model("layout")
+    settled = members.settle_model_layout("layout")
     assert members.members.keys() == {"north", "south"} == set(settled.sites)
     assert settled.class_names == HONEST
     assert "builds another model" in members.left_out["west"]
     sent = members.bytes_down["north"]
-    assert members.settle_model("layout") == settled
+    assert members.settle_model_layout("layout") == settled
     assert members.bytes_down["north"] == sent
 
 
@@ -149,4 +149,4 @@ def test_where_most_build_another_model_than_the_coordinator_the_run_stops(clock
     others = [answer(name, layout="other") for name in NAMES[:2]]
     members, _ = gathered(clock, *others, answer("west"), min_sites=2)
     with pytest.raises(BadInput, match="builds another model"):
-        members.settle_model("layout")
+        members.settle_model_layout("layout")

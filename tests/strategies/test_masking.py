@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from common.models.network import Head
 from common.security.identity import public_key_line
-from common.wire.codec import R, decode, encode
-from common.wire.records import Groups, Record
+from common.wire.codec import R, decode_record, encode_record
+from common.wire.records import ModelGroups, Record
 from common.wire.secure_aggregation import (
     KeysAnswer,
     KeysRequest,
@@ -23,10 +23,15 @@ from common.wire.secure_aggregation import (
     RevealRequest,
     SharesRequest,
 )
-from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskingFailed, SumRequest, UnmaskedSum
-from strategies.privacy.secure_aggregation.crypto import add_mask, agree_secret, public_key_hex, read_statement
-from strategies.privacy.secure_aggregation.masked_rounds import MaskedRound, MaskedRoundMemory, count_needed_survivors
-from strategies.privacy.secure_aggregation.site import MaskingRefused, ParticipationTerms, SigningIdentity, SiteRound
+from strategies.privacy.secure_aggregation.coordinator import (
+    MaskedSummation,
+    MaskedSumRequest,
+    MaskingFailed,
+    UnmaskedSum,
+)
+from strategies.privacy.secure_aggregation.crypto import add_mask, agree_secret, public_key_hex, read_masking_statement
+from strategies.privacy.secure_aggregation.masked_rounds import MaskedRound, MaskedRoundStore, count_needed_survivors
+from strategies.privacy.secure_aggregation.site import MaskingRefused, MaskingTerms, SigningIdentity, SiteMaskingRound
 from strategies.privacy.secure_aggregation.vectors import (
     BODY,
     ONE,
@@ -44,15 +49,15 @@ STAGES = (KeysRequest, SharesRequest, MaskedRequest, RevealRequest)
 NEVER = len(STAGES)
 NAMES = ("ash", "birch", "cedar", "elm", "fir", "oak", "yew")
 THREE = NAMES[:3]
-TERMS = ParticipationTerms(8.0)
+TERMS = MaskingTerms(8.0)
 
 
-def update_of(seed: int, rows: tuple[str, ...]) -> Groups:
+def update_of(seed: int, rows: tuple[str, ...]) -> ModelGroups:
     """Numbers of both signs, none like another; rows in an order of the site's own."""
     numbers = np.random.default_rng(seed).normal(size=7 + 4 * len(rows)).astype(np.float32)
     own = tuple(reversed(rows))
     head = Head(own, numbers[7 : 7 + 3 * len(rows)].reshape(-1, 3), numbers[7 + 3 * len(rows) :]) if rows else None
-    return Groups(numbers[:5], numbers[5:7], head)
+    return ModelGroups(numbers[:5], numbers[5:7], head)
 
 
 @dataclass
@@ -68,15 +73,15 @@ class Ward:
     rows: Mapping[str, Sequence[str]]
     lost_at: Mapping[str, int] = field(default_factory=dict)
     alone: bool = False
-    sites: dict[str, SiteRound] = field(default_factory=dict)
+    sites: dict[str, SiteMaskingRound] = field(default_factory=dict)
     answers: list[tuple[str, Record]] = field(default_factory=list)
     requested: list[type] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.rows = {site: tuple(names) for site, names in self.rows.items()}
         for seed, (site, rows) in enumerate(self.rows.items()):
-            terms = ParticipationTerms(largest=8.0, alone=self.alone)
-            self.sites[site] = SiteRound("run", 3, site, update_of(seed, rows), terms)
+            terms = MaskingTerms(largest=8.0, alone=self.alone)
+            self.sites[site] = SiteMaskingRound("run", 3, site, update_of(seed, rows), terms)
 
     def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
         for site, request in requests.items():
@@ -84,25 +89,30 @@ class Ward:
             self.requested.append(type(request))
             if self.lost_at.get(site, NEVER) > stage:
                 state = self.sites[site]
-                answer = (state.keys, state.shares, state.masked, state.reveal)[stage](request)
+                answer = (
+                    state.answer_with_keys,
+                    state.answer_with_shares,
+                    state.answer_with_masked_update,
+                    state.answer_with_revealed_shares,
+                )[stage](request)
                 self.answers.append((site, answer))
-                yield site, decode(encode(answer), expected)
+                yield site, decode_record(encode_record(answer), expected)
 
     @property
-    def request(self) -> SumRequest:
+    def request(self) -> MaskedSumRequest:
         classes = tuple(sorted({name for rows in self.rows.values() for name in rows}))
-        return SumRequest("run", 3, self.rows, classes, LAYOUT, 8.0)
+        return MaskedSumRequest("run", 3, self.rows, classes, LAYOUT, 8.0)
 
     @property
     def masked_vectors(self) -> list[np.ndarray]:
         return [answer.vector for _, answer in self.answers if isinstance(answer, MaskedAnswer)]
 
     def opened(self) -> UnmaskedSum:
-        return MaskedSummation(self.request, self).opened()
+        return MaskedSummation(self.request, self).open_sum()
 
     def plain_sum(self, opened: UnmaskedSum) -> list[int]:
         """The sum of the survivors' fixed-point numbers, without masks, over what was opened."""
-        result = np.zeros(LAYOUT.size(opened.request.classes), np.uint32)
+        result = np.zeros(LAYOUT.vector_size(opened.request.classes), np.uint32)
         for seed, (site, rows) in enumerate(self.rows.items()):
             if self.lost_at.get(site, NEVER) > 2:
                 vector = convert_to_fixed_point(flatten_update(update_of(seed, rows))[2], len(self.rows), 8.0)
@@ -132,7 +142,9 @@ def relay(answers: Iterable[KeysAnswer]) -> SharesRequest:
 def state_keys(ward: Ward, divisors: Mapping[str, int]) -> SharesRequest:
     """Each site states its keys for a round of all, and divides by its number."""
     names = tuple(divisors)
-    return relay(ward.sites[site].keys(KeysRequest("run", 3, names, divisor)) for site, divisor in divisors.items())
+    return relay(
+        ward.sites[site].answer_with_keys(KeysRequest("run", 3, names, divisor)) for site, divisor in divisors.items()
+    )
 
 
 @given(wards())
@@ -165,9 +177,11 @@ def test_the_mean_is_the_plain_mean_within_the_stated_error() -> None:
 
 def test_what_is_sent_shows_nothing_of_an_update() -> None:
     ward = Ward(dict.fromkeys(THREE, ""))
-    ward.sites = {site: SiteRound("run", 3, site, Groups(np.zeros(20_000, np.float32)), TERMS) for site in THREE}
+    ward.sites = {
+        site: SiteMaskingRound("run", 3, site, ModelGroups(np.zeros(20_000, np.float32)), TERMS) for site in THREE
+    }
     request = replace(ward.request, layout=SegmentLayout(20_000, 0, 0))
-    assert not MaskedSummation(request, ward).opened().integers.any()
+    assert not MaskedSummation(request, ward).open_sum().integers.any()
     # 80,000 bytes of each site: were they all alike likely, each of 256 would be there 312 times, give or take 18.
     counts = np.stack([np.bincount(vector.view(np.uint8), minlength=256) for vector in ward.masked_vectors])
     assert counts.min() > 312 - 6 * 18
@@ -209,15 +223,15 @@ def test_a_later_attempt_with_fewer_sites_needs_no_fewer_shares(first: int) -> N
 
 def test_a_site_that_goes_on_with_fewer_counts_by_those_that_were_asked_first(tmp_path: Path) -> None:
     members = NAMES[:5]
-    memory = MaskedRoundMemory(tmp_path, durable=False)
-    memory.note("run", 3, MaskedRound(members, divisor=6))
-    site = SiteRound("run", 3, "ash", update_of(0, ()), replace(TERMS, masked=memory))
-    stated = read_statement(site.keys(KeysRequest("run", 3, members, 5)).statement)
+    memory = MaskedRoundStore(tmp_path, durable=False)
+    memory.store_round("run", 3, MaskedRound(members, divisor=6))
+    site = SiteMaskingRound("run", 3, "ash", update_of(0, ()), replace(TERMS, masked=memory))
+    stated = read_masking_statement(site.answer_with_keys(KeysRequest("run", 3, members, 5)).statement)
     assert (stated.members, stated.divisor) == (members, 6)
-    others = [SiteRound("run", 3, name, update_of(1, ()), TERMS) for name in NAMES[1:4]]
-    statements = relay([other.keys(KeysRequest("run", 3, members, 6)) for other in others])
+    others = [SiteMaskingRound("run", 3, name, update_of(1, ()), TERMS) for name in NAMES[1:4]]
+    statements = relay([other.answer_with_keys(KeysRequest("run", 3, members, 6)) for other in others])
     with pytest.raises(MaskingRefused, match="3 of 5 sites are left, 4 are needed"):
-        others[0].shares(statements)
+        others[0].answer_with_shares(statements)
 
 
 def test_hospitals_that_are_told_of_different_senders_divide_by_the_same() -> None:
@@ -225,11 +239,11 @@ def test_hospitals_that_are_told_of_different_senders_divide_by_the_same() -> No
     names = NAMES[:6]
     ward = Ward(dict.fromkeys(names, ""))
     shares = state_keys(ward, dict.fromkeys(names, 6))
-    letters = {site: ward.sites[site].shares(shares) for site in names}
+    letters = {site: ward.sites[site].answer_with_shares(shares) for site in names}
 
     def vector_of(site: str, senders: Sequence[str]) -> np.ndarray:
         received = tuple(letters[sender].letters[letters[sender].recipients.index(site)] for sender in senders)
-        vector = ward.sites[site].masked(MaskedRequest("run", 3, tuple(senders), received, 7)).vector
+        vector = ward.sites[site].answer_with_masked_update(MaskedRequest("run", 3, tuple(senders), received, 7)).vector
         places = [slice(0, 7)]
         add_mask(vector, places, ward.sites[site]._own[BODY], subtract=True)
         for sender in senders:
@@ -246,14 +260,14 @@ def test_hospitals_that_are_told_of_different_senders_divide_by_the_same() -> No
 def test_a_divisor_that_does_not_fit_the_members_is_refused(divisor: int) -> None:
     """It is at least their number, and they are two thirds of it at least."""
     with pytest.raises(MaskingRefused, match=f"of {divisor} sites, 3 are too few"):
-        Ward(dict.fromkeys(THREE, "")).sites["ash"].keys(KeysRequest("run", 3, THREE, divisor))
+        Ward(dict.fromkeys(THREE, "")).sites["ash"].answer_with_keys(KeysRequest("run", 3, THREE, divisor))
 
 
 def test_hospitals_that_are_told_different_divisors_do_not_mask_together() -> None:
     ward = Ward(dict.fromkeys(THREE, ""))
     shares = state_keys(ward, {"ash": 4, "birch": 3, "cedar": 3})
     with pytest.raises(MaskingRefused, match="another number"):
-        ward.sites["birch"].shares(shares)
+        ward.sites["birch"].answer_with_shares(shares)
 
 
 # ---------------------------------------------------------------------- beyond the threshold
@@ -314,33 +328,33 @@ def test_rows_of_the_same_owners_are_one_segment_and_those_of_all_go_with_the_tr
 class Stages:
     """The requests of a round of three, as an honest coordinator makes them, to the first of them."""
 
-    site: SiteRound
+    site: SiteMaskingRound
     shares: SharesRequest
     masked: MaskedRequest
 
 
-def begun(identities: Mapping[str, SigningIdentity] = {}, terms: ParticipationTerms = TERMS) -> Stages:
+def begun(identities: Mapping[str, SigningIdentity] = {}, terms: MaskingTerms = TERMS) -> Stages:
     """Three sites that have stated their keys, and what two have written to the first."""
     ward = Ward(dict.fromkeys(THREE, ""))
     ward.sites = {
-        site: SiteRound("run", 3, site, update_of(7, ()), replace(terms, identity=identities.get(site)))
+        site: SiteMaskingRound("run", 3, site, update_of(7, ()), replace(terms, identity=identities.get(site)))
         for site in THREE
     }
     shares = state_keys(ward, dict.fromkeys(THREE, 3))
-    answers = [ward.sites[site].shares(shares) for site in THREE[1:]]
+    answers = [ward.sites[site].answer_with_shares(shares) for site in THREE[1:]]
     letters = tuple(answer.letters[answer.recipients.index("ash")] for answer in answers)
     return Stages(ward.sites["ash"], shares, MaskedRequest("run", 3, THREE[1:], letters, 7))
 
 
 def shared_by_ash() -> Stages:
     stages = begun()
-    stages.site.shares(stages.shares)
+    stages.site.answer_with_shares(stages.shares)
     return stages
 
 
 def masked_by_ash() -> Stages:
     stages = shared_by_ash()
-    stages.site.masked(stages.masked)
+    stages.site.answer_with_masked_update(stages.masked)
     return stages
 
 
@@ -350,18 +364,20 @@ def reveal(*survivors: str) -> RevealRequest:
 
 def test_of_each_site_one_secret_is_given_and_never_the_other() -> None:
     stages = masked_by_ash()
-    answer = stages.site.reveal(reveal("ash", "birch"))
+    answer = stages.site.answer_with_revealed_shares(reveal("ash", "birch"))
     assert set(answer.owners) == {"ash", "birch"}
     assert answer.gone == ("cedar",)
     for survivors in (THREE, ("ash", "cedar")):
         with pytest.raises(MaskingRefused, match="another RevealRequest"):
-            stages.site.reveal(reveal(*survivors))
+            stages.site.answer_with_revealed_shares(reveal(*survivors))
 
 
 def test_the_same_question_gets_the_same_answer() -> None:
     stages = masked_by_ash()
-    assert stages.site.masked(stages.masked) is stages.site.masked(stages.masked)
-    assert stages.site.reveal(reveal("ash", "birch")) is stages.site.reveal(reveal("ash", "birch"))
+    assert stages.site.answer_with_masked_update(stages.masked) is stages.site.answer_with_masked_update(stages.masked)
+    assert stages.site.answer_with_revealed_shares(reveal("ash", "birch")) is stages.site.answer_with_revealed_shares(
+        reveal("ash", "birch")
+    )
 
 
 def fewer(shares: SharesRequest, *places: int) -> SharesRequest:
@@ -373,20 +389,44 @@ def fewer(shares: SharesRequest, *places: int) -> SharesRequest:
 @pytest.mark.parametrize(
     ("until", "call", "reason"),
     [
-        (begun, lambda stages: stages.site.keys(KeysRequest("run", 4, THREE[:2], 2)), "of round 3, not of 4"),
-        (begun, lambda stages: stages.site.shares(fewer(stages.shares, 0)), "no other site"),
-        (begun, lambda stages: stages.site.shares(fewer(stages.shares, 1, 2)), "lack that of ash"),
-        (begun, lambda stages: stages.site.shares(fewer(stages.shares, 0, 1, 1)), "not one a site"),
-        (shared_by_ash, lambda stages: stages.site.shares(fewer(stages.shares, 0, 1)), "another SharesRequest"),
+        (
+            begun,
+            lambda stages: stages.site.answer_with_keys(KeysRequest("run", 4, THREE[:2], 2)),
+            "of round 3, not of 4",
+        ),
+        (begun, lambda stages: stages.site.answer_with_shares(fewer(stages.shares, 0)), "no other site"),
+        (begun, lambda stages: stages.site.answer_with_shares(fewer(stages.shares, 1, 2)), "lack that of ash"),
+        (begun, lambda stages: stages.site.answer_with_shares(fewer(stages.shares, 0, 1, 1)), "not one a site"),
         (
             shared_by_ash,
-            lambda stages: stages.site.masked(replace(stages.masked, senders=(), letters=())),
+            lambda stages: stages.site.answer_with_shares(fewer(stages.shares, 0, 1)),
+            "another SharesRequest",
+        ),
+        (
+            shared_by_ash,
+            lambda stages: stages.site.answer_with_masked_update(replace(stages.masked, senders=(), letters=())),
             "1 of 3 sites are left",
         ),
-        (shared_by_ash, lambda stages: stages.site.reveal(reveal("ash", "birch")), "not sites that masked"),
-        (masked_by_ash, lambda stages: stages.site.reveal(reveal("ash")), "1 of 3 sites are left, 2 are needed."),
-        (masked_by_ash, lambda stages: stages.site.reveal(reveal("birch", "cedar")), "not sites that masked"),
-        (masked_by_ash, lambda stages: stages.site.reveal(reveal("ash", "birch", "zebra")), "not sites that masked"),
+        (
+            shared_by_ash,
+            lambda stages: stages.site.answer_with_revealed_shares(reveal("ash", "birch")),
+            "not sites that masked",
+        ),
+        (
+            masked_by_ash,
+            lambda stages: stages.site.answer_with_revealed_shares(reveal("ash")),
+            "1 of 3 sites are left, 2 are needed.",
+        ),
+        (
+            masked_by_ash,
+            lambda stages: stages.site.answer_with_revealed_shares(reveal("birch", "cedar")),
+            "not sites that masked",
+        ),
+        (
+            masked_by_ash,
+            lambda stages: stages.site.answer_with_revealed_shares(reveal("ash", "birch", "zebra")),
+            "not sites that masked",
+        ),
     ],
     ids=[
         *("another_round", "statements_of_one_site", "statements_of_others_only", "a_statement_twice"),
@@ -404,16 +444,18 @@ def test_a_request_that_no_honest_coordinator_makes_is_refused(
 def test_an_update_is_masked_for_one_set_of_sites() -> None:
     stages = masked_by_ash()
     with pytest.raises(MaskingRefused, match="another MaskedRequest"):
-        stages.site.masked(replace(stages.masked, senders=("birch",), letters=stages.masked.letters[:1]))
-    stages.site.reveal(reveal("ash", "birch"))
+        stages.site.answer_with_masked_update(
+            replace(stages.masked, senders=("birch",), letters=stages.masked.letters[:1])
+        )
+    stages.site.answer_with_revealed_shares(reveal("ash", "birch"))
     with pytest.raises(MaskingRefused, match="let it go"):
-        stages.site.masked(stages.masked)
+        stages.site.answer_with_masked_update(stages.masked)
 
 
 def test_a_letter_from_elsewhere_is_refused() -> None:
     stages = shared_by_ash()
     with pytest.raises(ValueError, match="letter"):
-        stages.site.masked(replace(stages.masked, letters=tuple(reversed(stages.masked.letters))))
+        stages.site.answer_with_masked_update(replace(stages.masked, letters=tuple(reversed(stages.masked.letters))))
 
 
 # ---------------------------------------------------------------------- who is who
@@ -429,28 +471,28 @@ def test_statements_are_signed_with_the_admitted_key_and_a_changed_one_is_refuse
     first, second, third = stages.shares.statements
     changed = second.replace(b'"birch"', b'"maple"')
     with pytest.raises(MaskingRefused, match="not signed"):
-        stages.site.shares(replace(stages.shares, statements=(first, changed, third)))
-    stages.site.shares(stages.shares)
+        stages.site.answer_with_shares(replace(stages.shares, statements=(first, changed, third)))
+    stages.site.answer_with_shares(stages.shares)
 
 
 def test_a_site_that_knows_its_peers_takes_no_key_that_the_coordinator_made() -> None:
     identities = {site: identity() for site in THREE}
-    terms = ParticipationTerms(8.0, peers={site: f"{key.line} {site}@hospital" for site, key in identities.items()})
+    terms = MaskingTerms(8.0, peers={site: f"{key.line} {site}@hospital" for site, key in identities.items()})
     honest = begun(identities, terms)
-    honest.site.shares(honest.shares)
+    honest.site.answer_with_shares(honest.shares)
     with pytest.raises(MaskingRefused, match="of cedar is signed with a key"):
         begun({**identities, "cedar": identity()}, terms)
 
 
 def test_masks_that_do_not_fit_are_told_from_a_sum() -> None:
     ward = Ward(dict.fromkeys(THREE, "a"))
-    honest = ward.sites["birch"].masked
+    honest = ward.sites["birch"].answer_with_masked_update
 
     def other(request: MaskedRequest) -> MaskedAnswer:
         answer = honest(request)
         return replace(answer, vector=np.random.default_rng(5).integers(0, 2**32, len(answer.vector), np.uint32))
 
-    ward.sites["birch"].masked = other
+    ward.sites["birch"].answer_with_masked_update = other
     with pytest.raises(MaskingFailed, match="the sum is not one of updates"):
         ward.opened()
 

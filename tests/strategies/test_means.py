@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as arrays
 
 from common.models.network import Head
 from strategies.aggregation import means
-from strategies.aggregation.means import BLOCK, STRETCH, BlockwiseMean, Float32, WholeHeadMean, add_update, running_sum
+from strategies.aggregation.means import BLOCK, STRETCH, BlockwiseMean, Float32, WholeHeadMean, add_update, sum_in_order
 from tests.strategies.folds import moved_by_mean, moved_head, owners_mean, weighted_mean
 
 numbers = st.floats(-(2.0**100), 2.0**100, width=32)
@@ -51,7 +51,7 @@ def test_one_by_one_and_all_at_once_in_any_blocks_have_the_bits_of_the_plain_mea
         after = moved_by_mean(state, updates, weights)
         together = BlockwiseMean(list(zip(updates, weights, strict=True)))
         assert together.mean.tobytes() == weighted_mean(updates, weights).tobytes()
-        assert together.moved(state).tobytes() == after.tobytes()
+        assert together.add_mean_to_values(state).tobytes() == after.tobytes()
     assert after.tobytes() == add_update(state, weighted_mean(updates, weights)).tobytes()
     assert [array.tobytes() for array in (state, *updates)] == before
     assert not any(np.shares_memory(after, array) for array in (state, *updates))
@@ -62,7 +62,7 @@ def test_one_by_one_and_all_at_once_in_any_blocks_have_the_bits_of_the_plain_mea
 def test_any_numbers_have_the_same_bits_at_once(drawn: tuple[Float32, list[Float32], list[float]]) -> None:
     state, updates, weights = drawn
     together = BlockwiseMean(list(zip(updates, weights, strict=True)))
-    assert together.moved(state).tobytes() == moved_by_mean(state, updates, weights).tobytes()
+    assert together.add_mean_to_values(state).tobytes() == moved_by_mean(state, updates, weights).tobytes()
 
 
 @pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, STRETCH + 3, 2 * STRETCH])
@@ -71,7 +71,7 @@ def test_at_the_edges_of_real_blocks_and_on_two_threads_they_have_the_bits_of_th
     updates = [(10.0**power * draws.normal(size=size)).astype(np.float32) for power in (-3, 0, 5)]
     weights, state = [3.0, 0.1, 7.0], draws.normal(size=size).astype(np.float32)
     expected = add_update(state, weighted_mean(updates, weights)).tobytes()
-    assert BlockwiseMean(list(zip(updates, weights, strict=True))).moved(state).tobytes() == expected
+    assert BlockwiseMean(list(zip(updates, weights, strict=True))).add_mean_to_values(state).tobytes() == expected
     assert moved_by_mean(state, updates, weights).tobytes() == expected
 
 
@@ -93,14 +93,14 @@ def test_arrays_of_another_length_and_updates_without_a_weight_are_refused() -> 
     with pytest.raises(ValueError, match=r"expected shape \(2,\), got \(3,\)"):
         BlockwiseMean([(short, 1.0), (long, 1.0)])
     with pytest.raises(ValueError, match=r"expected shape \(3,\), got \(2,\)"):
-        BlockwiseMean([(short, 1.0), (short, 1.0)]).moved(long)
+        BlockwiseMean([(short, 1.0), (short, 1.0)]).add_mean_to_values(long)
     with pytest.raises(ValueError, match="zip"):
         moved_by_mean(short, [short, short], [1.0])
 
 
 def test_a_running_sum_rounds_after_every_number_whatever_pythons_own_sum_does() -> None:
     # From Python 3.12 on sum() keeps what rounding loses, and gives 2.0 here.
-    assert running_sum([1e16, 1.0, 1.0, -1e16]) == 0.0
+    assert sum_in_order([1e16, 1.0, 1.0, -1e16]) == 0.0
 
 
 def test_rows_are_matched_by_name_and_averaged_over_their_owners_only() -> None:

@@ -18,7 +18,7 @@ from common.models.zoo.spec import ModelSpec
 from strategies.local.losses import PLAIN_LOSSES
 from strategies.local.objective import Examples, plain
 from strategies.local.training import FrozenParts, TrainingTask
-from strategies.privacy.gradients import PrivateEpochs
+from strategies.privacy.gradients import PrivateEpochTrainer
 from strategies.privacy.mechanism import NoisySteps, compute_epsilon
 from strategies.privacy.noise import make_seeded_noise
 
@@ -57,7 +57,7 @@ def scores(
     training = TrainingSection(batch_size=256, lr=1.0, optimizer="sgd")
     exercise = TrainingTask(canaries(present), plain(BCE), training, AugmentationSpec(), FrozenParts())
     owners = torch.from_numpy(np.unique(present, return_inverse=True)[1]) if hides_patients else None
-    step = PrivateEpochs(BCE, 1.0, noise_multiplier, 1.0, 1, 1.0, make_seeded_noise(11), owners)
+    step = PrivateEpochTrainer(BCE, 1.0, noise_multiplier, 1.0, 1, 1.0, make_seeded_noise(11), owners)
     step(network, exercise, torch.optim.SGD(network.parameters(), lr=1.0), torch.Generator())
     return head.weight.detach()[0]
 

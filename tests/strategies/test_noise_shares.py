@@ -14,20 +14,25 @@ from scipy import stats
 from common.config import PrivacySection
 from common.models.network import Head
 from common.wire.codec import R
-from common.wire.records import Groups, Record
+from common.wire.records import ModelGroups, Record
 from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
-from strategies.aggregation.means import running_sum
+from strategies.aggregation.means import sum_in_order
 from strategies.privacy.mechanism import NoisySteps, SitePrivacy, compute_epsilon
 from strategies.privacy.noise import KEY_BYTES, BitStream, draw_discrete_gaussian
-from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskingFailed, SumRequest, UnmaskedSum
+from strategies.privacy.secure_aggregation.coordinator import (
+    MaskedSummation,
+    MaskedSumRequest,
+    MaskingFailed,
+    UnmaskedSum,
+)
 from strategies.privacy.secure_aggregation.crypto import SecretsError
 from strategies.privacy.secure_aggregation.noise_shares import (
     LEAST_SCALE_BITS,
-    NoiseShares,
-    ShareGrid,
+    DistributedNoise,
+    NoiseShareGrid,
     bound_log_probability_gap,
 )
-from strategies.privacy.secure_aggregation.site import ParticipationTerms, SiteRound
+from strategies.privacy.secure_aggregation.site import MaskingTerms, SiteMaskingRound
 from strategies.privacy.secure_aggregation.vectors import SegmentLayout, flatten_update
 
 STAGES = (KeysRequest, SharesRequest, MaskedRequest, RevealRequest)
@@ -87,9 +92,9 @@ def test_at_the_least_share_a_discrete_gaussian_costs_what_the_accountants_say(n
 
 def test_shares_of_sites_add_up_to_the_exact_distribution_of_their_sum() -> None:
     """Chi-squared over 60,000 sums of three shares, at a deviation of one step where every value is counted."""
-    grid = ShareGrid(0, 1, 1.0, 100)
+    grid = NoiseShareGrid(0, 1, 1.0, 100)
     zeros = np.zeros(60_000, np.float32)
-    total = sum(grid.masked_input(zeros, stream(site)) for site in range(3))
+    total = sum(grid.add_noise_share(zeros, stream(site)) for site in range(3))
     values = np.asarray(total).view(np.int32)
     expected = of_sum(1.0, 3, 60)[54:67] * len(zeros)  # -6 to 6
     counted = np.array([np.count_nonzero(values == value) for value in range(-6, 7)])
@@ -99,7 +104,7 @@ def test_shares_of_sites_add_up_to_the_exact_distribution_of_their_sum() -> None
 
 def test_as_many_shares_as_are_promised_make_the_promised_noise() -> None:
     """Six sites of equal weight: 1.5 x 2 x 0.8 x 1/6 = 0.4, from the shares of four."""
-    grid = NoiseShares(bound=0.8, noise_multiplier=1.5, honest=4).grid(6)
+    grid = DistributedNoise(bound=0.8, noise_multiplier=1.5, honest=4).make_grid(6)
     assert 2.0**grid.scale_bits * math.sqrt(4) / grid.steps == pytest.approx(0.4, rel=1e-12)
 
 
@@ -109,11 +114,11 @@ def test_an_update_is_on_the_grid_no_longer_than_its_bound_and_a_sum_stays_in_ra
     seed: int, bound: float, sites: int, noise_multiplier: float
 ) -> None:
     generator = np.random.default_rng(seed)
-    grid = NoiseShares(bound, noise_multiplier, 2).grid(sites)
+    grid = DistributedNoise(bound, noise_multiplier, 2).make_grid(sites)
     update = generator.normal(size=50)
     update = (update / np.linalg.norm(update) * bound * (1 - 2.0**-20)).astype(np.float32)
     noise = draw_discrete_gaussian(50, stream(1), grid.scale_bits)
-    placed = grid.masked_input(update, stream(1)).view(np.int32) - noise
+    placed = grid.add_noise_share(update, stream(1)).view(np.int32) - noise
     assert np.linalg.norm(placed) <= bound / sites * grid.steps
     assert np.abs(placed - update.astype(np.float64) * (1 / sites * grid.steps)).max() < 1
     assert grid.limit < 2**31
@@ -122,48 +127,56 @@ def test_an_update_is_on_the_grid_no_longer_than_its_bound_and_a_sum_stays_in_ra
 
 def test_too_little_noise_leaves_no_room_and_is_refused() -> None:
     with pytest.raises(SecretsError, match="no room"):
-        NoiseShares(1.0, 1e-6, 2).grid(3)
+        DistributedNoise(1.0, 1e-6, 2).make_grid(3)
 
 
 def opened(
-    shares: NoiseShares, rows: Mapping[str, str], lost_at: Mapping[str, int], *, cohort: int = 2
+    shares: DistributedNoise, rows: Mapping[str, str], lost_at: Mapping[str, int], *, cohort: int = 2
 ) -> tuple[UnmaskedSum, dict[str, NDArray[np.float64]]]:
     """A round of sites, each lost at a stage or never; the sum, and each site's own update."""
     updates = {site: update_of(seed, rows[site], shares.bound) for seed, site in enumerate(rows)}
     sites = {}
     for site, update in updates.items():
-        terms = ParticipationTerms(shares.bound, cohort=max(cohort, shares.honest), shares=shares)
-        sites[site] = SiteRound("run", 3, site, update, terms)
+        terms = MaskingTerms(shares.bound, cohort=max(cohort, shares.honest), shares=shares)
+        sites[site] = SiteMaskingRound("run", 3, site, update, terms)
 
     def ask(requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
         for site, request in requests.items():
             stage = STAGES.index(type(request))
             if lost_at.get(site, len(STAGES)) > stage:
                 state = sites[site]
-                yield site, (state.keys, state.shares, state.masked, state.reveal)[stage](request)
+                yield (
+                    site,
+                    (
+                        state.answer_with_keys,
+                        state.answer_with_shares,
+                        state.answer_with_masked_update,
+                        state.answer_with_revealed_shares,
+                    )[stage](request),
+                )
 
     classes = tuple(sorted({name for names in rows.values() for name in names}))
     layout = SegmentLayout(NUMBERS, 0, 3)
-    request = SumRequest("run", 3, {k: tuple(v) for k, v in rows.items()}, classes, layout, shares.bound, shares)
+    request = MaskedSumRequest("run", 3, {k: tuple(v) for k, v in rows.items()}, classes, layout, shares.bound, shares)
     vectors = {site: flatten_update(update)[2].astype(np.float64) for site, update in updates.items()}
-    return MaskedSummation(request, ask).opened(), vectors
+    return MaskedSummation(request, ask).open_sum(), vectors
 
 
-def update_of(seed: int, rows: str, bound: float) -> Groups:
+def update_of(seed: int, rows: str, bound: float) -> ModelGroups:
     numbers = np.random.default_rng(seed).normal(size=NUMBERS + 4 * len(rows))
     numbers = (numbers / np.linalg.norm(numbers) * bound * 0.999).astype(np.float32)
     head = numbers[NUMBERS:].reshape(len(rows), 4)
-    return Groups(numbers[:NUMBERS], None, Head(tuple(rows), head[:, :3], head[:, 3]) if rows else None)
+    return ModelGroups(numbers[:NUMBERS], None, Head(tuple(rows), head[:, :3], head[:, 3]) if rows else None)
 
 
 @pytest.mark.parametrize("lost", [{}, {"ash": 2}, {"ash": 3, "oak": 2}, {"ash": 2, "oak": 2}], ids=str)
 def test_the_noise_of_the_sum_is_at_least_what_is_promised_whoever_of_two_in_nine_is_lost(lost: dict[str, int]) -> None:
     """Promised: 1.5 x 2 x 1 x 1/9 = 1/3, by six of nine. By s survivors: 1/3 x sqrt(s / 6)."""
-    shares, names = NoiseShares(bound=1.0, noise_multiplier=1.5, honest=6), (*NAMES, "rowan", "willow", "yew")
+    shares, names = DistributedNoise(bound=1.0, noise_multiplier=1.5, honest=6), (*NAMES, "rowan", "willow", "yew")
     result, updates = opened(shares, dict.fromkeys(names, ""), lost)
     survivors = [site for site in names if lost.get(site, 4) > 2]
     assert list(result.survivors) == survivors
-    noise = result.vector - running_sum(updates[site] / 9 for site in survivors)
+    noise = result.vector - sum_in_order(updates[site] / 9 for site in survivors)
     expected = 1 / 3 * math.sqrt(len(survivors) / 6)
     # The sample variance of 4,000 numbers is within a tenth of the true one but for one time in 100,000.
     assert float(noise.var()) == pytest.approx(expected**2, rel=0.1)
@@ -172,12 +185,12 @@ def test_the_noise_of_the_sum_is_at_least_what_is_promised_whoever_of_two_in_nin
 
 def test_no_sum_of_fewer_sites_than_must_add_their_share_is_opened() -> None:
     with pytest.raises(MaskingFailed, match="5 are needed"):
-        opened(NoiseShares(1.0, 1.5, 5), dict.fromkeys(NAMES, ""), {"ash": 2, "oak": 2})
+        opened(DistributedNoise(1.0, 1.5, 5), dict.fromkeys(NAMES, ""), {"ash": 2, "oak": 2})
 
 
 def test_a_row_of_fewer_sites_than_must_add_their_share_stays_masked() -> None:
     rows = {site: "ab" if site in NAMES[:3] else "a" for site in NAMES}
-    result, _ = opened(NoiseShares(1.0, 1.5, 4), rows, {})
+    result, _ = opened(DistributedNoise(1.0, 1.5, 4), rows, {})
     assert result.closed == ("b",)
     assert sorted(result.rows) == ["a"]
 
@@ -192,10 +205,14 @@ def protection(honest_sites: int) -> SitePrivacy:
 
 def test_sites_that_side_with_the_coordinator_take_their_shares_off_and_it_is_counted() -> None:
     """Of four shares one is left: half the deviation."""
-    alone = protection(4).cost_with(1)
+    alone = protection(4).steps_with_honest_sites(1)
     assert alone == NoisySteps(2.0, 1.0, 1)
-    assert protection(4).cost_with(4) == protection(4).cost_with(9) == NoisySteps(4.0, 1.0, 1)
-    assert compute_epsilon([alone], 1e-5, "rdp") > 2 * compute_epsilon([protection(4).cost], 1e-5, "rdp")
+    assert (
+        protection(4).steps_with_honest_sites(4) == protection(4).steps_with_honest_sites(9) == NoisySteps(4.0, 1.0, 1)
+    )
+    assert compute_epsilon([alone], 1e-5, "rdp") > 2 * compute_epsilon(
+        [protection(4).noisy_steps_per_round], 1e-5, "rdp"
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from rich.console import Console
 import strategies.engine.coordinator
 import strategies.engine.layers
 from client import app
-from client.training.layers import train_round
+from client.training.layers import train_through_layers
 from common.config import read_experiment
 from server.federation.checkpoints import CheckpointFolder
-from server.federation.recorder import Recorder
-from server.runs.verify import verify
+from server.federation.recorder import RunRecorder
+from server.runs.verify import verify_run
 from server.simulation.simulate import simulate
 from strategies.engine.layers import RollbackLayer
 from strategies.registry import STRATEGIES
@@ -42,7 +42,7 @@ def quietly() -> Iterator[None]:
 
 
 def lied(monkeypatch: pytest.MonkeyPatch, answer: Answer, liar: str = LIAR) -> None:
-    monkeypatch.setitem(vars(app), "train_round", Lying(liar, answer))
+    monkeypatch.setitem(vars(app), "train_through_layers", Lying(liar, answer))
 
 
 def events(run: Path, name: str) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ def events(run: Path, name: str) -> list[dict[str, Any]]:
 
 def verified(run: Path) -> list[str]:
     """The lines of a receipt without a fault."""
-    verdict = verify(run)
+    verdict = verify_run(run)
     assert not verdict.faults
     return verdict.right
 
@@ -163,8 +163,8 @@ def test_a_model_that_collapses_is_taken_back_and_the_site_whose_update_did_it_l
 
 
 KILLS = {
-    "before the rollback is written": (Recorder, "on_reset", 1, False),
-    "after the rollback is written": (Recorder, "on_reset", 1, True),
+    "before the rollback is written": (RunRecorder, "on_state_reset", 1, False),
+    "after the rollback is written": (RunRecorder, "on_state_reset", 1, True),
     "between the checkpoint and the removal of later ones": (CheckpointFolder, "save", 2, True),
     "while models are tried": (strategies.engine.layers, "update_global_model", 3, False),
 }
@@ -231,7 +231,7 @@ def test_wrong_aurocs_do_not_choose_the_untrained_model(monkeypatch: pytest.Monk
     """It states 1 of the model before round 1 and 0 of all later ones, over the real wire."""
 
     def praising(site: Any, request: Any) -> Any:
-        return replace(train_round(site, request), validation_auroc=float(request.round == 1))
+        return replace(train_through_layers(site, request), validation_auroc=float(request.round == 1))
 
     lied(monkeypatch, praising)
     summary = federation(tmp_path, *plan(3, rounds=4))

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.runs.verify import verify
+from server.runs.verify import verify_run
 from tests.federations import Traffic, experiment, federation, finished, json_lines
 from tests.strategies.leading import lead
 
@@ -54,6 +54,6 @@ def test_the_last_rounds_end_with_the_mean_of_the_models_after_each_stop(tmp_pat
 
 def test_a_run_can_be_made_again_from_the_updates_that_it_kept(tmp_path: Path) -> None:
     federation(tmp_path, *RUN, "run.keep_updates=true")
-    verdict = verify(tmp_path / "run" / "receipt.json")
+    verdict = verify_run(tmp_path / "run" / "receipt.json")
     assert verdict.faults == []
     assert "round 3" in " ".join(verdict.right)

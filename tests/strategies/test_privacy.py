@@ -18,17 +18,17 @@ from common.errors import BadInput
 from common.models.network import Head, SplitNetwork, build, train_mode
 from common.models.state import read_state
 from common.models.zoo.spec import ModelSpec
-from common.wire.records import Groups
+from common.wire.records import ModelGroups
 from strategies.local.losses import PLAIN_LOSSES
 from strategies.local.objective import Examples, plain
 from strategies.local.optimisation import make_optimizer
 from strategies.local.training import FrozenParts, TrainingTask, train_epoch
 from strategies.local.updates import clip_to_length
 from strategies.privacy.gradients import (
-    PrivateEpochs,
+    PrivateEpochTrainer,
     compute_losses_by_image,
-    group_rows_by_owner,
-    split_into_packs,
+    group_rows_by_unit,
+    split_into_micro_batches,
     sum_clipped_gradients,
 )
 from strategies.privacy.image_gradients import record_image_gradients, replace_dropout
@@ -42,7 +42,7 @@ from strategies.privacy.mechanism import (
     make_site_privacy,
     shorten_arrays,
 )
-from strategies.privacy.noise import SHRUNK, NoiseGrid, make_seeded_noise
+from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, make_seeded_noise
 from strategies.registry import build_site_method
 from tests.federations import experiment, federation, given_weights
 
@@ -96,8 +96,8 @@ def test_a_network_is_as_before_once_its_gradients_were_looked_at() -> None:
 
 
 def released_sum(gradients: list[torch.Tensor], max_norm: float) -> list[torch.Tensor]:
-    grid = NoiseGrid(0.0, max_norm)
-    return [grid.released(total, make_seeded_noise(0)) for total in sum_clipped_gradients(gradients, grid)]
+    grid = NoiseQuantizationGrid(0.0, max_norm)
+    return [grid.release_with_noise(total, make_seeded_noise(0)) for total in sum_clipped_gradients(gradients, grid)]
 
 
 def test_a_long_gradient_is_shortened_over_all_parameters_together_and_a_short_one_stays() -> None:
@@ -110,13 +110,13 @@ def test_a_long_gradient_is_shortened_over_all_parameters_together_and_a_short_o
 
 @pytest.mark.parametrize("deviation", [0.0, 0.3, 30.0])
 def test_no_gradient_is_longer_than_the_bound_in_whole_steps_of_the_grid(deviation: float) -> None:
-    generator, grid = torch.Generator().manual_seed(1), NoiseGrid(deviation, 0.7)
+    generator, grid = torch.Generator().manual_seed(1), NoiseQuantizationGrid(deviation, 0.7)
     for scale in (1e-9, 1.0, 1e30):
         gradients = [scale * torch.randn(1, *shape, generator=generator) for shape in ((40, 30), (50,), ())]
         totals = sum_clipped_gradients(gradients, grid)
         squares = sum(int(step) ** 2 for total in totals for step in total.flatten().tolist())
         assert all(torch.equal(total, total.round()) for total in totals)
-        assert squares <= (grid.longest / grid.step) ** 2
+        assert squares <= (grid.longest / grid.step_size) ** 2
 
 
 @pytest.mark.parametrize("bound", [1e-6, 1e6])
@@ -124,12 +124,12 @@ def test_no_gradient_is_longer_than_the_bound_in_whole_steps_of_the_grid(deviati
 @pytest.mark.parametrize("numbers", [1, 7_000, 400_000])
 def test_no_clipped_update_is_longer_than_its_bound(bound: float, noise_multiplier: float, numbers: int) -> None:
     """All numbers alike: then rounding makes all of them longer, or none."""
-    grid = NoiseGrid(noise_multiplier * bound, bound)
+    grid = NoiseQuantizationGrid(noise_multiplier * bound, bound)
     for size in (1e-30, 1e-6, 1.0, 1e30):
         values = torch.full((1, numbers), size)
         (total,) = sum_clipped_gradients([values], grid)
-        assert float(total.norm()) * grid.step <= bound
-        update = clip_to_length(Groups(values[0].numpy()), bound * SHRUNK)
+        assert float(total.norm()) * grid.step_size <= bound
+        update = clip_to_length(ModelGroups(values[0].numpy()), bound * SHRUNK)
         assert np.linalg.norm(update.trunk.astype(np.float64)) <= bound
         shortened = shorten_arrays({"x": values[0].numpy()}, bound * SHRUNK)["x"]
         assert np.linalg.norm(shortened.astype(np.float64)) <= bound
@@ -143,7 +143,7 @@ def test_bounds_at_which_rounding_would_count_are_refused(name: str, bound: floa
 
 
 def test_the_sum_does_not_depend_on_the_order_of_the_images() -> None:
-    gradients, grid = torch.randn(500, 300, generator=torch.Generator().manual_seed(2)), NoiseGrid(1.0, 1.0)
+    gradients, grid = torch.randn(500, 300, generator=torch.Generator().manual_seed(2)), NoiseQuantizationGrid(1.0, 1.0)
     order = torch.randperm(500, generator=torch.Generator().manual_seed(3))
     forwards, backwards = (sum_clipped_gradients([rows], grid)[0] for rows in (gradients, gradients[order]))
     assert torch.equal(forwards, backwards)
@@ -163,8 +163,8 @@ def test_an_image_whose_gradient_is_not_finite_adds_nothing(odd: float) -> None:
     torch.testing.assert_close(total, torch.tensor([0.75, 0.3]))
 
 
-def private(noise_multiplier: float, max_norm: float, *, rate: float, steps: int, images: int) -> PrivateEpochs:
-    return PrivateEpochs(BCE, max_norm, noise_multiplier, rate, steps, rate * images, make_seeded_noise(3))
+def private(noise_multiplier: float, max_norm: float, *, rate: float, steps: int, images: int) -> PrivateEpochTrainer:
+    return PrivateEpochTrainer(BCE, max_norm, noise_multiplier, rate, steps, rate * images, make_seeded_noise(3))
 
 
 def exercise(of: Examples, batch_size: int) -> TrainingTask:
@@ -212,9 +212,9 @@ def test_a_patients_images_are_clipped_together() -> None:
 
 
 def test_rows_are_grouped_by_owner_and_no_owner_is_split_over_packs() -> None:
-    rows = group_rows_by_owner(torch.tensor([2, 0, 1, 0, 2, 2]))
+    rows = group_rows_by_unit(torch.tensor([2, 0, 1, 0, 2, 2]))
     assert [places.tolist() for places in rows] == [[1, 3], [2], [0, 4, 5]]
-    assert [list(map(len, pack)) for pack in split_into_packs(rows, 2)] == [[2], [1], [3]]
+    assert [list(map(len, pack)) for pack in split_into_micro_batches(rows, 2)] == [[2], [1], [3]]
 
 
 def test_an_empty_draw_is_a_step_of_noise() -> None:
@@ -261,7 +261,7 @@ def reply(noise_multiplier: float, update_norm: float, statistics_norm: float) -
 def test_update_and_statistics_are_each_shortened_to_their_own_bound() -> None:
     # Trunk and head are one vector of length 5; the statistics have length 13 once what is not there is 0.
     head = Head(("a",), np.array([[0.0, 4.0]], np.float32), np.array([0.0], np.float32))
-    groups = Groups(trunk=np.array([3.0, 0.0], np.float32), head=head)
+    groups = ModelGroups(trunk=np.array([3.0, 0.0], np.float32), head=head)
     long = {"x": np.array([5.0, np.nan], np.float32), "y": np.array([[-12.0]], np.float32)}
     update, statistics = reply(0.0, 1.0, 26.0)(groups, long)
     np.testing.assert_allclose(update.trunk, [0.6, 0.0], rtol=1e-6)
@@ -274,7 +274,7 @@ def test_update_and_statistics_are_each_shortened_to_their_own_bound() -> None:
 @pytest.mark.parametrize("bound", [1e-7, 3e-7, 1e-5, 1e-3, 1.0])
 def test_what_is_as_long_as_numbers_can_be_is_shortened_to_the_bound_too(bound: float) -> None:
     longest = np.full(3, np.finfo(np.float32).max, np.float32)
-    update, statistics = reply(0.0, bound, bound)(Groups(trunk=longest), {"x": longest * np.float32(np.inf)})
+    update, statistics = reply(0.0, bound, bound)(ModelGroups(trunk=longest), {"x": longest * np.float32(np.inf)})
     for array in (update.trunk, statistics["x"]):
         assert np.linalg.norm(array.astype(np.float64)) <= bound
 
@@ -282,7 +282,7 @@ def test_what_is_as_long_as_numbers_can_be_is_shortened_to_the_bound_too(bound: 
 @pytest.mark.parametrize(("sent", "parts"), [({}, 1), ({"x": np.zeros(100_000, np.float32)}, 2)])
 def test_noise_covers_the_whole_way_between_two_data_sets(sent: dict[str, np.ndarray], parts: int) -> None:
     # Two updates of length 0.5 lie at most 1 apart: noise of 2 on 1, and the root of two where two parts are sent.
-    update, statistics = reply(2.0, 0.5, 0.25)(Groups(trunk=np.zeros(100_000, np.float32)), sent)
+    update, statistics = reply(2.0, 0.5, 0.25)(ModelGroups(trunk=np.zeros(100_000, np.float32)), sent)
     assert update.trunk.std() == pytest.approx(2.0 * parts**0.5, rel=0.02)
     assert [array.std() for array in statistics.values()] == pytest.approx([1.0 * parts**0.5] * len(sent), rel=0.02)
 
@@ -334,7 +334,7 @@ def test_an_epsilon_is_spent_over_all_steps_of_the_run(tmp_path: Path) -> None:
     plan = make_plan(experiment(tmp_path, *private, *length).experiment)
     privacy = make_site_privacy(plan, build_site_method(plan), images=100)
     # 100 images in batches of 30: four steps an epoch, two epochs a round.
-    assert (privacy.cost.count, privacy.cost.sample_rate) == (8, 0.3)
+    assert (privacy.noisy_steps_per_round.count, privacy.noisy_steps_per_round.sample_rate) == (8, 0.3)
     run = NoisySteps(privacy.noise_multiplier, 0.3, 4 * 8)
     assert 2.98 < compute_epsilon([run], 1e-5, "prv") <= 3.0
 

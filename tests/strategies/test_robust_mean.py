@@ -9,26 +9,26 @@ from hypothesis import strategies as st
 
 from common.models.network import Head
 from common.models.state import ModelState
-from common.wire.records import Groups
+from common.wire.records import ModelGroups
 from strategies.aggregation import means
 from strategies.aggregation.means import MergedUpdates
 from strategies.aggregation.robust import (
-    RobustMean,
+    RobustMeanRule,
     average_updates_robustly,
     compute_robust_mean,
     krum,
     squared_distances,
 )
 
-MEDIAN = RobustMean(kind="coordinate_median")
-TRIMMED = RobustMean(kind="trimmed_mean", fraction=0.2)
-KRUM = RobustMean(kind="krum", byzantine=1)
-MULTI_KRUM = RobustMean(kind="krum", byzantine=1, keep=3)
+MEDIAN = RobustMeanRule(kind="coordinate_median")
+TRIMMED = RobustMeanRule(kind="trimmed_mean", fraction=0.2)
+KRUM = RobustMeanRule(kind="krum", byzantine=1)
+MULTI_KRUM = RobustMeanRule(kind="krum", byzantine=1, keep=3)
 POINTS = [[0.0, 0.0], [1.0, 0.0], [2.5, 0.0], [4.5, 0.0], [0.0, 100.0]]
 RULES = pytest.mark.parametrize("rule", [MEDIAN, TRIMMED, KRUM, MULTI_KRUM], ids=lambda rule: f"{rule.kind}{rule.keep}")
 
 
-def of(rule: RobustMean, vectors: Sequence[Sequence[float]]) -> np.ndarray:
+def of(rule: RobustMeanRule, vectors: Sequence[Sequence[float]]) -> np.ndarray:
     (mean,) = compute_robust_mean([[np.array(vector, np.float32)] for vector in vectors], rule)
     return mean
 
@@ -47,7 +47,7 @@ def of(rule: RobustMean, vectors: Sequence[Sequence[float]]) -> np.ndarray:
     ],
     ids=["median_of_odd", "median_of_even", "trimmed_mean", "krum", "multi_krum"],
 )
-def test_a_robust_mean_by_hand(rule: RobustMean, updates: list[list[float]], mean: list[float]) -> None:
+def test_a_robust_mean_by_hand(rule: RobustMeanRule, updates: list[list[float]], mean: list[float]) -> None:
     np.testing.assert_allclose(of(rule, updates), mean, rtol=1e-15)
 
 
@@ -55,7 +55,7 @@ def test_a_robust_mean_by_hand(rule: RobustMean, updates: list[list[float]], mea
     ("fraction", "sites", "cut"), [(0.1, 3, 1), (0.1, 10, 1), (0.1, 11, 2), (0.1, 30, 3), (0.2, 5, 1), (0.45, 4, 1)]
 )
 def test_a_fraction_cuts_off_at_least_one_and_leaves_at_least_one(fraction: float, sites: int, cut: int) -> None:
-    assert RobustMean(kind="trimmed_mean", fraction=fraction).cut_off(sites) == cut
+    assert RobustMeanRule(kind="trimmed_mean", fraction=fraction).count_trimmed_values(sites) == cut
 
 
 def test_multi_krum_never_keeps_more_sites_than_are_right() -> None:
@@ -81,14 +81,14 @@ def drawn(sites: int, size: int, seed: int) -> np.ndarray:
 
 @RULES
 @given(sites_and_size)
-def test_the_order_of_the_sites_does_not_matter(rule: RobustMean, chosen: tuple[int, int, int]) -> None:
+def test_the_order_of_the_sites_does_not_matter(rule: RobustMeanRule, chosen: tuple[int, int, int]) -> None:
     updates = drawn(*chosen)
     np.testing.assert_allclose(of(rule, updates), of(rule, updates[::-1]), rtol=1e-12, atol=1e-15)
 
 
 @RULES
 @given(sites_and_size)
-def test_of_equal_updates_it_is_the_plain_mean(rule: RobustMean, chosen: tuple[int, int, int]) -> None:
+def test_of_equal_updates_it_is_the_plain_mean(rule: RobustMeanRule, chosen: tuple[int, int, int]) -> None:
     sites, size, seed = chosen
     (update,) = drawn(1, size, seed)
     np.testing.assert_allclose(of(rule, [update] * sites), update, rtol=1e-15)
@@ -97,7 +97,7 @@ def test_of_equal_updates_it_is_the_plain_mean(rule: RobustMean, chosen: tuple[i
 @RULES
 @given(sites_and_size, st.sampled_from([-1e30, -50.0, 50.0, 1e30]))
 def test_one_site_cannot_move_it_out_of_the_others_range(
-    rule: RobustMean, chosen: tuple[int, int, int], wrong: float
+    rule: RobustMeanRule, chosen: tuple[int, int, int], wrong: float
 ) -> None:
     updates = drawn(*chosen)
     honest = updates[1:].copy()
@@ -112,7 +112,7 @@ def test_as_many_liars_as_each_rule_bears_cannot_move_it_even_together(seed: int
     updates = drawn(9, 12, seed)
     honest = updates[:6].copy()
     updates[6:] = np.float32(wrong)
-    rules = (MEDIAN, RobustMean(kind="trimmed_mean", fraction=1 / 3), RobustMean(kind="krum", byzantine=3))
+    rules = (MEDIAN, RobustMeanRule(kind="trimmed_mean", fraction=1 / 3), RobustMeanRule(kind="krum", byzantine=3))
     for rule in rules:
         mean = of(rule, updates)
         assert (mean >= honest.min(axis=0)).all(), rule
@@ -120,7 +120,7 @@ def test_as_many_liars_as_each_rule_bears_cannot_move_it_even_together(seed: int
 
 
 @pytest.mark.parametrize("rule", [MEDIAN, TRIMMED, KRUM], ids=lambda rule: rule.kind)
-def test_blocks_of_long_vectors_have_the_same_bits(rule: RobustMean, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_long_vectors_have_the_same_bits(rule: RobustMeanRule, monkeypatch: pytest.MonkeyPatch) -> None:
     updates = drawn(5, 1001, 4)
     whole = of(rule, updates)
     monkeypatch.setattr(means, "BLOCK", 16)
@@ -135,23 +135,23 @@ MODEL = ModelState(
 )
 
 
-def update(trunk: Sequence[float], norm: float, **rows: float) -> Groups:
+def update(trunk: Sequence[float], norm: float, **rows: float) -> ModelGroups:
     """Each row is its one weight, and its bias the tenfold."""
     weights = np.array(list(rows.values()), np.float32)
     head = Head(tuple(rows), weights[:, None], 10 * weights)
-    return Groups(np.array(trunk, np.float32), np.array([norm], np.float32), head)
+    return ModelGroups(np.array(trunk, np.float32), np.array([norm], np.float32), head)
 
 
 UPDATES = [update([1, 5], 2, b=1, a=4), update([2, -9], 3, a=-2), update([60, 1], -4, a=1, b=7)]
 
 
-def merged(rule: RobustMean, updates: Sequence[Groups] = UPDATES) -> MergedUpdates:
+def merged(rule: RobustMeanRule, updates: Sequence[ModelGroups] = UPDATES) -> MergedUpdates:
     return average_updates_robustly(MODEL, updates, [1.0, 1.0, 3.0, 1.0, 1.0][: len(updates)], rule)
 
 
 def test_each_row_has_the_median_of_its_owners_and_with_too_few_of_them_their_plain_mean() -> None:
     result = merged(MEDIAN)
-    after = result.means.moved()
+    after = result.means.add_to_model()
     np.testing.assert_array_equal(after.trunk, [2, 1])
     np.testing.assert_array_equal(after.norm, [2])
     # a: the median of 4, -2, 1; b: two owners, of weight 1 and 3: (1 + 3 * 7) / 4; c: nobody's
@@ -162,7 +162,7 @@ def test_each_row_has_the_median_of_its_owners_and_with_too_few_of_them_their_pl
 
 def test_with_fewer_sites_than_the_rule_needs_all_is_the_plain_mean_and_said_to_be() -> None:
     result = merged(KRUM)
-    np.testing.assert_allclose(result.means.moved().trunk, [(1 + 2 + 180) / 5, (5 - 9 + 3) / 5])
+    np.testing.assert_allclose(result.means.add_to_model().trunk, [(1 + 2 + 180) / 5, (5 - 9 + 3) / 5])
     assert result.plain == ("trunk", "a", "b")
 
 
@@ -171,13 +171,13 @@ def test_krum_takes_trunk_and_batch_normalisation_of_one_site_together() -> None
     at = [(0, 9), (1, 9), (2, 0), (4, 4), (5, 4)]
     result = merged(KRUM, [update([trunk, 0], norm, a=trunk) for trunk, norm in at])
     # squared distances of (4, 4): 1, 20, 34, 41; two nearest: 21. Of (5, 4): 1, 25: 26. Of (1, 9): 1, 34: 35.
-    after = result.means.moved()
+    after = result.means.add_to_model()
     assert (after.trunk[0], after.norm[0]) == (4, 4)
     assert result.plain == ()
 
 
 def test_groups_that_nobody_sent_stay() -> None:
-    after = merged(MEDIAN, [Groups(trunk=groups.trunk) for groups in UPDATES]).means.moved()
+    after = merged(MEDIAN, [ModelGroups(trunk=groups.trunk) for groups in UPDATES]).means.add_to_model()
     np.testing.assert_array_equal(after.trunk, [2, 1])
     np.testing.assert_array_equal(after.norm, MODEL.norm)
     assert after.head is MODEL.head

@@ -8,11 +8,11 @@ import pytest
 from flwr.app import Message
 
 from common.errors import Fault
-from common.wire.codec import decode, encode, payload_bytes
+from common.wire.codec import decode_record, encode_record, payload_bytes
 from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
 from common.wire.records import Refusal, RefusalNoted, RollCall, RollCallAnswer
 from strategies.engine.events import TooFewSites, WaitingStatus
-from strategies.engine.membership import RunMember, SiteRoll, find_layout_faults
+from strategies.engine.membership import RollCaller, RunMember, find_layout_faults
 from tests.strategies.scripted import Answer, Clock, Makes, ScriptedGrid, Site, at, failed, lost
 
 CALL = RollCall("run-1", "{}")
@@ -26,12 +26,12 @@ def answer_of(name: str, run: str = "run-1") -> RollCallAnswer:
 
 
 def present(name: str, run: str = "run-1") -> Makes:
-    return lambda message: Message(encode(answer_of(name, run)), reply_to=message)
+    return lambda message: Message(encode_record(answer_of(name, run)), reply_to=message)
 
 
 def noted(message: Message) -> Message:
     """The answer of a site to the reason why it cannot take part."""
-    return Message(encode(RefusalNoted("run-1", "any")), reply_to=message)
+    return Message(encode_record(RefusalNoted("run-1", "any")), reply_to=message)
 
 
 def hospital(node: int, after_s: float = 1.0) -> Site:
@@ -39,26 +39,26 @@ def hospital(node: int, after_s: float = 1.0) -> Site:
     return Site([Answer(after_s, present(NAMES[node])), Answer(0, noted)])
 
 
-def roll_of(sites: Mapping[int, Site], clock: Clock, names: Mapping[int, str] | None = NAMES) -> SiteRoll:
+def roll_of(sites: Mapping[int, Site], clock: Clock, names: Mapping[int, str] | None = NAMES) -> RollCaller:
     """A roll over a network where these nodes are registered; None for a simulation."""
     grid: Any = ScriptedGrid(sites, clock)
-    return SiteRoll(grid, CALL, None if names is None else lambda: names)
+    return RollCaller(grid, CALL, None if names is None else lambda: names)
 
 
-def sent_to(roll: SiteRoll, *nodes: int) -> list[list[str]]:
+def sent_to(roll: RollCaller, *nodes: int) -> list[list[str]]:
     """The kinds of messages that each site got, in order."""
     grid: Any = roll.grid
     return [[message.metadata.message_type for message in grid.to(node)] for node in nodes]
 
 
-def refusal_to(roll: SiteRoll, node: int) -> Refusal:
+def refusal_to(roll: RollCaller, node: int) -> Refusal:
     """The reason that a site was sent last."""
     grid: Any = roll.grid
     assert grid.to(node)[-1].metadata.message_type == REFUSAL
-    return decode(grid.to(node)[-1].content, Refusal)
+    return decode_record(grid.to(node)[-1].content, Refusal)
 
 
-def called(roll: SiteRoll, expected: int, needed: int = 0) -> list[WaitingStatus]:
+def called(roll: RollCaller, expected: int, needed: int = 0) -> list[WaitingStatus]:
     """Call the roll; return what anyone who watches was told."""
     statuses: list[WaitingStatus] = []
     roll.wait_for(expected, needed or expected, DEADLINE_S, statuses.append)
@@ -124,9 +124,9 @@ def test_a_member_declares_its_names_and_counts_its_bytes(clock: Clock) -> None:
     (member,) = roll_of({7: hospital(7)}, clock).ask_newcomers(DEADLINE_S)
     declaration = member.declaration
     assert (declaration.site, declaration.names) == ("north", ("Node", "Fluid"))
-    assert declaration.canonical == ("Nodule", "Effusion")
-    assert member.bytes_down == payload_bytes(encode(CALL))
-    assert member.bytes_up == payload_bytes(encode(answer_of("north")))
+    assert declaration.canonical_names == ("Nodule", "Effusion")
+    assert member.bytes_down == payload_bytes(encode_record(CALL))
+    assert member.bytes_up == payload_bytes(encode_record(answer_of("north")))
 
 
 def test_only_who_has_not_been_asked_is_asked(clock: Clock) -> None:

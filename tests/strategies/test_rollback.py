@@ -12,7 +12,7 @@ from common.config import ParticipationSection
 from common.models.network import Head
 from common.models.state import ModelState
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.events import Callbacks, FederationValidation, RollbackEvent
+from strategies.engine.events import FederationValidation, RollbackEvent, RunCallbacks
 from strategies.engine.layers import ModelCollapse, RollbackLayer, describe_collapse, find_harmful_site, has_stalled
 from strategies.engine.state import FederationState
 from strategies.registry import build_strategy
@@ -97,7 +97,7 @@ def test_one_lying_judge_of_three_or_more_neither_saves_itself_nor_has_another_l
     assert find_harmful_site(judged(""), {site: judged(site) for site in sites})[0] == harmful
 
 
-class Going(Callbacks):
+class Going(RunCallbacks):
     """Has every round's state."""
 
     def on_rollback(self, rolled_back: RollbackEvent) -> FederationState | None:

@@ -13,11 +13,11 @@ from common.errors import BadInput
 from common.models.network import Head
 from common.models.state import ModelState
 from common.system.plain_text import MOST_WORDS
-from common.wire.codec import encode, payload_bytes
+from common.wire.codec import encode_record, payload_bytes
 from common.wire.records import (
     EvaluateReply,
     EvaluateRequest,
-    Groups,
+    ModelGroups,
     RollCall,
     RollCallAnswer,
     TrainReply,
@@ -66,7 +66,7 @@ class Peer:
         model, head = request.model, request.model.head
         step = np.float32(STEP[self.site])
         rows = Head(head.class_names, np.full_like(head.weight, step), np.full_like(head.bias, -step))
-        update = Groups(np.full_like(model.trunk, step), np.full_like(model.norm, step), rows)
+        update = ModelGroups(np.full_like(model.trunk, step), np.full_like(model.norm, step), rows)
         loss = self.losses[request.round - 1]
         return self.spoil(TrainReply(request.run, request.round, self.site, self.samples, 0.5, loss, None, 1.0, update))
 
@@ -201,7 +201,7 @@ def test_the_order_in_which_sites_answer_changes_nothing() -> None:
         (lambda reply: replace(reply, validation_auroc=1.5), "TrainReply.validation_auroc must be from 0 to 1"),
         (lambda reply: replace(reply, epsilon=1e300), "TrainReply.epsilon must be from 0 to 1e+09, not 1e+300."),
         (lambda reply: replace(reply, site="sou\u202eth"), r"cannot be printed: sou\u202eth."),
-        (lambda reply: encode(RollCall("run-1", "{}")), "expected TrainReply, got 'RollCall'."),
+        (lambda reply: encode_record(RollCall("run-1", "{}")), "expected TrainReply, got 'RollCall'."),
         (lambda reply: RecordDict(), "without a wire version"),
     ],
 )
@@ -224,7 +224,7 @@ def test_a_harmful_reply_changes_no_more_than_an_absence(
     record_property("same model", harm.kind)
 
     def spoilt(reply: TrainReply) -> RecordDict:
-        content = encode(reply)
+        content = encode_record(reply)
         harm.spoil(content)
         return content
 
@@ -233,7 +233,7 @@ def test_a_harmful_reply_changes_no_more_than_an_absence(
     for record in harmed.rounds:
         assert set(record.absent) == {"south"}
         assert harm.reason in record.absent["south"]
-    after, expected = (Groups.of_model(ran.model).named() for ran in (harmed, alone))
+    after, expected = (ModelGroups.from_model(ran.model).to_named_arrays() for ran in (harmed, alone))
     assert after.keys() == expected.keys()
     assert all(array.tobytes() == expected[name].tobytes() for name, array in after.items())
 
@@ -375,7 +375,7 @@ def test_the_best_round_is_the_first_with_the_lowest_mean_validation_loss() -> N
     assert means == pytest.approx([0.8, 0.5, 0.5])
     assert ran.coordinator.last_validation.mean_loss == pytest.approx(0.75)
     assert (ran.coordinator.state.best_round, ran.coordinator.state.round) == (1, 3)
-    np.testing.assert_array_equal(ran.coordinator.state.selected.trunk, [0.25 - 0.5, -4 - 0.5])
+    np.testing.assert_array_equal(ran.coordinator.state.best_or_last_model.trunk, [0.25 - 0.5, -4 - 0.5])
 
 
 @pytest.mark.parametrize(("losses", "best"), [((3.0, 2.0, 1.0), 2), ((1.0, 2.0, 3.0), 0)])
@@ -386,7 +386,7 @@ def test_the_last_and_the_first_model_may_be_the_best(losses: tuple[float, ...],
 def test_without_any_validation_loss_the_last_model_is_taken() -> None:
     ran = run([replace(peer, losses=(None,) * 3) for peer in ALL], rounds=2)
     assert ran.coordinator.state.best_round == -1
-    assert ran.coordinator.state.selected is ran.model
+    assert ran.coordinator.state.best_or_last_model is ran.model
 
 
 def test_sites_are_drawn_by_seed_and_round() -> None:

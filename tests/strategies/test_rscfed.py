@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from common.contract import LabelContract
-from common.wire.records import Groups
+from common.wire.records import ModelGroups
 from strategies.local.objective import teacher_decay
 from strategies.methods.base import RoundContext
 from strategies.methods.rscfed import RSCFed, compute_consensus_weights, draw_group, weigh_group_by_distance
@@ -20,7 +20,7 @@ CONTRACT = LabelContract(("a",), MappingProxyType({"east": ("a",), "north": ("a"
 
 
 REPLIES = {
-    site: make_reply(site, Groups(np.array(values, np.float32)), images)
+    site: make_reply(site, ModelGroups(np.array(values, np.float32)), images)
     for site, images, values in (("east", 10, [1, 0]), ("north", 30, [-1, 2]), ("west", 20, [0, -3]))
 }
 

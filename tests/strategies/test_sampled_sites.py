@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from common.wire.codec import decode
+from common.wire.codec import decode_record
 from common.wire.records import EvaluateRequest
 from server.runs.reader import read_run
-from server.runs.verify import verify
+from server.runs.verify import verify_run
 from server.simulation.backends import inline as backends
 from tests.federations import Traffic, experiment, federation, of_type
 from tests.server.killing import Killed, kill_at
@@ -22,7 +22,7 @@ TWO = "evaluation.sites=2"
 
 def evaluations(traffic: Traffic) -> list[tuple[int, bool]]:
     """Round and kind of every evaluation that a site was asked for."""
-    requests = [decode(content, EvaluateRequest) for content in of_type(traffic.down, "evaluate")]
+    requests = [decode_record(content, EvaluateRequest) for content in of_type(traffic.down, "evaluate")]
     return [(request.round, request.test) for request in requests]
 
 
@@ -64,7 +64,7 @@ def test_a_run_that_is_killed_in_its_test_asks_the_same_sites_when_it_goes_on(tm
     resumed = federation(tmp_path, *COHORTS, TWO, out="killed", resume=True)
     for key in ("model_sha256", "drawn_to_test", "per_site", "test", "best_round"):
         assert resumed[key] == through[key], key
-    assert verify(tmp_path / "killed").faults == verify(tmp_path / "through").faults == []
+    assert verify_run(tmp_path / "killed").faults == verify_run(tmp_path / "through").faults == []
 
 
 def test_a_pass_is_judged_by_the_same_sites_in_every_round(tmp_path: Path, traffic: Traffic) -> None:

@@ -9,7 +9,7 @@ from flwr.app import Message
 from safetensors.numpy import load_file
 
 from common.errors import BadInput
-from common.wire.codec import decode
+from common.wire.codec import decode_record
 from common.wire.secure_aggregation import TEST_ROUND, MaskedAnswer
 from server.simulation.backends import inline as backends
 from strategies.privacy.mechanism import find_secure_aggregation_faults
@@ -25,9 +25,9 @@ def test_the_model_is_the_plain_one_and_no_update_is_on_the_wire(tmp_path: Path,
     federation(tmp_path, *ONE_ROUND, out="plain")
     traffic.up.clear()
     summary = federation(tmp_path, *ONE_ROUND, MASKED, out="masked")
-    rounds = [decode(content, MaskedAnswer).round for content in of_type(traffic.up, "query.masked_update")]
+    rounds = [decode_record(content, MaskedAnswer).round for content in of_type(traffic.up, "query.masked_update")]
     assert len(traffic.replies) == rounds.count(1) == rounds.count(TEST_ROUND) == len(rounds) / 2 == 3
-    assert all(not reply.update.named() for reply in traffic.replies)
+    assert all(not reply.update.to_named_arrays() for reply in traffic.replies)
 
     plain, masked = (load_file(tmp_path / out / "model.safetensors") for out in ("plain", "masked"))
     (stayed,) = (

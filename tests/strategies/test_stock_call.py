@@ -14,7 +14,7 @@ from common.models.network import SplitNetwork, build
 from common.models.state import layout_of, read_state, state_sha256
 from common.simulation import undivided_data
 from server.simulation.backends.inline import import_site_app, run_inline
-from server.simulation.backends.ray_grid import SimulatedRun, run_on_ray
+from server.simulation.backends.ray_grid import SimulatedRunFacts, run_on_ray
 from server.simulation.backends.ray_process import start_ray_process
 from strategies.registry import STRATEGIES
 from tests.federations import experiment, federation
@@ -25,14 +25,14 @@ NAMES = ("site-1", "site-2", "site-3")
 
 
 def in_this_process(main: Any, file: ExperimentFile, folder: Path) -> None:
-    run_inline(main, import_site_app(file.experiment.model_dump_json(), file.base, folder), len(NAMES))
+    run_inline(main, import_site_app(file.experiment.model_dump_json(), file.base_folder, folder), len(NAMES))
 
 
 def on_ray_here(main: Any, file: ExperimentFile, folder: Path) -> None:
     on = file.experiment.model_copy(update={"simulation": SimulationSection(workers=1)})
-    images = undivided_data(on, file.base)
+    images = undivided_data(on, file.base_folder)
     with start_ray_process(on) as process:
-        run_on_ray(main, SimulatedRun(on.model_dump_json(), file.base, folder, NAMES, images), process)
+        run_on_ray(main, SimulatedRunFacts(on.model_dump_json(), file.base_folder, folder, NAMES, images), process)
 
 
 def started(folder: Path, classes: tuple[str, ...] = DIGITS, run: Run = in_this_process) -> tuple[SplitNetwork, Result]:

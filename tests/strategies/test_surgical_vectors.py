@@ -9,7 +9,7 @@ import torch
 
 from common.models.network import Head
 from common.models.state import ModelState
-from common.wire.records import Groups, TrainReply
+from common.wire.records import ModelGroups, TrainReply
 from strategies.engine.state import FederationState, record_losses
 from strategies.local.losses import missing_as_negative_loss, partial_loss
 from tests.federations import read_vectors
@@ -40,7 +40,7 @@ def test_global_head_and_every_clients_head_are_the_authors(name: str) -> None:
     np.testing.assert_allclose(bias, expected.bias, rtol=1e-5, atol=1e-6)
     merged = Head(names, weight.astype(np.float32), bias.astype(np.float32))
     for labels, out in zip(case["local_labels"], case["expected_local_heads_out"], strict=True):
-        local, theirs = merged.rows(tuple(labels)), head(labels, out)
+        local, theirs = merged.select_rows(tuple(labels)), head(labels, out)
         np.testing.assert_allclose(local.weight, theirs.weight, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(local.bias, theirs.bias, rtol=1e-5, atol=1e-6)
 
@@ -57,7 +57,7 @@ def backbone(index: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def reply(trunk: np.ndarray, norm: np.ndarray | None) -> TrainReply:
-    return TrainReply("run", 1, "site", 10, 0.5, None, None, 1.0, Groups(trunk, norm))
+    return TrainReply("run", 1, "site", 10, 0.5, None, None, 1.0, ModelGroups(trunk, norm))
 
 
 @pytest.mark.parametrize("trunk_rule", ["FedAvg", "FedBN"])

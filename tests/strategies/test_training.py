@@ -30,13 +30,13 @@ from strategies.local.optimisation import (
 from strategies.local.training import (
     FrozenParts,
     StopCriterion,
-    TrainingFigures,
+    TrainingMetrics,
     TrainingTask,
     reproducible_training,
     shuffle_into_batches,
     train_epoch,
     train_until_settled,
-    validate,
+    validate_network,
 )
 from tests.federations import federation, finished
 
@@ -160,11 +160,11 @@ def test_every_image_is_in_one_batch_and_no_batch_is_of_one() -> None:
 def test_validation_of_nothing_is_not_a_number_but_none() -> None:
     unlabelled = Examples(EXAMPLES.images, torch.full_like(EXAMPLES.labels, torch.nan), EXAMPLES.annotated)
     for examples in (EMPTY, unlabelled):
-        figures = validate(network(), examples, partial_loss, ADAM)
+        figures = validate_network(network(), examples, partial_loss, ADAM)
         assert (figures.loss, figures.mean_auroc) == (None, None)
 
 
-def settled(losses: list[float]) -> tuple[SplitNetwork, TrainingFigures, list[str]]:
+def settled(losses: list[float]) -> tuple[SplitNetwork, TrainingMetrics, list[str]]:
     """Train until scripted validation losses settle; also the hash after every epoch."""
     model, hashes, script = network(), list[str](), iter(losses)
     spec = MOMENTUM.model_copy(update={"epochs": 3})

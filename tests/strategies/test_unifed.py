@@ -14,7 +14,7 @@ from common.models.state import ModelState
 from common.wire.records import (
     EvaluateReply,
     EvaluateRequest,
-    Groups,
+    ModelGroups,
     RollCall,
     RollCallAnswer,
     TrainReply,
@@ -61,9 +61,9 @@ class Hospital:
         assert request.model.head is not None
         rows = request.model.head
         head = Head(rows.class_names, np.zeros_like(rows.weight), np.zeros_like(rows.bias))
-        moved = Groups(np.full_like(request.model.trunk, self.step), np.zeros(0, np.float32), head)
+        moved = ModelGroups(np.full_like(request.model.trunk, self.step), np.zeros(0, np.float32), head)
         slope = {"slope": np.array([self.slopes[request.round]], np.float32)}
-        update = Groups() if request.ranks else moved
+        update = ModelGroups() if request.is_ranking_round else moved
         return TrainReply(request.run, request.round, self.site, 10, 0.5, None, None, 1.0, update, 2, slope)
 
     def judged(self, request: EvaluateRequest) -> EvaluateReply:

@@ -13,7 +13,7 @@ from common.models.network import Head, build
 from common.models.saved import load_model
 from common.models.state import ModelState, layout_of
 from common.models.zoo.spec import ModelSpec
-from common.wire.records import NO_ARRAYS, Form, Groups, TrainReply
+from common.wire.records import NO_ARRAYS, Form, ModelGroups, TrainReply
 from strategies.aggregation.server_optimizer import ServerOptimizer, compute_server_step
 from strategies.engine.exchange import find_update_fault
 from strategies.engine.state import FederationState
@@ -63,9 +63,9 @@ def test_fedprox_without_mu_would_be_fedavg_and_with_it_is_not(tmp_path: Path) -
     assert fedprox == wrapped != fedavg
 
 
-def update(trunk: list[float], head: list[float]) -> Groups:
+def update(trunk: list[float], head: list[float]) -> ModelGroups:
     rows = Head(("a",), np.array([head[:-1]], np.float32), np.array(head[-1:], np.float32))
-    return Groups(np.array(trunk, np.float32), None, rows)
+    return ModelGroups(np.array(trunk, np.float32), None, rows)
 
 
 def test_an_update_that_is_too_long_keeps_its_direction() -> None:
@@ -85,15 +85,15 @@ def test_no_site_sends_more_than_the_bound(method: str, tmp_path: Path, traffic:
 
 @pytest.mark.parametrize("form", ["float16", "int8"])
 def test_what_rounding_loses_goes_with_the_next_update(form: Form) -> None:
-    generator, unsent, sent = np.random.default_rng(1), Groups(), np.zeros(2000)
+    generator, unsent, sent = np.random.default_rng(1), ModelGroups(), np.zeros(2000)
     updates = [generator.normal(size=2000).astype(np.float32) for _ in range(50)]
     for trunk in updates:
-        update, unsent = compress_trunk(Groups(trunk), unsent, form)
+        update, unsent = compress_trunk(ModelGroups(trunk), unsent, form)
         assert update.trunk is not None
         sent += update.trunk
     total = np.sum(updates, axis=0, dtype=np.float64)
     np.testing.assert_allclose(sent + unsent.trunk, total, atol=1e-5)
-    forgotten = np.sum([compress_trunk(Groups(trunk), Groups(), form)[0].trunk for trunk in updates], axis=0)
+    forgotten = np.sum([compress_trunk(ModelGroups(trunk), ModelGroups(), form)[0].trunk for trunk in updates], axis=0)
     assert np.abs(sent - total).mean() < np.abs(forgotten - total).mean() / 3
 
 
@@ -112,8 +112,8 @@ def test_a_compressed_update_takes_fewer_bytes(form: str, bytes_a_number: float,
 
 def test_an_update_in_another_form_than_requested_does_not_count() -> None:
     trunk = np.array([1.0, -2.0], np.float32)
-    requested = Groups(trunk, form="int8")
-    assert find_update_fault(Groups(trunk), requested) == "trunk travels as float32, expected int8"
+    requested = ModelGroups(trunk, form="int8")
+    assert find_update_fault(ModelGroups(trunk), requested) == "trunk travels as float32, expected int8"
     assert find_update_fault(requested, requested) == ""
 
 
@@ -153,7 +153,7 @@ def state() -> FederationState:
 
 def reply(site: str, step: float) -> TrainReply:
     head = Head(("a",), np.full((1, 2), step, np.float32), np.full(1, -step, np.float32))
-    groups = Groups(np.full(2, step, np.float32), np.full(1, step, np.float32), head)
+    groups = ModelGroups(np.full(2, step, np.float32), np.full(1, step, np.float32), head)
     return TrainReply("run", 1, site, 10, 0.5, None, None, 1.0, groups)
 
 

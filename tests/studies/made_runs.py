@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common.metrics.auroc import ClassMetrics, summarise
-from server.runs.reader import Run, RunSummary
-from studies.comparison import Comparison, compare
+from common.metrics.auroc import ClassMetrics, summarise_test_results
+from server.runs.reader import RunFolderContent, RunSummary
+from studies.comparison import MethodComparison, compare_methods
 
 
 def metrics(aurocs: Mapping[str, float | None], positives: int = 5, negatives: int = 9) -> dict[str, ClassMetrics]:
@@ -30,14 +30,14 @@ def summary(
         "seed": seed,
         "classes": list(aurocs),
         "sites": {"north": {"classes": list(aurocs)}, "south": {"classes": sorted(shared)}},
-        "test": asdict(summarise(metrics(aurocs), shared, set(unique))),
+        "test": asdict(summarise_test_results(metrics(aurocs), shared, set(unique))),
         **more,
     }
 
 
-def run_of(content: Mapping[str, Any], folder: str = "run") -> Run:
-    return Run(Path(folder), RunSummary.model_validate(content), ())
+def run_of(content: Mapping[str, Any], folder: str = "run") -> RunFolderContent:
+    return RunFolderContent(Path(folder), RunSummary.model_validate(content), ())
 
 
-def compared(*contents: Mapping[str, Any]) -> Comparison:
-    return compare([run_of(content, str(number)) for number, content in enumerate(contents)])
+def compared(*contents: Mapping[str, Any]) -> MethodComparison:
+    return compare_methods([run_of(content, str(number)) for number, content in enumerate(contents)])

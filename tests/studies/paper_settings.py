@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from common.config import Experiment, read_experiment, read_tables
 from strategies.registry import build_site_method
-from studies.study import trials_of
+from studies.study import list_study_trials
 from studies.study_file import Departure, PaperSetting, Study, read_study
 from studies.trial import Trial
 
@@ -33,7 +33,7 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 def trials_in(folder: Path) -> list[Trial]:
     """Every run of a study's tables, with one seed."""
-    grids = trials_of(read_study(folder, quick=False), folder, folder, (), range(1))
+    grids = list_study_trials(read_study(folder, quick=False), folder, folder, (), range(1))
     return [trial for grid in grids for row in grid for column in row for trial in column]
 
 

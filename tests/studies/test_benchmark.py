@@ -17,12 +17,19 @@ from scipy.stats import bootstrap, shapiro, ttest_1samp, ttest_rel, wilcoxon
 from common.config import Experiment, read_experiment
 from common.errors import BadInput
 from strategies.registry import STRATEGIES, build_site_method
-from studies.benchmark import BenchmarkOptions, all_runs, estimate_cost, lines_by_block, planned_count, run_benchmark
-from studies.benchmark_file import FormPlan, PlannedRun
-from studies.benchmark_report import as_markdown, mean_cell, write_benchmark_report
+from studies.benchmark import (
+    BenchmarkOptions,
+    estimate_benchmark_cost,
+    lines_by_block,
+    list_plan_runs,
+    planned_count,
+    run_benchmark,
+)
+from studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
+from studies.benchmark_report import benchmark_as_markdown, mean_cell, write_benchmark_report
 from studies.benchmark_results import (
     BenchmarkResult,
-    ResultLine,
+    RunResultLine,
     append_result_line,
     benchmark_result,
     chosen_rates,
@@ -33,11 +40,11 @@ from studies.statistics import (
     RESAMPLES,
     PairedTest,
     adjust_by_holm,
-    correct_family,
+    compare_classes_and_seeds,
+    compare_over_classes,
+    correct_family_by_holm,
     critical_difference,
-    find_cliques,
-    paired_over_classes,
-    paired_over_classes_and_seeds,
+    find_indistinct_method_groups,
     paired_test,
     rank_methods,
 )
@@ -46,38 +53,38 @@ from studies.trial import Trial
 FOLDER = Path(__file__).parents[2] / "experiments" / "benchmark"
 RESULTS = (FOLDER.parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
 NEEDS_PRETRAINED = {"fedbn_plus"}
-SMALL, PUBLISHED = (FormPlan.of(FOLDER, form) for form in ("small", "published"))
+SMALL, PUBLISHED = (BenchmarkVariantPlan.read_variant(FOLDER, form) for form in ("small", "published"))
 QUIET = Console(quiet=True)
 
 
-def a_line(**values: object) -> ResultLine:
+def a_line(**values: object) -> RunResultLine:
     figures = {"auroc": 0.8, "average_precision": 0.3, "balanced_accuracy": 0.7, "interval": (0.7, 0.9)}
     classes = {name: {"positives": count, "negatives": 100, **figures} for name, count in (("a", 40), ("b", 29))}
     run = {"key": "k", "code": "c", "data": "d", "pattern": "p", "method": "m", "lr": 0.1, "seed": 0, "tuning": False}
     result = {"validation_auroc": 0.8, "interval": (0.7, 0.9), "best_round": 1, "rounds": 2}
     cost = {"cpu_seconds": 10.0, "megabytes": 1.0}
-    return ResultLine.model_validate({**run, **result, **cost, "classes": classes, **values})
+    return RunResultLine.model_validate({**run, **result, **cost, "classes": classes, **values})
 
 
-def line_for(run: PlannedRun) -> ResultLine:
+def line_for(run: PlannedRun) -> RunResultLine:
     names = ("key", "data", "pattern", "method", "lr", "seed", "tuning")
     return a_line(**{name: getattr(run, name) for name in names})
 
 
-def rates_of(plan: FormPlan) -> dict[str, float]:
+def rates_of(plan: BenchmarkVariantPlan) -> dict[str, float]:
     return {method.label: 1e-3 for method in plan.benchmark.methods}
 
 
 @pytest.mark.parametrize("form", ["small", "published", "full"])
 def test_every_method_but_those_that_need_a_pretrained_network_is_in_every_form(form: str) -> None:
-    names = {method.name for method in FormPlan.of(FOLDER, form).benchmark.methods}
+    names = {method.name for method in BenchmarkVariantPlan.read_variant(FOLDER, form).benchmark.methods}
     assert names == set(STRATEGIES) - NEEDS_PRETRAINED
 
 
 def test_every_run_of_the_published_form_is_an_experiment_that_its_method_serves() -> None:
     for data, pattern in PUBLISHED.form.blocks:
         for method in PUBLISHED.methods(data):
-            run = PUBLISHED.run(data, pattern, method, 1e-3, 0)
+            run = PUBLISHED.make_planned_run(data, pattern, method, 1e-3, 0)
             experiment = Trial(run.experiment, Path("nowhere"), run.overrides, "").file.experiment
             assert build_site_method(experiment).name == method.name
             assert experiment.run.rounds == PUBLISHED.form.rounds
@@ -86,7 +93,7 @@ def test_every_run_of_the_published_form_is_an_experiment_that_its_method_serves
 def row(label: str) -> Experiment:
     """The experiment of a row of the published form."""
     method = next(method for method in PUBLISHED.benchmark.methods if method.label == label)
-    return PUBLISHED.run("nih", "drawn7", method, 1e-3, 0).file.experiment
+    return PUBLISHED.make_planned_run("nih", "drawn7", method, 1e-3, 0).file.experiment
 
 
 def test_fednoro_stands_as_its_paper_has_it_and_as_fedmlp_compares_with_it() -> None:
@@ -102,19 +109,19 @@ def test_all_images_in_one_place_stand_with_absent_with_masked_and_with_true_lab
     assert all(method.beyond for method in PUBLISHED.benchmark.methods if method.name == "centralised")
 
 
-MORE_ROUNDS = [FormPlan.of(FOLDER, f"rounds{rounds}") for rounds in (12, 24, 48)]
+MORE_ROUNDS = [BenchmarkVariantPlan.read_variant(FOLDER, f"rounds{rounds}") for rounds in (12, 24, 48)]
 
 
 @pytest.mark.parametrize("plan", MORE_ROUNDS, ids=["12", "24", "48"])
-def test_a_form_of_more_rounds_takes_the_learning_rates_of_twelve(plan: FormPlan) -> None:
-    published = {run.key for data in plan.data_sets() for run in PUBLISHED.tuning(data)}
-    assert {run.key for data in plan.data_sets() for run in plan.tuning(data)} < published
+def test_a_form_of_more_rounds_takes_the_learning_rates_of_twelve(plan: BenchmarkVariantPlan) -> None:
+    published = {run.key for data in plan.data_sets() for run in PUBLISHED.tuning_runs(data)}
+    assert {run.key for data in plan.data_sets() for run in plan.tuning_runs(data)} < published
 
 
 def test_forms_of_more_rounds_differ_from_the_published_one_in_their_rounds_alone() -> None:
     block, rates = ("composites", "one7"), rates_of(PUBLISHED)
-    twelve, *more = [list(plan.results(*block, rates)) for plan in MORE_ROUNDS]
-    assert {run.key for run in twelve} < {run.key for run in PUBLISHED.results(*block, rates)}
+    twelve, *more = [list(plan.block_runs(*block, rates)) for plan in MORE_ROUNDS]
+    assert {run.key for run in twelve} < {run.key for run in PUBLISHED.block_runs(*block, rates)}
     for runs, rounds in zip(more, (24, 48), strict=True):
         experiments = [run.file.experiment for run in runs]
         assert [experiment.run.rounds for experiment in experiments] == [rounds] * len(twelve)
@@ -126,15 +133,15 @@ def with_rounds(experiment: Experiment, rounds: int) -> Experiment:
 
 
 def test_no_result_is_of_the_seed_that_chose_its_learning_rate() -> None:
-    results = [run for block in PUBLISHED.form.blocks for run in PUBLISHED.results(*block, rates_of(PUBLISHED))]
+    results = [run for block in PUBLISHED.form.blocks for run in PUBLISHED.block_runs(*block, rates_of(PUBLISHED))]
     assert {run.seed for run in results} == {0, 1, 2}
-    assert {run.seed for data in PUBLISHED.data_sets() for run in PUBLISHED.tuning(data)} == {1000}
+    assert {run.seed for data in PUBLISHED.data_sets() for run in PUBLISHED.tuning_runs(data)} == {1000}
 
 
 def test_a_run_has_one_key_for_its_settings_and_another_for_others() -> None:
-    keys = [run.key for run in SMALL.tuning("digits")]
+    keys = [run.key for run in SMALL.tuning_runs("digits")]
     assert len(set(keys)) == len(keys)
-    assert [run.key for run in SMALL.tuning("digits")] == keys
+    assert [run.key for run in SMALL.tuning_runs("digits")] == keys
 
 
 def test_the_rate_is_the_one_with_the_best_validation_auroc_of_the_tuning_runs_alone() -> None:
@@ -150,7 +157,7 @@ def test_the_rate_is_the_one_with_the_best_validation_auroc_of_the_tuning_runs_a
 
 def test_a_form_that_is_not_there_is_refused_with_the_nearest() -> None:
     with pytest.raises(BadInput, match="published"):
-        FormPlan.of(FOLDER, "publishd")
+        BenchmarkVariantPlan.read_variant(FOLDER, "publishd")
 
 
 def test_half_a_line_that_a_kill_left_is_made_again_and_nothing_else_is_lost(tmp_path: Path) -> None:
@@ -183,16 +190,19 @@ def test_methods_are_ranked_in_each_block_and_equal_ones_share_their_ranks() -> 
 
 
 def test_cliques_are_the_largest_groups_within_the_critical_difference() -> None:
-    assert find_cliques({"a": 1.0, "b": 1.5, "c": 2.4, "d": 5.0}, 1.0) == (("a", "b"), ("b", "c"))
+    assert find_indistinct_method_groups({"a": 1.0, "b": 1.5, "c": 2.4, "d": 5.0}, 1.0) == (("a", "b"), ("b", "c"))
 
 
 LINES = {
-    run.key: line_for(run) for run in (*SMALL.tuning("digits"), *SMALL.results("digits", "shared5", rates_of(SMALL)))
+    run.key: line_for(run)
+    for run in (*SMALL.tuning_runs("digits"), *SMALL.block_runs("digits", "shared5", rates_of(SMALL)))
 }
 """Every run of the small form, all methods alike."""
 
 
-def result_of(lines: Mapping[str, ResultLine], plan: FormPlan = SMALL, blocks: int = 1) -> BenchmarkResult:
+def result_of(
+    lines: Mapping[str, RunResultLine], plan: BenchmarkVariantPlan = SMALL, blocks: int = 1
+) -> BenchmarkResult:
     return benchmark_result(plan, "small", lines, blocks * planned_count(SMALL))
 
 
@@ -202,9 +212,9 @@ def test_a_run_whose_settings_two_patterns_share_stands_in_both() -> None:
     blocks = [block for block in PUBLISHED.form.blocks if block[0] == "composites" and block[1].endswith("7")]
     benchmark = PUBLISHED.benchmark.model_copy(update={"methods": methods})
     plan = replace(PUBLISHED, benchmark=benchmark, form=PUBLISHED.form.model_copy(update={"blocks": blocks}))
-    lines = dict[str, ResultLine]()
+    lines = dict[str, RunResultLine]()
     for _ in range(2):  # the learning rates first
-        for run in list(all_runs(plan, lines)):
+        for run in list(list_plan_runs(plan, lines)):
             lines.setdefault(run.key, line_for(run))
     by_block = lines_by_block(plan, lines)
     assert [pattern for _, pattern in blocks] == ["one7", "drawn7"]
@@ -215,24 +225,24 @@ def test_a_run_whose_settings_two_patterns_share_stands_in_both() -> None:
 def test_a_class_with_fewer_than_thirty_test_positives_is_named_and_not_scored() -> None:
     result = result_of(LINES)
     assert dict(result.blocks[0].scored) == {"a": 40}
-    assert "too few: b (29)" in as_markdown(result)
+    assert "too few: b (29)" in benchmark_as_markdown(result)
 
 
 def test_figures_of_the_initial_model_are_counted_without_the_runs_that_choose_a_rate() -> None:
     of_method = [line for line in LINES.values() if line.method == "surgical"]
     chosen = [next(line for line in of_method if line.tuning is tuning) for tuning in (True, False)]
     changed = {line.key: line.model_copy(update={"best_round": 0}) for line in chosen}
-    markdown = as_markdown(result_of({**LINES, **changed}))
+    markdown = benchmark_as_markdown(result_of({**LINES, **changed}))
     assert "surgical: in 1 run validation was best before round 1" in markdown
     assert markdown.count("initial model is tested") == 1
-    assert "initial model is tested" not in as_markdown(result_of(LINES))
+    assert "initial model is tested" not in benchmark_as_markdown(result_of(LINES))
 
 
 def test_a_page_of_missing_runs_says_that_it_is_partial_in_both_forms(tmp_path: Path) -> None:
     partial, whole = result_of(dict(list(LINES.items())[:-3])), result_of(LINES)
-    assert as_markdown(partial).splitlines()[2].startswith("**Partial: ")
+    assert benchmark_as_markdown(partial).splitlines()[2].startswith("**Partial: ")
     assert "Partial: " in write_benchmark_report(partial, tmp_path / "report.html").read_text()
-    assert as_markdown(whole).splitlines()[2].startswith("Complete: ")
+    assert benchmark_as_markdown(whole).splitlines()[2].startswith("Complete: ")
     assert "Partial" not in write_benchmark_report(whole, tmp_path / "report.html").read_text()
 
 
@@ -246,8 +256,8 @@ def test_only_seeds_that_every_ranked_method_has_are_compared() -> None:
 def test_the_estimate_is_the_measured_rate_times_the_runs_and_says_where_sizes_were_not_measured() -> None:
     """Ten CPU seconds for two rounds; the small form has four rounds, so 20 s a run."""
     hours = planned_count(SMALL) * 20 / 3600
-    assert f"about {hours:.1f} core-hours" in estimate_cost(SMALL, list(LINES.values()))[0]
-    first, _, last = estimate_cost(FormPlan.of(FOLDER, "full"), list(LINES.values()))
+    assert f"about {hours:.1f} core-hours" in estimate_benchmark_cost(SMALL, list(LINES.values()))[0]
+    first, _, last = estimate_benchmark_cost(BenchmarkVariantPlan.read_variant(FOLDER, "full"), list(LINES.values()))
     assert "at least" in first
     assert "composites, ham10000, mednist and kermany" in last
 
@@ -259,8 +269,8 @@ def test_the_page_tells_methods_apart_where_each_data_set_counts_once() -> None:
     both = {
         f"{name} {key}": line.model_copy(update={"pattern": name}) for _, name in blocks for key, line in LINES.items()
     }
-    assert "a data set's one value: 1 data set cannot" in as_markdown(result_of(both, twice, blocks=2))
-    assert "a data set's one value" not in as_markdown(result_of(LINES))
+    assert "a data set's one value: 1 data set cannot" in benchmark_as_markdown(result_of(both, twice, blocks=2))
+    assert "a data set's one value" not in benchmark_as_markdown(result_of(LINES))
 
 
 def test_each_data_set_has_the_mean_over_its_own_blocks() -> None:
@@ -278,22 +288,22 @@ def test_each_data_set_has_the_mean_over_its_own_blocks() -> None:
     assert {data: mean.auroc for data, mean in surgical.by_data.items()} == pytest.approx(
         {"digits": 0.8, "composites": 0.7}
     )
-    table = as_markdown(result).partition("## Data set by data set")[2].partition("## Block by block")[0]
+    table = benchmark_as_markdown(result).partition("## Data set by data set")[2].partition("## Block by block")[0]
     assert re.search(
         r"^\| surgical \| 0\.800 ± [\d.]+ \| 0\.700 ± [\d.]+ \| \+0\.250, 2 of 2, not tested \|$", table, re.MULTILINE
     )
-    assert "Data set by data set" not in as_markdown(result_of(LINES))
+    assert "Data set by data set" not in benchmark_as_markdown(result_of(LINES))
 
 
 def published_result(form: str) -> BenchmarkResult:
-    plan, lines = FormPlan.of(FOLDER, form), read_result_lines(FOLDER / "published.jsonl")
+    plan, lines = BenchmarkVariantPlan.read_variant(FOLDER, form), read_result_lines(FOLDER / "published.jsonl")
     return benchmark_result(plan, form, lines_by_block(plan, lines), planned_count(plan))
 
 
 def test_the_page_of_results_has_the_tables_of_the_published_runs() -> None:
     result = published_result("published")
-    tables = [line for line in as_markdown(result).splitlines() if line.startswith("|")]
-    assert not result.partial
+    tables = [line for line in benchmark_as_markdown(result).splitlines() if line.startswith("|")]
+    assert not result.is_incomplete
     assert len(tables) > 3 * len(result.methods)
     assert [line for line in tables if line not in RESULTS] == []
 
@@ -309,9 +319,9 @@ def test_the_page_of_results_has_the_means_of_twelve_and_of_more_rounds() -> Non
 
 def test_the_page_of_results_has_the_table_of_fednoro_as_fedmlp_compares_with_it() -> None:
     result = published_result("fednoro")
-    table = as_markdown(result).partition("## Data set by data set")[2].partition("## Block by block")[0]
+    table = benchmark_as_markdown(result).partition("## Data set by data set")[2].partition("## Block by block")[0]
     rows = [line for line in table.splitlines() if line.startswith("|")]
-    assert (result.partial, len(rows)) == (False, 6)
+    assert (result.is_incomplete, len(rows)) == (False, 6)
     assert [line for line in rows if line not in RESULTS] == []
 
 
@@ -375,13 +385,15 @@ def test_a_finished_run_is_a_line_and_is_not_run_again(tmp_path: Path) -> None:
     write_benchmark(tmp_path, f"{head}[[methods]]\n{method}{rest}")
     options = options_of(tmp_path, tmp_path)
     result = run_benchmark(options, QUIET)
-    assert (result.done, result.planned, result.partial) == (5, 5, False)
+    assert (result.done, result.planned, result.is_incomplete) == (5, 5, False)
     before = (tmp_path / "lines.jsonl").read_bytes()
     assert all(0.5 < json.loads(line)["validation_auroc"] <= 1 for line in before.splitlines())
     assert run_benchmark(options, QUIET).done == 5
     assert (tmp_path / "lines.jsonl").read_bytes() == before
     lines = read_result_lines(tmp_path / "lines.jsonl")
-    assert {run.key for run in all_runs(FormPlan.of(tmp_path, "small"), lines)} == set(lines)
+    assert {run.key for run in list_plan_runs(BenchmarkVariantPlan.read_variant(tmp_path, "small"), lines)} == set(
+        lines
+    )
 
 
 def paired_result(pairs: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> PairedTest:
@@ -393,7 +405,7 @@ def test_t_of_a_case_worked_by_hand() -> None:
     result = paired_result(np.array([[0.81, 0.80], [0.72, 0.70], [0.93, 0.90], [0.64, 0.60]]))
     assert result.mean_difference == pytest.approx(0.025)
     assert result.t_test_p == pytest.approx(0.0305, abs=5e-5)
-    assert result.p == result.t_test_p
+    assert result.p_value == result.t_test_p
     assert result.wilcoxon_p is None
 
 
@@ -401,7 +413,7 @@ def test_wilcoxon_decides_where_differences_are_not_normal() -> None:
     other = np.linspace(0.6, 0.8, 9)
     reference = other + np.array([0.001, 0.002, 0.003, 0.0015, 0.0025, 0.0012, 0.0022, 0.0031, 0.3])
     result = paired_result(np.stack([reference, other], axis=1))
-    assert result.p == result.wilcoxon_p == pytest.approx(wilcoxon(reference - other).pvalue)
+    assert result.p_value == result.wilcoxon_p == pytest.approx(wilcoxon(reference - other).pvalue)
     assert result.t_test_p == pytest.approx(ttest_rel(reference, other).pvalue)
 
 
@@ -426,7 +438,7 @@ def test_the_interval_holds_the_mean_and_is_the_same_for_the_same_generator() ->
 def test_what_cannot_be_tested_says_why(pairs: np.ndarray[tuple[int, int], np.dtype[np.float64]], reason: str) -> None:
     result = paired_result(pairs)
     assert result.reason.startswith(reason)
-    assert (result.p, result.normality_p, result.interval) == (None, None, None)
+    assert (result.p_value, result.normality_p, result.interval) == (None, None, None)
 
 
 def test_values_that_are_not_finite_are_refused() -> None:
@@ -438,16 +450,16 @@ def test_values_that_are_not_finite_are_refused() -> None:
 @settings(max_examples=60)
 def test_ties_and_zeros_give_a_p_value_or_a_reason_but_no_warning(rows: list[tuple[int, int]]) -> None:
     result = paired_result(np.array(rows) / 10)
-    assert (result.p is None) == bool(result.reason)
-    assert result.p is None or 0 <= result.p <= 1
+    assert (result.p_value is None) == bool(result.reason)
+    assert result.p_value is None or 0 <= result.p_value <= 1
 
 
 def test_seeds_are_averaged_before_classes_are_paired() -> None:
     # Class a: (.9 + .7)/2 - (.6 + .6)/2 = .2;  b: .8 - .9 = -.1 (seed 1 has no value for the other);  c: .5 - .4 = .1.
     reference = {(0, "a"): 0.9, (1, "a"): 0.7, (0, "b"): 0.8, (1, "b"): 0.1, (0, "c"): 0.5, (2, "c"): 0.9}
     other = {(0, "a"): 0.6, (1, "a"): 0.6, (0, "b"): 0.9, (1, "b"): None, (0, "c"): 0.4}
-    by_class = paired_over_classes(reference, other, np.random.default_rng(5))
-    by_pair = paired_over_classes_and_seeds(reference, other, np.random.default_rng(5))
+    by_class = compare_over_classes(reference, other, np.random.default_rng(5))
+    by_pair = compare_classes_and_seeds(reference, other, np.random.default_rng(5))
     assert (by_class.pairs, by_pair.pairs) == (3, 4)
     assert by_class.mean_difference == pytest.approx(0.2 / 3)
     assert by_pair.mean_difference == pytest.approx((0.3 + 0.1 - 0.1 + 0.1) / 4)
@@ -462,7 +474,7 @@ def test_holm_multiplies_from_the_smallest_on_and_never_falls() -> None:
 
 def test_corrected_tests_carry_the_deciding_p_of_their_family() -> None:
     tests = [PairedTest(9, t_test_p=0.5, wilcoxon_p=0.02), PairedTest(2, reason="few"), PairedTest(9, t_test_p=0.3)]
-    assert [each.holm_p for each in correct_family(tests)] == [0.04, None, 0.3]
+    assert [each.holm_p for each in correct_family_by_holm(tests)] == [0.04, None, 0.3]
 
 
 def random_pairs(seed: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
@@ -485,7 +497,7 @@ def test_each_p_value_is_that_of_scipy_on_the_differences(seed: int) -> None:
     assert result.normality_p == pytest.approx(normality)
     rejected = wilcoxon(pairs[:, 0], pairs[:, 1]).pvalue if normality < ALPHA else None
     assert result.wilcoxon_p == (None if rejected is None else pytest.approx(rejected))
-    assert result.p == (result.t_test_p if rejected is None else result.wilcoxon_p)
+    assert result.p_value == (result.t_test_p if rejected is None else result.wilcoxon_p)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -11,24 +11,33 @@ from hypothesis import strategies as st
 from scipy.stats import t as scipy_t
 from scipy.stats import ttest_rel, wilcoxon
 
-from common.metrics.auroc import summarise
-from server.runs.reader import RoundLine, Run
-from studies.claims import gain_sentences, headline_sentence, large_effects, outcome_of_test, verdict_sentences
-from studies.comparison import Comparison, Spread, compare
+from common.metrics.auroc import summarise_test_results
+from server.runs.reader import RoundLine, RunFolderContent
+from studies.claims import (
+    gain_sentences,
+    headline_sentence,
+    large_difference_sentences,
+    outcome_of_test,
+    verdict_sentences,
+)
+from studies.comparison import MeanAndSd, MethodComparison, compare_methods
 from studies.study_report import study_headline
-from studies.study_results import PublishedNumber, StudyResult, TableResult
+from studies.study_results import OurAndPaperNumber, StudyResult, TableResult
 from tests.studies.made_runs import metrics, run_of, summary
 
 CLASSES = ("edema", "hernia", "mass", "nodule", "fibrosis", "effusion")
 MANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-Drawn = tuple[Comparison, dict[str, list[Run]]]
+Drawn = tuple[MethodComparison, dict[str, list[RunFolderContent]]]
 
 
-def of_seed(method: str, seed: int, values: Mapping[str, float | None], **more: Any) -> Run:
+def of_seed(method: str, seed: int, values: Mapping[str, float | None], **more: Any) -> RunFolderContent:
     """Make a run of two sites that annotate every class and are both tested like the whole."""
     results = metrics(values, 40, 90)
     site = {"per_class": {name: asdict(result) for name, result in results.items()}}
-    test = {"test": asdict(summarise(results, set(values), set())), "per_site": {"north": site, "south": site}}
+    test = {
+        "test": asdict(summarise_test_results(results, set(values), set())),
+        "per_site": {"north": site, "south": site},
+    }
     return run_of(summary(method, values, seed=seed, **test, **more), f"{method}-{seed}")
 
 
@@ -36,7 +45,7 @@ def of_seed(method: str, seed: int, values: Mapping[str, float | None], **more: 
 def comparisons(draw: st.DrawFn) -> Drawn:
     """Two to four methods with one to five seeds each, alike, far apart or in between, some classes untested."""
     names = CLASSES[: draw(st.integers(1, 6))]
-    methods: dict[str, list[Run]] = {}
+    methods: dict[str, list[RunFolderContent]] = {}
     for method in ("ours", "theirs", "others", "more")[: draw(st.integers(2, 4))]:
         level, noise = draw(st.sampled_from([0.5, 0.6, 0.61, 0.8])), draw(st.sampled_from([0.0, 0.002, 0.15]))
         auroc = st.floats(-1, 1).map(lambda offset, level=level, noise=noise: level + noise * offset)
@@ -44,10 +53,12 @@ def comparisons(draw: st.DrawFn) -> Drawn:
         methods[method] = [
             of_seed(method, seed, {name: draw(value) for name in names}) for seed in range(draw(st.integers(1, 5)))
         ]
-    return compare([run for runs in methods.values() for run in runs]), methods
+    return compare_methods([run for runs in methods.values() for run in runs]), methods
 
 
-def class_means(ours: Sequence[Run], theirs: Sequence[Run]) -> tuple[list[float], list[float], set[int]]:
+def class_means(
+    ours: Sequence[RunFolderContent], theirs: Sequence[RunFolderContent]
+) -> tuple[list[float], list[float], set[int]]:
     """Return the AUROC of each class over the seeds that both have, and these seeds: from the runs themselves."""
     pairs: dict[str, list[tuple[float, float]]] = {}
     seeds = set()
@@ -93,7 +104,7 @@ def test_the_headline_says_of_each_method_what_its_own_sentence_says(drawn: Draw
     for other, sentence in zip(others, verdict_sentences(comparison), strict=True):
         parts = [part for part in line.removesuffix(".").split("; it ") if re.search(rf"\b{other}\b", part)]
         assert len(parts) == 1
-        stands = outcome_of_test(comparison.contrast(other).result)
+        stands = outcome_of_test(comparison.find_contrast(other).result)
         if stands in ("better", "worse"):
             assert f"is {stands} than" in parts[0]
             assert f"is {stands} than" in sentence
@@ -107,7 +118,7 @@ def test_the_headline_says_of_each_method_what_its_own_sentence_says(drawn: Draw
 def test_every_large_difference_has_its_sentence_and_no_other_has(drawn: Drawn) -> None:
     comparison, _ = drawn
     reference, *others = comparison.methods
-    sentences = "\n".join(large_effects(comparison))
+    sentences = "\n".join(large_difference_sentences(comparison))
     for other in others:
         for name, ours, theirs, subset in (
             ("AUROC on shared classes", reference.auroc["shared"], other.auroc["shared"], "shared"),
@@ -121,7 +132,7 @@ def test_every_large_difference_has_its_sentence_and_no_other_has(drawn: Drawn) 
             assert len(matches) == large
             for side, tested in matches:
                 assert (side == "higher") == ((ours.mean or 0) > (theirs.mean or 0))
-                of_subset = subset and outcome_of_test(comparison.contrast(other.label, subset).result)  # type: ignore[arg-type]
+                of_subset = subset and outcome_of_test(comparison.find_contrast(other.label, subset).result)  # type: ignore[arg-type]
                 assert tested == (f"paired test: {of_subset}" if of_subset else "not tested")
 
 
@@ -141,17 +152,17 @@ def test_a_clear_and_constant_lead_is_called_better_and_each_limit_of_that_count
     """The rule can also say yes: else the properties above would hold of silence."""
     high = [of_seed("ours", s, {n: 0.8 + 0.01 * i + 0.001 * s for i, n in enumerate(CLASSES)}) for s in range(3)]
     low = [of_seed("theirs", s, {n: 0.7 + 0.012 * i for i, n in enumerate(CLASSES)}) for s in range(3)]
-    assert headline_sentence(compare([*high, *low])).endswith("ours is better than theirs (+0.096).")
-    assert headline_sentence(compare([*low, *high])).endswith("theirs is worse than ours (−0.096).")
-    assert "fewer than the 3 seeds" in headline_sentence(compare([*high[:2], *low[:2]]))
-    assert gain_sentences(compare([*high, *low]))[0].startswith("All 2 sites gain over theirs")
+    assert headline_sentence(compare_methods([*high, *low])).endswith("ours is better than theirs (+0.096).")
+    assert headline_sentence(compare_methods([*low, *high])).endswith("theirs is worse than ours (−0.096).")
+    assert "fewer than the 3 seeds" in headline_sentence(compare_methods([*high[:2], *low[:2]]))
+    assert gain_sentences(compare_methods([*high, *low]))[0].startswith("All 2 sites gain over theirs")
 
 
 def test_runs_of_unknown_patients_and_lost_sites_are_cautioned_in_a_comparison() -> None:
     ours = of_seed("ours", 0, {"edema": 0.8})
     theirs = of_seed("theirs", 0, {"edema": 0.8}, patients_known=False)
     line = RoundLine(round=1, sites=("north",), absent={"south": "late"})
-    cautions = compare([ours, Run(theirs.folder, theirs.summary, (line,))]).cautions
+    cautions = compare_methods([ours, RunFolderContent(theirs.folder, theirs.summary, (line,))]).cautions
     assert any("which images belong to one patient" in caution for caution in cautions)
     assert any("south was absent" in caution and "theirs with seed 0" in caution for caution in cautions)
 
@@ -168,7 +179,7 @@ ENTRIES = st.lists(
 def test_a_published_number_is_reproduced_where_it_lies_in_the_interval_of_ours(
     drawn: list[tuple[float, float | None, float | None]], seeds: int
 ) -> None:
-    entries = tuple(PublishedNumber(Spread(mean, sd), paper) for mean, sd, paper in drawn)
+    entries = tuple(OurAndPaperNumber(MeanAndSd(mean, sd), paper) for mean, sd, paper in drawn)
     table = TableResult("", (), (), (), (), ((entries,),), "", (), (), (), (), ())
     sentence = study_headline(StudyResult("", "", tuple(range(seeds)), (), (table,)))
     published = [(ours, sd, paper) for ours, sd, paper in drawn if paper is not None]

@@ -12,19 +12,19 @@ from rich.console import Console, RenderableType
 from scipy.stats import ttest_1samp
 
 from common.errors import BadInput
-from common.metrics.auroc import ClassMetrics, summarise
-from common.metrics.multi_class import ClientAccuracy, MultiClassMetrics, RoundAccuracy
-from server.reporting.page import ClassGroup
+from common.metrics.auroc import ClassMetrics, summarise_test_results
+from common.metrics.multi_class import BestClientAccuracies, MultiClassMetrics, RoundAccuracy
+from server.reporting.page import AnnotatedClassGroup
 from server.reporting.tables import coverage_table
 from server.runs.reader import read_run
 from studies.claims import gain_sentences, verdict_sentences
-from studies.comparison import Comparison, MethodResult, Spread, compare, write_comparison
+from studies.comparison import MeanAndSd, MethodComparison, MethodResult, compare_methods, write_comparison
 from studies.comparison_report import (
-    as_markdown,
+    comparison_as_markdown,
     draw_auroc_by_method,
-    draw_gains,
-    draw_shared_and_unique,
-    terminal_tables,
+    draw_auroc_by_subset,
+    draw_gains_by_site,
+    format_comparison_tables,
 )
 from tests.studies.made_runs import compared, metrics, run_of, summary
 
@@ -63,7 +63,7 @@ def multi_class_run(accuracy: float, seed: int = 0) -> dict[str, Any]:
     """A run with one class an image; its test set holds one class only, so that specificity is undefined."""
     content = summary("good", {"edema": 0.8}, seed=seed)
     content["test"]["multi_class"] = asdict(MultiClassMetrics(accuracy, accuracy, None, 0.6, 20))
-    return content | {"client_accuracy": asdict(ClientAccuracy(0.9, 4, 0.85, 2, {"north": 0.95, "south": 0.85}))}
+    return content | {"client_accuracy": asdict(BestClientAccuracies(0.9, 4, 0.85, 2, {"north": 0.95, "south": 0.85}))}
 
 
 def test_a_run_folder_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_run_folder_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_run_with_one_class_an_image_is_read_as_it_was_written(tmp_path: Path) -> None:
     run = read_run(write(tmp_path / "run", multi_class_run(0.7)))
     assert run.summary.test.multi_class == MultiClassMetrics(0.7, 0.7, None, 0.6, 20)
-    assert run.summary.client_accuracy == ClientAccuracy(0.9, 4, 0.85, 2, {"north": 0.95, "south": 0.85})
+    assert run.summary.client_accuracy == BestClientAccuracies(0.9, 4, 0.85, 2, {"north": 0.95, "south": 0.85})
     assert run.rounds[0].test_accuracy == RoundAccuracy(0.5, 0.6)
 
 
@@ -109,7 +109,7 @@ def test_a_method_is_averaged_over_its_seeds_with_the_sample_sd() -> None:
 def test_unique_classes_are_those_of_their_own_seed() -> None:
     # (0, mass): .8 - .5 = .3;  (1, edema): .9 - .75 = .15.
     comparison = compared(*TWO_SEEDS)
-    result = comparison.contrast("poor", "unique", "classes x seeds").result
+    result = comparison.find_contrast("poor", "unique", "classes x seeds").result
     assert result.pairs == 2
     assert result.mean_difference == pytest.approx(0.225)
     assert comparison.class_groups == {"shared": ("hernia", "nodule"), "varies": ("edema", "mass")}
@@ -143,7 +143,7 @@ def test_pooled_training_is_judged_on_the_reference_s_unique_classes() -> None:
 
 def test_nothing_and_the_same_method_and_seed_twice_are_refused() -> None:
     with pytest.raises(BadInput, match="no run to compare"):
-        compare([])
+        compare_methods([])
     with pytest.raises(BadInput, match='"good" with seed 0'):
         compared(TWO_SEEDS[0], TWO_SEEDS[0])
 
@@ -176,7 +176,7 @@ def test_the_json_holds_every_test(tmp_path: Path) -> None:
 def test_terminal_and_markdown_tables_have_the_same_figures() -> None:
     comparison = compared(*TWO_SEEDS)
     cells = ["0.575 ± 0.035", "0.625 ± 0.177", "+0.275"]
-    shown, markdown = printed(terminal_tables(comparison)), as_markdown(comparison)
+    shown, markdown = printed(format_comparison_tables(comparison)), comparison_as_markdown(comparison)
     assert all(cell in shown and cell in markdown for cell in cells)
     headings, *_, poor = lines = markdown.splitlines()[2:]  # below the title
     assert [line.count("|") for line in lines] == [9] * 4
@@ -190,7 +190,7 @@ def test_measures_of_one_class_an_image_are_averaged_over_seeds() -> None:
     (method,) = compared(multi_class_run(0.7), multi_class_run(0.8, seed=1) | {"client_accuracy": None}).methods
     assert method.measures["accuracy"].mean == pytest.approx(0.75)
     assert method.measures["accuracy"].sd == pytest.approx(0.0707107, abs=1e-6)
-    assert method.measures["best_mean_client_test_accuracy"] == Spread(0.9, None)
+    assert method.measures["best_mean_client_test_accuracy"] == MeanAndSd(0.9, None)
     assert "specificity" not in method.measures
 
 
@@ -206,10 +206,10 @@ def test_intervals_are_averaged_over_the_seeds_that_have_them() -> None:
 def test_tables_show_measures_of_one_class_an_image_only_where_a_run_has_them() -> None:
     plain = summary("poor", {"edema": 0.6})
     comparison = compared(multi_class_run(0.7), plain)
-    shown, markdown = printed(terminal_tables(comparison)), as_markdown(comparison)
+    shown, markdown = printed(format_comparison_tables(comparison)), comparison_as_markdown(comparison)
     assert all(word in shown and word in markdown for word in ("accuracy", "F1", "BMCTA", "BTA", "0.700"))
     assert markdown.splitlines()[-1].count("n/a") >= len(comparison.measures) == 5
-    assert "BMCTA" not in as_markdown(compared(plain))
+    assert "BMCTA" not in comparison_as_markdown(compared(plain))
 
 
 def coverage(*contents: Mapping[str, Any]) -> str:
@@ -239,17 +239,17 @@ def test_figures_with_an_error_are_not_compared() -> None:
     comparison = compared(*content)
     exact, summed = comparison.methods
     assert (exact.auroc["all"].mean, summed.auroc["all"].mean) == (pytest.approx(0.8), None)
-    assert comparison.contrast("summed", "all").result.mean_difference is None
+    assert comparison.find_contrast("summed", "all").result.mean_difference is None
     assert any("error (±)" in caution for caution in comparison.cautions)
 
 
 def test_a_method_without_a_subset_has_no_marker_there_and_one_seed_no_line() -> None:
     def method(label: str, sd: float | None, unique: float | None) -> MethodResult:
-        spreads = {"all": Spread(0.8, sd), "shared": Spread(0.9, sd), "unique": Spread(unique, None)}
-        none = Spread(None, None)
+        spreads = {"all": MeanAndSd(0.8, sd), "shared": MeanAndSd(0.9, sd), "unique": MeanAndSd(unique, None)}
+        none = MeanAndSd(None, None)
         return MethodResult(label, (0,), "", spreads, none, none, {}, {}, {})
 
-    svg = ElementTree.fromstring(draw_shared_and_unique([method("one", None, None), method("two", 0.01, 0.7)]))
+    svg = ElementTree.fromstring(draw_auroc_by_subset([method("one", None, None), method("two", 0.01, 0.7)]))
     markers = [use.get("style", "") for use in svg.iter("use")]
     lines = [path.get("style", "") for path in svg.iter("path") if "stroke-width: 2" in path.get("style", "")]
     assert sum("fill: var(--blue)" in style for style in markers) == 2 + 1  # and one in the legend
@@ -259,9 +259,9 @@ def test_a_method_without_a_subset_has_no_marker_there_and_one_seed_no_line() ->
 
 @pytest.mark.parametrize(("low", "line"), [(0.6, True), (0.98, False)])
 def test_a_class_axis_reaches_to_chance_only_where_values_are_near(low: float, line: bool) -> None:
-    spread = Spread(low, None)
+    spread = MeanAndSd(low, None)
     method = MethodResult("a", (0,), "", {}, spread, spread, {"edema": low, "mass": 0.99}, {}, {})
-    drawn = draw_auroc_by_method([method], [ClassGroup("shared", ("edema", "mass"))])
+    drawn = draw_auroc_by_method([method], [AnnotatedClassGroup("shared", ("edema", "mass"))])
     assert ("stroke-dasharray" in drawn) == line
 
 
@@ -292,11 +292,11 @@ ALONE = {"north": {"edema": 0.8, "mass": 0.74}, "south": {"edema": 0.65}}
 
 
 @pytest.fixture
-def two() -> Comparison:
+def two() -> MethodComparison:
     return compared(run("good", GOOD), run("individual", ALONE))
 
 
-def test_a_gain_is_the_mean_difference_over_the_classes_that_the_site_annotates(two: Comparison) -> None:
+def test_a_gain_is_the_mean_difference_over_the_classes_that_the_site_annotates(two: MethodComparison) -> None:
     north, south = two.site_gains
     # north: (.9 - .8 + .7 - .74) / 2; one of its two classes is worse
     assert (north.gain, north.auroc, north.other_auroc) == pytest.approx((0.03, 0.8, 0.77))
@@ -304,7 +304,7 @@ def test_a_gain_is_the_mean_difference_over_the_classes_that_the_site_annotates(
     assert south.gain == pytest.approx(-0.05)
 
 
-def test_one_seed_is_no_verdict(two: Comparison) -> None:
+def test_one_seed_is_no_verdict(two: MethodComparison) -> None:
     (sentence,) = gain_sentences(two)
     assert "too few seeds" in sentence
     assert sentence.endswith("north +0.030 (0.770 → 0.800) and south −0.050 (0.650 → 0.600).")
@@ -377,12 +377,15 @@ def test_other_test_images_are_not_compared() -> None:
     reason = "it was tested on other images there"
     assert {gain.reason for gain in comparison.site_gains} == {reason}
     assert gain_sentences(comparison) == [f"No site can be compared with x: {reason}."]
-    assert draw_gains(comparison) == ""
+    assert draw_gains_by_site(comparison) == ""
 
 
 def test_an_ensemble_of_local_models_is_compared_as_a_method_of_its_own() -> None:
     per_site = {"south": {"per_class": {"edema": asdict(metrics({"edema": 0.5})["edema"])}}}
-    ensemble = {"test": asdict(summarise(metrics({"edema": 0.75}), (), (), "ensemble")), "per_site": per_site}
+    ensemble = {
+        "test": asdict(summarise_test_results(metrics({"edema": 0.75}), (), (), "ensemble")),
+        "per_site": per_site,
+    }
     comparison = compared(run("good", GOOD), run("individual", ALONE, ensemble=ensemble))
     assert [method.label for method in comparison.methods] == ["good", "individual", "individual (ensemble)"]
     assert comparison.methods[2].per_class == {"edema": 0.75}
@@ -390,7 +393,7 @@ def test_an_ensemble_of_local_models_is_compared_as_a_method_of_its_own() -> Non
     assert "an ensemble of models trained alone" in gain_sentences(comparison)[1]
 
 
-def test_the_json_file_has_every_gain(tmp_path: Path, two: Comparison) -> None:
+def test_the_json_file_has_every_gain(tmp_path: Path, two: MethodComparison) -> None:
     written = json.loads(write_comparison(two, tmp_path / "c.json").read_text())
     assert [gain["site"] for gain in written["site_gains"]] == ["north", "south"]
 
@@ -402,4 +405,4 @@ def test_many_sites_are_counted_in_words_and_ranked_in_the_figure() -> None:
     assert "site39 +0.390" in sentence
     assert sentence.endswith("and 35 more.")
     assert len({gain.site for gain in comparison.site_gains}) == 40
-    assert "from the largest loss" in draw_gains(comparison)
+    assert "from the largest loss" in draw_gains_by_site(comparison)

@@ -12,9 +12,9 @@ from rich.console import Console
 from common.errors import BadInput
 from strategies.registry import build_site_method
 from studies import runner
-from studies.progress import ActiveRun, GridPace, GridTable
+from studies.progress import ActiveRun, TrialsPace, TrialsTable
 from studies.runner import FailedRuns, assign_gpus, count_fitting_jobs, run_trials
-from studies.study import trials_of
+from studies.study import list_study_trials
 from studies.study_file import read_study
 from studies.trial import Trial, check_trials
 from tests.federations import DIGITS
@@ -30,8 +30,8 @@ def trial(folder: Path, name: str, *overrides: str, text: str = DIGITS) -> Trial
     return Trial(path, folder / "runs" / name, overrides, name)
 
 
-def pace(totals: dict[str, int], *active: ActiveRun, jobs: int = 1, done: dict[str, int] | None = None) -> GridPace:
-    return GridPace(totals, done or dict.fromkeys(totals, 0), jobs, lambda: list(active))
+def pace(totals: dict[str, int], *active: ActiveRun, jobs: int = 1, done: dict[str, int] | None = None) -> TrialsPace:
+    return TrialsPace(totals, done or dict.fromkeys(totals, 0), jobs, lambda: list(active))
 
 
 def test_the_rest_is_what_such_runs_took_at_so_many_at_a_time() -> None:
@@ -39,9 +39,9 @@ def test_the_rest_is_what_such_runs_took_at_so_many_at_a_time() -> None:
     for jobs, left in ((1, 28), (2, 14)):
         grid = pace({"a": 3, "b": 2}, jobs=jobs)
         for seconds in (10, 30, 14):
-            grid.finished("a", seconds)
-        assert (grid.typical("a"), grid.left()) == (14, left)
-    assert pace({"a": 1}, done={"a": 1}).left() == 0
+            grid.count_finished_run("a", seconds)
+        assert (grid.median_run_s("a"), grid.remaining_s()) == (14, left)
+    assert pace({"a": 1}, done={"a": 1}).remaining_s() == 0
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_rest_is_what_such_runs_took_at_so_many_at_a_time() -> None:
 def test_those_that_wait_take_as_long_as_those_at_work_seem_to(
     totals: dict[str, int], active: ActiveRun, left: float | None
 ) -> None:
-    assert pace(totals, active).left() == left
+    assert pace(totals, active).remaining_s() == left
 
 
 @pytest.mark.parametrize(
@@ -68,25 +68,25 @@ def test_those_that_wait_take_as_long_as_those_at_work_seem_to(
 )
 def test_a_run_at_work_counts_by_its_own_rounds(seconds: float, rounds: int, left: float) -> None:
     grid = pace({"a": 2}, ActiveRun("a", seconds, rounds, 20))
-    grid.finished("a", 100.0)
-    assert grid.left() == left
+    grid.count_finished_run("a", 100.0)
+    assert grid.remaining_s() == left
 
 
 def test_the_table_counts_runs_that_were_there_before_and_leaves_finished_experiments_out() -> None:
     before, after = (pace({"a": 3, "b": 1}, ActiveRun("a", 5, 1, 9), done={"a": n, "b": 1}) for n in (2, 1))
-    after.finished("a", 12.0)
+    after.count_finished_run("a", 12.0)
     for grid, duration in ((before, ""), (after, "12.0 s")):  # a run that was there before has no length
-        columns = GridTable(SILENT, grid).table().columns[1:]
+        columns = TrialsTable(SILENT, grid).table().columns[1:]
         assert [list(column.cells) for column in columns] == [["2 of 3"], ["round 1 of 9"], [duration]]
 
 
 def test_a_run_that_broke_off_is_thrown_away_and_done_anew(tmp_path: Path) -> None:
     broken = trial(tmp_path, "a", "run.rounds=1")
-    broken.unfinished.mkdir(parents=True)
-    (broken.unfinished / "rounds.jsonl").write_text("{}\n", encoding="utf-8")
+    broken.unfinished_folder.mkdir(parents=True)
+    (broken.unfinished_folder / "rounds.jsonl").write_text("{}\n", encoding="utf-8")
     run_trials([broken], tmp_path / "runs", 1, SILENT)
     assert broken.is_done()
-    assert not broken.unfinished.exists()
+    assert not broken.unfinished_folder.exists()
 
 
 def write_summary(run: Trial, table: str, **settings: object) -> None:
@@ -145,8 +145,8 @@ def test_faults_of_all_cells_come_at_once(tmp_path: Path) -> None:
 
 def test_a_name_does_not_make_another_run(tmp_path: Path) -> None:
     plain, named = trial(tmp_path, "a"), trial(tmp_path, "b", "run.name=other")
-    assert plain.identity == named.identity
-    assert plain.identity != trial(tmp_path, "c", "run.rounds=3").identity
+    assert plain.settings_text == named.settings_text
+    assert plain.settings_text != trial(tmp_path, "c", "run.rounds=3").settings_text
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def study(folder: Path, text: str = STUDY) -> Path:
 
 def trials(folder: Path, *, quick: bool, seeds: int = 1) -> list[Trial]:
     study = read_study(folder, quick=quick)
-    grid = trials_of(study, folder, folder / "runs", ("scale=small",) if quick else (), range(seeds))
+    grid = list_study_trials(study, folder, folder / "runs", ("scale=small",) if quick else (), range(seeds))
     return [trial for table in grid for row in table for column in row for trial in column]
 
 

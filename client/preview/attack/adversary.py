@@ -27,14 +27,14 @@ from common.data.images.pixels import channels_first
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build
 from common.models.state import ModelState
-from common.wire.codec import R, decode, encode
+from common.wire.codec import R, decode_record, encode_record
 from common.wire.flower_objects import set_identity
 from common.wire.records import (
     BenefitReply,
     BenefitRequest,
     EvaluateReply,
     EvaluateRequest,
-    Groups,
+    ModelGroups,
     Record,
     TrainReply,
     TrainRequest,
@@ -46,7 +46,7 @@ Picture = tuple[str, str]
 
 
 @dataclass
-class ProbeResponse:
+class ProbedSiteAnswers:
     """The site's answers to an attacker.
 
     Attributes:
@@ -84,7 +84,7 @@ class AttackResult:
     stops: str
     by_chance: float = 0.0
     notes: Sequence[str] = ()
-    response: ProbeResponse = field(default_factory=ProbeResponse)
+    response: ProbedSiteAnswers = field(default_factory=ProbedSiteAnswers)
     pictures: Sequence[Picture] = field(default=(), repr=False)
     seconds: float = 0.0
 
@@ -133,7 +133,7 @@ class Adversary:
     site: Site
     folder: Path
     honest: Plan
-    response: ProbeResponse = field(default_factory=ProbeResponse)
+    response: ProbedSiteAnswers = field(default_factory=ProbedSiteAnswers)
 
     def __post_init__(self) -> None:
         set_identity(1, 1)  # read by Message()
@@ -142,15 +142,15 @@ class Adversary:
         self._runs = count(1)
 
     @property
-    def rows(self) -> tuple[str, ...]:
+    def head_rows(self) -> tuple[str, ...]:
         """Return the head rows that a model for this site has."""
-        return self.site.declaration.canonical
+        return self.site.declaration.canonical_names
 
     def name_new_run(self) -> str:
         """Return the name of a run that the site does not know yet."""
         return f"attack-{next(self._runs)}"
 
-    def plan(self, architecture: str, image_size: int, lr: float, batch_size: int = 0, **training: Any) -> Plan:
+    def make_plan(self, architecture: str, image_size: int, lr: float, batch_size: int = 0, **training: Any) -> Plan:
         """Make a plan of the attacker's own, as far as this site's policy accepts it.
 
         Args:
@@ -177,9 +177,9 @@ class Adversary:
             }
         )
 
-    def network(self, plan: Plan, seed: int = 1) -> SplitNetwork:
+    def build_network(self, plan: Plan, seed: int = 1) -> SplitNetwork:
         """Build the network of a plan for this site's classes."""
-        return build(plan.model, self.rows, seed)
+        return build(plan.model, self.head_rows, seed)
 
     def request_training(self, plan: Plan, model: ModelState, run: str = "") -> TrainReply | None:
         """Have the site train from a model in round 1; None where it does not answer."""
@@ -210,12 +210,12 @@ class Adversary:
             "counted": 0,
             "best": -1,
             "left_out": "",
-            "model": Groups.of_model(model),
+            "model": ModelGroups.from_model(model),
         }
 
     def _exchange_records(self, kind: str, record: Record, expected: type[R]) -> R | None:
         """Send a record through the site's gate; return its reply, or None after a refusal."""
-        message, refusal = Message(encode(record), 2, kind), ""
+        message, refusal = Message(encode_record(record), 2, kind), ""
         try:
             reply = self._app(message, Context(1, 2, {}, RecordDict(), {}))
             refusal = str(reply.error.reason) if reply.has_error() else ""
@@ -223,16 +223,16 @@ class Adversary:
             refusal = f"stopped: {type(error).__name__}"
         if not refusal:
             self.response.records += 1
-            return decode(reply.content, expected)
+            return decode_record(reply.content, expected)
         if refusal not in self.response.refusals:
             self.response.refusals.append(refusal)
         return None
 
 
-def draw_images(images: ImageSet, most: int, seed: int = 0) -> ImageSet:
+def draw_random_images(images: ImageSet, most: int, seed: int = 0) -> ImageSet:
     """Draw at most ``most`` images at random; they keep their order."""
     rows = np.random.default_rng(seed).permutation(len(images))[:most]
-    return images.rows(np.sort(rows))
+    return images.select_rows(np.sort(rows))
 
 
 def copy_site_with(site: Site, **parts: ImageSet) -> Site:
@@ -250,8 +250,10 @@ def copy_site_with(site: Site, **parts: ImageSet) -> Site:
             if images.stored is whole.stored and set(_image_places(images)) <= set(by_place):
                 unsaid[part] = np.array([by_place[place] for place in _image_places(images)], np.bool_)
             else:
-                unsaid[part] = mark_images_of_hidden_classes(images, site.hides(part), site.policy.smallest_count)
-    changes: dict[str, Any] = {"hidden": {part: site.hides(part) for part in PARTS}, "unsaid": unsaid, **parts}
+                unsaid[part] = mark_images_of_hidden_classes(
+                    images, site.hidden_classes(part), site.policy.smallest_count
+                )
+    changes: dict[str, Any] = {"hidden": {part: site.hidden_classes(part) for part in PARTS}, "unsaid": unsaid, **parts}
     return replace(site, **changes)
 
 
@@ -285,16 +287,16 @@ def fedsld_cnn_layers(network: SplitNetwork) -> FedsldCnnLayers:
 
 
 @torch.no_grad()
-def set_to_zero(network: nn.Module) -> None:
+def zero_all_parameters(network: nn.Module) -> None:
     """Set all parameters to 0."""
     for value in network.parameters():
         value.zero_()
 
 
 @torch.no_grad()
-def pass_pixels_through(network: SplitNetwork) -> None:
+def set_pixel_passing_weights(network: SplitNetwork) -> None:
     """Make the convolutions pass an image's pixels, from 0 to 1, on to the dense layer; give the head small weights."""
-    set_to_zero(network)
+    zero_all_parameters(network)
     layers, normalisation = fedsld_cnn_layers(network), network.spec.normalisation
     layers.first.weight[0, 0, 2, 2], layers.second.weight[0, 0, 2, 2] = normalisation.std[0], 1.0
     assert layers.first.bias is not None
@@ -305,7 +307,7 @@ def pass_pixels_through(network: SplitNetwork) -> None:
 
 
 @torch.no_grad()
-def compute_passed_pixels(network: SplitNetwork, images: ImageSet) -> Floats:
+def compute_dense_layer_input(network: SplitNetwork, images: ImageSet) -> Floats:
     """Compute the input of the dense layer for each image, ``(n, side x side)``."""
     backbone = network.backbone
     assert isinstance(backbone, nn.Sequential)
@@ -315,6 +317,6 @@ def compute_passed_pixels(network: SplitNetwork, images: ImageSet) -> Floats:
     return np.asarray(torch.cat(parts).flatten(1).double().numpy())
 
 
-def change_of_tensor(reply: TrainReply | None, place: slice) -> NDArray[np.float32] | None:
+def trunk_tensor_change(reply: TrainReply | None, place: slice) -> NDArray[np.float32] | None:
     """Return the change of one tensor of the trunk; None where no update of the trunk came."""
     return None if reply is None or reply.update.trunk is None else reply.update.trunk[place]

@@ -18,9 +18,9 @@ from client.preview.attack.adversary import (
     DENSE,
     Adversary,
     AttackResult,
-    change_of_tensor,
     fedsld_cnn_layers,
-    set_to_zero,
+    trunk_tensor_change,
+    zero_all_parameters,
 )
 from common.config import Plan, PrivacySection
 from common.data.base.image_set import ImageSet
@@ -55,10 +55,12 @@ def list_undisclosed_counts(at: Adversary, *parts: str) -> list[UndisclosedCount
     site, counts = at.site, list[UndisclosedCount]()
     for part in parts:
         images: ImageSet = getattr(site, part)
-        reported = set(at.rows) - site.hides(part) if part == "train" and site.policy.label_counts else set()
+        reported = (
+            set(at.head_rows) - site.hidden_classes(part) if part == "train" and site.policy.label_counts else set()
+        )
         counts += [
             UndisclosedCount(part, row, int((images.labels[:, images.class_names.index(name)] == 1).sum()))
-            for row, name in enumerate(at.rows)
+            for row, name in enumerate(at.head_rows)
             if len(images) and name not in reported
         ]
     return counts
@@ -66,7 +68,7 @@ def list_undisclosed_counts(at: Adversary, *parts: str) -> list[UndisclosedCount
 
 def make_constant_model(at: Adversary, plan: Plan, row: int | None = None) -> ModelState:
     """Make a model of zeros, which answers the same for all images; with ``row``, it is sure of that row's class."""
-    model = read_state(at.network(plan))
+    model = read_state(at.build_network(plan))
     for values in (model.trunk, model.norm, model.head.weight, model.head.bias):
         values[:] = 0
     if row is not None:
@@ -74,20 +76,20 @@ def make_constant_model(at: Adversary, plan: Plan, row: int | None = None) -> Mo
     return model
 
 
-def counts_from_losses(at: Adversary) -> AttackResult:
+def infer_counts_from_losses(at: Adversary) -> AttackResult:
     """Ask for the loss of a model that is sure of one class, for each class and part.
 
     The attacker knows the classes that no validation figure is over: it could try how many they are.
     """
-    plan, counts = at.plan("tiny_cnn", 16, STILL), list_undisclosed_counts(at, "train", "validation")
+    plan, counts = at.make_plan("tiny_cnn", 16, STILL), list_undisclosed_counts(at, "train", "validation")
     recovered = 0
     for count in counts:
-        model, rows, loss, images = make_constant_model(at, plan, count.row), len(at.rows), None, 0
+        model, rows, loss, images = make_constant_model(at, plan, count.row), len(at.head_rows), None, 0
         if count.part == "train":
             if trained := at.request_training(plan, model):
                 loss, images = trained.train_loss, trained.train_samples
         else:
-            rows -= len(at.site.hides("validation"))
+            rows -= len(at.site.hidden_classes("validation"))
             if judged := at.request_evaluation(plan, model):
                 loss, images = judged.validation_loss, len(at.site.validation)
         if loss is not None:
@@ -106,13 +108,13 @@ def counts_from_losses(at: Adversary) -> AttackResult:
     )
 
 
-def counts_from_digits(at: Adversary) -> AttackResult:
+def infer_counts_from_rounding(at: Adversary) -> AttackResult:
     """Find exact counts from the digits of scores, where counts are reported rounded."""
     step, test, pairs = at.site.policy.round_counts_to, at.site.test, dict[str, set[tuple[int, int]]]()
     whole = Fraction(1, 10**6)  # a number that is less than this away from a whole one counts as whole
     for seed in range(TESTS if step > 1 else 0):
-        plan, run = at.plan("tiny_cnn", 16, STILL), at.name_new_run()
-        model = read_state(at.network(plan, seed))
+        plan, run = at.make_plan("tiny_cnn", 16, STILL), at.name_new_run()
+        model = read_state(at.build_network(plan, seed))
         at.request_training(plan, model, run)
         if (reply := at.request_evaluation(plan, model, run, test=True)) is None:
             continue
@@ -138,7 +140,7 @@ def counts_from_digits(at: Adversary) -> AttackResult:
         f"rounded pair allows, few have the digits that were told. {TESTS} models, each in a run of its own."
         + ("" if step > 1 else " Here counts of large classes are told as they are."),
         recovered,
-        len(set(at.rows) - at.site.hides("test")) if step > 1 and len(test) else 0,
+        len(set(at.head_rows) - at.site.hidden_classes("test")) if step > 1 and len(test) else 0,
         "counts that `round_counts_to` rounds",
         "`test_metrics = false`",
         response=at.response,
@@ -148,12 +150,12 @@ def counts_from_digits(at: Adversary) -> AttackResult:
 # ---------------------------------------------------------------------- out of updates
 
 
-def counts_from_head_rows(at: Adversary) -> AttackResult:
+def infer_counts_from_head(at: Adversary) -> AttackResult:
     """Read the counts of training images off the change of the head's biases: one request for all classes."""
-    plan = at.plan("tiny_cnn", 16, 1.0)
+    plan = at.make_plan("tiny_cnn", 16, 1.0)
     reply = at.request_training(plan, make_constant_model(at, plan))
     head = None if reply is None else reply.update.head
-    return _make_result(
+    return _make_counts_result(
         "counts from head rows",
         "How many training images show a class, out of the change of its head row",
         "One step from a model of zeros: the change of each class's bias is the share of images that show it.",
@@ -163,50 +165,50 @@ def counts_from_head_rows(at: Adversary) -> AttackResult:
     )
 
 
-def counts_from_trunk(at: Adversary) -> AttackResult:
+def infer_counts_from_trunk(at: Adversary) -> AttackResult:
     """Read the counts off the layer below the head, with one unit for each class that no other class's row looks at."""
-    plan = at.plan("fedsld_cnn", 60, 1.0)
-    network = at.network(plan)
-    set_to_zero(network)
+    plan = at.make_plan("fedsld_cnn", 60, 1.0)
+    network = at.build_network(plan)
+    zero_all_parameters(network)
     with torch.no_grad():
-        fedsld_cnn_layers(network).dense.bias[: len(at.rows)] = 1
+        fedsld_cnn_layers(network).dense.bias[: len(at.head_rows)] = 1
         network.head.weight.fill_diagonal_(1)
         network.head.bias.fill_(-1)  # of every image each class is as likely as not
     reply = at.request_training(plan, read_state(network))
-    change = change_of_tensor(reply, layout_of(network).slices()[f"{DENSE}.bias"])
-    return _make_result(
+    change = trunk_tensor_change(reply, layout_of(network).slices()[f"{DENSE}.bias"])
+    return _make_counts_result(
         "counts from the trunk",
         "How many training images show a class, out of the layer below the head",
         "One step from a model in which one unit stands for each class: the change of the unit's bias is the share of "
         "images that show it, also where no head row leaves.",
         at,
-        *_read_counts_off_biases(at, plan, reply, None if change is None else change[: len(at.rows)]),
+        *_read_counts_off_biases(at, plan, reply, None if change is None else change[: len(at.head_rows)]),
         stops=FEW_PATIENTS + NOISE,
     )
 
 
-def counts_from_hash(at: Adversary) -> AttackResult:
+def infer_counts_from_hash(at: Adversary) -> AttackResult:
     """Find the counts that reproduce the hash of a model with a local head, which the site reports."""
     counts = list_undisclosed_counts(at, "train") if at.honest.model.task == "multi_label" else []
-    return _make_result(
+    return _make_counts_result(
         "counts from hashes",
         "How many training images show a class, out of the hash of a head that never leaves",
         "Each site has a head of its own. One step from a head that only one class moves; the site then says which "
         "model it judged, by its hash, and the attacker tries every count.",
         at,
-        sum(_count_from_hash(at, count.row) == count.truth for count in counts),
+        sum(_search_count_by_hash(at, count.row) == count.truth for count in counts),
         counts,
         stops="masks or noise on updates: the hash is then of what the coordinator sent",
     )
 
 
-def _count_from_hash(at: Adversary, row: int) -> int | None:
+def _search_count_by_hash(at: Adversary, row: int) -> int | None:
     """Find the count whose head has the hash that the site reports."""
-    images, rows = len(at.site.train), len(at.rows)
-    plan = at.plan("tiny_cnn", 16, STEP * images * rows)
+    images, rows = len(at.site.train), len(at.head_rows)
+    plan = at.make_plan("tiny_cnn", 16, STEP * images * rows)
     plan = plan.model_copy(update={"run": plan.run.model_copy(update={"method": "pfl"})})
-    network = at.network(plan)
-    set_to_zero(network)
+    network = at.build_network(plan)
+    zero_all_parameters(network)
     with torch.no_grad():
         last = [module for module in network.backbone.modules() if isinstance(module, torch.nn.GroupNorm)][-1]
         last.bias[0] = 1  # a feature that is 1 for every image
@@ -238,7 +240,7 @@ def _read_counts_off_biases(
     counts = list_undisclosed_counts(at, "train")
     if reply is None or change is None:
         return 0, counts
-    change, rows = change.astype(np.float64), len(at.rows)
+    change, rows = change.astype(np.float64), len(at.head_rows)
     totals = range(reply.train_samples, reply.train_samples + at.site.policy.round_counts_to)
     if plan.model.task == "multi_class":
         guesses = [total * (change + 1 / rows) for total in totals]
@@ -249,10 +251,10 @@ def _read_counts_off_biases(
     return sum(round(best[count.row]) == count.truth for count in counts), counts
 
 
-def _make_result(
+def _make_counts_result(
     name: str, title: str, tried: str, at: Adversary, recovered: int, counts: Sequence[UndisclosedCount], *, stops: str
 ) -> AttackResult:
-    hidden = sum(at.rows[count.row] in at.site.hides(count.part) for count in counts)
+    hidden = sum(at.head_rows[count.row] in at.site.hidden_classes(count.part) for count in counts)
     notes = [f"{hidden} of them are of classes that `smallest_count` hides"]
     return AttackResult(name, title, tried, recovered, len(counts), THINGS, stops, notes=notes, response=at.response)
 
@@ -260,13 +262,13 @@ def _make_result(
 # ---------------------------------------------------------------------- around a budget
 
 
-def bypass_budget(at: Adversary) -> AttackResult:
+def bypass_privacy_budget(at: Adversary) -> AttackResult:
     """Ask a site with a privacy budget to evaluate a model in a run without privacy."""
     has_budget = at.site.policy.epsilon is not None
     answered = False
     if has_budget:
-        plan = at.plan("tiny_cnn", 16, 0.01, 64).model_copy(update={"privacy": PrivacySection()})
-        reply = at.request_evaluation(plan, read_state(at.network(plan)), test=True)
+        plan = at.make_plan("tiny_cnn", 16, 0.01, 64).model_copy(update={"privacy": PrivacySection()})
+        reply = at.request_evaluation(plan, read_state(at.build_network(plan)), test=True)
         answered = reply is not None and (reply.validation_loss is not None or bool(reply.class_names))
     return AttackResult(
         "round the budget",

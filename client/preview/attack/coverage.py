@@ -25,13 +25,13 @@ Covered = tuple[str, ...] | str
 """The attacks that look at a field, or the reason why none does."""
 
 
-def _fields(names: Mapping[Covered, str]) -> dict[str, Covered]:
+def _attacks_by_field(names: Mapping[Covered, str]) -> dict[str, Covered]:
     return {name: covered for covered, group in names.items() for name in group.split()}
 
 
 _STEP: Mapping[Covered, str] = {_ECHOED: "run round", _DECLARED: "site"}
 BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
-    "RollCallAnswer": _fields(
+    "RollCallAnswer": _attacks_by_field(
         {
             _ECHOED: "run",
             _DECLARED: "site names class_names version smallest_count",
@@ -40,7 +40,7 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
             "about a file of the coordinator's, not about images": "holds_frozen",
         }
     ),
-    "TrainReply": _fields(
+    "TrainReply": _attacks_by_field(
         {
             **_STEP,
             _REPORTED_COUNT: "train_samples test_images",
@@ -56,7 +56,7 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
             "follows from the plan and train_samples": "epsilon",
         }
     ),
-    "EvaluateReply": _fields(
+    "EvaluateReply": _attacks_by_field(
         {
             **_STEP,
             (LOSSES, FAILURES, BUDGET): "validation_loss",
@@ -77,7 +77,7 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
             "of a plug-in that the hospital has read and listed": "metric_values",
         }
     ),
-    "BenefitReply": _fields(
+    "BenefitReply": _attacks_by_field(
         {
             _ECHOED: "run round",
             (FAILURES,): "class_names",
@@ -85,11 +85,13 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
             _DECLARED: "site over_patients",
         }
     ),
-    "RefusalNoted": _fields({_ECHOED: "run", _DECLARED: "site"}),
-    "KeysAnswer": _fields({**_STEP, _KEYS: "statement signature identity"}),
-    "SharesAnswer": _fields({_ECHOED: "run round recipients", _DECLARED: "site", _KEYS: "letters"}),
-    "MaskedAnswer": _fields({**_STEP, _KEYS: "vector"}),
-    "RevealAnswer": _fields({_ECHOED: "run round owners segments gone", _DECLARED: "site", _KEYS: "shares key_shares"}),
+    "RefusalNoted": _attacks_by_field({_ECHOED: "run", _DECLARED: "site"}),
+    "KeysAnswer": _attacks_by_field({**_STEP, _KEYS: "statement signature identity"}),
+    "SharesAnswer": _attacks_by_field({_ECHOED: "run round recipients", _DECLARED: "site", _KEYS: "letters"}),
+    "MaskedAnswer": _attacks_by_field({**_STEP, _KEYS: "vector"}),
+    "RevealAnswer": _attacks_by_field(
+        {_ECHOED: "run round owners segments gone", _DECLARED: "site", _KEYS: "shares key_shares"}
+    ),
 }
 
 _CLASS_MEANS = (

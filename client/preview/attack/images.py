@@ -24,10 +24,10 @@ from client.preview.attack.adversary import (
     AttackResult,
     Floats,
     Picture,
-    change_of_tensor,
-    compute_passed_pixels,
+    compute_dense_layer_input,
     fedsld_cnn_layers,
-    pass_pixels_through,
+    set_pixel_passing_weights,
+    trunk_tensor_change,
 )
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
@@ -45,21 +45,21 @@ MOST_PICTURES = 12
 STEPS = 120
 
 
-def imprint_images(at: Adversary, size: int = SIZE) -> AttackResult:
+def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
     """Send one crafted model, and read the images out of the update.
 
     Args:
         size: Pixels a side to which the network brings images; recovered images have a quarter of it a side.
     """
     train = at.site.train
-    plan = at.plan("fedsld_cnn", size, 1e3)
-    network = at.network(plan)
+    plan = at.make_plan("fedsld_cnn", size, 1e3)
+    network = at.build_network(plan)
     # The attacker learns from other images how brightness is spread.
-    _measure_brightness(network, next((part for part in (at.site.test, at.site.validation) if len(part)), train))
+    _set_brightness_thresholds(network, next((part for part in (at.site.test, at.site.validation) if len(part)), train))
     reply = at.request_training(plan, read_state(network))
-    truth = compute_passed_pixels(network, train)
+    truth = compute_dense_layer_input(network, train)
     slices, dense = layout_of(network).slices(), fedsld_cnn_layers(network).dense
-    weights, biases = (change_of_tensor(reply, slices[f"{DENSE}.{name}"]) for name in ("weight", "bias"))
+    weights, biases = (trunk_tensor_change(reply, slices[f"{DENSE}.{name}"]) for name in ("weight", "bias"))
     recovered = np.zeros((0, truth.shape[1]))
     if weights is not None and biases is not None:
         used = (dense.weight[0] != 0).numpy()
@@ -91,10 +91,10 @@ def imprint_images(at: Adversary, size: int = SIZE) -> AttackResult:
 
 
 @torch.no_grad()
-def _measure_brightness(network: SplitNetwork, alike: ImageSet) -> None:
+def _set_brightness_thresholds(network: SplitNetwork, alike: ImageSet) -> None:
     """Set the network's weights so that its dense units compare an image's mean with rising thresholds."""
-    pass_pixels_through(network)
-    dense, inputs = fedsld_cnn_layers(network).dense, compute_passed_pixels(network, alike)
+    set_pixel_passing_weights(network)
+    dense, inputs = fedsld_cnn_layers(network).dense, compute_dense_layer_input(network, alike)
     dense.weight[:, : inputs.shape[1]] = 1 / inputs.shape[1]
     # Each image seen is widened, so that the spread is smooth and keeps its mean and deviation.
     brightness = inputs.mean(axis=1)
@@ -107,9 +107,9 @@ def _measure_brightness(network: SplitNetwork, alike: ImageSet) -> None:
 def invert_gradients(at: Adversary) -> AttackResult:
     """Recover training images by a search for images with the gradient of an honest update."""
     train = at.site.train
-    plan = at.plan("tiny_cnn", 16, 0.1)
-    network = at.network(plan)
-    update = change_of_tensor(at.request_training(plan, read_state(network)), slice(None))
+    plan = at.make_plan("tiny_cnn", 16, 0.1)
+    network = at.build_network(plan)
+    update = trunk_tensor_change(at.request_training(plan, read_state(network)), slice(None))
     truth = backbone_pixels(channels_first(train.images).float(), plan.model).flatten(1).double().numpy()
     recovered = np.zeros((0, truth.shape[1])) if update is None else _search_images_by_gradient(update, network, train)
     best, place = _best_matches(truth, recovered)

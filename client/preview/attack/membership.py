@@ -44,24 +44,24 @@ def matched_filter_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversa
     """
     members = len(at.site.train)
     batch = min(members, at.site.policy.maximum_batch_size or members)
-    data = AttackerData.of(at, strangers, at.plan("tiny_cnn", 32, 0.05, batch, epochs=1))
+    data = AttackerData.of(at, strangers, at.make_plan("tiny_cnn", 32, 0.05, batch, epochs=1))
     replies = data.replies(at, elsewhere)
     scores = [np.zeros(len(data.images)) if reply is None else compute_matched_filter(data, reply) for reply in replies]
     tried = f"One honest update (tiny_cnn, one epoch over {members} training images, {batch} at once)"
-    return _make_result("matched filter", tried, scores, data, at)
+    return _make_membership_result("matched filter", tried, scores, data, at)
 
 
 def likelihood_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
     """Attack by LiRA; the arguments are those of :func:`matched_filter_attack`."""
     epochs = min(EPOCHS, at.site.policy.maximum_epochs or EPOCHS)
-    data = AttackerData.of(at, strangers, at.plan("tiny_cnn", 32, 1e-3, 16, optimizer="adam", epochs=epochs))
+    data = AttackerData.of(at, strangers, at.make_plan("tiny_cnn", 32, 1e-3, 16, optimizer="adam", epochs=epochs))
     replies = data.replies(at, elsewhere)
     scores = compute_likelihood_ratios(at, data, replies)
     tried = (
         f"One honest update (tiny_cnn, {epochs} epochs over {len(at.site.train)} training images, "
         f"{SHADOWS} shadow models)"
     )
-    return _make_result("LiRA", tried, scores, data, at)
+    return _make_membership_result("LiRA", tried, scores, data, at)
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class AttackerData:
 
     @classmethod
     def of(cls, at: Adversary, strangers: ImageSet, plan: Plan) -> "AttackerData":
-        network = at.network(plan)
+        network = at.build_network(plan)
         # The roll call tells which classes are hidden, so an attacker knows which labels are not trained on.
         site = copy_site_with(at.site, train=concatenate([at.site.train, strangers]))
-        images = site.trained_on("train", plan)
+        images = site.images_to_train_on("train", plan)
         examples = pair_with_labels(images, channels_first(images.images), network.class_names)
         members = np.arange(len(images)) < len(at.site.train)
         return cls(plan, images, members, network, read_state(network), examples)
@@ -93,7 +93,9 @@ class AttackerData:
         return self.examples.images.float()
 
 
-def _make_result(name: str, tried: str, scores: Sequence[Floats], data: AttackerData, at: Adversary) -> AttackResult:
+def _make_membership_result(
+    name: str, tried: str, scores: Sequence[Floats], data: AttackerData, at: Adversary
+) -> AttackResult:
     """Compare the scores of the update with those of the update that was trained elsewhere."""
     members, strangers = data.members, ~data.members
     surer, aurocs = list[int](), list[float]()
@@ -145,7 +147,7 @@ def compute_likelihood_ratios(at: Adversary, data: AttackerData, replies: Sequen
     open_policy = Policy.model_validate({"level": "trusted", "smallest_count": 0})
     losses = []
     for number, rows in enumerate(chosen):
-        images = data.images.rows(np.flatnonzero(rows))
+        images = data.images.select_rows(np.flatnonzero(rows))
         site = replace(at.site, train=images, policy=open_policy, hidden={"train": frozenset()}, unsaid={})
         reply = Adversary(site, at.folder / "shadows" / str(number), at.honest).request_training(data.plan, data.start)
         assert reply is not None, "the attacker's own site answers"

@@ -22,10 +22,10 @@ from client.preview.attack.adversary import (
     DENSE,
     Adversary,
     AttackResult,
-    change_of_tensor,
-    compute_passed_pixels,
+    compute_dense_layer_input,
     fedsld_cnn_layers,
-    pass_pixels_through,
+    set_pixel_passing_weights,
+    trunk_tensor_change,
 )
 from client.preview.attack.counts import STILL
 from common.config import Plan
@@ -40,7 +40,7 @@ SHRINKAGE = 0.1
 
 
 @dataclass(frozen=True)
-class SoughtPictures:
+class PicturesToLocate:
     """Pictures whose part of the site's data the attacker wants to find.
 
     Attributes:
@@ -54,21 +54,21 @@ class SoughtPictures:
     alike: ImageSet
 
 
-def list_sought_pictures(strangers: ImageSet, alike: ImageSet, **parts: ImageSet) -> SoughtPictures:
+def list_pictures_to_locate(strangers: ImageSet, alike: ImageSet, **parts: ImageSet) -> PicturesToLocate:
     """List the pictures to look for: those of parts of the site's data, and strangers."""
     kinds = [(part, images) for part, images in (*parts.items(), ("neither", strangers)) if len(images)]
     truth = [part for part, images in kinds for _ in range(len(images))]
-    return SoughtPictures(concatenate([images for _, images in kinds]), truth, alike)
+    return PicturesToLocate(concatenate([images for _, images in kinds]), truth, alike)
 
 
-def place_pictures(at: Adversary, pictures: SoughtPictures) -> AttackResult:
+def locate_pictures(at: Adversary, pictures: PicturesToLocate) -> AttackResult:
     """Find the part of every picture by one request to train for all and one test for each."""
-    plan = at.plan("fedsld_cnn", SIZE, 1e3)
-    network = at.network(plan)
-    pass_pixels_through(network)
-    _make_units_answer_to(network, pictures.images, pictures.alike)
+    plan = at.make_plan("fedsld_cnn", SIZE, 1e3)
+    network = at.build_network(plan)
+    set_pixel_passing_weights(network)
+    _set_units_for_pictures(network, pictures.images, pictures.alike)
     count, truth = len(pictures.parts), pictures.parts
-    trained, tested = _find_moved_units(at, plan, network, count), _find_moved_scores(at, plan, network, count)
+    trained, tested = _find_changed_units(at, plan, network, count), _find_changed_scores(at, plan, network, count)
     guesses = [
         "train" if train else "test" if test else "neither" if train is False and test is False else ""
         for train, test in zip(trained, tested, strict=True)
@@ -94,9 +94,9 @@ def place_pictures(at: Adversary, pictures: SoughtPictures) -> AttackResult:
 
 
 @torch.no_grad()
-def _make_units_answer_to(network: SplitNetwork, images: ImageSet, others: ImageSet, strength: float = 1.0) -> None:
+def _set_units_for_pictures(network: SplitNetwork, images: ImageSet, others: ImageSet, strength: float = 1.0) -> None:
     """Set the dense layer's weights so that one unit is above 0 for each of these images and for no other."""
-    pictures, alike = (compute_passed_pixels(network, each) for each in (images, others))  # (n, numbers)
+    pictures, alike = (compute_dense_layer_input(network, each) for each in (images, others))  # (n, numbers)
     centre, covariance = alike.mean(axis=0), np.cov(alike, rowvar=False)
     numbers = len(centre)
     covariance = covariance + SHRINKAGE * np.trace(covariance) / numbers * np.eye(numbers)
@@ -109,12 +109,12 @@ def _make_units_answer_to(network: SplitNetwork, images: ImageSet, others: Image
     dense.bias[: len(filters)] = torch.from_numpy(offsets * strength)
 
 
-def _find_moved_units(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
+def _find_changed_units(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
     """Check for each sought picture whether the unit that answers to it changed in training.
 
     A picture that did is in the training part; the value is None without an update, or where noise may hide a change.
     """
-    change = change_of_tensor(
+    change = trunk_tensor_change(
         at.request_training(plan, read_state(network)), layout_of(network).slices()[f"{DENSE}.bias"]
     )
     if change is None:
@@ -126,7 +126,7 @@ def _find_moved_units(at: Adversary, plan: Plan, network: SplitNetwork, count: i
     return [bool(size > 4 * others.std() + 1e-30) or None for size in moved]
 
 
-def _find_moved_scores(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
+def _find_changed_scores(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
     """Check for each sought picture whether a head that reads only its unit moves a test AUROC away from 0.5.
 
     A picture that does is in the test part; the value is None where no AUROC was reported.
@@ -150,9 +150,9 @@ OUT_OF_ALL_BOUNDS = 1e3
 """A loss that no model of this network has without the picture."""
 
 
-def place_by_failure(at: Adversary, pictures: SoughtPictures) -> AttackResult:
+def locate_pictures_by_failure(at: Adversary, pictures: PicturesToLocate) -> AttackResult:
     """Find the part of every picture by a model that fails on it: by loss, scores and benefit."""
-    plan = at.plan("fedsld_cnn", SIZE, STILL)
+    plan = at.make_plan("fedsld_cnn", SIZE, STILL)
     asks = {"compare_local": True, "test_each_round": at.site.policy.test_each_round and at.site.policy.test_metrics}
     plan = plan.model_copy(update={"evaluation": plan.evaluation.model_copy(update=asks)})
     usual = _ask_about_picture(at, plan, pictures, None)
@@ -182,18 +182,18 @@ def place_by_failure(at: Adversary, pictures: SoughtPictures) -> AttackResult:
 
 
 def _ask_about_picture(
-    at: Adversary, plan: Plan, pictures: SoughtPictures, place: int | None
+    at: Adversary, plan: Plan, pictures: PicturesToLocate, place: int | None
 ) -> tuple[Any, ...] | None:
     """Ask about a model that fails on one picture, or on none; return the answers that can show it, the loss first.
 
     None where the site does not train the model: it fails on a training image, which may only be like the picture.
     """
-    network, run = at.network(plan), at.name_new_run()
-    pass_pixels_through(network)
+    network, run = at.build_network(plan), at.name_new_run()
+    set_pixel_passing_weights(network)
     with torch.no_grad():
         network.head.weight.zero_()
         if place is not None:
-            _make_units_answer_to(network, pictures.images.rows(np.array([place])), pictures.alike, STRONG)
+            _set_units_for_pictures(network, pictures.images.select_rows(np.array([place])), pictures.alike, STRONG)
             network.head.weight[:, 0] = STRONG
     model = read_state(network)
     images: tuple[int | None, ...] = ()

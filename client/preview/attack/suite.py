@@ -15,24 +15,24 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from client.preview.attack import coverage
-from client.preview.attack.adversary import Adversary, AttackResult, copy_site_with, draw_images
+from client.preview.attack.adversary import Adversary, AttackResult, copy_site_with, draw_random_images
 from client.preview.attack.counts import (
-    bypass_budget,
-    counts_from_digits,
-    counts_from_hash,
-    counts_from_head_rows,
-    counts_from_losses,
-    counts_from_trunk,
+    bypass_privacy_budget,
+    infer_counts_from_hash,
+    infer_counts_from_head,
+    infer_counts_from_losses,
+    infer_counts_from_rounding,
+    infer_counts_from_trunk,
 )
-from client.preview.attack.images import SIZE, imprint_images, invert_gradients
+from client.preview.attack.images import SIZE, attack_by_imprinting, invert_gradients
 from client.preview.attack.membership import likelihood_attack, matched_filter_attack
-from client.preview.attack.patients import list_sought_pictures, place_by_failure, place_pictures
+from client.preview.attack.patients import list_pictures_to_locate, locate_pictures, locate_pictures_by_failure
 from client.site.site import Site
 from common import __version__
 from common.config import Plan
 from common.data.base.image_set import ImageSet
 from common.system.files import write_atomically
-from common.system.plain_text import page_environment
+from common.system.plain_text import make_template_environment
 
 MOST_IMAGES = 60
 """Training images of the copy where pictures are recovered, so that an attack takes seconds."""
@@ -51,7 +51,9 @@ Attack = Callable[[Site, Path, Plan], AttackResult]
 
 def _attack_by_imprint(site: Site, folder: Path, plan: Plan) -> AttackResult:
     most, size = (MOST_IMAGES, SIZE) if site.policy.epsilon is None else (FEW, SMALL)
-    return imprint_images(Adversary(copy_site_with(site, train=draw_images(site.train, most)), folder, plan), size)
+    return attack_by_imprinting(
+        Adversary(copy_site_with(site, train=draw_random_images(site.train, most)), folder, plan), size
+    )
 
 
 def _membership_attack(attack: Callable[[Adversary, ImageSet, Adversary], AttackResult]) -> Attack:
@@ -67,27 +69,31 @@ def _attack_on_site(attack: Callable[[Adversary], AttackResult], most: int | Non
     """Attack a site with at most ``most`` training images; None for all."""
 
     def on_copy(site: Site, folder: Path, plan: Plan) -> AttackResult:
-        copy = site if most is None else copy_site_with(site, train=draw_images(site.train, most))
+        copy = site if most is None else copy_site_with(site, train=draw_random_images(site.train, most))
         return attack(Adversary(copy, folder, plan))
 
     return on_copy
 
 
 def _attack_on_patients(site: Site, folder: Path, plan: Plan) -> AttackResult:
-    train, others, strangers = _split_off_strangers(site)
-    test, alike = draw_images(site.test, MOST_TESTED), site.validation if len(site.validation) > FEW else others
-    parts = {"train": draw_images(train, MOST_PERSONS, 1), "test": draw_images(test, MOST_PERSONS, 1)}
-    copy = copy_site_with(site, train=train, test=test, validation=draw_images(site.validation, MOST_IMAGES))
-    return place_pictures(Adversary(copy, folder, plan), list_sought_pictures(strangers, alike, **parts))
+    train, others, strangers = _split_off_nonmembers(site)
+    test, alike = draw_random_images(site.test, MOST_TESTED), site.validation if len(site.validation) > FEW else others
+    parts = {"train": draw_random_images(train, MOST_PERSONS, 1), "test": draw_random_images(test, MOST_PERSONS, 1)}
+    copy = copy_site_with(site, train=train, test=test, validation=draw_random_images(site.validation, MOST_IMAGES))
+    return locate_pictures(Adversary(copy, folder, plan), list_pictures_to_locate(strangers, alike, **parts))
 
 
 def _attack_by_failures(site: Site, folder: Path, plan: Plan) -> AttackResult:
-    train, others, strangers = _split_off_strangers(site)
-    validation, test = draw_images(site.validation, MOST_IMAGES), draw_images(site.test, MOST_IMAGES)
-    parts = {"validation": draw_images(validation, MOST_FAILED, 1), "test": draw_images(test, MOST_FAILED, 1)}
-    copy = copy_site_with(site, train=draw_images(train, FEW), validation=validation, test=test)
-    return place_by_failure(
-        Adversary(copy, folder, plan), list_sought_pictures(draw_images(strangers, MOST_FAILED), others, **parts)
+    train, others, strangers = _split_off_nonmembers(site)
+    validation, test = draw_random_images(site.validation, MOST_IMAGES), draw_random_images(site.test, MOST_IMAGES)
+    parts = {
+        "validation": draw_random_images(validation, MOST_FAILED, 1),
+        "test": draw_random_images(test, MOST_FAILED, 1),
+    }
+    copy = copy_site_with(site, train=draw_random_images(train, FEW), validation=validation, test=test)
+    return locate_pictures_by_failure(
+        Adversary(copy, folder, plan),
+        list_pictures_to_locate(draw_random_images(strangers, MOST_FAILED), others, **parts),
     )
 
 
@@ -96,14 +102,14 @@ ATTACKS: Mapping[str, Attack] = {
     coverage.INVERSION: _attack_on_site(invert_gradients, FEW),
     coverage.MATCHED: _membership_attack(matched_filter_attack),
     coverage.LIRA: _membership_attack(likelihood_attack),
-    coverage.LOSSES: _attack_on_site(counts_from_losses),
-    coverage.DIGITS: _attack_on_site(counts_from_digits),
-    coverage.ROWS: _attack_on_site(counts_from_head_rows),
-    coverage.TRUNK: _attack_on_site(counts_from_trunk),
-    coverage.HASHES: _attack_on_site(counts_from_hash),
+    coverage.LOSSES: _attack_on_site(infer_counts_from_losses),
+    coverage.DIGITS: _attack_on_site(infer_counts_from_rounding),
+    coverage.ROWS: _attack_on_site(infer_counts_from_head),
+    coverage.TRUNK: _attack_on_site(infer_counts_from_trunk),
+    coverage.HASHES: _attack_on_site(infer_counts_from_hash),
     coverage.PERSONS: _attack_on_patients,
     coverage.FAILURES: _attack_by_failures,
-    coverage.BUDGET: _attack_on_site(bypass_budget),
+    coverage.BUDGET: _attack_on_site(bypass_privacy_budget),
 }
 """The attacks by name, in the order in which they are tried."""
 
@@ -117,14 +123,14 @@ def run_attacks(site: Site, plan: Plan) -> Iterator[AttackResult]:
         yield replace(attempt, seconds=time.monotonic() - began)
 
 
-def _split_off_strangers(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
+def _split_off_nonmembers(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
     """Return training images for the copy, as many images that the copy lacks, and some of these of other patients."""
-    chosen = draw_images(site.train, 2 * MOST_IMAGES)
+    chosen = draw_random_images(site.train, 2 * MOST_IMAGES)
     shuffled = np.random.default_rng(6).permutation(len(chosen))
     half = len(chosen) // 2
-    train, others = chosen.rows(np.sort(shuffled[:half])), chosen.rows(np.sort(shuffled[half:]))
+    train, others = chosen.select_rows(np.sort(shuffled[:half])), chosen.select_rows(np.sort(shuffled[half:]))
     apart = ~np.isin(others.patients, train.patients)
-    return train, others, draw_images(others.rows(np.flatnonzero(apart)), MOST_PERSONS)
+    return train, others, draw_random_images(others.select_rows(np.flatnonzero(apart)), MOST_PERSONS)
 
 
 def draw_by_patient(images: ImageSet, most: int) -> list[ImageSet]:
@@ -136,7 +142,7 @@ def draw_by_patient(images: ImageSet, most: int) -> list[ImageSet]:
         earlier.append(counts[patient])  # images of the same patient before this one
         counts[patient] += 1
     rows = np.lexsort((order, np.array(earlier)))
-    return [images.rows(np.sort(rows[order[rows] % 3 == part][:most])) for part in range(3)]
+    return [images.select_rows(np.sort(rows[order[rows] % 3 == part][:most])) for part in range(3)]
 
 
 # ---------------------------------------------------------------------- the page
@@ -144,7 +150,7 @@ def draw_by_patient(images: ImageSet, most: int) -> list[ImageSet]:
 _FIGURES = ("name", "tried", "recovered", "of", "things", "by_chance", "stops", "declined")
 
 
-def as_json(site: Site, plan: Plan, attempts: Sequence[AttackResult]) -> dict[str, Any]:
+def attacks_as_json(site: Site, plan: Plan, attempts: Sequence[AttackResult]) -> dict[str, Any]:
     """Return all figures, without the pictures."""
     return {
         "site": site.name,
@@ -181,9 +187,9 @@ def _format_code(text: str) -> Markup:
     return Markup("").join(shown)
 
 
-def write_page(site: Site, plan: Plan, attempts: Sequence[AttackResult], out: Path) -> Path:
+def write_attack_page(site: Site, plan: Plan, attempts: Sequence[AttackResult], out: Path) -> Path:
     """Write the page, readable by its owner only: it shows patients' images."""
-    environment = page_environment(Path(__file__).parent)
+    environment = make_template_environment(Path(__file__).parent)
     environment.globals.update(code=_format_code)
     template = environment.get_template("attack.html.j2")
     text = template.render(

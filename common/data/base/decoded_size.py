@@ -36,7 +36,7 @@ def content_limit(file_size: int, largest_mb: int = LARGEST_MB, *, in_memory: bo
     return max(largest_mb << 20, min(MOST_GROWTH * file_size, memory))
 
 
-def check_size(claimed: int, limit: int) -> None:
+def refuse_oversized_file(claimed: int, limit: int) -> None:
     """Refuse a file if the size that its head claims is above the limit.
 
     Raises:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.names import is_nobody
-from common.system.plain_text import counted, list_first_and_count_rest
+from common.system.plain_text import count_with_noun, list_first_and_count_rest
 
 PARTS = ("train", "validation", "test")
 MOST_SKIPPED_NAMED = 5
@@ -20,7 +20,7 @@ UNKNOWN_PATIENT = "unknown#"
 """Prefix of an image's running number, which stands for its patient where nobody names one."""
 
 
-def unknown_patients(count: int, start: int = 0) -> NDArray[np.str_]:
+def placeholder_patients(count: int, start: int = 0) -> NDArray[np.str_]:
     """Return placeholder patients ``(count,)``, one for each image, numbered from ``start``."""
     return np.char.add(UNKNOWN_PATIENT, np.arange(start, start + count).astype(np.str_))
 
@@ -52,7 +52,7 @@ def is_placeholder(patients: NDArray[np.str_]) -> NDArray[np.bool_]:
 
 
 def patients_known(patients: NDArray[np.str_]) -> bool:
-    """Return True if ``patients`` ``(n,)`` come from the data, with no placeholder of :func:`unknown_patients`."""
+    """Return True if ``patients`` ``(n,)`` come from the data, with no placeholder of :func:`placeholder_patients`."""
     return not is_placeholder(patients).any()
 
 
@@ -102,14 +102,14 @@ def describe_skipped(skipped: Sequence[SkippedImage]) -> str:
         return ""
     names = list_first_and_count_rest([f"{skip.name} ({skip.reason})" for skip in skipped], MOST_SKIPPED_NAMED)
     verb = "is" if len(skipped) == 1 else "are"
-    return f"{counted(len(skipped), 'image')} could not be read, and {verb} left out: {names}."
+    return f"{count_with_noun(len(skipped), 'image')} could not be read, and {verb} left out: {names}."
 
 
 def describe_blank(names: Sequence[str]) -> str:
     """Return one sentence that names the first DICOM files that are one grey; empty without any."""
     if not names:
         return ""
-    files = counted(len(names), "DICOM file is", "DICOM files are")
+    files = count_with_noun(len(names), "DICOM file is", "DICOM files are")
     reason = "their window or VOI LUT misses all of their values. data.window = [centre, width] sets another"
     return f"{files} one grey all over, because {reason}: {list_first_and_count_rest(names, MOST_SKIPPED_NAMED)}."
 
@@ -124,7 +124,7 @@ class ImageSet:
         labels: float32 ``(n, classes)``: 1 present, 0 absent, NaN unknown (not annotated or uncertain), never 0 for it.
         class_names: Column names of ``labels``, in the order of the source.
         patients: ``(n,)`` strings; images of one patient never stand on two sides of a split. Where unknown,
-            those of :func:`unknown_patients`.
+            those of :func:`placeholder_patients`.
         sources: ``(n,)`` strings, the centre an image came from; empty strings where unknown.
         skipped: Images of the source that could not be read.
         missing: Number of images that the source's table names but its folder does not hold.
@@ -159,7 +159,7 @@ class ImageSet:
     def images(self) -> NDArray[np.uint8]:
         """All pictures in memory, ``(n, height, width[, 3])``: ``stored`` itself, or a new copy of those at ``places``.
 
-        Take some :meth:`rows` first where there may be many.
+        Take some :meth:`select_rows` first where there may be many.
         """
         if self.places is not None:
             return self.stored[self.places]
@@ -170,7 +170,7 @@ class ImageSet:
         """The number of channels: 1 for grey, 3 for colour."""
         return 1 if self.stored.ndim == 3 else int(self.stored.shape[3])
 
-    def rows(self, index: NDArray[np.intp]) -> "ImageSet":
+    def select_rows(self, index: NDArray[np.intp]) -> "ImageSet":
         """Return the images at ``index``, in that order; no picture is copied."""
         return replace(
             self,
@@ -238,7 +238,7 @@ def sample_sha256(splits: Splits) -> str:
         steps = np.linspace(0, len(images) - 1, min(SAMPLED_PICTURES, len(images))).astype(np.intp)
         digest.update(json.dumps([images.patients.tolist(), images.sources.tolist()]).encode())
         digest.update(np.ascontiguousarray(images.labels).tobytes())
-        digest.update(np.ascontiguousarray(images.rows(steps).images).tobytes())
+        digest.update(np.ascontiguousarray(images.select_rows(steps).images).tobytes())
     return digest.hexdigest()
 
 
@@ -246,7 +246,7 @@ _ARRAYS = ("stored", "labels", "patients", "sources", "places")
 Layout = dict[str, Any]
 
 
-def flatten(
+def flatten_splits(
     splits: Splits, describe: Callable[[PixelRows], Any] = lambda stored: None
 ) -> tuple[Layout, list[NDArray[Any]]]:
     """Return a data set, for another process, as a layout for JSON and its arrays; a shared array is there once.
@@ -275,10 +275,10 @@ def flatten(
     return layout, arrays
 
 
-def unflatten(
+def rebuild_splits(
     layout: Layout, arrays: Sequence[NDArray[Any]], opened: Callable[[Any], PixelRows] | None = None
 ) -> Splits:
-    """Rebuild the data set from the results of :func:`flatten`, without copying an array.
+    """Rebuild the data set from the results of :func:`flatten_splits`, without copying an array.
 
     Args:
         opened: Opens the pictures that ``describe`` described.
@@ -299,7 +299,7 @@ def unflatten(
     return Splits(*sets)
 
 
-def array_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+def view_array_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Return the bytes of an array as a flat view."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
@@ -310,5 +310,5 @@ def array_forms(arrays: Sequence[NDArray[Any]]) -> list[tuple[str, tuple[int, ..
 
 
 def array_from_bytes(data: Any, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
-    """Return a read-only array over bytes of :func:`array_bytes`, without a copy."""
+    """Return a read-only array over bytes of :func:`view_array_bytes`, without a copy."""
     return np.frombuffer(data, dtype).reshape(shape)

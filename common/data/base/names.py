@@ -48,7 +48,7 @@ _BLANK = frozenset(("", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null"))
 """Cells, in lower case, by which spreadsheets, R and pandas write that there is no value."""
 
 
-def normalized(text: str) -> str:
+def normalize_name(text: str) -> str:
     """Return a name in its one form: NFC, single spaces, no spaces at its ends, no sign without a glyph.
 
     The formula ``="007"`` is the text in it, with which programs keep a spreadsheet from dropping the zeros.
@@ -60,9 +60,9 @@ def normalized(text: str) -> str:
     return formula[1].strip() if formula else text
 
 
-def normalized_lines(text: str) -> str:
+def normalize_multiline_text(text: str) -> str:
     """Return a text whose names are normalised; line ends and tabs between names stay, as ``\\n`` and ``\\t``."""
-    lines = ("\t".join(filter(None, map(normalized, line.split("\t")))) for line in text.splitlines())
+    lines = ("\t".join(filter(None, map(normalize_name, line.split("\t")))) for line in text.splitlines())
     return "\n".join(filter(None, lines))
 
 
@@ -70,7 +70,7 @@ def _has_no_glyph(letter: str) -> bool:
     return not is_plain(letter) and unicodedata.category(letter) in _FORMATS
 
 
-Name = Annotated[str, AfterValidator(normalized)]
+Name = Annotated[str, AfterValidator(normalize_name)]
 """A name in a config file, normalised like the cells that it is compared with."""
 
 
@@ -90,7 +90,7 @@ def is_nobody(name: str) -> bool:
     return is_nameless(name) or name.casefold().replace(" ", "") in _NOBODY
 
 
-def fold_likeness(name: str) -> str:
+def name_similarity_key(name: str) -> str:
     """Return a text that is equal for names so alike that they may be one: see :func:`find_similar`."""
     if name.isascii():
         folded = _lower_without_tag(name)
@@ -117,9 +117,9 @@ def _lower_without_tag(name: str) -> str:
     return _TAG.sub("", lower) if lower[:1] in "mpisn" or not lower[:1].isalnum() else lower
 
 
-def fold_spelling(name: str) -> str:
+def normalize_spelling(name: str) -> str:
     """Return a text that is equal for spellings of the name of one class, which may also differ in spaces."""
-    return fold_likeness(name).replace(" ", "")
+    return name_similarity_key(name).replace(" ", "")
 
 
 def find_similar(names: Sequence[str]) -> dict[str, str]:
@@ -135,18 +135,18 @@ def find_similar(names: Sequence[str]) -> dict[str, str]:
         Each name that is like an earlier one, with the earliest of its kind.
     """
     # A million names are compared in a second by a coarse key, and in ten by the finer one.
-    texts = (_lower_without_tag(name) if name.isascii() else fold_likeness(name) for name in names)
+    texts = (_lower_without_tag(name) if name.isascii() else name_similarity_key(name) for name in names)
     coarse = [text.encode(errors="replace").translate(None, _NEVER_TELLING) for text in texts]
     counts, first, similar = Counter(coarse), dict[str, str](), dict[str, str]()
     for name, key in zip(names, coarse, strict=True):
         if counts[key] > 1:
-            likeness = _SECOND_VOWEL.sub("", fold_likeness(name))
+            likeness = _SECOND_VOWEL.sub("", name_similarity_key(name))
             if (earliest := first.setdefault(likeness, name)) is not name:
                 similar[name] = earliest
     return similar
 
 
-def names_of_array(values: NDArray[np.generic]) -> NDArray[np.str_]:
+def array_to_names(values: NDArray[np.generic]) -> NDArray[np.str_]:
     """Return the names in an array of texts, bytes or numbers ``(n,)``: normalised, whole numbers without ``.0``."""
     values = np.asarray(values.tolist()) if values.dtype.kind == "O" else values
     distinct, inverse = np.unique(values, return_inverse=True)
@@ -154,6 +154,6 @@ def names_of_array(values: NDArray[np.generic]) -> NDArray[np.str_]:
         distinct = np.char.decode(distinct, "utf-8", "backslashreplace")
     elif distinct.dtype.kind == "f" and bool((distinct == np.floor(distinct)).all()):
         distinct = distinct.astype(np.int64)
-    texts = [normalized(str(value)) for value in distinct.tolist()]
+    texts = [normalize_name(str(value)) for value in distinct.tolist()]
     names: NDArray[np.str_] = np.array(texts, dtype=np.str_)[inverse.reshape(-1)]
     return names

@@ -33,7 +33,7 @@ LegacySeed = Annotated[int, Field(ge=0, lt=2**32)]
 """A seed in the range of numpy's legacy generator."""
 
 
-def _one_white_space(separator: str) -> str:
+def _normalize_separator(separator: str) -> str:
     """Return a separator with a single space for white space; one line end or tab alone stays what it is."""
     alone = {"\r\n": "\n", "\r": "\n", "\n": "\n", "\t": "\t"}
     return alone.get(separator) or re.sub(r"\s+", " ", separator)
@@ -46,14 +46,14 @@ NO_FINDING = ("No Finding", "No Findings", "Normal")
 SPLIT_SEED = 1337
 
 
-class Spec(BaseModel):
+class BaseDataSpec(BaseModel):
     """Base of all settings of data: unknown keys are refused, and values cannot change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
-class Rendering:
+class PictureRendering:
     """The choice of one picture in a file, and of the window of its grey values.
 
     Attributes:
@@ -73,10 +73,10 @@ class Rendering:
     jpeg_draft: bool = False
 
 
-AS_IN_FILE = Rendering()
+AS_IN_FILE = PictureRendering()
 
 
-class PictureTableSpec(Spec):
+class PictureTableSpec(BaseDataSpec):
     """Settings of every data set that is a table of labels with pictures.
 
     Attributes:
@@ -111,8 +111,8 @@ class PictureTableSpec(Spec):
     split_seed: LegacySeed = SPLIT_SEED
 
     @property
-    def rendering(self) -> Rendering:
-        return Rendering(self.frame, self.axis, self.window, self.largest_mb, self.bit_depth, self.jpeg_draft)
+    def rendering(self) -> PictureRendering:
+        return PictureRendering(self.frame, self.axis, self.window, self.largest_mb, self.bit_depth, self.jpeg_draft)
 
 
 class PictureSpec(PictureTableSpec):
@@ -143,7 +143,7 @@ class LabelColumnsSpec(PictureTableSpec):
 
     label_columns: tuple[Name, ...] = ()
     finding_column: Name | None = None
-    separator: Annotated[str, Field(min_length=1), AfterValidator(_one_white_space)] = "|"
+    separator: Annotated[str, Field(min_length=1), AfterValidator(_normalize_separator)] = "|"
     classes: tuple[Name, ...] = ()
     other_findings: tuple[Name, ...] = ()
     no_finding: tuple[Name, ...] = NO_FINDING
@@ -157,14 +157,14 @@ class LabelColumnsSpec(PictureTableSpec):
     validation_fraction: Fraction = 0.1
 
     @property
-    def own_names(self) -> tuple[str, ...]:
+    def names_in_table(self) -> tuple[str, ...]:
         """The names by which the table itself calls the classes."""
         return self.label_columns or tuple(dict.fromkeys((*self.classes, *self.synonyms)))
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """The classes that the names of the table mean, each once."""
-        return tuple(dict.fromkeys(self.synonyms.get(name, name) for name in self.own_names))
+        return tuple(dict.fromkeys(self.synonyms.get(name, name) for name in self.names_in_table))
 
     @model_validator(mode="after")
     def _check_synonyms(self) -> Self:
@@ -286,7 +286,7 @@ class DicomwebSpec(LabelColumnsSpec):
 TaskName = Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")]
 
 
-class NpzSpec(Spec):
+class NpzSpec(BaseDataSpec):
     """One npz file in MedMNIST's layout, ``{train,val,test}_{images,labels}``.
 
     Images may also be JPEG bytes: ``{train,test}_jpeg`` (one after another), ``_offsets`` ``(n + 1,)``, ``_labels``.
@@ -375,7 +375,7 @@ class MimicSpec(PictureSpec):
     split: Literal["test", "patients"] = "test"
 
 
-class DigitsSpec(Spec):
+class DigitsSpec(BaseDataSpec):
     """scikit-learn's 1,797 handwritten digits, 8x8: always at hand, nothing to download."""
 
     kind: Literal["digits"]
@@ -383,7 +383,7 @@ class DigitsSpec(Spec):
     split_seed: LegacySeed = SPLIT_SEED
 
 
-class PhantomSpec(Spec):
+class PhantomSpec(BaseDataSpec):
     """Procedural radiograph phantoms, synthetic: thorax, lungs, heart and nine findings that can be seen.
 
     Attributes:
@@ -399,7 +399,7 @@ class PhantomSpec(Spec):
     split_seed: LegacySeed = SPLIT_SEED
 
 
-class CompositesSpec(Spec):
+class CompositesSpec(BaseDataSpec):
     """Up to four pictures of an npz file with one class a picture, such as MNIST, side by side in one image.
 
     Attributes:
@@ -424,7 +424,7 @@ class CompositesSpec(Spec):
     split_seed: LegacySeed = SPLIT_SEED
 
 
-class PluginSpec(Spec):
+class PluginSpec(BaseDataSpec):
     """A data set that an installed package of the user's own reads.
 
     Attributes:
@@ -441,7 +441,7 @@ class PluginSpec(Spec):
     split_seed: LegacySeed = SPLIT_SEED
 
 
-class MixtureSpec(Spec):
+class MixtureSpec(BaseDataSpec):
     """Several data sets as tasks of one data set: images of one size and colour, the classes of all tasks side by side.
 
     Class ``normal`` of task ``busi`` is called ``busi normal``; each image's source is its task's name, and the
@@ -480,7 +480,7 @@ DataSpec = Annotated[
 ]
 
 
-class AugmentationSpec(Spec):
+class AugmentationSpec(BaseDataSpec):
     """The ``[augmentation]`` part of an experiment; all off by default.
 
     Attributes:

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from common.data.base.image_set import PARTS, UNKNOWN_PATIENT, ImageSet, Splits
 from common.data.base.names import find_similar, is_nobody
 from common.data.base.spec import SPLIT_SEED
-from common.errors import Fault, quoted, stop_on
-from common.system.plain_text import counted, list_first_and_count_rest
+from common.errors import Fault, quote_names, raise_faults
+from common.system.plain_text import count_with_noun, list_first_and_count_rest
 
 Names = NDArray[np.str_]
 Numbers = NDArray[np.intp]
@@ -52,7 +52,7 @@ def patient_split(
         fractions: Of train and validation, taken of the abnormal and of the other patients alike.
     """
     random = np.random.RandomState(seed)
-    groups = abnormal_and_other(patients, abnormal)
+    groups = group_patients_by_abnormality(patients, abnormal)
     for group in groups:
         random.shuffle(group)
     sizes = [(int(fractions[0] * len(group)), int(fractions[1] * len(group))) for group in groups]
@@ -81,7 +81,7 @@ def split_patients_over_sites(
         shares = [float(size) for size in sizes / sizes.sum()]
     else:
         shares = [1 / sites] * sites  # exactly: the paper's numbers depend on how a product with it is rounded
-    groups = abnormal_and_other(patients, abnormal)
+    groups = group_patients_by_abnormality(patients, abnormal)
     for group in groups:
         random.shuffle(group)
     ends = [np.cumsum([0, *(int(share * len(group)) for share in shares)]) for group in groups]
@@ -91,7 +91,7 @@ def split_patients_over_sites(
     )
 
 
-def hold_out(
+def hold_out_patients(
     patients: Names, abnormal: NDArray[np.bool_], fraction: float, seed: int = SPLIT_SEED
 ) -> NDArray[np.bool_]:
     """Draw a ``fraction`` of the patients for validation; return ``(n,)``, True for their images."""
@@ -99,7 +99,7 @@ def hold_out(
     return np.isin(patients, held_out)
 
 
-def abnormal_and_other(patients: Names, abnormal: NDArray[np.bool_]) -> tuple[Names, Names]:
+def group_patients_by_abnormality(patients: Names, abnormal: NDArray[np.bool_]) -> tuple[Names, Names]:
     """Return the distinct patients with and without a positive image, each in ascending order."""
     everyone = sort_patients(np.unique(patients))
     positive = np.isin(everyone, np.unique(patients[abnormal]))
@@ -114,7 +114,7 @@ def sort_patients(patients: Names) -> Names:
     return np.sort(patients)
 
 
-def parts_of_images(patients: Names, split: PatientSplit) -> Names:
+def part_of_each_image(patients: Names, split: PatientSplit) -> Names:
     """Return ``"train"``, ``"validation"`` or ``"test"`` for each image, given the patient of each."""
     parts = np.full(len(patients), "test", dtype="<U10")
     parts[np.isin(patients, split.train)] = "train"
@@ -122,15 +122,15 @@ def parts_of_images(patients: Names, split: PatientSplit) -> Names:
     return parts
 
 
-def divide(images: ImageSet, parts: Names) -> Splits:
+def divide_into_splits(images: ImageSet, parts: Names) -> Splits:
     """Divide images into train, validation and test; ``parts`` ``(n,)`` names the part of each image."""
-    return Splits(*(images.rows(np.flatnonzero(parts == part)) for part in PARTS))
+    return Splits(*(images.select_rows(np.flatnonzero(parts == part)) for part in PARTS))
 
 
 def split_by_patient(images: ImageSet, seed: int) -> Splits:
     """Split a whole set 70/10/20 by patient."""
     split = patient_split(images.patients, has_positive_label(images.labels), seed)
-    return divide(images, parts_of_images(images.patients, split))
+    return divide_into_splits(images, part_of_each_image(images.patients, split))
 
 
 def has_positive_label(labels: NDArray[np.float32]) -> NDArray[np.bool_]:
@@ -144,7 +144,10 @@ def shared_patient_faults(where: str, patients: Mapping[str, Names]) -> list[Fau
     for (first, of_first), (second, of_second) in combinations(patients.items(), 2):
         shared = sort_patients(np.intersect1d(of_first, of_second))
         if len(shared):
-            problem = f"{counted(len(shared), 'patient')} in both {first} and {second}: {quoted(shared, limit=5)}."
+            problem = (
+                f"{count_with_noun(len(shared), 'patient')} in both {first} and {second}: "
+                f"{quote_names(shared, limit=5)}."
+            )
             remedy = "Put all images of a patient on one side of the split."
             faults.append(Fault(where, problem, remedy, cause="patients"))
     return faults
@@ -155,10 +158,12 @@ def patient_name_faults(where: str, patients: Names) -> list[Fault]:
     names = np.unique(patients).tolist()
     faults = []
     if nameless := [name for name in names if is_nobody(name)]:
-        faults.append(Fault(where, f"{quoted(nameless)} names no patient.", "Name the patient of every image."))
+        faults.append(Fault(where, f"{quote_names(nameless)} names no patient.", "Name the patient of every image."))
     if similar := find_similar(names):
         pairs = [f'"{earlier}" and "{name}"' for name, earlier in similar.items()]
-        problem = f"{counted(len(similar), 'pair')} of patients may be one: {list_first_and_count_rest(pairs, 5)}."
+        problem = (
+            f"{count_with_noun(len(similar), 'pair')} of patients may be one: {list_first_and_count_rest(pairs, 5)}."
+        )
         faults.append(Fault(where, problem, "Write each patient in one way.", cause="patients"))
     return faults
 
@@ -187,7 +192,7 @@ class PatientIndex:
         classes = np.where(positive.any(axis=1), positive.argmax(axis=1), positive.shape[1])
         return cls(number[inverse.reshape(-1)], np.sort(first), classes.astype(np.intp))
 
-    def rows(self, numbers: Numbers) -> Numbers:
+    def rows_of_patients(self, numbers: Numbers) -> Numbers:
         """Return the rows of all images of the patients with these numbers, ascending."""
         order, begins = self._rows_by_patient
         patients = np.unique(numbers)
@@ -232,11 +237,11 @@ class StratifiedSplitter:
         single = [[*self.class_names, "no class"][column] for column in present[counts == 1]]
         problem = ""
         if single:
-            problem = f"{holder} has a single patient of {quoted(single)}, which cannot be divided over parts."
+            problem = f"{holder} has a single patient of {quote_names(single)}, which cannot be divided over parts."
         elif min(part_size, len(classes) - part_size) < max(1, len(present)):
             too_few = f"too few for each part to have {len(present)} classes"
             problem = f"{holder} has {len(classes)} patients to divide, {too_few}."
-        stop_on([Fault("partition.sites_per_task", problem, _REMEDY)] if problem else [])
+        raise_faults([Fault("partition.sites_per_task", problem, _REMEDY)] if problem else [])
         rest, part = train_test_split(numbers, test_size=fraction, random_state=self.seed, stratify=classes)
         return rest, part
 

@@ -21,11 +21,11 @@ from pydantic import BaseModel, ValidationError
 from common.data.base.spec import DicomwebSpec
 from common.data.dicomweb.client import DicomwebClient, PacsServer, ResponseUnusable, ServerFailed
 from common.data.dicomweb.search import SEARCHES, UID, ImageLocation
-from common.data.images.headers import read_dataset, tags_by_keyword
+from common.data.images.headers import read_dicom_elements, tags_by_keyword
 from common.data.images.pixel_cache import MARK, MARK_TEXT
 from common.data.images.reading import is_dicom
 from common.data.images.store import FileIdentity
-from common.errors import BadInput, Fault, stop_on
+from common.errors import BadInput, Fault, raise_faults
 from common.system.files import is_disk_full, make_private_folder, remove_partial_files, write_atomically
 
 _AS_STORED = 'multipart/related; type="application/dicom"; transfer-syntax=*'
@@ -40,7 +40,7 @@ _LONGEST_SECRET = 16384
 
 
 @dataclass(frozen=True)
-class ArchiveKey:
+class PacsImageKey:
     """The name of an image or study in a row of the table; ``kind`` is "study", "accession" or "instance"."""
 
     kind: str
@@ -57,7 +57,7 @@ class SearchResult(BaseModel):
     images: tuple[ImageLocation, ...]
 
 
-class ImageCache:
+class PacsImageCache:
     """A folder of images as files, and of their places in the PACS as lines; several threads may use it."""
 
     def __init__(self, folder: Path, largest: int) -> None:
@@ -86,14 +86,14 @@ class ImageCache:
             raise BadInput([Fault("data.cache", f"{self.folder} cannot be used: {reason}.")]) from None
         self._size = sum(size for _, size, _ in self._list_files())
 
-    def file(self, uid: str) -> Path:
+    def image_path(self, uid: str) -> Path:
         """Return the path at which the cache keeps an image."""
         assert UID.fullmatch(uid)
         return self.folder / f"{uid}.dcm"
 
     def read(self, uid: str) -> bytes | None:
         """Return an image from the cache; None where it is not there, or no longer whole."""
-        file = self.file(uid)
+        file = self.image_path(uid)
         try:
             data = file.read_bytes()
             os.utime(file)  # used just now
@@ -112,11 +112,11 @@ class ImageCache:
         with self._changing:
             self._written += 1
             if self._size + len(data) > self.largest or self._written % _RECOUNT_AFTER == 0:
-                self._make_room(len(data))
-            write_atomically(self.file(uid), data, private=True)
+                self._remove_least_used(len(data))
+            write_atomically(self.image_path(uid), data, private=True)
             self._size += len(data)
 
-    def _make_room(self, needed: int) -> None:
+    def _remove_least_used(self, needed: int) -> None:
         files = sorted(self._list_files())
         self._size = sum(size for _, size, _ in files)
         if self._size + needed <= self.largest:
@@ -136,8 +136,8 @@ class ImageCache:
                 files.append((state.st_mtime, state.st_size, file))
         return files
 
-    def load_places(self) -> dict[str, tuple[ImageLocation, ...]]:
-        """Return the results of searches that :meth:`store_places` wrote; lines that are not whole are left out."""
+    def load_image_locations(self) -> dict[str, tuple[ImageLocation, ...]]:
+        """Return the results of searches that :meth:`store_image_locations` wrote; incomplete lines are left out."""
         places = dict[str, tuple[ImageLocation, ...]]()
         with suppress(OSError):
             for line in (self.folder / _PLACES).read_bytes().splitlines():
@@ -146,7 +146,7 @@ class ImageCache:
                     places[result.key] = result.images
         return places
 
-    def store_places(self, results: Mapping[str, tuple[ImageLocation, ...]]) -> None:
+    def store_image_locations(self, results: Mapping[str, tuple[ImageLocation, ...]]) -> None:
         """Write the places of images to the cache, each under the key of the search that found it."""
         lines = [SearchResult(key=key, images=images).model_dump_json() for key, images in results.items()]
         descriptor = os.open(self.folder / _PLACES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -160,12 +160,12 @@ class ImageCache:
 class PacsArchive:
     """Finds images in a PACS and reads them: a :class:`common.data.tables.labels.PictureReader`."""
 
-    def __init__(self, client: DicomwebClient, cache: ImageCache, largest: int) -> None:
+    def __init__(self, client: DicomwebClient, cache: PacsImageCache, largest: int) -> None:
         self.client, self.cache, self.largest = client, cache, largest
         self.places = dict[str, ImageLocation]()
         self._disk: Fault | None = None
 
-    def opened(self) -> AbstractContextManager[object]:
+    def keep_connection_open(self) -> AbstractContextManager[object]:
         """Return a context manager that keeps the connection open while pictures are read."""
         return self.client
 
@@ -174,27 +174,27 @@ class PacsArchive:
         failed = self.client.failed
         return [fault for fault in (self._disk, failed.fault if failed else None) if fault]
 
-    def identify(self, file: Path) -> FileIdentity:
+    def identify_content(self, file: Path) -> FileIdentity:
         """Return the archive's address and the image's UID: by the DICOM standard, another content has another UID."""
         return FileIdentity(f"{self.client.server.url}\0{file.stem}")
 
-    def find(self, keys: Iterable[ArchiveKey]) -> dict[ArchiveKey, tuple[ImageLocation, ...]]:
+    def find_images(self, keys: Iterable[PacsImageKey]) -> dict[PacsImageKey, tuple[ImageLocation, ...]]:
         """Find the images that these keys name; searches whose results are in the cache are not sent again.
 
         Raises:
             BadInput: If the server gives no usable answer.
         """
-        places, distinct = self.cache.load_places(), list(dict.fromkeys(keys))
+        places, distinct = self.cache.load_image_locations(), list(dict.fromkeys(keys))
         new = [key for key in distinct if str(key) not in places]
         for start in range(0, len(new), _BATCH):
             results = self._send_searches(new[start : start + _BATCH])
-            self.cache.store_places(results)
+            self.cache.store_image_locations(results)
             places |= results
         images = {key: places.get(str(key), ()) for key in distinct}
         self.places |= {image.instance: image for of_key in images.values() for image in of_key}
         return images
 
-    def _send_searches(self, keys: Sequence[ArchiveKey]) -> dict[str, tuple[ImageLocation, ...]]:
+    def _send_searches(self, keys: Sequence[PacsImageKey]) -> dict[str, tuple[ImageLocation, ...]]:
         """Send searches, and return the results that are not empty: images that are missing now may arrive later.
 
         Raises:
@@ -202,7 +202,7 @@ class PacsArchive:
         """
         unusable = list[Fault]()
 
-        def search(key: ArchiveKey) -> tuple[ImageLocation, ...]:
+        def search(key: PacsImageKey) -> tuple[ImageLocation, ...]:
             try:
                 return tuple(SEARCHES[key.kind](self.client, key.value))
             except ResponseUnusable as reason:
@@ -213,8 +213,8 @@ class PacsArchive:
 
         with ThreadPoolExecutor(self.client.server.connections) as pool, self.client:
             results = dict(zip(map(str, keys), pool.map(search, keys), strict=True))
-        stop_on(self.faults())
-        stop_on(unusable[:5])
+        raise_faults(self.faults())
+        raise_faults(unusable[:5])
         return {key: images for key, images in results.items() if images}
 
     def read(self, file: Path) -> bytes | Path:
@@ -290,7 +290,7 @@ def _refuse_another_image(data: bytes, uid: str) -> None:
         ResponseUnusable: Saying which of the two.
     """
     try:
-        head = read_dataset(data, tags_by_keyword("SOPInstanceUID"))
+        head = read_dicom_elements(data, tags_by_keyword("SOPInstanceUID"))
         actual = str(head.get("SOPInstanceUID", "") or head.file_meta.get("MediaStorageSOPInstanceUID", ""))
     except Exception:  # pydicom raises many kinds on damaged files
         raise ResponseUnusable("what the server sent is no DICOM file, or a damaged one") from None
@@ -305,14 +305,14 @@ def open_archive(spec: DicomwebSpec, base: Path) -> PacsArchive:
         BadInput: With every fault of these.
     """
     faults, context, header = list[Fault](), None, ""
-    cache = ImageCache(base / spec.cache, int(spec.cache_gb * 1e9))
+    cache = PacsImageCache(base / spec.cache, int(spec.cache_gb * 1e9))
     with _gather_faults(faults):
         context = _tls_context(spec, base)
     with _gather_faults(faults):
         header = _authorization_header(spec, base)
     with _gather_faults(faults):
         cache.open()
-    stop_on(faults)
+    raise_faults(faults)
     server = PacsServer(spec.url, context, header, spec.timeout_s, spec.connections)
     return PacsArchive(DicomwebClient(server), cache, spec.largest_mb << 20)
 

@@ -48,7 +48,7 @@ class ResponseUnusable(ValueError):
     """Raised where one answer cannot be used; the text is the reason, for the list of images that are left out."""
 
 
-class NotStored(ResponseUnusable):
+class ObjectNotFound(ResponseUnusable):
     """Raised where the server does not have the requested object."""
 
 
@@ -234,7 +234,7 @@ def _refuse_unusable(response: httpx.Response, server: str, largest: int) -> Non
         remedy = "Try again later, or with fewer data.connections; what has arrived is kept."
         raise ServerFailed(problem, remedy, retry=True)
     if status == 404:
-        raise NotStored("the server does not have it (404)")
+        raise ObjectNotFound("the server does not have it (404)")
     if status not in (200, 204):
         raise ResponseUnusable(f"the server answers {status}")
     if response.headers.get("content-encoding", "identity") != "identity":

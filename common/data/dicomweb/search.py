@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from common.data.dicomweb.client import DicomwebClient, NotStored, ResponseUnusable
+from common.data.dicomweb.client import DicomwebClient, ObjectNotFound, ResponseUnusable
 
 UID = re.compile(r"[0-9][0-9.]{0,63}")
 """Digits and dots: such a name is safe in an address and as the name of a file."""
@@ -129,7 +129,7 @@ def _search_pages(client: DicomwebClient, path: str, parameters: Mapping[str, st
         page = {**parameters, "limit": str(PAGE), "offset": str(len(uids))}
         try:
             response = client.get(path, "application/dicom+json", MOST_BYTES, page)
-        except NotStored:
+        except ObjectNotFound:
             return
         new = {
             uid: result

@@ -69,7 +69,7 @@ def apply_weak_changes(images: Tensor, spec: AugmentationSpec, draws: Tensor) ->
         scales = torch.stack((sign * (1 + zoom_x * spec.zoom), 1 + zoom_y * spec.zoom), 1)
         linear = rotation_matrices(turn * spec.rotation, images) @ torch.diag_embed(scales)  # (batch, 2, 2)
         shift = torch.stack((shift_x, shift_y), 1)[:, :, None] * 2 * spec.translate  # (batch, 2, 1); a side is 2 wide
-        images = sample_at(images, torch.cat((linear, linear @ shift), 2))
+        images = apply_affine_transforms(images, torch.cat((linear, linear @ shift), 2))
     elif spec.horizontal_flip:
         images = torch.where(mirrored.to(images.device)[:, None, None, None], images.flip(3), images)
     if not spec.contrast:
@@ -87,7 +87,7 @@ def rotation_matrices(turns: Tensor, images: Tensor) -> Tensor:
     return torch.stack((cos, -sin * aspect, sin / aspect, cos), 1).reshape(-1, 2, 2)
 
 
-def sample_at(images: Tensor, transforms: Tensor) -> Tensor:
+def apply_affine_transforms(images: Tensor, transforms: Tensor) -> Tensor:
     """Sample each image bilinearly at places moved by its affine matrix in ``transforms``, ``(batch, 2, 3)``."""
     grid = functional.affine_grid(transforms.to(images), list(images.shape), align_corners=False)
     return functional.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
@@ -186,14 +186,14 @@ def _change_sharpness(images: Tensor, strengths: Tensor) -> Tensor:
 def _rotate(images: Tensor, strengths: Tensor) -> Tensor:
     """Rotate images by up to 30 degrees either way."""
     linear = rotation_matrices((2 * strengths - 1) * 30 / 360, images)
-    return sample_at(images, torch.cat((linear, linear.new_zeros(len(images), 2, 1)), 2))
+    return apply_affine_transforms(images, torch.cat((linear, linear.new_zeros(len(images), 2, 1)), 2))
 
 
 def _shear_or_shift(images: Tensor, strengths: Tensor, place: tuple[int, int], most: float) -> Tensor:
     """Shear or shift images: move one entry of the identity's ``(2, 3)`` matrix by up to ``most`` either way."""
     transforms = torch.eye(2, 3, device=images.device).repeat(len(images), 1, 1)
     transforms[:, place[0], place[1]] += (2 * strengths - 1) * most
-    return sample_at(images, transforms)
+    return apply_affine_transforms(images, transforms)
 
 
 CHANGES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -10,14 +10,22 @@ from pydicom.pixels.utils import get_expected_length, pixel_array
 from pydicom.tag import Tag
 from pydicom.uid import UID, RLELossless
 
-from common.data.base.decoded_size import check_size, picture_limit
-from common.data.base.spec import AS_IN_FILE, Frame, Rendering
-from common.data.images.bands import convert_in_bands, scale_to_8_bits
-from common.data.images.grey import GreyDisplay, StoredNumbers, element, entry_depth, grey_of, table_entries, unsigned
+from common.data.base.decoded_size import picture_limit, refuse_oversized_file
+from common.data.base.spec import AS_IN_FILE, Frame, PictureRendering
+from common.data.images.bands import convert_by_row_bands, scale_to_8_bits
+from common.data.images.grey import (
+    GreyscalePipeline,
+    StoredPixelBits,
+    element_value,
+    lookup_entry_bits,
+    render_grey,
+    table_entries,
+    unsigned,
+)
 from common.data.images.headers import (
     encoded_shape,
-    jpeg_2000_tables,
-    read_dataset,
+    jpeg_2000_decoder_bytes,
+    read_dicom_elements,
     refuse_large_elements,
     rle_plane_size,
     tags_by_keyword,
@@ -32,7 +40,7 @@ _FRAME_KEYWORDS = {
 
 def frame_count(dataset: Any) -> int:
     """Return the number of frames of a DICOM file, 1 where it states none."""
-    return int(element(dataset, "NumberOfFrames") or 1)
+    return int(element_value(dataset, "NumberOfFrames") or 1)
 
 
 def frame_index(frame: Frame | None, count: int, subject: str) -> int:
@@ -60,7 +68,7 @@ def apply_functional_groups(dataset: Any, index: int) -> None:
 
     Source: DICOM PS3.3 C.7.6.16.2.9 and C.7.6.16.2.10; what a frame says of itself replaces what all frames share.
     """
-    shared, of_frames = (element(dataset, f"{kind}FunctionalGroupsSequence") for kind in ("Shared", "PerFrame"))
+    shared, of_frames = (element_value(dataset, f"{kind}FunctionalGroupsSequence") for kind in ("Shared", "PerFrame"))
     groups = [*(shared or [])[:1], *(of_frames or [])[index : index + 1]]
     for group in groups:
         for sequence, keywords in _FRAME_KEYWORDS.items():
@@ -87,12 +95,12 @@ _READ = tags_by_keyword(
 )
 
 
-def dicom_pixels(data: bytes, rendering: Rendering = AS_IN_FILE) -> NDArray[np.uint8]:
+def dicom_pixels(data: bytes, rendering: PictureRendering = AS_IN_FILE) -> NDArray[np.uint8]:
     """Return the pixels of :func:`decode_dicom`."""
     return decode_dicom(data, rendering)[0]
 
 
-def decode_dicom(data: bytes, rendering: Rendering = AS_IN_FILE) -> tuple[NDArray[np.uint8], bool]:
+def decode_dicom(data: bytes, rendering: PictureRendering = AS_IN_FILE) -> tuple[NDArray[np.uint8], bool]:
     """Decode a DICOM file to ``(height, width)`` grey or ``(height, width, 3)`` colour.
 
     Returns:
@@ -101,24 +109,24 @@ def decode_dicom(data: bytes, rendering: Rendering = AS_IN_FILE) -> tuple[NDArra
     Raises:
         ValueError: If it holds no grey or colour picture, no such frame, or too large a one; or what pydicom raises.
     """
-    dataset = read_dataset(data, largest_mb=rendering.largest_mb)
+    dataset = read_dicom_elements(data, largest_mb=rendering.largest_mb)
     refuse_large_elements(dataset, _READ, rendering.largest_mb)
     layout = _read_layout(dataset)
     index = frame_index(rendering.frame, layout.frames, f"the DICOM file has {layout.frames} frames")
     apply_functional_groups(dataset, index)
     limit = picture_limit(rendering.largest_mb)
-    check_size(layout.size, limit)
-    meaning = _meaning(dataset, layout)
+    refuse_oversized_file(layout.size, limit)
+    meaning = _read_pixel_bit_layout(dataset, layout)
     if layout.kind in _COLOR:
         pixels = _decode_frame(dataset, layout, index, limit)
-        shown = convert_in_bands(
-            lambda band: scale_to_8_bits(meaning.values(band), meaning.stored, "BitsStored"), pixels
+        shown = convert_by_row_bands(
+            lambda band: scale_to_8_bits(meaning.extract_values(band), meaning.stored, "BitsStored"), pixels
         )
         return shown, False
     numbers = _decode_grey(dataset, layout, index, limit)
     if layout.kind == _PALETTE:
-        return convert_in_bands(lambda band: _apply_palette(meaning.values(band), dataset), numbers), False
-    grey = grey_of(numbers, GreyDisplay(dataset, meaning, 8 * numbers.itemsize, rendering.window))
+        return convert_by_row_bands(lambda band: _apply_palette(meaning.extract_values(band), dataset), numbers), False
+    grey = render_grey(numbers, GreyscalePipeline(dataset, meaning, 8 * numbers.itemsize, rendering.window))
     return grey, bool(grey.min() == grey.max() and numbers.min() < numbers.max())
 
 
@@ -162,7 +170,7 @@ def _read_layout(dataset: Any) -> PixelLayout:
     syntax = dataset.file_meta.get("TransferSyntaxUID")
     if not syntax:
         raise ValueError("the DICOM file does not give TransferSyntaxUID")
-    photometric, numbers = element(dataset, _KIND), [unsigned(dataset, name) for name in _NUMBERS]
+    photometric, numbers = element_value(dataset, _KIND), [unsigned(dataset, name) for name in _NUMBERS]
     if None in numbers or photometric is None:
         values = zip((_KIND, *_NUMBERS), (photometric, *numbers), strict=True)
         missing = ", ".join(name for name, value in values if value is None)
@@ -196,7 +204,7 @@ def _refuse_palette(dataset: Any) -> None:
         raise ValueError("its pixels are numbers in a palette, and the file holds no palette")
 
 
-def _meaning(dataset: Any, layout: PixelLayout) -> StoredNumbers:
+def _read_pixel_bit_layout(dataset: Any, layout: PixelLayout) -> StoredPixelBits:
     """Return what the bits of a pixel mean; a codec gives values, without bits beside them.
 
     Raises:
@@ -208,7 +216,7 @@ def _meaning(dataset: Any, layout: PixelLayout) -> StoredNumbers:
     high = stored - 1 if high is None or not exact else high
     if not 0 < stored <= high + 1 <= allocated:
         raise ValueError(f"the file says {stored} bits up to bit {high} of {allocated} for a pixel, which cannot be")
-    return StoredNumbers(stored, high + 1 - stored, layout.signed, exact)
+    return StoredPixelBits(stored, high + 1 - stored, layout.signed, exact)
 
 
 def _decode_grey(dataset: Any, layout: PixelLayout, index: int, limit: int) -> NDArray[Any]:
@@ -275,7 +283,7 @@ def _refuse_another_size(dataset: Any, layout: PixelLayout, index: int, limit: i
     if (inside := encoded_shape(packed)) != stated:
         sizes = (" × ".join(map(str, size)) for size in (stated, inside))
         raise ValueError("the file says {} for rows, columns and samples, its packed pixels {}".format(*sizes))
-    check_size(layout.size + jpeg_2000_tables(packed), limit)
+    refuse_oversized_file(layout.size + jpeg_2000_decoder_bytes(packed), limit)
 
 
 def _apply_palette(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
@@ -291,6 +299,6 @@ def _apply_palette(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
         for name in ("Red", "Green", "Blue")
     ]
     top = max(int(table.max()) for table in tables)
-    depth = 8 if top <= 255 else entry_depth(top, bits, 16, "palette")
+    depth = 8 if top <= 255 else lookup_entry_bits(top, bits, 16, "palette")
     place = np.clip(pixels.astype(np.int64) - first, 0, entries - 1)
     return np.stack([scale_to_8_bits(table, depth, "the palette")[place] for table in tables], axis=-1)

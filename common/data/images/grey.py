@@ -15,7 +15,7 @@ from pydicom.dataelem import RawDataElement
 from pydicom.tag import BaseTag, Tag
 
 from common.data.base.spec import Window
-from common.data.images.bands import convert_in_bands, iterate_bands
+from common.data.images.bands import convert_by_row_bands, iterate_row_bands
 
 Numbers = NDArray[Any]
 _USUAL_DEPTHS = (8, 10, 12, 14, 16)
@@ -42,7 +42,7 @@ def apply_window(values: Numbers, center: float, width: float, function: str = "
     raise ValueError(f"VOI LUT function {function} is not one of LINEAR, LINEAR_EXACT, SIGMOID")
 
 
-def stretch(values: Numbers, low: float, high: float) -> NDArray[np.float64]:
+def rescale_to_unit_range(values: Numbers, low: float, high: float) -> NDArray[np.float64]:
     """Map values from ``low`` to ``high`` to 0..1, those beside them to 0 or 1."""
     return np.clip((values - low) / max(high - low, 1e-9), 0, 1)
 
@@ -52,7 +52,7 @@ def _tag(keyword: str) -> BaseTag:
     return Tag(keyword)
 
 
-def element(dataset: Any, keyword: str) -> Any:
+def element_value(dataset: Any, keyword: str) -> Any:
     """Return the value of an element, None where it is missing; pydicom's search for names is slow."""
     tag = _tag(keyword)
     return dataset[tag].value if tag in dataset else None
@@ -63,18 +63,18 @@ def unsigned(dataset: Any, keyword: str) -> int | None:
     raw = dataset.get_item(_tag(keyword))
     if isinstance(raw, RawDataElement) and raw.VR == "US" and isinstance(raw.value, bytes) and len(raw.value) == 2:
         return int.from_bytes(raw.value, "little" if raw.is_little_endian else "big")  # without pydicom's objects
-    value = element(dataset, keyword)
+    value = element_value(dataset, keyword)
     return None if value is None else int(value)
 
 
-def number_of(dataset: Any, keyword: str) -> float | None:
+def element_number(dataset: Any, keyword: str) -> float | None:
     """Return the first number of an element; None where the element is missing or blank.
 
     Raises:
         ValueError: Naming the element, if it holds something else.
     """
     try:
-        value = element(dataset, keyword)
+        value = element_value(dataset, keyword)
         if isinstance(value, bytes):
             raise ValueError
         first = value if isinstance(value, str | int | float) or value is None else next(iter(value), None)
@@ -129,7 +129,7 @@ def table_entries(data: Any, count: int, bits: int, order: str, name: str) -> ND
     return words[:count] if size >= 2 * count else words.view(np.uint8)[:count].astype(np.uint16)
 
 
-def entry_depth(top: int, stated: int, stored: int, name: str) -> int:
+def lookup_entry_bits(top: int, stated: int, stored: int, name: str) -> int:
     """Return the bits of a table's entries, of which the largest is ``top``.
 
     Devices write 16 into the descriptor of a table of 12 bits, and less than its entries have. The descriptor counts
@@ -162,7 +162,7 @@ def lookup_table(dataset: Any, keyword: str, *, signed: bool) -> LookupTable | N
     Raises:
         ValueError: If a table is incomplete.
     """
-    for item in element(dataset, keyword) or ():
+    for item in element_value(dataset, keyword) or ():
         if item.get("LUTDescriptor") is None or item.get("LUTData") in (None, b""):
             continue
         values = item.LUTDescriptor
@@ -181,7 +181,7 @@ def lookup_table(dataset: Any, keyword: str, *, signed: bool) -> LookupTable | N
 
 
 @dataclass(frozen=True)
-class StoredNumbers:
+class StoredPixelBits:
     """What the bits of a pixel mean.
 
     Attributes:
@@ -196,14 +196,14 @@ class StoredNumbers:
     signed: bool
     exact: bool
 
-    def values(self, numbers: Numbers) -> Numbers:
+    def extract_values(self, numbers: Numbers) -> Numbers:
         """Return the values of whole pixels without the bits beside them, with their sign."""
         if not self.exact or self.stored == 8 * numbers.itemsize:
             return numbers
         value = (numbers.astype(np.int64) >> self.unused) & ((1 << self.stored) - 1)
         return value - ((value >> self.stored - 1) << self.stored) if self.signed else value
 
-    def wrap(self, value: int, allocated: int) -> int:
+    def wrap_sign(self, value: int, allocated: int) -> int:
         """Return a value that was written as unsigned, or as signed, in the sign of the pixels."""
         if self.signed:
             for bits in (self.stored, allocated, 16):
@@ -212,7 +212,7 @@ class StoredNumbers:
         return value if self.signed or value >= 0 else value + (1 << allocated)
 
 
-class GreyDisplay:
+class GreyscalePipeline:
     """The way of one picture's stored numbers to grey of 8 bits (DICOM PS3.4 N.2).
 
     Args:
@@ -223,13 +223,13 @@ class GreyDisplay:
         ValueError: Naming the element, if the file does not say how it is shown.
     """
 
-    def __init__(self, dataset: Any, numbers: StoredNumbers, allocated: int, window: Window | None) -> None:
+    def __init__(self, dataset: Any, numbers: StoredPixelBits, allocated: int, window: Window | None) -> None:
         self.numbers = numbers
-        self.inverted = element(dataset, "PhotometricInterpretation") == "MONOCHROME1"
-        if not self.inverted and str(element(dataset, "PresentationLUTShape") or "").strip() == "INVERSE":
+        self.inverted = element_value(dataset, "PhotometricInterpretation") == "MONOCHROME1"
+        if not self.inverted and str(element_value(dataset, "PresentationLUTShape") or "").strip() == "INVERSE":
             raise ValueError("PresentationLUTShape INVERSE contradicts MONOCHROME2: black and white may be exchanged")
-        ends = [number_of(dataset, f"PixelPadding{name}") for name in ("Value", "RangeLimit")]
-        wrapped = [numbers.wrap(int(end), allocated) for end in ends if end is not None and ends[0] is not None]
+        ends = [element_number(dataset, f"PixelPadding{name}") for name in ("Value", "RangeLimit")]
+        wrapped = [numbers.wrap_sign(int(end), allocated) for end in ends if end is not None and ends[0] is not None]
         self.padding = (min(wrapped), max(wrapped)) if wrapped else None
         self.modality_table = lookup_table(dataset, "ModalityLUTSequence", signed=numbers.signed)
         self.slope, self.intercept = self._rescale(dataset)
@@ -239,11 +239,12 @@ class GreyDisplay:
             self.voi_table = lookup_table(dataset, "VOILUTSequence", signed=not self.modality_table and lowest < 0)
         if self.voi_table:
             self.top = (
-                1 << entry_depth(int(self.voi_table.entries.max()), self.voi_table.bits, numbers.stored, "VOI LUT")
+                1
+                << lookup_entry_bits(int(self.voi_table.entries.max()), self.voi_table.bits, numbers.stored, "VOI LUT")
             ) - 1
         elif window is None:
             self.window = _number_pair(dataset, "WindowCenter", "WindowWidth")  # the first, as viewers show it
-            self.function = str(element(dataset, "VOILUTFunction") or "LINEAR")
+            self.function = str(element_value(dataset, "VOILUTFunction") or "LINEAR")
 
     def _rescale(self, dataset: Any) -> tuple[float, float]:
         """Return RescaleSlope and RescaleIntercept; 1 and 0 where the file has neither.
@@ -257,13 +258,13 @@ class GreyDisplay:
         return rescaling or (1.0, 0.0)
 
     @property
-    def is_stretched(self) -> bool:
+    def uses_own_range(self) -> bool:
         """True where the picture's own range of values is its window, because the file names none."""
         return self.voi_table is None and self.window is None
 
-    def values(self, numbers: Numbers) -> Numbers:
+    def modality_values(self, numbers: Numbers) -> Numbers:
         """Return the output of the modality transform."""
-        values = self.numbers.values(numbers)
+        values = self.numbers.extract_values(numbers)
         if self.modality_table:
             return self.modality_table.look_up(values)
         return values if (self.slope, self.intercept) == (1, 0) else values * self.slope + self.intercept
@@ -279,22 +280,22 @@ class GreyDisplay:
         if self.padding is None:
             return np.zeros(numbers.shape, np.bool_)
         low, high = self.padding
-        values = self.numbers.values(numbers)
+        values = self.numbers.extract_values(numbers)
         return ((numbers >= low) & (numbers <= high)) | ((values >= low) & (values <= high))
 
-    def shown(self, numbers: Numbers, limits: tuple[float, float]) -> NDArray[np.uint8]:
+    def display_values(self, numbers: Numbers, limits: tuple[float, float]) -> NDArray[np.uint8]:
         """Return 8 bits for each number; padding is black.
 
         Args:
             limits: The picture's smallest and largest value, of which a file without a window is in need.
         """
-        values = self.values(numbers)
+        values = self.modality_values(numbers)
         if self.voi_table:
             shown = np.clip(self.voi_table.look_up(values) / self.top, 0, 1)
         elif self.window:
             shown = apply_window(values, *self.window, self.function)
         else:
-            shown = stretch(values, *limits)
+            shown = rescale_to_unit_range(values, *limits)
         grey = np.round(255 * (1 - shown if self.inverted else shown)).astype(np.uint8)
         grey[self.is_padding(numbers)] = 0
         return grey
@@ -306,7 +307,7 @@ def _number_pair(dataset: Any, first: str, second: str) -> tuple[float, float] |
     Raises:
         ValueError: If it has one without the other.
     """
-    numbers = number_of(dataset, first), number_of(dataset, second)
+    numbers = element_number(dataset, first), element_number(dataset, second)
     if numbers[0] is None and numbers[1] is None:
         return None
     if numbers[0] is None or numbers[1] is None:
@@ -315,7 +316,7 @@ def _number_pair(dataset: Any, first: str, second: str) -> tuple[float, float] |
     return numbers[0], numbers[1]
 
 
-def grey_of(numbers: Numbers, display: GreyDisplay) -> NDArray[np.uint8]:
+def render_grey(numbers: Numbers, display: GreyscalePipeline) -> NDArray[np.uint8]:
     """Return a picture ``(height, width)`` in grey of 8 bits.
 
     Raises:
@@ -323,19 +324,19 @@ def grey_of(numbers: Numbers, display: GreyDisplay) -> NDArray[np.uint8]:
     """
     low, high = int(numbers.min()), int(numbers.max())
     if high - low >= max(numbers.size, 256):  # few pixels of a wide range, or of 32 bits
-        limits = _limits(iterate_bands(numbers), display)
-        return convert_in_bands(lambda band: display.shown(band, limits), numbers)
+        limits = _extreme_values(iterate_row_bands(numbers), display)
+        return convert_by_row_bands(lambda band: display.display_values(band, limits), numbers)
     table_numbers = np.arange(low, high + 1)
     unsigned = numbers.view(f"u{numbers.itemsize}")
     cells = table_numbers.astype(numbers.dtype).view(unsigned.dtype)
-    limits = _limits([_numbers_at_the_limits(unsigned, table_numbers, cells, display)], display)
+    limits = _extreme_values([_numbers_with_extremes(unsigned, table_numbers, cells, display)], display)
     table = np.zeros(1 << 8 * numbers.itemsize, np.uint8)
-    table[cells] = display.shown(table_numbers, limits)
-    return convert_in_bands(table.take, unsigned)
+    table[cells] = display.display_values(table_numbers, limits)
+    return convert_by_row_bands(table.take, unsigned)
 
 
-def _numbers_at_the_limits(
-    unsigned: Numbers, table_numbers: Numbers, cells: Numbers, display: GreyDisplay
+def _numbers_with_extremes(
+    unsigned: Numbers, table_numbers: Numbers, cells: Numbers, display: GreyscalePipeline
 ) -> NDArray[np.int64]:
     """Return numbers of a picture among which are those of its smallest and its largest value.
 
@@ -345,10 +346,10 @@ def _numbers_at_the_limits(
         cells: The same without their sign.
     """
     ends = table_numbers[[0, -1]]
-    if not display.is_stretched or display.keeps_order(*ends.tolist()):
+    if not display.uses_own_range or display.keeps_order(*ends.tolist()):
         return ends
     inside = np.flatnonzero(~display.is_padding(table_numbers))
-    steps = np.diff(display.values(table_numbers).astype(np.float64))
+    steps = np.diff(display.modality_values(table_numbers).astype(np.float64))
     if len(inside) and ((steps >= 0).all() or (steps <= 0).all()):
         first, last = inside[0], inside[-1]
         if first > 0:  # of numbers below the first, the difference is large, because it has no sign
@@ -358,22 +359,22 @@ def _numbers_at_the_limits(
         if max(first, last) < len(cells) and min(first, last) >= 0 and np.isin([first, last], inside).all():
             return table_numbers[[first, last]]
     present = np.zeros(1 << 8 * unsigned.itemsize, np.bool_)
-    for band in iterate_bands(unsigned):
+    for band in iterate_row_bands(unsigned):
         present[band] = True
     return table_numbers[present[cells]]
 
 
-def _limits(bands: Any, display: GreyDisplay) -> tuple[float, float]:
+def _extreme_values(bands: Any, display: GreyscalePipeline) -> tuple[float, float]:
     """Return the smallest and the largest value of a picture without its padding.
 
     Raises:
         ValueError: If a file without a window holds nothing but padding.
     """
-    if not display.is_stretched:
+    if not display.uses_own_range:
         return 0.0, 0.0
     limits = list[tuple[float, float]]()
     for band in bands:
-        inside = display.values(band)[~display.is_padding(band)]
+        inside = display.modality_values(band)[~display.is_padding(band)]
         if inside.size:
             limits.append((float(inside.min()), float(inside.max())))
     if not limits:

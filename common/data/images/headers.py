@@ -21,13 +21,13 @@ from pydicom.dataelem import RawDataElement
 from pydicom.tag import BaseTag, Tag
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
-from common.data.base.decoded_size import LARGEST_MB, check_size, picture_limit
+from common.data.base.decoded_size import LARGEST_MB, picture_limit, refuse_oversized_file
 from common.data.base.image_set import patients_by_study
 from common.data.base.names import is_nobody
 from common.data.images.jpeg import jpeg_segments
 from common.data.images.reading import is_dicom
 from common.data.images.store import IN_MEMORY
-from common.system.plain_text import counted
+from common.system.plain_text import count_with_noun
 
 # pydicom's warnings about a file are texts for programmers; our own checks report all that matters.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"pydicom\b")
@@ -60,16 +60,18 @@ class _LimitedReader:
             ValueError: If too many were read.
         """
         self._claimed += _OF_A_READ
-        check_size(self._claimed, self._limit)
+        refuse_oversized_file(self._claimed, self._limit)
         return self._read(size)
 
 
 def tags_by_keyword(*keywords: str) -> tuple[BaseTag, ...]:
-    """Return the tags of elements given by keyword, for :func:`read_dataset` and :func:`refuse_large_elements`."""
+    """Return the tags of elements, by keyword, for :func:`read_dicom_elements` and :func:`refuse_large_elements`."""
     return tuple(map(Tag, keywords))
 
 
-def read_dataset(content: bytes | BinaryIO, tags: Sequence[BaseTag] | None = None, largest_mb: int = LARGEST_MB) -> Any:
+def read_dicom_elements(
+    content: bytes | BinaryIO, tags: Sequence[BaseTag] | None = None, largest_mb: int = LARGEST_MB
+) -> Any:
     """Read the elements of a DICOM file.
 
     Args:
@@ -105,7 +107,7 @@ def _inflate(packed: bytes, largest_mb: int) -> BinaryIO:
     limit = picture_limit(largest_mb)
     for start in range(0, len(packed), _PIECE):
         inflated.write(inflater.decompress(packed[start : start + _PIECE], limit + 1 - inflated.tell()))
-        check_size(inflated.tell(), limit)
+        refuse_oversized_file(inflated.tell(), limit)
     inflated.seek(0)
     return inflated
 
@@ -114,7 +116,7 @@ def refuse_large_elements(dataset: Any, tags: Iterable[BaseTag], largest_mb: int
     """Refuse elements whose values would become more Python objects than memory allows.
 
     Args:
-        dataset: As :func:`read_dataset` returns it: pydicom makes an element's values when they are first read.
+        dataset: As :func:`read_dicom_elements` returns it: pydicom makes an element's values when they are first read.
 
     Raises:
         ValueError: If they take more memory than a picture may.
@@ -127,7 +129,7 @@ def refuse_large_elements(dataset: Any, tags: Iterable[BaseTag], largest_mb: int
         claimed += len(element.value) * _OF_A_BYTE.get(element.VR or "", _OF_A_VALUES_BYTE)
         if element.VR == "SQ":
             claimed += sum(map(element.value.count, _ITEMS)) * _OF_AN_ITEM
-    check_size(claimed, picture_limit(largest_mb))
+    refuse_oversized_file(claimed, picture_limit(largest_mb))
 
 
 _SIZ = b"\xff\x4f\xff\x51"
@@ -168,7 +170,7 @@ def _parse_jpeg_2000_shape(frame: bytes) -> tuple[int, int, int]:
     return height - top, width - left, samples
 
 
-def jpeg_2000_tables(frame: bytes) -> int:
+def jpeg_2000_decoder_bytes(frame: bytes) -> int:
     """Return the bytes that a JPEG 2000 decoder takes beside the pixels; 0 for another kind of frame.
 
     The head of a frame may name tiles and blocks of one pixel, each of which has an entry in the decoder's tables.
@@ -313,18 +315,18 @@ def read_dicom_head(content: Path | bytes) -> DicomHead:
             if not is_dicom(opened.read(132)):
                 return NO_DICOM
             opened.seek(0)
-            head = read_dataset(opened, _HEAD_TAGS)
+            head = read_dicom_elements(opened, _HEAD_TAGS)
         refuse_large_elements(head, _HEAD_TAGS, LARGEST_MB)
         keywords = ("PatientID", "StudyInstanceUID", "Modality")
         patient, study, modality = (str(head.get(keyword) or "").strip() for keyword in keywords)
         grey = str(head.get("PhotometricInterpretation") or "").startswith("MONOCHROME")
-        by_range = grey and not any(_names_window(head, tag) for tag in _WINDOWS)
+        by_range = grey and not any(_defines_window(head, tag) for tag in _WINDOWS)
         return DicomHead(str(head.file_meta.get("TransferSyntaxUID", "")), patient, study, modality, by_range)
     except Exception:
         return NO_DICOM
 
 
-def _names_window(head: Any, tag: BaseTag) -> bool:
+def _defines_window(head: Any, tag: BaseTag) -> bool:
     """Return True if the element names a window or a VOI LUT, or holds the groups of frames that do."""
     element = head.get_item(tag)
     value = None if element is None else element.value
@@ -335,7 +337,7 @@ def _names_window(head: Any, tag: BaseTag) -> bool:
     return "FrameVOILUTSequence" in value[0]
 
 
-def dicom_patients(heads: Sequence[DicomHead]) -> list[str] | None:
+def patients_of_dicom_files(heads: Sequence[DicomHead]) -> list[str] | None:
     """Return the patient of each file: PatientID, else as :func:`patients_by_study` says.
 
     The result is None where no DICOM file has a PatientID, or where all have the same one, which then stands for names
@@ -355,7 +357,7 @@ def display_problems(heads: Sequence[DicomHead]) -> list[str]:
         mixed = ", ".join(f"{count:,} {name}" for name, count in modalities.most_common())
         problems.append(f"modalities are mixed: {mixed}. Their grey values mean different things; is that intended?")
     if count := sum(head.shown_by_range for head in dicoms):
-        files = counted(len(dicoms), "DICOM file")
+        files = count_with_noun(len(dicoms), "DICOM file")
         problems.append(
             f"{count:,} of {files} name no window and no VOI LUT: each is shown over its own range of values, so that "
             "one tissue has another grey in each. window = [centre, width] shows all alike, such as [40, 400] for CT."

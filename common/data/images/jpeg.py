@@ -222,11 +222,11 @@ def _expected_restarts(frame: bytes, interval: int) -> int:
     return math.ceil(blocks / interval) - 1
 
 
-def _nothing(image: Image.Image) -> None:
+def _leave_image_unchanged(image: Image.Image) -> None:
     """Leave an image as it is."""
 
 
-def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _nothing) -> Image.Image:
+def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _leave_image_unchanged) -> Image.Image:
     """Decode a JPEG file with Pillow.
 
     Args:
@@ -238,23 +238,23 @@ def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _nothing) -
     head = parse_jpeg(data)
     if not head.whole:
         raise ValueError(CUT_OFF)
-    scanned = _scanned(data, head)
+    scanned = _trim_after_scan(data, head)
     if head.process in (_BASELINE, _EXTENDED) and head.scans == 1:
         # Without an end marker libjpeg waits for the rest of a cut picture, and Pillow has none to give.
-        return _load(scanned + _ONES, prepare)
-    image = _load(scanned + END_OF_IMAGE, prepare)
-    if image.tobytes() != _load(scanned + _NOISE + END_OF_IMAGE, prepare).tobytes():
+        return _load_jpeg(scanned + _ONES, prepare)
+    image = _load_jpeg(scanned + END_OF_IMAGE, prepare)
+    if image.tobytes() != _load_jpeg(scanned + _NOISE + END_OF_IMAGE, prepare).tobytes():
         raise ValueError(CUT_OFF)
     return image
 
 
-def _scanned(data: bytes, head: JpegHead) -> bytes:
+def _trim_after_scan(data: bytes, head: JpegHead) -> bytes:
     """Return a file up to its last packed byte, without the zeros that a broken copy leaves behind it."""
     scanned = data[: head.end].rstrip(b"\xff")
     return scanned.rstrip(b"\0").rstrip(b"\xff") if scanned.endswith(bytes(4)) else scanned
 
 
-def _load(data: bytes, prepare: Callable[[Image.Image], Any]) -> Image.Image:
+def _load_jpeg(data: bytes, prepare: Callable[[Image.Image], Any]) -> Image.Image:
     image = Image.open(io.BytesIO(data), formats=("JPEG",))
     prepare(image)
     try:
@@ -277,6 +277,6 @@ def refuse_filled_in(data: bytes, pixels: Any, decode: Callable[[bytes], Any]) -
     last = pixels[-1, -(pixels.shape[1] % 8 or 8) :]
     if head.whole and (last != last[:1]).any() and head.predictor <= 1:
         return
-    scanned = _scanned(data, head)
+    scanned = _trim_after_scan(data, head)
     if not head.whole or (decode(scanned + _NOISE + END_OF_IMAGE) != pixels).any():
         raise ValueError(CUT_OFF)

@@ -17,10 +17,10 @@ from nibabel.nifti1 import Nifti1Header
 from nibabel.nifti2 import Nifti2Header
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import check_size, content_limit, picture_limit
-from common.data.base.spec import Axis, Rendering
+from common.data.base.decoded_size import content_limit, picture_limit, refuse_oversized_file
+from common.data.base.spec import Axis, PictureRendering
 from common.data.images.dicom import frame_index
-from common.data.images.grey import apply_window, stretch
+from common.data.images.grey import apply_window, rescale_to_unit_range
 
 io_orientation: Any = orientations.io_orientation  # it has no types
 AXES: dict[Axis, int] = {"sagittal": 0, "coronal": 1, "axial": 2}
@@ -50,7 +50,7 @@ class NiftiHeader:
     orientation: NDArray[np.float64]
 
     @property
-    def plane(self) -> int:
+    def plane_bytes(self) -> int:
         """The number of bytes of one plane: all voxels with the same index along the file's slowest axis."""
         return self.shape[0] * self.shape[1] * self.kind.itemsize
 
@@ -60,7 +60,7 @@ class NiftiHeader:
         return axis, bool(self.orientation[axis, 1] < 0)
 
 
-def nifti_pixels(file: Path, rendering: Rendering) -> NDArray[np.uint8]:
+def nifti_pixels(file: Path, rendering: PictureRendering) -> NDArray[np.uint8]:
     """Decode one slice of a NIfTI volume to ``(height, width)`` grey.
 
     An axial slice has the patient's front at the top, a coronal and a sagittal one the head; the patient's right is on
@@ -74,9 +74,9 @@ def nifti_pixels(file: Path, rendering: Rendering) -> NDArray[np.uint8]:
         world = AXES[rendering.axis]
         axis, backwards = volume.file_axis(world)
         packed, pixels = file.stat().st_size, math.prod(volume.shape) // volume.shape[axis]
-        unpacked = volume.start + volume.plane * volume.shape[2]
-        check_size(unpacked, max(packed, content_limit(packed, rendering.largest_mb)))
-        check_size(max(volume.plane, _OF_A_PIXEL * pixels), picture_limit(rendering.largest_mb))
+        unpacked = volume.start + volume.plane_bytes * volume.shape[2]
+        refuse_oversized_file(unpacked, max(packed, content_limit(packed, rendering.largest_mb)))
+        refuse_oversized_file(max(volume.plane_bytes, _OF_A_PIXEL * pixels), picture_limit(rendering.largest_mb))
         count = volume.shape[axis]
         number = frame_index(rendering.frame, count, f"the NIfTI file has {count} {rendering.axis} slices")
         at = count - 1 - number if backwards else number
@@ -86,7 +86,11 @@ def nifti_pixels(file: Path, rendering: Rendering) -> NDArray[np.uint8]:
     with np.errstate(all="ignore"):
         scaled = np.nan_to_num(values * volume.slope + volume.intercept, posinf=0, neginf=0)
     grey = np.clip(scaled, -_LARGEST, _LARGEST)
-    shown = apply_window(grey, *rendering.window) if rendering.window else stretch(grey, grey.min(), grey.max())
+    shown = (
+        apply_window(grey, *rendering.window)
+        if rendering.window
+        else rescale_to_unit_range(grey, grey.min(), grey.max())
+    )
     return np.round(255 * shown).astype(np.uint8)
 
 
@@ -134,11 +138,11 @@ def _read_slice(content: IO[bytes], volume: NiftiHeader, axis: int, at: int) -> 
     """Return the voxels with place ``at`` along an axis of the file, in the file's order of the other two."""
 
     def next_plane() -> NDArray[Any]:
-        voxels = np.frombuffer(_read_exactly(content, volume.plane), dtype=volume.kind)
+        voxels = np.frombuffer(_read_exactly(content, volume.plane_bytes), dtype=volume.kind)
         return voxels.reshape(volume.shape[:2], order="F")  # (first axis, second axis)
 
     if axis == 2:
-        content.seek(volume.start + at * volume.plane)
+        content.seek(volume.start + at * volume.plane_bytes)
         return next_plane().astype(np.float64)
     content.seek(volume.start)
     rows = [next_plane().take(at, axis=axis).astype(np.float64) for _ in range(volume.shape[2])]

@@ -60,7 +60,7 @@ SETTLED_S = 2.0
 """A file that changed later than this before it was read may change again without another time."""
 
 
-class FolderInUse:
+class CacheFolderLock:
     """Keeps other programs from removing a folder of the cache, which it makes if need be, as long as it lives."""
 
     def __init__(self, folder: Path) -> None:
@@ -86,13 +86,13 @@ class FolderInUse:
         self.close()
 
 
-class MappedRows(PixelRows):
+class MappedPixelRows(PixelRows):
     """Pictures in a file that is mapped into memory, where all programs share one copy.
 
     Each is checked to be what was written when it is read for the first time.
     """
 
-    def __init__(self, path: Path, count: int, shape: tuple[int, ...], in_use: FolderInUse | None = None) -> None:
+    def __init__(self, path: Path, count: int, shape: tuple[int, ...], in_use: CacheFolderLock | None = None) -> None:
         self.path, self.shape, self._in_use = path, (count, *shape), in_use
         self.array = _map_file(path, count, int(np.prod(shape))).reshape(self.shape)
         self._records = _read_records(path.parent / ROWS, _KEY + _CHECK)
@@ -115,32 +115,32 @@ class MappedRows(PixelRows):
         for row in rows[~self._checked[rows]].tolist():
             record = self._records[row]
             if _checksum(record[:_KEY], self.array[row].data) != record[_KEY:]:
-                raise _damaged(self.path.parent)
+                raise _make_damaged_cache_error(self.path.parent)
             self._checked[row] = True
 
-    def describe(self) -> dict[str, Any]:
+    def describe_for_process(self) -> dict[str, Any]:
         """Return, as JSON, what another process on this machine opens them by."""
         return {"path": str(self.path), "file": self.path.stat().st_ino, "shape": list(self.shape)}
 
     @classmethod
-    def open(cls, described: Mapping[str, Any]) -> "MappedRows":
+    def open_described(cls, described: Mapping[str, Any]) -> "MappedPixelRows":
         """Open the pictures that another process described.
 
         Raises:
             BadInput: If the file is another one by now.
         """
         path, (count, *shape) = Path(described["path"]), described["shape"]
-        in_use = FolderInUse(path.parent)
+        in_use = CacheFolderLock(path.parent)
         if not path.exists() or path.stat().st_ino != described["file"]:
             problem = "holds other decoded images than at the start of the run."
             raise BadInput([Fault(str(path.parent), problem, "Start the run again.")])
         return cls(path, count, tuple(shape), in_use)
 
 
-class EncryptedRows(PixelRows):
+class EncryptedPixelRows(PixelRows):
     """Pictures in an encrypted file; each is decrypted when it is read, and checked to be what was written."""
 
-    def __init__(self, path: Path, count: int, shape: tuple[int, ...], secret: bytes, in_use: FolderInUse) -> None:
+    def __init__(self, path: Path, count: int, shape: tuple[int, ...], secret: bytes, in_use: CacheFolderLock) -> None:
         self.path, self.shape, self._in_use = path, (count, *shape), in_use
         self._sealed = _map_file(path, count, int(np.prod(shape)) + _NONCE + _TAG)
         self._records = _read_records(path.parent / ROWS, _KEY + _CHECK)
@@ -149,11 +149,11 @@ class EncryptedRows(PixelRows):
     def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[np.uint8]:
         pictures = np.empty((len(rows), *self.shape[1:]), np.uint8)
         for picture, row in zip(pictures, rows.tolist(), strict=True):
-            sealed, name = self._sealed[row], _row_name(self.path, row, self._records[row][:_KEY])
+            sealed, name = self._sealed[row], _row_associated_data(self.path, row, self._records[row][:_KEY])
             try:
                 content = self._cipher.decrypt(sealed[:_NONCE].data, sealed[_NONCE:].data, name)
             except InvalidTag:
-                raise _damaged(self.path.parent) from None
+                raise _make_damaged_cache_error(self.path.parent) from None
             picture[...] = np.frombuffer(content, np.uint8).reshape(picture.shape)
         return pictures
 
@@ -175,7 +175,7 @@ class PixelCache:
     def __init__(self, folder: Path, shape: tuple[int, ...], secret: bytes | None = None) -> None:
         self.folder, self.shape, self.secret = folder, shape, secret
         self.row_bytes = int(np.prod(shape)) + (0 if secret is None else _NONCE + _TAG)
-        self._in_use = FolderInUse(folder)
+        self._in_use = CacheFolderLock(folder)
 
     def close(self) -> None:
         """Let others remove the folder."""
@@ -188,7 +188,7 @@ class PixelCache:
         whole = path.stat().st_size // self.row_bytes if path.exists() else 0
         return [record[:_KEY] for record in records[:whole]]
 
-    def rows(self) -> dict[bytes, int]:
+    def rows_by_content(self) -> dict[bytes, int]:
         """Return the row of each picture by the key of its content."""
         return {key: row for row, key in enumerate(self.keys())}
 
@@ -196,11 +196,11 @@ class PixelCache:
         """Return the content keys of pictures whose window misses all of their values."""
         return set(_read_records(self.folder / BLANK, _KEY))
 
-    def files(self) -> dict[bytes, bytes]:
-        """Return the content key of each file by its identity (:meth:`identity`)."""
+    def content_keys_by_file(self) -> dict[bytes, bytes]:
+        """Return the content key of each file by its identity (:meth:`hash_file_identity`)."""
         return {r[:_IDENTITY]: r[_IDENTITY:] for r in _read_records(self.folder / FILES, _IDENTITY + _KEY)}
 
-    def identity(self, about: str) -> bytes:
+    def hash_file_identity(self, about: str) -> bytes:
         """Return a short hash of a description that changes whenever the file may have changed."""
         return keyed_hash(self.secret).update(about.encode()).digest(_IDENTITY)
 
@@ -212,11 +212,11 @@ class PixelCache:
         """Return all rows as pictures."""
         path, count = self.folder / PIXELS, len(self.keys())
         if self.secret is None:
-            return MappedRows(path, count, self.shape, self._in_use)
-        return EncryptedRows(path, count, self.shape, self.secret, self._in_use)
+            return MappedPixelRows(path, count, self.shape, self._in_use)
+        return EncryptedPixelRows(path, count, self.shape, self.secret, self._in_use)
 
     @contextmanager
-    def writing(self, waits: Callable[[], object] = lambda: None) -> Iterator["CacheRowWriter"]:
+    def open_for_writing(self, waits: Callable[[], object] = lambda: None) -> Iterator["CacheRowWriter"]:
         """Add rows inside the ``with`` block; one program at a time.
 
         Args:
@@ -243,7 +243,7 @@ class CacheRowWriter:
     """
 
     def __init__(self, cache: PixelCache) -> None:
-        self._cache, self.places = cache, cache.rows()
+        self._cache, self.places = cache, cache.rows_by_content()
         self._next = self._lasting = len(cache.keys())
         self._rows = (cache.folder / ROWS).open("ab", buffering=0)
         self._files = (cache.folder / FILES).open("ab", buffering=0)
@@ -270,7 +270,7 @@ class CacheRowWriter:
             row, self._next = self._next, self._next + 1
         content: Any = np.ascontiguousarray(picture).data.cast("B")
         if self._cache.secret is not None:
-            nonce, name = os.urandom(_NONCE), _row_name(self._cache.folder / PIXELS, row, key)
+            nonce, name = os.urandom(_NONCE), _row_associated_data(self._cache.folder / PIXELS, row, key)
             content = memoryview(nonce + AESGCM(self._cache.secret).encrypt(nonce, content, name))
         record, offset = key + _checksum(key, content), row * self._cache.row_bytes
         while len(content):
@@ -285,7 +285,7 @@ class CacheRowWriter:
                 self._flushing.release()
         return row
 
-    def add_file(self, identity: bytes, key: bytes) -> None:
+    def note_file_content(self, identity: bytes, key: bytes) -> None:
         """Note the content key of a file, by which its picture is found at the next start without reading it."""
         with self._lock:
             self._new_files.append(identity + key)
@@ -353,7 +353,7 @@ def _pixel_bytes(folder: Path) -> int:
     return 0
 
 
-def total_bytes(root: Path) -> int:
+def cached_pixel_bytes(root: Path) -> int:
     """Return the bytes that the pixels of all forms in a folder take, with those that are reserved."""
     return sum(map(_pixel_bytes, _forms(root)))
 
@@ -434,7 +434,7 @@ def _map_file(path: Path, count: int, row_bytes: int) -> NDArray[np.uint8]:
         ).reshape(count, row_bytes)
 
 
-def _row_name(path: Path, row: int, key: bytes) -> bytes:
+def _row_associated_data(path: Path, row: int, key: bytes) -> bytes:
     """Return what an encrypted row is bound to, its place and its content's key: no row stands for another one."""
     return f"{path.parent.name}/{row}/".encode() + key
 
@@ -444,6 +444,6 @@ def _checksum(key: bytes, content: Any) -> bytes:
     return zlib.crc32(content, zlib.crc32(key)).to_bytes(_CHECK, "little")
 
 
-def _damaged(folder: Path) -> BadInput:
+def _make_damaged_cache_error(folder: Path) -> BadInput:
     problem = "holds decoded images that are not what was written: the disk, or somebody, changed them."
     return BadInput([Fault(str(folder), problem, "Remove this folder; the images are then decoded again.")])

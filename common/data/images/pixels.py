@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.data.base.image_set import ImageSet, PixelRows
-from common.data.images.pixel_cache import MappedRows
+from common.data.images.pixel_cache import MappedPixelRows
 
 PART_OF_FREE_MEMORY = 0.5
 """Part of a GPU's free memory that pictures may take; a larger set stays with the CPU and is copied batch by batch."""
@@ -104,7 +104,7 @@ def pixels_on_device(images: ImageSet, device: str) -> Pixels:
     stored = images.stored
     on_disk = isinstance(stored, PixelRows) and not stored.draws
     pixels: Tensor | PixelRows = stored if isinstance(stored, PixelRows) else _copy_to_device(stored, device)
-    if isinstance(stored, MappedRows) and device != "cpu":
+    if isinstance(stored, MappedPixelRows) and device != "cpu":
         copy = _copy_to_device(stored.array, device)
         if copy.device.type != "cpu":
             stored.check_all()

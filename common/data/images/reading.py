@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from common.data.base.decoded_size import LARGEST_MB, check_size, picture_limit
+from common.data.base.decoded_size import LARGEST_MB, picture_limit, refuse_oversized_file
 from common.data.base.image_set import SkippedImage
-from common.data.base.spec import AS_IN_FILE, Rendering, Resize
+from common.data.base.spec import AS_IN_FILE, PictureRendering, Resize
 from common.data.images.bands import scale_to_8_bits
 from common.data.images.jpeg import decode_jpeg
-from common.errors import BadInput, Fault, quoted
+from common.errors import BadInput, Fault, quote_names
 
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
 """Endings of the names of picture files; the kind of a file is told from its content alone."""
@@ -71,7 +71,7 @@ def is_picture(head: bytes) -> bool:
     return head.startswith(_PNG_OR_JPEG) or is_dicom(head) or is_nifti(head)
 
 
-def other_kind(head: bytes) -> str:
+def explain_unsupported_kind(head: bytes) -> str:
     """Return why a file is not read that begins so, with the remedy where its kind is recognised."""
     kind = next((kind for begin, kind in _UNREAD_KINDS.items() if head.startswith(begin)), "")
     kind = "BMP" if head.startswith(b"BM") and head[6:10] == bytes(4) else kind
@@ -80,7 +80,7 @@ def other_kind(head: bytes) -> str:
 
 
 def conversion_remedy(reasons: Iterable[str]) -> str:
-    """Return how files are converted, if one of the reasons of :func:`other_kind` says that they have to be."""
+    """Return how files are converted, if a reason of :func:`explain_unsupported_kind` says that they have to be."""
     if not any(reason.endswith(_CONVERT) for reason in reasons):
         return ""
     return (
@@ -109,7 +109,7 @@ class ImageForm:
     size: int
     color: bool
     resize: Resize
-    rendering: Rendering = AS_IN_FILE
+    rendering: PictureRendering = AS_IN_FILE
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -126,7 +126,7 @@ def unreadable_reason(error: Exception) -> str:
     return "damaged, or of a kind that cannot be decoded here"
 
 
-def decode_picture(content: bytes | Path, rendering: Rendering = AS_IN_FILE, side: int = 0) -> Image.Image:
+def decode_picture(content: bytes | Path, rendering: PictureRendering = AS_IN_FILE, side: int = 0) -> Image.Image:
     """Decode one file, whose kind is told from its content, into an 8-bit grey ("L") or colour ("RGB") picture.
 
     Args:
@@ -152,26 +152,26 @@ def decode_picture(content: bytes | Path, rendering: Rendering = AS_IN_FILE, sid
         image.info[BLANK] = is_blank
         return image
     if not data.startswith(_PNG_OR_JPEG):
-        raise ValueError(other_kind(data[:_HEAD]))
+        raise ValueError(explain_unsupported_kind(data[:_HEAD]))
     image = (_decode_png if data.startswith(_PNG) else _decode_jpeg)(data, rendering, side)
     ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
     return _convert_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
 
 
-def _decode_jpeg(data: bytes, rendering: Rendering, side: int) -> Image.Image:
+def _decode_jpeg(data: bytes, rendering: PictureRendering, side: int) -> Image.Image:
     def prepare(image: Image.Image) -> None:
         # A decoder keeps the coefficients of a progressive JPEG, two bytes each, until it has all of them.
         beside = 2 * len(image.getbands()) if image.info.get("progressive") else 0
         size = image.width * image.height * ((1 if image.mode == "L" else _IN_PILLOW) + beside)
-        check_size(size, picture_limit(rendering.largest_mb))
+        refuse_oversized_file(size, picture_limit(rendering.largest_mb))
         if side and rendering.jpeg_draft:
             image.draft(None, (side, side))
 
     return decode_jpeg(data, prepare)
 
 
-def _decode_png(data: bytes, rendering: Rendering, side: int) -> Image.Image:
-    if is_deep_png(data) and rendering.bit_depth is None:
+def _decode_png(data: bytes, rendering: PictureRendering, side: int) -> Image.Image:
+    if is_16_bit_png(data) and rendering.bit_depth is None:
         raise ValueError(DEPTH_UNKNOWN)
     samples = png_samples(data, rendering.largest_mb)
     if samples.dtype == np.uint16:
@@ -195,9 +195,9 @@ def png_samples(data: bytes, largest_mb: int = LARGEST_MB) -> NDArray[np.uint8] 
 
     with open_png_or_jpeg(data) as head:
         pixels, samples = head.width * head.height, _SAMPLES.get(data[25], 4)
-    of_a_pixel = samples * (2 if is_deep_png(data) else 1)
+    of_a_pixel = samples * (2 if is_16_bit_png(data) else 1)
     of_a_pixel = of_a_pixel if samples == 1 else max(of_a_pixel, _IN_PILLOW)
-    check_size(pixels * of_a_pixel, picture_limit(largest_mb))
+    refuse_oversized_file(pixels * of_a_pixel, picture_limit(largest_mb))
     try:
         decoded = png_decode(data)
     except RuntimeError:
@@ -207,7 +207,7 @@ def png_samples(data: bytes, largest_mb: int = LARGEST_MB) -> NDArray[np.uint8] 
     return np.ascontiguousarray(decoded)
 
 
-def is_deep_png(head: bytes) -> bool:
+def is_16_bit_png(head: bytes) -> bool:
     """Return True for a PNG file of 16 bits a sample, given its :func:`read_head`."""
     return head.startswith(_PNG) and head[24:25] == b"\x10"
 
@@ -292,7 +292,7 @@ def check_skip_budget(where: str, skipped: Sequence[SkippedImage], total: int, b
     names = defaultdict[str, list[str]](list)
     for skip in skipped:
         names[skip.reason].append(skip.name)
-    listed = [f"{quoted(of_reason, 5)} ({reason})" for reason, of_reason in names.items()]
+    listed = [f"{quote_names(of_reason, 5)} ({reason})" for reason, of_reason in names.items()]
     more = f"; and of {len(listed) - 20} other reasons" if len(listed) > 20 else ""
     problem = f"{len(skipped)} of {total} images cannot be read, more than skip_budget = {budget:g} allows: "
     problem += f"{'; '.join(listed[:20])}{more}."

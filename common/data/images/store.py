@@ -31,12 +31,12 @@ from common.data.images.pixel_cache import (
     SETTLED_S,
     CacheRowWriter,
     PixelCache,
+    cached_pixel_bytes,
     content_key,
     keyed_hash,
     make_marked_folder,
     remove_forms,
     remove_unused,
-    total_bytes,
 )
 from common.data.images.reading import (
     BLANK,
@@ -49,7 +49,7 @@ from common.data.images.reading import (
 )
 from common.errors import BadInput, Fault
 from common.system.files import is_disk_full
-from common.system.plain_text import counted, duration, json_text, size
+from common.system.plain_text import count_with_noun, format_bytes, format_duration, json_text
 
 SMALL_BYTES = 16 << 20
 """Bytes of files that are decoded within about a second: such a set is held in memory, and leaves no file."""
@@ -66,7 +66,7 @@ _DECODERS = (
 
 
 @dataclass(frozen=True)
-class ImageStore:
+class DecodedImageStore:
     """The place of decoded pictures.
 
     Attributes:
@@ -88,12 +88,12 @@ class ImageStore:
     tell: Callable[[str], object] = field(default=lambda line: None, compare=False)
 
 
-IN_MEMORY = ImageStore()
+IN_MEMORY = DecodedImageStore()
 
 
-def user_store(
+def user_image_store(
     tell: Callable[[str], object] = lambda line: None, folder: str = "", limit_gb: float = 100.0
-) -> ImageStore:
+) -> DecodedImageStore:
     """Return the store of this account: decoded images are in its cache folder, for all runs.
 
     Args:
@@ -104,7 +104,7 @@ def user_store(
     if place is None:
         with suppress(RuntimeError):  # an account without a home
             place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyclinic" / "images"
-    return ImageStore(place if limit_gb else None, int(limit_gb * 1e9), tell=tell)
+    return DecodedImageStore(place if limit_gb else None, int(limit_gb * 1e9), tell=tell)
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def decode_pictures(
     names: Sequence[str],
     read: Read,
     form: ImageForm,
-    store: ImageStore = IN_MEMORY,
+    store: DecodedImageStore = IN_MEMORY,
     connection: AbstractContextManager[object] | None = None,
     identify: Callable[[int], FileIdentity | None] = lambda row: None,
 ) -> DecodedPictures:
@@ -182,7 +182,7 @@ def decode_pictures(
     Raises:
         BadInput: If there is neither memory nor room on the disk for so many pictures.
     """
-    work = _Decoding(names, read, form, store, connection or nullcontext(), identify)
+    work = _PictureDecoding(names, read, form, store, connection or nullcontext(), identify)
     sizes = [identity.size for identity in work.identities if identity]
     small = None not in sizes and len(sizes) == len(names) and sum(filter(None, sizes)) < SMALL_BYTES
     if store.folder is not None and names and not small:
@@ -191,7 +191,7 @@ def decode_pictures(
     return work.in_memory()
 
 
-class _Decoding:
+class _PictureDecoding:
     """The decoding of one list of pictures, into memory or into a cache."""
 
     def __init__(
@@ -199,7 +199,7 @@ class _Decoding:
         names: Sequence[str],
         read: Read,
         form: ImageForm,
-        store: ImageStore,
+        store: DecodedImageStore,
         connection: AbstractContextManager[object],
         identify: Callable[[int], FileIdentity | None],
     ) -> None:
@@ -235,14 +235,14 @@ class _Decoding:
             except Exception as error:  # any error of a decoder on a broken file: the others go on
                 self.reasons[row] = unreadable_reason(error)
 
-        self._for_each(range(len(self.names)), decode)
+        self._decode_in_threads(range(len(self.names)), decode)
         # Of a volume only a slice was read: the whole is read where another volume has the same slice.
         slices = {row: content_key(images[row].tobytes()) for row in volumes}
         counts, first = Counter(slices.values()), dict[bytes, int]()
         keys |= {row: content_key(volumes[row]) for row, key in slices.items() if counts[key] > 1}
         for row, key in sorted(keys.items()):
             self.places[row] = first.setdefault(key, row)
-        return self._result(images)
+        return self._collect_decoded_pictures(images)
 
     def in_cache(self, root: Path) -> DecodedPictures:
         """Decode the pictures that the cache does not hold; return those of its rows that are these pictures.
@@ -252,16 +252,18 @@ class _Decoding:
             OSError: If the folder cannot be used.
         """
         cache = _open_cache(self.store, root, asdict(self.form), self.form.shape)
-        if missing := self._find_rows(cache, cache.rows()):
-            if not _make_room(cache, len(missing), len(self.names), self.store):
+        if missing := self._find_rows(cache, cache.rows_by_content()):
+            if not _free_cache_space(cache, len(missing), len(self.names), self.store):
                 cache = _open_cache(self.store, root, asdict(self.form), self.form.shape)
-            with cache.writing(lambda: self.store.tell("another program decodes these images: waiting for it")) as out:
+            with cache.open_for_writing(
+                lambda: self.store.tell("another program decodes these images: waiting for it")
+            ) as out:
                 missing = self._find_rows(cache, out.places)
                 out.reserve(len(missing))
-                decoder = _DecodingIntoCache(self, cache, out)
-                self._for_each(missing, decoder.decode)
-        _tell_place(self.store, cache.folder.parent, len(self.names), len(missing))
-        return self._result(cache.map_rows())
+                decoder = _PictureDecodingIntoCache(self, cache, out)
+                self._decode_in_threads(missing, decoder.decode)
+        _print_cache_location(self.store, cache.folder.parent, len(self.names), len(missing))
+        return self._collect_decoded_pictures(cache.map_rows())
 
     def read_content(self, number: int) -> bytes | Path:
         """Return the bytes of a picture; of a volume, of which only a slice is decoded, its path."""
@@ -275,11 +277,11 @@ class _Decoding:
 
     def _find_rows(self, cache: PixelCache, rows: dict[bytes, int]) -> list[int]:
         """Find the places of pictures that are in the cache; return the numbers of the others."""
-        files, blank, missing = cache.files(), cache.blank(), list[int]()
+        files, blank, missing = cache.content_keys_by_file(), cache.blank(), list[int]()
         self.places[:] = -1
         self.blank.clear()
         for number, identity in enumerate(self.identities):
-            key = files.get(cache.identity(identity.about)) if identity else None
+            key = files.get(cache.hash_file_identity(identity.about)) if identity else None
             if key in rows:
                 self.places[number] = rows[key]
                 if key in blank:
@@ -288,7 +290,7 @@ class _Decoding:
                 missing.append(number)
         return missing
 
-    def _for_each(self, numbers: Sequence[int], decode: Callable[[int], None]) -> None:
+    def _decode_in_threads(self, numbers: Sequence[int], decode: Callable[[int], None]) -> None:
         progress = DecodingProgress(len(numbers), self.store.tell)
 
         def decode_and_count(number: int) -> None:
@@ -304,17 +306,17 @@ class _Decoding:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _result(self, stored: NDArray[np.uint8] | PixelRows) -> DecodedPictures:
+    def _collect_decoded_pictures(self, stored: NDArray[np.uint8] | PixelRows) -> DecodedPictures:
         skipped = (SkippedImage(self.names[row], self.reasons[row]) for row in sorted(self.reasons))
         rows = np.flatnonzero(self.places >= 0)
         blank = tuple(self.names[row] for row in sorted(self.blank))
         return DecodedPictures(stored, self.places[rows], rows, tuple(skipped), blank)
 
 
-class _DecodingIntoCache:
+class _PictureDecodingIntoCache:
     """Decodes pictures into the rows of a cache, each content once."""
 
-    def __init__(self, work: _Decoding, cache: PixelCache, out: CacheRowWriter) -> None:
+    def __init__(self, work: _PictureDecoding, cache: PixelCache, out: CacheRowWriter) -> None:
         self.work, self.cache, self.out, self.blank = work, cache, out, cache.blank()
         self._busy, self._changed = set[bytes](), threading.Condition()
 
@@ -327,7 +329,7 @@ class _DecodingIntoCache:
         except Exception as error:  # any error of a disk or an archive: the other pictures go on
             work.reasons[number] = unreadable_reason(error)
             return
-        with self._alone(key):
+        with self._lock_content(key):
             if key not in self.out.places:
                 try:
                     picture, is_blank = work.decode(content)
@@ -343,10 +345,10 @@ class _DecodingIntoCache:
             work.blank.add(number)
         before = work.identities[number]
         if before and before == work.identify(number) and began - before.changed > SETTLED_S:
-            self.out.add_file(self.cache.identity(before.about), key)
+            self.out.note_file_content(self.cache.hash_file_identity(before.about), key)
 
     @contextmanager
-    def _alone(self, key: bytes) -> Iterator[None]:
+    def _lock_content(self, key: bytes) -> Iterator[None]:
         """Wait until no other thread works on the same content."""
         with self._changed:
             self._changed.wait_for(lambda: key not in self._busy)
@@ -376,11 +378,11 @@ class DecodingProgress:
                 return
             self._told = now
             rate = self._done / (now - self._began)
-        rest = duration((self._total - self._done) / rate)
+        rest = format_duration((self._total - self._done) / rate)
         self._tell(f"decoding images: {self._done:,} of {self._total:,}, {rate:,.0f} a second, {rest} left")
 
 
-def allocate_pictures(count: int, shape: tuple[int, ...], store: ImageStore) -> NDArray[np.uint8]:
+def allocate_pictures(count: int, shape: tuple[int, ...], store: DecodedImageStore) -> NDArray[np.uint8]:
     """Return an array ``(count, *shape)`` in memory.
 
     Raises:
@@ -388,14 +390,17 @@ def allocate_pictures(count: int, shape: tuple[int, ...], store: ImageStore) -> 
     """
     needed, room = count * math.prod(shape), int(SHARE_OF_MEMORY * available_memory())
     if needed > room:
-        problem = f"{counted(count, 'image')} take {size(needed)} once decoded, and only {size(room)} of memory may be "
+        problem = (
+            f"{count_with_noun(count, 'image')} take {format_bytes(needed)} once decoded, and only "
+            f"{format_bytes(room)} of memory may be "
+        )
         problem += "used for them: images are held in memory because no folder keeps them."
         raise BadInput([Fault("data", problem, f"Let decoded images be kept on the disk: {store.limit_key}.")])
     return np.zeros((count, *shape), np.uint8)
 
 
-def keep_rows(
-    store: ImageStore,
+def cache_large_file_pictures(
+    store: DecodedImageStore,
     file: Path,
     form: Mapping[str, Any],
     names: Sequence[str],
@@ -418,14 +423,16 @@ def keep_rows(
         return None
     with _cache_errors(store):
         cache = _open_cache(store, store.folder, form, tuple(form["shape"]))
-        whole, began = cache.files().get(cache.identity(identity.about)), time.time()
+        whole, began = cache.content_keys_by_file().get(cache.hash_file_identity(identity.about)), time.time()
         content = whole or cache.content_key(file)
         keys = [blake3(content + name.encode()).digest() for name in names]
-        places, written = cache.rows(), list[int]()
+        places, written = cache.rows_by_content(), list[int]()
         if whole is None or not set(keys) <= places.keys():
-            if not _make_room(cache, len(set(keys) - places.keys()), len(set(keys)), store):
+            if not _free_cache_space(cache, len(set(keys) - places.keys()), len(set(keys)), store):
                 cache = _open_cache(store, store.folder, form, tuple(form["shape"]))
-            with cache.writing(lambda: store.tell("another program reads these images: waiting for it")) as out:
+            with cache.open_for_writing(
+                lambda: store.tell("another program reads these images: waiting for it")
+            ) as out:
                 written = [number for number, key in enumerate(keys) if key not in out.places]
                 out.reserve(len(written))
                 progress, following = DecodingProgress(len(written), store.tell), iter(written)
@@ -433,15 +440,15 @@ def keep_rows(
                     out.add(keys[next(following)], picture)
                     progress.advance()
                 if began - identity.changed > SETTLED_S and identity == FileIdentity.of(file):
-                    out.add_file(cache.identity(identity.about), content)
+                    out.note_file_content(cache.hash_file_identity(identity.about), content)
                 places = out.places
-        _tell_place(store, cache.folder.parent, len(keys), len(written))
+        _print_cache_location(store, cache.folder.parent, len(keys), len(written))
         return cache.map_rows(), np.array([places[key] for key in keys], np.intp)
     return None
 
 
 @contextmanager
-def _cache_errors(store: ImageStore) -> Iterator[None]:
+def _cache_errors(store: DecodedImageStore) -> Iterator[None]:
     """Say that a folder cannot be used, and go on behind the ``with`` block; a full disk is a fault.
 
     Raises:
@@ -456,7 +463,7 @@ def _cache_errors(store: ImageStore) -> Iterator[None]:
         store.tell(f"{store.folder} cannot be used ({error.strerror or error}): images are decoded at each start")
 
 
-def _open_cache(store: ImageStore, root: Path, form: Mapping[str, Any], shape: tuple[int, ...]) -> PixelCache:
+def _open_cache(store: DecodedImageStore, root: Path, form: Mapping[str, Any], shape: tuple[int, ...]) -> PixelCache:
     """Open the cache of a form, which is named by a hash of everything that determines the pixels beside the files."""
     about = {"form": dict(form), "decoders": _decoder_versions(), "encrypted": store.secret is not None}
     text = json_text(about | {"layout": LAYOUT}, indent=1)
@@ -470,13 +477,13 @@ def _open_cache(store: ImageStore, root: Path, form: Mapping[str, Any], shape: t
     return cache
 
 
-def _tell_place(store: ImageStore, root: Path, count: int, decoded: int) -> None:
-    kept = f"{root} keeps {size(total_bytes(root))} of decoded images"
-    limit = f"at most {size(store.limit_bytes)} ({store.limit_key})"
-    store.tell(f"{counted(count, 'image')}, {decoded:,} of them read now; {kept}, {limit}")
+def _print_cache_location(store: DecodedImageStore, root: Path, count: int, decoded: int) -> None:
+    kept = f"{root} keeps {format_bytes(cached_pixel_bytes(root))} of decoded images"
+    limit = f"at most {format_bytes(store.limit_bytes)} ({store.limit_key})"
+    store.tell(f"{count_with_noun(count, 'image')}, {decoded:,} of them read now; {kept}, {limit}")
 
 
-def _make_room(cache: PixelCache, missing: int, count: int, store: ImageStore) -> bool:
+def _free_cache_space(cache: PixelCache, missing: int, count: int, store: DecodedImageStore) -> bool:
     """Remove what other data sets left in the cache, where there is no room for so many further rows.
 
     First go other forms. If all of them are too few, this form goes too, with the rows of other data sets.
@@ -492,15 +499,21 @@ def _make_room(cache: PixelCache, missing: int, count: int, store: ImageStore) -
         BadInput: If that does not suffice; nothing is removed then.
     """
     root, needed = cache.folder.parent, missing * cache.row_bytes
-    free = min(store.limit_bytes - total_bytes(root), shutil.disk_usage(root).free - SPARE_BYTES)
+    free = min(store.limit_bytes - cached_pixel_bytes(root), shutil.disk_usage(root).free - SPARE_BYTES)
     if needed <= free or remove_unused(root, needed - free, spare=cache.folder):
         return True
     cache.close()
     if remove_unused(root, count * cache.row_bytes - free):
         return False
-    problem = f"has room for {size(max(0, free))}, and {counted(missing, 'image')} take {size(needed)} once decoded."
-    limit = f"All decoded images may take {size(store.limit_bytes)} ({store.limit_key}). "
-    limit += f"{size(shutil.disk_usage(root).free)} of the disk are free, of which {size(SPARE_BYTES)} stay free. "
+    problem = (
+        f"has room for {format_bytes(max(0, free))}, and {count_with_noun(missing, 'image')} take "
+        f"{format_bytes(needed)} once decoded."
+    )
+    limit = f"All decoded images may take {format_bytes(store.limit_bytes)} ({store.limit_key}). "
+    limit += (
+        f"{format_bytes(shutil.disk_usage(root).free)} of the disk are free, of which {format_bytes(SPARE_BYTES)} stay "
+        "free. "
+    )
     remedy = f"Raise the limit, make room, or decode images into memory at each start: {store.off}."
     raise BadInput([Fault(str(root), problem, limit + remedy)])
 

@@ -13,9 +13,15 @@ from numpy.typing import NDArray
 from common.data.base.image_set import Splits
 from common.data.base.splits import PatientIndex
 from common.data.partition.checks import empty_site_faults, several_class_faults
-from common.data.partition.division import Division, SitePart, gather_site_images, site_names, without_skipped
+from common.data.partition.division import (
+    PartitionedDataset,
+    SitePartition,
+    gather_site_images,
+    site_names,
+    without_skipped_list,
+)
 from common.data.partition.spec import DirichletSpec, LabelPartitionSpec
-from common.errors import stop_on
+from common.errors import raise_faults
 
 Shares = NDArray[np.float64]
 Ends = Callable[[Shares, int], NDArray[np.intp]]
@@ -53,20 +59,22 @@ def ends_rounded_down(share: Shares, count: int) -> NDArray[np.intp]:
     return np.cumsum((share * count).astype(np.intp))
 
 
-def ends_without_rest(share: Shares, count: int) -> NDArray[np.intp]:
+def site_ends_using_all(share: Shares, count: int) -> NDArray[np.intp]:
     """Return where each site's part of ``count`` patients ends; the last part ends at ``count``: no patient remains."""
     ends = (np.cumsum(share) * count).astype(np.intp)
     ends[-1] = count
     return ends
 
 
-def deal_patients(classes: NDArray[np.intp], shares: Shares, ends: Ends, random: Random) -> list[NDArray[np.intp]]:
+def distribute_patients(
+    classes: NDArray[np.intp], shares: Shares, ends: Ends, random: Random
+) -> list[NDArray[np.intp]]:
     """Deal patients to sites, class after class, each class shuffled.
 
     Args:
         classes: ``(n,)`` class of each patient.
         shares: ``(classes, sites)``.
-        ends: :func:`ends_rounded_down` or :func:`ends_without_rest`.
+        ends: :func:`ends_rounded_down` or :func:`site_ends_using_all`.
 
     Returns:
         The numbers of the patients of each site.
@@ -78,7 +86,7 @@ def deal_patients(classes: NDArray[np.intp], shares: Shares, ends: Ends, random:
     return [np.concatenate(of_site) for of_site in zip(*of_classes, strict=True)]
 
 
-def partition_by_label(splits: Splits, spec: LabelPartitionSpec, seed: int) -> Division:
+def partition_by_label(splits: Splits, spec: LabelPartitionSpec, seed: int) -> PartitionedDataset:
     """Deal the train and the test part; the validation part is held out of the sites' training images.
 
     A Dirichlet deal may give a site nothing: without training images it is no site of the division, and without test
@@ -87,18 +95,20 @@ def partition_by_label(splits: Splits, spec: LabelPartitionSpec, seed: int) -> D
     Raises:
         BadInput: If images have several classes, or a site of another deal would have no image to train or to test on.
     """
-    stop_on([*several_class_faults("training", splits.train), *several_class_faults("test", splits.test)])
+    raise_faults([*several_class_faults("training", splits.train), *several_class_faults("test", splits.test)])
     classes = len(splits.class_names)
     random: Random
     if isinstance(spec, DirichletSpec):
         random = generator = np.random.default_rng(seed)
-        shares, ends = generator.dirichlet(np.full(spec.sites, spec.alpha), classes), ends_without_rest
+        shares, ends = generator.dirichlet(np.full(spec.sites, spec.alpha), classes), site_ends_using_all
     else:
         random = legacy = np.random.RandomState(seed % (1 << 32))
         draw = practical_shares if spec.shards == "practical" else pathological_shares
         shares, ends = draw(classes, spec.sites, legacy), ends_rounded_down
     train_patients, test_patients = PatientIndex.of(splits.train), PatientIndex.of(splits.test)
-    trains, tests = (deal_patients(part.classes, shares, ends, random) for part in (train_patients, test_patients))
+    trains, tests = (
+        distribute_patients(part.classes, shares, ends, random) for part in (train_patients, test_patients)
+    )
     sites, remedy = site_names("site", spec.sites), "Take fewer sites, more images, another seed, or more even shares."
     empty_sites = tuple(site for site, of_site in zip(sites, trains, strict=True) if not len(of_site))
     if isinstance(spec, DirichletSpec) and len(empty_sites) < len(sites):
@@ -107,15 +117,15 @@ def partition_by_label(splits: Splits, spec: LabelPartitionSpec, seed: int) -> D
         trains, tests = [trains[place] for place in dealt], [tests[place] for place in dealt]
     else:
         faults = empty_site_faults(sites, trains, "training", remedy)
-        stop_on(faults + empty_site_faults(sites, tests, "test", remedy))
+        raise_faults(faults + empty_site_faults(sites, tests, "test", remedy))
     held_out = [random.permutation(of_site)[: int(spec.validation_fraction * len(of_site))] for of_site in trains]
     rest = [np.setdiff1d(of_site, out) for of_site, out in zip(trains, held_out, strict=True)]
-    train, train_rows = gather_site_images(splits.train, [train_patients.rows(of_site) for of_site in rest])
-    validation_rows = [train_patients.rows(of_site) for of_site in held_out]
-    validation, validation_rows = gather_site_images(without_skipped(splits.train), validation_rows)
+    train, train_rows = gather_site_images(splits.train, [train_patients.rows_of_patients(of_site) for of_site in rest])
+    validation_rows = [train_patients.rows_of_patients(of_site) for of_site in held_out]
+    validation, validation_rows = gather_site_images(without_skipped_list(splits.train), validation_rows)
     # The test part stays whole, also where rounding leaves some of it to no site.
-    test_rows = [test_patients.rows(of_site) for of_site in tests]
+    test_rows = [test_patients.rows_of_patients(of_site) for of_site in tests]
     names = tuple(sorted(splits.class_names))
     rows = zip(sites, train_rows, validation_rows, test_rows, strict=True)
-    parts = tuple(SitePart(site, names, *of_site) for site, *of_site in rows)
-    return Division(Splits(train, validation, splits.test), parts, empty_sites=empty_sites)
+    parts = tuple(SitePartition(site, names, *of_site) for site, *of_site in rows)
+    return PartitionedDataset(Splits(train, validation, splits.test), parts, empty_sites=empty_sites)

@@ -10,12 +10,18 @@ import numpy as np
 
 from common.data.base.image_set import Splits
 from common.data.base.splits import Numbers, PatientIndex, PatientSplit, StratifiedSplitter
-from common.data.partition.division import Division, SitePart, gather_site_images, site_names, without_skipped
-from common.data.partition.spec import TasksSpec
+from common.data.partition.division import (
+    PartitionedDataset,
+    SitePartition,
+    gather_site_images,
+    site_names,
+    without_skipped_list,
+)
+from common.data.partition.spec import TaskPartitionSpec
 from common.errors import BadInput, Fault
 
 
-def partition_by_task(splits: Splits, spec: TasksSpec) -> Division:
+def partition_by_task(splits: Splits, spec: TaskPartitionSpec) -> PartitionedDataset:
     """Divide a mixture's train part over the sites and the coordinator; its validation and test part are not used.
 
     Raises:
@@ -35,22 +41,30 @@ def partition_by_task(splits: Splits, spec: TasksSpec) -> Division:
         # Classes of which at least one image of the task says whether it has them.
         annotated = ~np.isnan(pool.labels[pool.sources == task]).all(axis=0)  # (classes,)
         class_names = tuple(sorted(np.array(pool.class_names)[annotated].tolist()))
-        of_sites = _deal_patients(rest, splitter, spec)
+        of_sites = _distribute_task_patients(rest, splitter, spec)
         for site, of_site in zip(site_names(task, len(of_sites)), of_sites, strict=True):
             sites[site] = class_names, splitter.split_in_three(of_site, f'Site "{site}"')
-    server, others = splitter.split_in_three(np.concatenate(of_coordinator), "The coordinator"), without_skipped(pool)
+    server, others = (
+        splitter.split_in_three(np.concatenate(of_coordinator), "The coordinator"),
+        without_skipped_list(pool),
+    )
     names = sorted(sites)
     shares = [sites[site][1] for site in names]
-    train, train_rows = gather_site_images(pool, [patients.rows(share.train) for share in shares])
-    validation, validation_rows = gather_site_images(others, [patients.rows(share.validation) for share in shares])
-    test, test_rows = gather_site_images(others, [patients.rows(share.test) for share in shares])
+    train, train_rows = gather_site_images(pool, [patients.rows_of_patients(share.train) for share in shares])
+    validation, validation_rows = gather_site_images(
+        others, [patients.rows_of_patients(share.validation) for share in shares]
+    )
+    test, test_rows = gather_site_images(others, [patients.rows_of_patients(share.test) for share in shares])
     rows = zip(names, train_rows, validation_rows, test_rows, strict=True)
-    parts = tuple(SitePart(site, sites[site][0], *of_site) for site, *of_site in rows)
-    server_sets = (others.rows(patients.rows(numbers)) for numbers in (server.train, server.validation, server.test))
-    return Division(Splits(train, validation, test), parts, Splits(*server_sets))
+    parts = tuple(SitePartition(site, sites[site][0], *of_site) for site, *of_site in rows)
+    server_sets = (
+        others.select_rows(patients.rows_of_patients(numbers))
+        for numbers in (server.train, server.validation, server.test)
+    )
+    return PartitionedDataset(Splits(train, validation, test), parts, Splits(*server_sets))
 
 
-def _limit_patients(members: Numbers, splitter: StratifiedSplitter, spec: TasksSpec) -> Numbers:
+def _limit_patients(members: Numbers, splitter: StratifiedSplitter, spec: TaskPartitionSpec) -> Numbers:
     """Return the first ``limit`` of a task's patients; "moderate": the first of each class, equally many."""
     if spec.split == "strong":
         return members[: spec.limit]
@@ -60,7 +74,7 @@ def _limit_patients(members: Numbers, splitter: StratifiedSplitter, spec: TasksS
     return np.concatenate([of_class[:count] for of_class in by_class])
 
 
-def _deal_patients(members: Numbers, splitter: StratifiedSplitter, spec: TasksSpec) -> list[Numbers]:
+def _distribute_task_patients(members: Numbers, splitter: StratifiedSplitter, spec: TaskPartitionSpec) -> list[Numbers]:
     """Deal a task's patients to its sites; "moderate": equally many of each class, and the rest to no site."""
     sites = spec.sites_per_task
     if spec.split == "strong":

@@ -18,8 +18,8 @@ from common.data.partition.spec import (
     RandomOwnersSpec,
 )
 from common.data.tables.class_names import NIH_CLASSES, unknown_class_faults
-from common.errors import Fault, quoted
-from common.system.plain_text import counted
+from common.errors import Fault, quote_names
+from common.system.plain_text import count_with_noun
 
 ClassLists = Mapping[str, tuple[str, ...]]
 
@@ -36,7 +36,7 @@ def partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> list[Fa
                 for site, names in spec.lists.items()
                 for fault in unknown_class_faults(f"{where}.{site}", names, class_names)
             ]
-            return faults + orphan_faults(class_names, spec.lists, where, "Give each class to some site.")
+            return faults + unannotated_class_faults(class_names, spec.lists, where, "Give each class to some site.")
         case ClassTableSpec():
             return _table_faults(class_names, spec)
         case RandomOwnersSpec():
@@ -47,9 +47,9 @@ def partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> list[Fa
                 problem = f"{spec.missing} missing classes leave none of {len(class_names)} to a site."
                 remedy = f"Take at most {len(class_names) - 1}."
                 return [*_count_faults(spec), Fault("partition.missing", problem, remedy)]
-            return [*_count_faults(spec), *(_coverage_faults(class_names, spec.sites, left) if spec.sites else [])]
+            return [*_count_faults(spec), *(_too_few_sites_faults(class_names, spec.sites, left) if spec.sites else [])]
         case LabelSkewSpec() if spec.shards == "pathological":
-            return _coverage_faults(class_names, spec.sites, 2)
+            return _too_few_sites_faults(class_names, spec.sites, 2)
         case LabelSkewSpec() if spec.sites > 12:
             shares = "the shares of 80 %, 10 % and 1 % each of the others are more than all images"
             problem = f"with {spec.sites} sites {shares}."
@@ -79,20 +79,20 @@ def _subset_faults(class_names: Sequence[str], spec: ClassSubsetsSpec) -> list[F
     return faults
 
 
-def _coverage_faults(class_names: Sequence[str], sites: int, classes_a_site: int) -> list[Fault]:
+def _too_few_sites_faults(class_names: Sequence[str], sites: int, classes_a_site: int) -> list[Fault]:
     """Return a fault if there are too few sites for every class to be annotated."""
     if sites * classes_a_site >= len(class_names):
         return []
-    lists = f"{counted(sites, 'site')} with {counted(classes_a_site, 'class', 'classes')} each"
+    lists = f"{count_with_noun(sites, 'site')} with {count_with_noun(classes_a_site, 'class', 'classes')} each"
     problem = f"{lists} cannot have all {len(class_names)}."
     remedy = f"Take at least {-(-len(class_names) // classes_a_site)} sites, or more classes a site."
     return [Fault("partition.sites", problem, remedy)]
 
 
-def orphan_faults(class_names: Sequence[str], lists: ClassLists, where: str, remedy: str) -> list[Fault]:
+def unannotated_class_faults(class_names: Sequence[str], lists: ClassLists, where: str, remedy: str) -> list[Fault]:
     """Return faults for classes that no site annotates."""
     orphans = sorted(set(class_names).difference(*lists.values()))
-    return [Fault(where, f"no site annotates {quoted(orphans)}.", remedy)] if orphans else []
+    return [Fault(where, f"no site annotates {quote_names(orphans)}.", remedy)] if orphans else []
 
 
 def _table_faults(class_names: Sequence[str], spec: ClassTableSpec) -> list[Fault]:
@@ -104,8 +104,8 @@ def _table_faults(class_names: Sequence[str], spec: ClassTableSpec) -> list[Faul
     lacking = [name for name in NIH_CLASSES if name not in class_names]
     foreign = sorted(set(class_names).difference(NIH_CLASSES))
     if lacking or foreign:
-        problem = f"the paper's tables are about NIH's 14 classes; lacking: {quoted(lacking) or 'none'}; "
-        problem += f"not among them: {quoted(foreign) or 'none'}."
+        problem = f"the paper's tables are about NIH's 14 classes; lacking: {quote_names(lacking) or 'none'}; "
+        problem += f"not among them: {quote_names(foreign) or 'none'}."
         pairs = [(name, other) for name in foreign for other in lacking if name.replace("_", " ") in other]
         renamed = ", ".join(f'"{name}" to "{other}"' for name, other in pairs)
         faults.append(Fault("partition.table", problem, f"Rename {renamed}." if pairs else ""))
@@ -115,7 +115,7 @@ def _table_faults(class_names: Sequence[str], spec: ClassTableSpec) -> list[Faul
 def site_faults(splits: Splits, spec: ClassPartitionSpec, sites: Sequence[str]) -> list[Fault]:
     """Return faults if the data has too few patients for the sites, or other centres than the partition says."""
     if spec.images == "source":
-        return _source_faults(splits, spec, sites)
+        return _centre_faults(splits, spec, sites)
     patients = len(np.unique(splits.train.patients))
     if len(sites) > patients:
         problem = f"{len(sites)} sites, but only {patients} patients in the train part."
@@ -123,7 +123,7 @@ def site_faults(splits: Splits, spec: ClassPartitionSpec, sites: Sequence[str]) 
     return []
 
 
-def _source_faults(splits: Splits, spec: ClassPartitionSpec, sources: Sequence[str]) -> list[Fault]:
+def _centre_faults(splits: Splits, spec: ClassPartitionSpec, sources: Sequence[str]) -> list[Fault]:
     if "" in sources:
         problem = "the data does not say which centre each image came from."
         return [Fault("partition.images", problem, "Name source_key or source_column in [data].")]
@@ -133,14 +133,14 @@ def _source_faults(splits: Splits, spec: ClassPartitionSpec, sources: Sequence[s
         where, count = "partition.lists", len(spec.lists)
         agree = set(sources) <= set(spec.lists) <= {name for part in splits.parts for name in part.sources.tolist()}
         if agree and spec.test_labels == "listed" and (unlisted := sorted(tested.difference(spec.lists))):
-            problem = f"says nothing of {quoted(unlisted)}, where test images come from."
+            problem = f"says nothing of {quote_names(unlisted)}, where test images come from."
             remedy = "List the classes that are looked for there. Without training images it becomes no site."
             return [Fault(where, problem, remedy)]
     else:
         count = len(TABLES[spec.table][spec.row]) if isinstance(spec, ClassTableSpec) else spec.sites
         where, agree = "partition.sites", count in (None, len(sources))
     if not agree:
-        problem = f"{count} sites, but the train part has {len(sources)} sources: {quoted(sources)}."
+        problem = f"{count} sites, but the train part has {len(sources)} sources: {quote_names(sources)}."
         return [Fault(where, problem, 'With images = "source" each source is one site, under its name.')]
     if isinstance(spec, ClassSubsetsSpec) and not spec.shared and len(splits.class_names) < len(sources):
         problem = f"{len(splits.class_names)} classes cannot be dealt to {len(sources)} sources, at least one each."
@@ -151,7 +151,7 @@ def _source_faults(splits: Splits, spec: ClassPartitionSpec, sources: Sequence[s
 def empty_site_faults(sites: Sequence[str], rows: Sequence[Rows], part: str, remedy: str) -> list[Fault]:
     """Find sites without an image; ``rows`` are those of each site in the part that ``part`` names."""
     empty = [site for site, of_site in zip(sites, rows, strict=True) if not len(of_site)]
-    problem = f"{quoted(empty)} would get no {part} image."
+    problem = f"{quote_names(empty)} would get no {part} image."
     return [Fault("partition.sites", problem, remedy)] if empty else []
 
 

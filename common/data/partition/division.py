@@ -12,7 +12,7 @@ Rows = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class SitePart:
+class SitePartition:
     """The images and the classes of one site.
 
     Attributes:
@@ -30,7 +30,7 @@ class SitePart:
 
 
 @dataclass(frozen=True)
-class Division:
+class PartitionedDataset:
     """A data set divided over sites.
 
     Attributes:
@@ -41,15 +41,15 @@ class Division:
     """
 
     splits: Splits
-    parts: tuple[SitePart, ...]
+    parts: tuple[SitePartition, ...]
     server: Splits | None = None
     empty_sites: tuple[str, ...] = ()
 
 
-def site_images(splits: Splits, part: SitePart) -> Splits:
+def site_images(splits: Splits, part: SitePartition) -> Splits:
     """Return a site's images with the label columns it annotates; the others are gone."""
-    test = splits.test if part.test is None else splits.test.rows(part.test)
-    sets = (splits.train.rows(part.train), splits.validation.rows(part.validation), test)
+    test = splits.test if part.test is None else splits.test.select_rows(part.test)
+    sets = (splits.train.select_rows(part.train), splits.validation.select_rows(part.validation), test)
     return Splits(*(images.only_classes(part.class_names) for images in sets))
 
 
@@ -65,9 +65,9 @@ def gather_site_images(images: ImageSet, rows: Sequence[Rows]) -> tuple[ImageSet
         rows: Rows of ``images``, for each site.
     """
     ends = np.cumsum([len(of_site) for of_site in rows])
-    return images.rows(np.concatenate(rows)), np.split(np.arange(ends[-1]), ends[:-1])
+    return images.select_rows(np.concatenate(rows)), np.split(np.arange(ends[-1]), ends[:-1])
 
 
-def without_skipped(images: ImageSet) -> ImageSet:
+def without_skipped_list(images: ImageSet) -> ImageSet:
     """Return the images without their list of unreadable files, so that these are not reported twice."""
     return replace(images, skipped=(), missing=0)

@@ -16,8 +16,14 @@ from common.data.base.image_set import Splits
 from common.data.base.splits import has_positive_label, split_patients_over_sites
 from common.data.partition.by_label import partition_by_label
 from common.data.partition.by_task import partition_by_task
-from common.data.partition.checks import ClassLists, empty_site_faults, orphan_faults, partition_faults, site_faults
-from common.data.partition.division import Division, SitePart, site_names
+from common.data.partition.checks import (
+    ClassLists,
+    empty_site_faults,
+    partition_faults,
+    site_faults,
+    unannotated_class_faults,
+)
+from common.data.partition.division import PartitionedDataset, SitePartition, site_names
 from common.data.partition.paper_tables import TABLES, paper_class_lists
 from common.data.partition.spec import (
     ClassListsSpec,
@@ -29,15 +35,15 @@ from common.data.partition.spec import (
     MissingClassesSpec,
     PartitionSpec,
     RandomOwnersSpec,
-    TasksSpec,
+    TaskPartitionSpec,
 )
-from common.errors import stop_on
+from common.errors import raise_faults
 from common.system.plain_text import list_first_and_count_rest
 
 _DRAWS, _MOST_NAMED = 10_000, 20
 
 
-def deal_classes(
+def distribute_classes(
     shared: NDArray[np.bool_], positives: NDArray[np.intp], minimum: int, random: np.random.Generator
 ) -> NDArray[np.bool_]:
     """Give the shared classes to all sites and deal the others one each, round-robin in random order.
@@ -95,7 +101,7 @@ def draw_class_lists(sites: int, classes: int, missing: int, seed: int) -> NDArr
     return owned
 
 
-def partition_by_class(splits: Splits, spec: ClassPartitionSpec, seed: int) -> tuple[SitePart, ...]:
+def partition_by_class(splits: Splits, spec: ClassPartitionSpec, seed: int) -> tuple[SitePartition, ...]:
     """Divide the train and validation parts over sites; the test part belongs to none of them.
 
     Raises:
@@ -109,7 +115,7 @@ def partition_by_class(splits: Splits, spec: ClassPartitionSpec, seed: int) -> t
         count = len(TABLES[spec.table][spec.row]) if isinstance(spec, ClassTableSpec) else spec.sites
         assert count is not None, "partition_faults has seen to it"
         sites = site_names("site", count)
-    stop_on(site_faults(splits, spec, sites))
+    raise_faults(site_faults(splits, spec, sites))
     if spec.images == "source":
         dealt = [[np.flatnonzero(part.sources == site) for site in sites] for part in (splits.train, splits.validation)]
     else:
@@ -120,15 +126,15 @@ def partition_by_class(splits: Splits, spec: ClassPartitionSpec, seed: int) -> t
             dealt.append([np.flatnonzero(np.isin(part.patients, patients)) for patients in of_sites])
     rows = list(zip(*dealt, strict=True))
     remedy = "Take fewer sites: abnormal and other patients are dealt apart."
-    stop_on(empty_site_faults(sites, [train for train, _ in rows], "training", remedy))
+    raise_faults(empty_site_faults(sites, [train for train, _ in rows], "training", remedy))
     positives = np.array([(splits.train.labels[train] == 1).sum(axis=0) for train, _ in rows])  # (sites, classes)
     lists = _choose_class_lists(splits.class_names, spec, sites, positives, np.random.default_rng((seed, len(sites))))
     where, remedy = "partition.missing", "Take more sites, fewer missing classes, or another lists_seed."
     if isinstance(spec, ClassListsSpec):
         where, remedy = "partition.lists", "A site with training images has to list it; or take it out of [data]."
-    stop_on(orphan_faults(splits.class_names, lists, where, remedy))
+    raise_faults(unannotated_class_faults(splits.class_names, lists, where, remedy))
     return tuple(
-        SitePart(site, tuple(sorted(lists[site])), train, validation)
+        SitePartition(site, tuple(sorted(lists[site])), train, validation)
         for site, (train, validation) in zip(sites, rows, strict=True)
     )
 
@@ -155,14 +161,14 @@ def _choose_class_lists(
             else:
                 shared = np.zeros(len(class_names), dtype=np.bool_)
                 shared[random.permutation(len(class_names))[: spec.shared]] = True
-            owned = deal_classes(shared, positives, spec.minimum_positives, random)
+            owned = distribute_classes(shared, positives, spec.minimum_positives, random)
     return {
         site: tuple(name for name, has in zip(class_names, row, strict=True) if has)
         for site, row in zip(sites, owned, strict=True)
     }
 
 
-def partition(splits: Splits, spec: PartitionSpec, seed: int) -> Division:
+def partition_dataset(splits: Splits, spec: PartitionSpec, seed: int) -> PartitionedDataset:
     """Divide a data set over sites.
 
     Args:
@@ -172,17 +178,17 @@ def partition(splits: Splits, spec: PartitionSpec, seed: int) -> Division:
         BadInput: With all faults.
     """
     seed = seed if spec.seed is None else spec.seed
-    stop_on(partition_faults(splits.class_names, spec))
+    raise_faults(partition_faults(splits.class_names, spec))
     match spec:
         case LabelSkewSpec() | DirichletSpec():
             return partition_by_label(splits, spec, seed)
-        case TasksSpec():
+        case TaskPartitionSpec():
             return partition_by_task(splits, spec)
         case _:
             parts = partition_by_class(splits, spec, seed)
             if isinstance(spec, ClassListsSpec) and spec.images == "source" and spec.test_labels == "listed":
                 splits = mask_unlisted_test_labels(splits, spec.lists)
-            return Division(splits, parts)
+            return PartitionedDataset(splits, parts)
 
 
 def mask_unlisted_test_labels(splits: Splits, lists: ClassLists) -> Splits:

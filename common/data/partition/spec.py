@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from common.data.base.names import Name
-from common.data.base.spec import ClassNames, Count, Fraction, LegacySeed, Spec
+from common.data.base.spec import BaseDataSpec, ClassNames, Count, Fraction, LegacySeed
 
 
-class SitesSpec(Spec):
+class SitesPartitionSpec(BaseDataSpec):
     """Settings of all partitions that deal patients or centres, and deal classes apart from them.
 
     Attributes:
@@ -24,7 +24,7 @@ class SitesSpec(Spec):
     seed: Annotated[int, Field(ge=0)] | None = None
 
 
-class ClassSubsetsSpec(SitesSpec):
+class ClassSubsetsSpec(SitesPartitionSpec):
     """Some classes are shared by all sites, each other class is annotated by exactly one site.
 
     Attributes:
@@ -39,7 +39,7 @@ class ClassSubsetsSpec(SitesSpec):
     minimum_positives: Annotated[int, Field(ge=0)] = 0
 
 
-class ClassListsSpec(SitesSpec):
+class ClassListsSpec(SitesPartitionSpec):
     """The classes of every site are given, by the site's name.
 
     Attributes:
@@ -54,7 +54,7 @@ class ClassListsSpec(SitesSpec):
     test_labels: Literal["listed", "all"] = "listed"
 
 
-class ClassTableSpec(SitesSpec):
+class ClassTableSpec(SitesPartitionSpec):
     """The classes of every site are those of a row of the surgical aggregation paper's NIH tables.
 
     Attributes:
@@ -67,14 +67,14 @@ class ClassTableSpec(SitesSpec):
     row: int
 
 
-class RandomOwnersSpec(SitesSpec):
+class RandomOwnersSpec(SitesPartitionSpec):
     """Each class is annotated by a number of sites drawn uniformly from 1 to all; every site has at least one class."""
 
     kind: Literal["random_owners"]
     sites: Count | None = None
 
 
-class MissingClassesSpec(SitesSpec):
+class MissingClassesSpec(SitesPartitionSpec):
     """Each site annotates all classes but ``missing`` drawn ones, as in FedMLP (Sun et al., MICCAI 2024).
 
     Where that leaves one class a site, site i annotates class i, and nothing is drawn.
@@ -90,7 +90,7 @@ class MissingClassesSpec(SitesSpec):
     lists_seed: Annotated[int, Field(ge=0)] = 1037
 
 
-class LabelSkewSpec(Spec):
+class LabelSkewSpec(BaseDataSpec):
     """All sites annotate all classes and differ in how many images of each they hold, as in FedSLD (Luo & Wu 2021).
 
     For data with one class per image. Each site has test images of its own, dealt like its training images.
@@ -109,7 +109,7 @@ class LabelSkewSpec(Spec):
     validation_fraction: Fraction = 0.0
 
 
-class DirichletSpec(Spec):
+class DirichletSpec(BaseDataSpec):
     """Like ``label_skew``, with each class dealt over sites in proportions drawn from a Dirichlet distribution.
 
     Attributes:
@@ -125,7 +125,7 @@ class DirichletSpec(Spec):
     validation_fraction: Fraction = 0.0
 
 
-class TasksSpec(Spec):
+class TaskPartitionSpec(BaseDataSpec):
     """Each task of a mixture has some sites, the coordinator has its own images, as in UniFed (Hassani & Rekik 2024).
 
     Only the mixture's train part is used: each site and the coordinator divide their share of it 70/10/20.
@@ -147,4 +147,4 @@ class TasksSpec(Spec):
 
 ClassPartitionSpec = ClassSubsetsSpec | ClassListsSpec | ClassTableSpec | RandomOwnersSpec | MissingClassesSpec
 LabelPartitionSpec = LabelSkewSpec | DirichletSpec
-PartitionSpec = Annotated[ClassPartitionSpec | LabelPartitionSpec | TasksSpec, Field(discriminator="kind")]
+PartitionSpec = Annotated[ClassPartitionSpec | LabelPartitionSpec | TaskPartitionSpec, Field(discriminator="kind")]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import ImageSet, Splits, unknown_patients
+from common.data.base.image_set import ImageSet, Splits, placeholder_patients
 from common.data.base.spec import DigitsSpec, PhantomSpec
 from common.data.base.splits import split_by_patient
 from common.data.images.reading import resize_images
@@ -32,7 +32,7 @@ def load_digits(spec: DigitsSpec) -> Splits:
         stored=images,
         labels=np.asarray(digits[:, None] == np.arange(10), dtype=np.float32),
         class_names=tuple("0123456789"),
-        patients=unknown_patients(len(images)),
+        patients=placeholder_patients(len(images)),
         sources=np.full(len(images), ""),
     )
     return split_by_patient(everything, spec.split_seed)
@@ -89,7 +89,7 @@ def draw_phantoms(count: int, size: int, random: Random) -> ImageSet:
     findings = _draw_findings(patient, random)
     anatomy = PhantomAnatomy.draw(patient, random)
     batches = [slice(start, start + _BATCH) for start in range(0, count, _BATCH)]
-    images = [_render_images(findings[batch], anatomy.rows(batch), size, random) for batch in batches]
+    images = [_render_images(findings[batch], anatomy.select_rows(batch), size, random) for batch in batches]
     return ImageSet(
         stored=np.concatenate(images),
         labels=findings,
@@ -143,7 +143,7 @@ class PhantomAnatomy:
             rib_spacing=of_patient(3.6, 4.6),
         )
 
-    def rows(self, batch: slice) -> "PhantomAnatomy":
+    def select_rows(self, batch: slice) -> "PhantomAnatomy":
         """Return the anatomy of a batch of images."""
         return PhantomAnatomy(**{field.name: getattr(self, field.name)[batch] for field in fields(self)})
 

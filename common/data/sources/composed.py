@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PARTS, ImageSet, Splits, concatenate, unknown_patients
+from common.data.base.image_set import PARTS, ImageSet, Splits, concatenate, placeholder_patients
 from common.data.base.spec import CompositesSpec, MixtureSpec, NpzSpec
 from common.data.images.reading import convert_color, resize_images
-from common.data.images.store import ImageStore
+from common.data.images.store import DecodedImageStore
 from common.data.sources.npz import load_npz, open_npz
 from common.data.tables.class_names import repeated_name_faults
-from common.errors import BadInput, Fault, stop_on
+from common.errors import BadInput, Fault, raise_faults
 
 CELLS = 4
 """Places for pictures in a composite: two rows of two."""
@@ -36,7 +36,7 @@ def composite_faults(spec: CompositesSpec, base: Path) -> list[Fault]:
     return [Fault("data.path", problem, "Take another file.")] if several else []
 
 
-def load_composites(spec: CompositesSpec, base: Path, store: ImageStore) -> Splits:
+def load_composites(spec: CompositesSpec, base: Path, store: DecodedImageStore) -> Splits:
     """Draw the composites of the three parts.
 
     Raises:
@@ -71,7 +71,7 @@ def draw_composites(pictures: ImageSet, count: int, spec: CompositesSpec, random
         stored=resize_images(images, spec.image_size, "pad"),
         labels=labels,
         class_names=pictures.class_names,
-        patients=unknown_patients(count),
+        patients=placeholder_patients(count),
         sources=np.full(count, ""),
     )
 
@@ -110,13 +110,13 @@ def mixture_faults(spec: MixtureSpec, base: Path) -> list[Fault]:
     return faults + repeated_name_faults("data.tasks", names)
 
 
-def load_mixture(spec: MixtureSpec, base: Path, store: ImageStore) -> Splits:
+def load_mixture(spec: MixtureSpec, base: Path, store: DecodedImageStore) -> Splits:
     """Read all tasks; their train, validation and test parts stand one task after the other.
 
     Raises:
         BadInput: With all faults.
     """
-    stop_on(mixture_faults(spec, base))
+    raise_faults(mixture_faults(spec, base))
     tasks = list[list[ImageSet]]()
     for task, file in spec.tasks.items():
         try:

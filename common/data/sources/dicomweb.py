@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import patients_by_study
-from common.data.base.names import names_of_array
+from common.data.base.names import array_to_names
 from common.data.base.spec import DicomwebSpec
-from common.data.dicomweb.archive import ArchiveKey, PacsArchive, open_archive
+from common.data.dicomweb.archive import PacsArchive, PacsImageKey, open_archive
 from common.data.dicomweb.search import UID, ImageLocation
-from common.data.tables.csv import Column, Columns, column_faults, read_columns
+from common.data.tables.csv import TableColumn, TableColumns, column_faults, read_columns
 from common.data.tables.files import PictureFiles
 from common.data.tables.labels import (
     LabelTable,
@@ -20,11 +20,11 @@ from common.data.tables.labels import (
     blank_faults,
     join_similar_patients,
     parse_cells,
-    part_faults,
+    patient_overlap_faults,
     required_columns,
 )
-from common.errors import BadInput, Fault, quoted, stop_on
-from common.system.plain_text import counted
+from common.errors import BadInput, Fault, quote_names, raise_faults
+from common.system.plain_text import count_with_noun
 
 _KEYS = {"instance": "data.instance_column", "study": "data.study_column", "accession": "data.accession_column"}
 _LONGEST_ACCESSION = 64
@@ -32,7 +32,7 @@ _LONGEST_ACCESSION = 64
 
 
 @dataclass(frozen=True)
-class OpenedArchive:
+class PacsLabelTable:
     """A table of labels whose images are located in a PACS.
 
     Attributes:
@@ -49,7 +49,7 @@ class OpenedArchive:
     patients_from_archive: bool
 
 
-def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
+def open_dicomweb(spec: DicomwebSpec, base: Path) -> PacsLabelTable:
     """Read and check the table, and search the PACS for its images; no image is fetched.
 
     Raises:
@@ -57,15 +57,15 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
     """
     columns = read_columns(base / spec.labels, "data.labels", spec.largest_mb)
     named = {key: column for kind, key in _KEYS.items() if (column := getattr(spec, f"{kind}_column"))}
-    stop_on(column_faults(Path(spec.labels).name, columns, {**named, **required_columns(spec)}))
+    raise_faults(column_faults(Path(spec.labels).name, columns, {**named, **required_columns(spec)}))
     row_kind = "instance" if spec.instance_column else "study" if spec.study_column else "accession"
-    faults = _repeated_name_faults(columns, _KEYS[row_kind], named[_KEYS[row_kind]])
+    faults = _repeated_image_faults(columns, _KEYS[row_kind], named[_KEYS[row_kind]])
     for key, name in named.items():
         faults += _identifier_faults(key, columns.column(name))
     cells = parse_cells(spec, columns, faults)
-    stop_on(faults)
+    raise_faults(faults)
     archive = open_archive(spec, base)
-    rows, images = _find_images(spec, columns, archive)
+    rows, images = _locate_images(spec, columns, archive)
     ids = {image.patient for image in images if image and image.patient}
     # All with the same PatientID are of patients whose names were removed.
     by_archive = cells.patients is None and len(ids) >= max(1, min(2, sum(image is not None for image in images)))
@@ -74,8 +74,8 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
     else:  # a line without an image is a patient of its own
         of_archive = [image.patient if image and by_archive else "" for image in images]
         names = patients_by_study(of_archive, [image.study if image else "" for image in images])
-        patients = join_similar_patients(names_of_array(np.array(names, dtype=np.str_)), spec, "data.url", faults)
-        stop_on(faults)
+        patients = join_similar_patients(array_to_names(np.array(names, dtype=np.str_)), spec, "data.url", faults)
+        raise_faults(faults)
     table = LabelTable(
         files=PictureFiles.of(
             archive.cache.folder, [f"{image.instance if image else 'missing'}.dcm" for image in images]
@@ -90,24 +90,28 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
     )
     # All lines are split by patient, those without an image too; then the latter are left out.
     table = assign_parts(table, spec)
-    stop_on(part_faults("data.split_column", table))
+    raise_faults(patient_overlap_faults("data.split_column", table))
     lines = columns.lines[rows]
-    return OpenedArchive(_drop_lines_without_images(table, lines, images, spec), archive, len(cells.labels), by_archive)
+    return PacsLabelTable(
+        _drop_lines_without_images(table, lines, images, spec), archive, len(cells.labels), by_archive
+    )
 
 
-def _repeated_name_faults(columns: Columns, key: str, name: str) -> list[Fault]:
+def _repeated_image_faults(columns: TableColumns, key: str, name: str) -> list[Fault]:
     """Find rows without an image or a study, and images or studies in two rows."""
     column, what = columns.column(name), "image" if key == _KEYS["instance"] else "study"
     if faults := blank_faults(column, key, what):
         return faults
-    repeated = np.flatnonzero(column.counts() > 1).tolist()
+    repeated = np.flatnonzero(column.rows_per_cell() > 1).tolist()
     if not repeated:
         return []
-    problem = f"{counted(len(repeated), what, f'{what}s' if what == 'image' else 'studies')} in more than one line: "
-    return [Fault(key, f"{problem}{column.where(repeated)}.", f"Give each {what} one line.")]
+    problem = (
+        f"{count_with_noun(len(repeated), what, f'{what}s' if what == 'image' else 'studies')} in more than one line: "
+    )
+    return [Fault(key, f"{problem}{column.describe_cell_lines(repeated)}.", f"Give each {what} one line.")]
 
 
-def _identifier_faults(key: str, column: Column) -> list[Fault]:
+def _identifier_faults(key: str, column: TableColumn) -> list[Fault]:
     """Find cells that cannot name an image or a study; such names stand in addresses and in names of files."""
     if key == _KEYS["accession"]:
         fits = [
@@ -122,12 +126,12 @@ def _identifier_faults(key: str, column: Column) -> list[Fault]:
     expected = "an AccessionNumber" if key == _KEYS["accession"] else "a UID: digits and dots, 64 at most"
     lines = column.lines_of(bad)
     first = column.cells[column.places[np.flatnonzero(column.lines == lines[0])[0]]]
-    problem = f'{counted(len(lines), "line")} without {expected}; line {lines[0]} first, "{first[:70]}".'
+    problem = f'{count_with_noun(len(lines), "line")} without {expected}; line {lines[0]} first, "{first[:70]}".'
     return [Fault(key, problem, "Spreadsheets turn long numbers into others: export the column as text.")]
 
 
-def _find_images(
-    spec: DicomwebSpec, columns: Columns, archive: PacsArchive
+def _locate_images(
+    spec: DicomwebSpec, columns: TableColumns, archive: PacsArchive
 ) -> tuple[NDArray[np.intp], list[ImageLocation | None]]:
     """Return images with the line ``(n,)`` that each belongs to; None for a line without one.
 
@@ -135,8 +139,8 @@ def _find_images(
         BadInput: If the PACS gives no usable answer, or an image belongs to two lines.
     """
     kind = "study" if spec.study_column else "accession" if spec.accession_column else "instance"
-    keys = [ArchiveKey(kind, str(cell)) for cell in columns[str(getattr(spec, f"{kind}_column"))]]
-    results = archive.find(keys)
+    keys = [PacsImageKey(kind, str(cell)) for cell in columns[str(getattr(spec, f"{kind}_column"))]]
+    results = archive.find_images(keys)
     instances = None if spec.instance_column is None else columns[spec.instance_column]
     rows, images = list[int](), list[ImageLocation | None]()
     for row, key in enumerate(keys):
@@ -151,7 +155,7 @@ def _find_images(
         images += of_line or [None]
     counts = Counter(image.instance for image in images if image)
     if repeated := [name for name, count in counts.items() if count > 1]:
-        problem = f"{counted(len(repeated), 'image')} of more than one line: {quoted(repeated, 5)}."
+        problem = f"{count_with_noun(len(repeated), 'image')} of more than one line: {quote_names(repeated, 5)}."
         raise BadInput([Fault(_KEYS[kind], problem, "Do two lines name the same study?")])
     return np.array(rows, dtype=np.intp), images
 
@@ -174,4 +178,4 @@ def _drop_lines_without_images(
         problem += f"line {absent[0]} first."
         remedy = 'Are the columns and data.modalities right? Or set missing_files = "ignore" to leave them out.'
         raise BadInput([Fault("data.labels", problem, remedy)])
-    return replace(table.rows(np.flatnonzero(is_present)), missing=len(absent))
+    return replace(table.select_rows(np.flatnonzero(is_present)), missing=len(absent))

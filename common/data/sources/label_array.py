@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import quoted
+from common.errors import quote_names
 
 
 def plain_array(values: Any) -> NDArray[Any]:
@@ -39,8 +39,8 @@ def label_array(labels: Any, class_names: Sequence[str]) -> NDArray[Any]:
         columns = list(map(str, labels.index if labels.ndim == 1 else labels.columns))
         if unclear := [name for name in class_names if columns.count(name) != 1]:
             raise ValueError(
-                f"has labels in a table without exactly one column for {quoted(unclear)}; "
-                f"its columns are {quoted(columns)}. Name the columns as the classes, or give labels.to_numpy()."
+                f"has labels in a table without exactly one column for {quote_names(unclear)}; "
+                f"its columns are {quote_names(columns)}. Name the columns as the classes, or give labels.to_numpy()."
             )
         if labels.ndim == 2 and not has_running_index(labels):
             raise ValueError(
@@ -56,11 +56,11 @@ def label_array(labels: Any, class_names: Sequence[str]) -> NDArray[Any]:
             return np.asarray(labels.to_numpy(dtype=np.float64, na_value=np.nan))
         values = plain_array(labels)
     except Exception as error:  # each library has exceptions of its own for what is no array
-        raise ValueError(f"has labels that are no numbers: {_shown(labels)}.") from error
+        raise ValueError(f"has labels that are no numbers: {_abbreviate_labels(labels)}.") from error
     if values.dtype.kind not in "biuf":
-        raise ValueError(f"has labels that are no numbers: {_shown(labels)}.")
+        raise ValueError(f"has labels that are no numbers: {_abbreviate_labels(labels)}.")
     return values
 
 
-def _shown(labels: Any) -> str:
+def _abbreviate_labels(labels: Any) -> str:
     return " ".join(repr(labels).split())[:60]

@@ -13,15 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.decoded_size import LARGEST_MB, content_limit, size_problem
-from common.data.base.image_set import ImageSet, Splits, unknown_patients
-from common.data.base.names import names_of_array
+from common.data.base.image_set import ImageSet, Splits, placeholder_patients
+from common.data.base.names import array_to_names
 from common.data.base.spec import NpzSpec
-from common.data.base.splits import Names, has_positive_label, hold_out, patient_name_faults, shared_patient_faults
+from common.data.base.splits import (
+    Names,
+    has_positive_label,
+    hold_out_patients,
+    patient_name_faults,
+    shared_patient_faults,
+)
 from common.data.images.reading import ImageForm, check_skip_budget, decode_picture, resize_images, unreadable_reason
-from common.data.images.store import ImageStore, decode_pictures, keep_rows
+from common.data.images.store import DecodedImageStore, cache_large_file_pictures, decode_pictures
 from common.data.sources.npz_file import ArrayHeader, NpzArrays, open_arrays, read_headers
 from common.data.tables.class_names import public_class_names, repeated_name_faults, unknown_class_faults
-from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
+from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 
 _PREFIXES = ("train", "val", "test")
 _MOST_OF_A_VALUE = 16
@@ -34,33 +40,33 @@ KEPT_BYTES = 256 << 20
 Headers = Mapping[str, ArrayHeader]
 
 
-def _is_jpeg(headers: Headers) -> bool:
+def _has_jpeg_arrays(headers: Headers) -> bool:
     return any(f"{prefix}_jpeg" in headers for prefix in _PREFIXES)
 
 
 def _image_count(headers: Headers, prefix: str) -> int:
-    if _is_jpeg(headers):
+    if _has_jpeg_arrays(headers):
         return max(0, (*headers[f"{prefix}_offsets"].shape, 0)[0] - 1)
     return (*headers[f"{prefix}_images"].shape, 0)[0]
 
 
-def key_faults(spec: NpzSpec, path: Path, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
+def array_key_faults(spec: NpzSpec, path: Path, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
     """Find arrays that are missing or hold Python objects; ``prefixes`` are the parts that must be there."""
-    pixels = ("jpeg", "offsets") if _is_jpeg(headers) else ("images",)
+    pixels = ("jpeg", "offsets") if _has_jpeg_arrays(headers) else ("images",)
     extra = [(key, f"data.{field}") for field in ("patient_key", "source_key") if (key := getattr(spec, field))]
     kinds = [(kind, "data.path") for kind in (*pixels, "labels")] + extra
     required = {f"{prefix}_{kind}": where for kind, where in kinds for prefix in prefixes}
     faults = [
         Fault(
             where,
-            f'{path.name} has no array "{name}"; its arrays are {quoted(headers)}.',
-            did_you_mean(name, headers.keys() - required.keys()),
+            f'{path.name} has no array "{name}"; its arrays are {quote_names(headers)}.',
+            suggest_nearest_name(name, headers.keys() - required.keys()),
         )
         for name, where in required.items()
         if name not in headers
     ]
     if objects := [name for name, header in headers.items() if header.dtype.hasobject]:
-        problem = f"{path.name} holds Python objects in {quoted(objects)}, which may run code when read."
+        problem = f"{path.name} holds Python objects in {quote_names(objects)}, which may run code when read."
         faults.append(Fault("data.path", problem, "Save them as plain arrays of numbers or strings."))
     return faults
 
@@ -70,7 +76,7 @@ def shape_faults(spec: NpzSpec, headers: Headers, prefixes: Sequence[str]) -> li
     problems = []
     for prefix in prefixes:
         count = _image_count(headers, prefix)
-        if _is_jpeg(headers):
+        if _has_jpeg_arrays(headers):
             data, offsets = headers[f"{prefix}_jpeg"], headers[f"{prefix}_offsets"]
             if data.dtype != np.uint8 or len(data.shape) != 1:
                 problems.append(f"{prefix}_jpeg is {data}; expected uint8 (bytes of all pictures,).")
@@ -107,8 +113,8 @@ def array_size_faults(
         memory += _image_count(headers, prefix) * (_OF_A_ROW + _OF_A_LABEL * classes)
         for kind in {"offsets", "labels", spec.patient_key, spec.source_key} - {None}:
             memory += _MOST_OF_A_VALUE * headers[name].size if (name := f"{prefix}_{kind}") in headers else 0
-        images = headers[f"{prefix}_jpeg" if _is_jpeg(headers) else f"{prefix}_images"].size
-        if in_memory or _is_jpeg(headers) or images <= KEPT_BYTES:
+        images = headers[f"{prefix}_jpeg" if _has_jpeg_arrays(headers) else f"{prefix}_images"].size
+        if in_memory or _has_jpeg_arrays(headers) or images <= KEPT_BYTES:
             memory += images
         else:
             disk += images
@@ -137,12 +143,14 @@ def label_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[str, ...
             for prefix, array in labels.items()
         )
         return [Fault("data.path", f"labels are numbers; {kinds}.")]
-    if faults := [fault for prefix, array in labels.items() for fault in _value_faults(f"{prefix}_labels", array)]:
+    if faults := [
+        fault for prefix, array in labels.items() for fault in _label_range_faults(f"{prefix}_labels", array)
+    ]:
         return faults
-    if len({is_class_number(array) for array in labels.values()}) > 1:
+    if len({are_class_numbers(array) for array in labels.values()}) > 1:
         shapes = ", ".join(f"{prefix}_labels is {array.shape}" for prefix, array in labels.items())
         return [Fault("data.path", f"labels are class numbers in one part and 0/1 per class in another: {shapes}.")]
-    numbers = all(map(is_class_number, labels.values()))
+    numbers = all(map(are_class_numbers, labels.values()))
     widths = [
         int(array.shape[1]) if not numbers else int(array.max()) + 1 if array.size else 0 for array in labels.values()
     ]
@@ -150,19 +158,19 @@ def label_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[str, ...
     if not class_names:
         problem = f"the file names no classes, and its labels are of {needed} classes."
     elif (needed > len(class_names)) if numbers else (set(widths) != {len(class_names)}):
-        problem = f"{len(class_names)} names for labels of {needed} classes: {quoted(class_names)}."
+        problem = f"{len(class_names)} names for labels of {needed} classes: {quote_names(class_names)}."
     else:
         return []
     return [Fault("data.classes", problem, f"Give {needed} names in label order.")]
 
 
-def is_class_number(labels: NDArray[Any]) -> bool:
+def are_class_numbers(labels: NDArray[Any]) -> bool:
     """Return whether labels are one class number per image, rather than 0 or 1 per class."""
     return labels.ndim == 1 or labels.shape[1] == 1
 
 
-def _value_faults(name: str, labels: NDArray[Any]) -> list[Fault]:
-    if is_class_number(labels):
+def _label_range_faults(name: str, labels: NDArray[Any]) -> list[Fault]:
+    if are_class_numbers(labels):
         whole = labels.dtype.kind in "biu" or bool((labels == np.floor(labels)).all())
         expected, fits = "whole class numbers from 0", whole and bool((labels >= 0).all())
     else:
@@ -180,15 +188,15 @@ class NpzPart:
     patients: Names
     sources: Names
 
-    def only(self, index: NDArray[np.intp]) -> "NpzPart":
+    def select_rows(self, index: NDArray[np.intp]) -> "NpzPart":
         """Return the rows at ``index``."""
         return NpzPart(self.prefix, self.rows[index], self.labels[index], self.patients[index], self.sources[index])
 
-    def limited(self, limit: int | None, seed: int) -> "NpzPart":
+    def limit_rows(self, limit: int | None, seed: int) -> "NpzPart":
         """Return at most ``limit`` rows, each combination of labels in proportion."""
         if limit is None or limit >= len(self.rows):
             return self
-        return self.only(stratified_rows(self.labels, limit, seed))
+        return self.select_rows(stratified_rows(self.labels, limit, seed))
 
 
 def open_npz(spec: NpzSpec, base: Path) -> tuple[tuple[str, ...], tuple[NpzPart, NpzPart, NpzPart]]:
@@ -200,27 +208,29 @@ def open_npz(spec: NpzSpec, base: Path) -> tuple[tuple[str, ...], tuple[NpzPart,
     headers = read_headers(base / spec.path)
     prefixes = [prefix for prefix in _PREFIXES if prefix != "val" or "val_labels" in headers]
     class_names, parts = _open_parts(spec, base / spec.path, headers, prefixes)
-    train, test = parts[0], parts[-1].limited(spec.test_limit, spec.split_seed)
+    train, test = parts[0], parts[-1].limit_rows(spec.test_limit, spec.split_seed)
     if len(parts) == 3:
-        return class_names, (train.limited(spec.train_limit, spec.split_seed), parts[1], test)
-    held_out = hold_out(train.patients, has_positive_label(train.labels), spec.validation_fraction, spec.split_seed)
-    rest = train.only(np.flatnonzero(~held_out)).limited(spec.train_limit, spec.split_seed)
-    return class_names, (rest, train.only(np.flatnonzero(held_out)), test)
+        return class_names, (train.limit_rows(spec.train_limit, spec.split_seed), parts[1], test)
+    held_out = hold_out_patients(
+        train.patients, has_positive_label(train.labels), spec.validation_fraction, spec.split_seed
+    )
+    rest = train.select_rows(np.flatnonzero(~held_out)).limit_rows(spec.train_limit, spec.split_seed)
+    return class_names, (rest, train.select_rows(np.flatnonzero(held_out)), test)
 
 
 def _open_parts(
     spec: NpzSpec, path: Path, headers: Headers, prefixes: Sequence[str]
 ) -> tuple[tuple[str, ...], list[NpzPart]]:
     """Return the class names and the parts with these prefixes, with the classes of ``spec.keep`` only."""
-    stop_on(key_faults(spec, path, headers, prefixes))
-    stop_on(shape_faults(spec, headers, prefixes))
+    raise_faults(array_key_faults(spec, path, headers, prefixes))
+    raise_faults(shape_faults(spec, headers, prefixes))
     class_names = spec.classes or public_class_names(path.stem)
-    stop_on(array_size_faults(spec, path, headers, prefixes, len(class_names)))
+    raise_faults(array_size_faults(spec, path, headers, prefixes, len(class_names)))
     with open_arrays(path) as arrays:
         labels = {prefix: arrays[f"{prefix}_labels"] for prefix in prefixes}
-        stop_on(label_faults(labels, class_names))
+        raise_faults(label_faults(labels, class_names))
         parts = _make_parts(spec, arrays, labels, len(class_names))
-    stop_on(
+    raise_faults(
         [
             *repeated_name_faults("data.classes", class_names),
             *unknown_class_faults("data.keep", spec.keep, class_names),
@@ -232,8 +242,8 @@ def _open_parts(
     selected = spec.keep or class_names
     columns = [class_names.index(name) for name in selected]
     parts = [replace(part, labels=part.labels[:, columns]) for part in parts]
-    if all(map(is_class_number, labels.values())):  # an image of another class has none of these to learn from
-        parts = [part.only(np.flatnonzero((part.labels == 1).any(axis=1))) for part in parts]
+    if all(map(are_class_numbers, labels.values())):  # an image of another class has none of these to learn from
+        parts = [part.select_rows(np.flatnonzero((part.labels == 1).any(axis=1))) for part in parts]
     return selected, parts
 
 
@@ -242,18 +252,18 @@ def _make_parts(spec: NpzSpec, arrays: NpzArrays, labels: Mapping[str, NDArray[A
         if key is None:
             return otherwise
         values = arrays[f"{prefix}_{key}"]
-        return names_of_array(values.reshape(len(values)))
+        return array_to_names(values.reshape(len(values)))
 
     parts, start = [], 0
     for prefix, values in labels.items():
         count = len(values)
-        matrix = values.reshape(-1, 1) == np.arange(classes) if is_class_number(values) else values
+        matrix = values.reshape(-1, 1) == np.arange(classes) if are_class_numbers(values) else values
         parts.append(
             NpzPart(
                 prefix,
                 rows=np.arange(count),
                 labels=matrix.astype(np.float32),
-                patients=column(prefix, spec.patient_key, unknown_patients(count, start)),
+                patients=column(prefix, spec.patient_key, placeholder_patients(count, start)),
                 sources=column(prefix, spec.source_key, np.full(count, "")),
             )
         )
@@ -277,7 +287,7 @@ def stratified_rows(labels: NDArray[np.float32], limit: int, seed: int) -> NDArr
     return np.sort(np.argsort(place, kind="stable")[:limit])
 
 
-def load_npz(spec: NpzSpec, base: Path, store: ImageStore) -> Splits:
+def load_npz(spec: NpzSpec, base: Path, store: DecodedImageStore) -> Splits:
     """Read an npz file.
 
     Raises:
@@ -287,7 +297,7 @@ def load_npz(spec: NpzSpec, base: Path, store: ImageStore) -> Splits:
     return Splits(*_read_images(spec, base, parts, class_names, store))
 
 
-def load_npz_test(spec: NpzSpec, base: Path, store: ImageStore) -> ImageSet:
+def load_npz_test(spec: NpzSpec, base: Path, store: DecodedImageStore) -> ImageSet:
     """Read the test part of an npz file, which needs no other part.
 
     Raises:
@@ -299,12 +309,12 @@ def load_npz_test(spec: NpzSpec, base: Path, store: ImageStore) -> ImageSet:
 
 
 def _read_images(
-    spec: NpzSpec, base: Path, parts: Sequence[NpzPart], class_names: tuple[str, ...], store: ImageStore
+    spec: NpzSpec, base: Path, parts: Sequence[NpzPart], class_names: tuple[str, ...], store: DecodedImageStore
 ) -> list[ImageSet]:
     sets, path = [], base / spec.path
     if store.folder is None:
         prefixes = list(dict.fromkeys(part.prefix for part in parts))
-        stop_on(array_size_faults(spec, path, read_headers(path), prefixes, len(class_names), in_memory=True))
+        raise_faults(array_size_faults(spec, path, read_headers(path), prefixes, len(class_names), in_memory=True))
     with open_arrays(path) as arrays:
         for part in parts:
             read = _jpeg_images if f"{part.prefix}_jpeg" in arrays else _array_images
@@ -315,7 +325,7 @@ def _read_images(
 
 
 def _array_images(
-    spec: NpzSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: ImageStore
+    spec: NpzSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
 ) -> ImageSet:
     key = f"{part.prefix}_images"
     header = arrays.header(key)
@@ -328,15 +338,15 @@ def _array_images(
                 yield resize_images(block, spec.image_size, spec.resize)
 
         form = {"shape": list(shape), "resize": spec.resize, "kind": "npz"}
-        if kept := keep_rows(store, arrays.path, form, [f"{key}[{row}]" for row in part.rows], read):
+        if kept := cache_large_file_pictures(store, arrays.path, form, [f"{key}[{row}]" for row in part.rows], read):
             return ImageSet(kept[0], part.labels, class_names, part.patients, part.sources, places=kept[1])
-    stop_on(size_faults(arrays.path, max(size, header.size), spec.largest_mb))
-    images = resize_images(arrays.rows(key, part.rows), spec.image_size, spec.resize)
+    raise_faults(size_faults(arrays.path, max(size, header.size), spec.largest_mb))
+    images = resize_images(arrays.read_rows(key, part.rows), spec.image_size, spec.resize)
     return ImageSet(images, part.labels, class_names, part.patients, part.sources)
 
 
 def _jpeg_images(
-    spec: NpzSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: ImageStore
+    spec: NpzSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
 ) -> ImageSet:
     """Decode the JPEG pictures of a part; all of them take the form of the file's first picture of that part."""
     data, offsets = arrays[f"{part.prefix}_jpeg"], arrays[f"{part.prefix}_offsets"]
@@ -346,14 +356,14 @@ def _jpeg_images(
         problem = f"the first JPEG picture of {spec.path} cannot be read: {unreadable_reason(error)}."
         raise BadInput([Fault("data.path", problem, "All pictures take its form: repair or remove it.")]) from None
     form = ImageForm(spec.image_size or max(first.size), first.mode == "RGB", spec.resize)
-    stop_on(size_faults(arrays.path, len(part.rows) * math.prod(form.shape), spec.largest_mb))
+    raise_faults(size_faults(arrays.path, len(part.rows) * math.prod(form.shape), spec.largest_mb))
 
     def read(row: int) -> bytes:
         start, end = offsets[part.rows[row] : part.rows[row] + 2]
         return bytes(data[start:end])
 
     decoded = decode_pictures([f"{part.prefix}[{row}]" for row in part.rows], read, form, store)
-    part = part.only(decoded.rows)
+    part = part.select_rows(decoded.rows)
     return ImageSet(
         decoded.stored, part.labels, class_names, part.patients, part.sources, decoded.skipped, places=decoded.places
     )

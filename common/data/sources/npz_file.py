@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import BadInput, Fault, stop_on
+from common.errors import BadInput, Fault, raise_faults
 from common.system.files import missing_file
 
 _LONGEST_HEADER = 10_000
@@ -81,7 +81,7 @@ class NpzArrays:
         with damage_as_fault(self._where, self.path.name):
             return read_header(self._archive, self._entries[key])
 
-    def rows(self, key: str, rows: NDArray[np.intp]) -> NDArray[Any]:
+    def read_rows(self, key: str, rows: NDArray[np.intp]) -> NDArray[Any]:
         """Return the entries at ``rows``, which ascend; the rest of the array is read block by block."""
         header = self.header(key)
         if len(rows) == header.shape[0]:
@@ -124,7 +124,7 @@ def read_headers(path: Path, where: str = "data.path") -> dict[str, ArrayHeader]
     Raises:
         BadInput: If there is no such file, it is no npz file, or an array has another size than its header says.
     """
-    stop_on(missing_file(where, path))
+    raise_faults(missing_file(where, path))
     with damage_as_fault(where, path.name), zipfile.ZipFile(path) as archive:
         return {name: read_header(archive, info) for name, info in _list_entries(archive).items()}
 

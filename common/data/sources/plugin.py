@@ -8,14 +8,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PARTS, ImageSet, PixelRows, Splits, unknown_patients
-from common.data.base.names import is_blank, is_nobody, names_of_array, normalized
+from common.data.base.image_set import PARTS, ImageSet, PixelRows, Splits, placeholder_patients
+from common.data.base.names import array_to_names, is_blank, is_nobody, normalize_name
 from common.data.base.spec import PluginSpec
 from common.data.base.splits import (
     VALIDATION,
-    divide,
+    divide_into_splits,
     has_positive_label,
-    hold_out,
+    hold_out_patients,
     patient_name_faults,
     shared_patient_faults,
     split_by_patient,
@@ -23,8 +23,8 @@ from common.data.base.splits import (
 from common.data.images.reading import resize_images
 from common.data.sources.label_array import has_running_index, label_array
 from common.data.tables.class_names import repeated_name_faults
-from common.errors import BadInput, Fault, quoted, stop_on
-from common.plugins import DATASETS, describe_plugin, is_local_name, load_entry_point, stamp_of
+from common.errors import BadInput, Fault, quote_names, raise_faults
+from common.plugins import DATASETS, describe_plugin, identify_plugin, is_local_plugin_name, load_entry_point
 
 
 class MapDataset(Protocol):
@@ -68,10 +68,10 @@ DatasetPlugin = Callable[[Path, Mapping[str, Any]], LabelledImages | ImageParts]
 """Called with the folder of the file that names the data set, and with ``data.options``."""
 
 
-def plugin_faults(spec: PluginSpec) -> list[Fault]:
+def plugin_installation_faults(spec: PluginSpec) -> list[Fault]:
     """Return a fault if the plug-in is not installed; its code is not run for this."""
     try:
-        stamp_of(DATASETS, spec.name)
+        identify_plugin(DATASETS, spec.name)
     except BadInput as bad:
         return list(bad.faults)
     return []
@@ -87,7 +87,7 @@ def load_plugin(spec: PluginSpec, base: Path, tell: Callable[[str], object] = la
         BadInput: If the plug-in is not installed, fails, or returns something else than :class:`LabelledImages`.
     """
     read: DatasetPlugin = load_entry_point(DATASETS, spec.name)
-    where = ("" if is_local_name(spec.name) else "data.name: ") + describe_plugin("dataset", spec.name)
+    where = ("" if is_local_plugin_name(spec.name) else "data.name: ") + describe_plugin("dataset", spec.name)
     try:
         returned = read(base, spec.options)
     except BadInput:
@@ -95,13 +95,13 @@ def load_plugin(spec: PluginSpec, base: Path, tell: Callable[[str], object] = la
     except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
         raise BadInput([Fault(where, f"failed: {type(error).__name__}: {error}.")]) from error
     if isinstance(returned, LabelledImages):
-        everything = _open_images(spec, returned, where, tell)
-        stop_on(patient_name_faults(where, everything.patients))
+        everything = _make_image_set(spec, returned, where, tell)
+        raise_faults(patient_name_faults(where, everything.patients))
         if returned.parts is None:
             return split_by_patient(everything, spec.split_seed)
         parts = np.asarray(returned.parts)
-        stop_on(shared_patient_faults(where, {part: everything.patients[parts == part] for part in PARTS}))
-        return divide(everything, parts)
+        raise_faults(shared_patient_faults(where, {part: everything.patients[parts == part] for part in PARTS}))
+        return divide_into_splits(everything, parts)
     if not isinstance(returned, Mapping) or not all(isinstance(part, LabelledImages) for part in returned.values()):
         problem = f"returned {type(returned).__name__}, not polyclinic.data.LabelledImages."
         raise BadInput([Fault(where, problem)])
@@ -113,30 +113,30 @@ def _join_parts(
 ) -> Splits:
     """Return a data set whose parts are given one by one; without validation images some patients are held out."""
     if not {"train", "test"} <= set(images) <= set(PARTS):
-        problem = f"has the parts {quoted(map(str, images))}."
+        problem = f"has the parts {quote_names(map(str, images))}."
         raise BadInput([Fault(where, problem, 'Give "train" and "test", and "validation" if there is one.')])
     opened, faults, start = dict[str, ImageSet](), list[Fault](), 0
     for name, part in images.items():
         try:
-            opened[name] = _open_images(spec, part, f'{where}["{name}"]', tell, start)
+            opened[name] = _make_image_set(spec, part, f'{where}["{name}"]', tell, start)
             start += len(opened[name])
         except BadInput as bad:
             faults += bad.faults
-    stop_on(faults)
+    raise_faults(faults)
     forms = {f"{part.class_names}, {part.stored.shape[1:]}" for part in opened.values()}
     if len(forms) > 1:
         forms_by_part = "; ".join(
-            f"{name}: {quoted(part.class_names)}, images {part.stored.shape[1:]}" for name, part in opened.items()
+            f"{name}: {quote_names(part.class_names)}, images {part.stored.shape[1:]}" for name, part in opened.items()
         )
         problem = f"has parts of different classes or sizes. {forms_by_part}."
         raise BadInput([Fault(where, problem, "All parts have the same classes in the same order, and one size.")])
     if not all(isinstance(part.images, np.ndarray) for part in images.values()):
         from common.data.sources.torch_dataset import TorchDatasetRows, shared_item_faults, shared_picture_faults
 
-        stop_on(shared_item_faults(where, {name: part.images for name, part in images.items()}))
+        raise_faults(shared_item_faults(where, {name: part.images for name, part in images.items()}))
         rows = {name: part.stored for name, part in opened.items() if isinstance(part.stored, TorchDatasetRows)}
-        stop_on(shared_picture_faults(where, {name: stored.digests for name, stored in rows.items()}))
-    stop_on(
+        raise_faults(shared_picture_faults(where, {name: stored.digests for name, stored in rows.items()}))
+    raise_faults(
         [
             *shared_patient_faults(where, {name: part.patients for name, part in opened.items()}),
             *patient_name_faults(where, np.concatenate([part.patients for part in opened.values()])),
@@ -144,12 +144,15 @@ def _join_parts(
     )
     if "validation" not in opened:
         train = opened["train"]
-        held_out = hold_out(train.patients, has_positive_label(train.labels), VALIDATION, spec.split_seed)
-        opened |= {"train": train.rows(np.flatnonzero(~held_out)), "validation": train.rows(np.flatnonzero(held_out))}
+        held_out = hold_out_patients(train.patients, has_positive_label(train.labels), VALIDATION, spec.split_seed)
+        opened |= {
+            "train": train.select_rows(np.flatnonzero(~held_out)),
+            "validation": train.select_rows(np.flatnonzero(held_out)),
+        }
     return Splits(*(opened[name] for name in PARTS))
 
 
-def _open_images(
+def _make_image_set(
     spec: PluginSpec, pictures: LabelledImages, where: str, tell: Callable[[str], object], start: int = 0
 ) -> ImageSet:
     """Check images and labels, and return them as a set.
@@ -165,16 +168,16 @@ def _open_images(
         stored, pictures = _open_torch_dataset(spec, pictures, where, tell)
     elif pictures.labels is not None:
         pictures = replace(pictures, labels=_labels_by_class(pictures.labels, pictures.class_names, where))
-    stop_on([Fault(where, problem) for problem in _find_problems(pictures, stored)])
+    raise_faults([Fault(where, problem) for problem in _find_plugin_result_problems(pictures, stored)])
     count = len(stored)
     patients, sources = (
-        None if names is None else names_of_array(np.asarray(names)) for names in (pictures.patients, pictures.sources)
+        None if names is None else array_to_names(np.asarray(names)) for names in (pictures.patients, pictures.sources)
     )
     return ImageSet(
         stored=stored if isinstance(stored, PixelRows) else resize_images(stored, spec.image_size, spec.resize),
         labels=np.asarray(pictures.labels, np.float32),
         class_names=tuple(pictures.class_names),
-        patients=unknown_patients(count, start) if patients is None else patients,
+        patients=placeholder_patients(count, start) if patients is None else patients,
         sources=np.full(count, "") if sources is None else sources,
     )
 
@@ -200,8 +203,8 @@ def _open_torch_dataset(
         BadInput: If it cannot be read by number, its items cannot be used, or it names no classes.
     """
     from common.data.sources.torch_dataset import (  # imports torch
-        class_names_of,
-        mask_row,
+        dataset_class_names,
+        item_label_mask,
         open_dataset,
         read_labels,
         repeated_item_faults,
@@ -213,7 +216,7 @@ def _open_torch_dataset(
         raise BadInput([Fault("data.image_size", problem, "Leave it out, and resize them in its transform.")])
     stored = open_dataset(pictures.images, where, pictures.value_range)
     own_names = (
-        class_names_of(pictures.images, where) if pictures.labels is None or not len(pictures.class_names) else ()
+        dataset_class_names(pictures.images, where) if pictures.labels is None or not len(pictures.class_names) else ()
     )
     names = pictures.class_names if len(pictures.class_names) else own_names
     if not len(names):
@@ -227,20 +230,20 @@ def _open_torch_dataset(
             raise BadInput([Fault(where, problem, "Give patients=[...] beside labels.")])
         if item.mask is not None:  # not read: but what is no mask may be a patient
             try:
-                mask_row(item, len(names))
+                item_label_mask(item, len(names))
             except ValueError as error:
                 raise BadInput([Fault(f"{where}[0]", str(error))]) from error
         if pictures.patients is None:
-            stop_on(repeated_item_faults(where, pictures.images))
+            raise_faults(repeated_item_faults(where, pictures.images))
         return stored, replace(pictures, class_names=names, labels=labels)
     items = read_labels(stored, names, tell, patients=pictures.patients is None)
     patients = items.patients if pictures.patients is None else pictures.patients
     if patients is None:
-        stop_on(repeated_item_faults(where, pictures.images) or repeated_picture_faults(where, stored.digests))
+        raise_faults(repeated_item_faults(where, pictures.images) or repeated_picture_faults(where, stored.digests))
     return stored, replace(pictures, class_names=names, labels=items.labels, patients=patients)
 
 
-def _find_problems(pictures: LabelledImages, images: NDArray[np.uint8] | PixelRows) -> Iterator[str]:
+def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.uint8] | PixelRows) -> Iterator[str]:
     """Yield a sentence for each thing that is wrong with the result of a plug-in.
 
     Args:
@@ -270,7 +273,7 @@ def _find_problems(pictures: LabelledImages, images: NDArray[np.uint8] | PixelRo
     for name in ("patients", "parts", "sources"):
         yield from _find_name_problems(name, getattr(pictures, name), len(images))
     if pictures.parts is not None and (other := sorted(set(map(str, pictures.parts)) - set(PARTS))):
-        yield f"parts must be {quoted(PARTS)}, not {quoted(other, limit=3)}."
+        yield f"parts must be {quote_names(PARTS)}, not {quote_names(other, limit=3)}."
 
 
 def _find_name_problems(name: str, entries: Any, count: int) -> Iterator[str]:
@@ -285,5 +288,5 @@ def _find_name_problems(name: str, entries: Any, count: int) -> Iterator[str]:
 def _is_missing(entry: Any, *, blank: bool) -> bool:
     """Return True for None, NaN, NaT and masked entries, and for texts that name nothing unless ``blank`` allows it."""
     if isinstance(entry, str):
-        return not blank and is_nobody(normalized(entry))
+        return not blank and is_nobody(normalize_name(entry))
     return entry is None or entry is np.ma.masked or is_blank(str(entry))

@@ -22,11 +22,11 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from common.data.base.image_set import PixelRows
-from common.data.base.names import is_nobody, normalized
+from common.data.base.names import is_nobody, normalize_name
 from common.data.images.store import DecodingProgress
 from common.data.sources.label_array import label_array, plain_array
 from common.data.sources.plugin import MapDataset
-from common.errors import BadInput, Fault, quoted
+from common.errors import BadInput, Fault, quote_names
 from common.system.hashing import derive_seed
 
 _KEYS = {
@@ -55,7 +55,7 @@ _NEAR_INTEGER = 1e-3
 
 
 @dataclass(frozen=True)
-class Item:
+class DatasetItem:
     """One item of a data set, its image and labels as the data set gives them; None for what it does not give.
 
     Attributes:
@@ -91,17 +91,17 @@ class TorchDatasetRows(PixelRows):
         self._first: NDArray[Any] | None = None
         self.labels: DatasetLabels | None = None
         self.digests = np.empty(0, np.uint64)
-        self.first_item = self.item(0)
-        self._first = self.pixels(0, self.first_item.image)
+        self.first_item = self.read_item(0)
+        self._first = self.convert_item_image(0, self.first_item.image)
         self.shape = (len(dataset), *self._first.shape)
 
-    def item(self, row: int, seed: int = 0) -> Item:
+    def read_item(self, row: int, seed: int = 0) -> DatasetItem:
         """Read an item; its random transforms follow from the seed.
 
         Raises:
             BadInput: If the data set fails, or its items have another form.
         """
-        with _seeded(derive_seed(seed, row)):
+        with _seed_random_numbers(derive_seed(seed, row)):
             try:
                 item = self.dataset[row]
             except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
@@ -112,20 +112,20 @@ class TorchDatasetRows(PixelRows):
             if len(item) not in (2, 3):
                 remedy = "Return (image, labels), (image, labels, mask), or a dictionary."
                 raise self._fault(row, f"has {len(item)} entries.", remedy)
-            return Item(*item)
-        return Item(item)
+            return DatasetItem(*item)
+        return DatasetItem(item)
 
-    def _item_of_dictionary(self, row: int, item: Mapping[Any, Any]) -> Item:
+    def _item_of_dictionary(self, row: int, item: Mapping[Any, Any]) -> DatasetItem:
         plain = {key: "".join(filter(str.isalnum, str(key).lower())) for key in item}
         keys = {kind: [key for key in item if plain[key] in names] for kind, names in _KEYS.items()}
         if len(keys["image"]) != 1:
-            problem = f"is a dictionary without an image; its keys are {quoted(map(str, item))}."
+            problem = f"is a dictionary without an image; its keys are {quote_names(map(str, item))}."
             if keys["image"]:
-                problem = f"is a dictionary with the images {quoted(map(str, keys['image']))}."
-            raise self._fault(row, problem, f"Name one image {quoted(_KEYS['image'])}.")
+                problem = f"is a dictionary with the images {quote_names(map(str, keys['image']))}."
+            raise self._fault(row, problem, f"Name one image {quote_names(_KEYS['image'])}.")
         values = {kind: item[names[0]] for kind, names in keys.items() if names}
         unclear = {
-            kind: f"has {quoted(map(str, keys[kind]))}, which all name {kind}. Keep one of them."
+            kind: f"has {quote_names(map(str, keys[kind]))}, which all name {kind}. Keep one of them."
             for kind in ("labels", "patient", "mask", "segmentation")
             if len(keys[kind]) > 1
         }
@@ -145,7 +145,7 @@ class TorchDatasetRows(PixelRows):
                     f'has "{key}" beside "{keys["labels"][0]}". Call a mask "label_mask"; leave others out.'
                 )
         if not keys["labels"]:
-            unclear["labels"] = f"has no labels among its keys, {quoted(map(str, item))}. " + _GIVE_LABELS
+            unclear["labels"] = f"has no labels among its keys, {quote_names(map(str, item))}. " + _GIVE_LABELS
         if unclear.keys() & {"mask", "segmentation"}:
             unclear["labels"] = unclear.get("mask") or unclear["segmentation"]
         patient = None
@@ -153,9 +153,9 @@ class TorchDatasetRows(PixelRows):
             patient = _patient_name(values.get("patient"))
         except ValueError as error:
             unclear["patient"] = str(error)
-        return Item(values["image"], values.get("labels"), values.get("mask"), patient, unclear, unread)
+        return DatasetItem(values["image"], values.get("labels"), values.get("mask"), patient, unclear, unread)
 
-    def pixels(self, row: int, image: Any) -> NDArray[Any]:
+    def convert_item_image(self, row: int, image: Any) -> NDArray[Any]:
         """Bring the image of an item to ``(height, width[, 3])``, uint8 or float32 from 0 to 255.
 
         Raises:
@@ -205,12 +205,12 @@ class TorchDatasetRows(PixelRows):
     def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:
         images = []
         for row in rows.tolist():
-            item = self.item(row, seed)
+            item = self.read_item(row, seed)
             self.check_labels(row, item)
-            images.append(self.pixels(row, item.image))
+            images.append(self.convert_item_image(row, item.image))
         return np.stack(images) if images else np.empty((0, *self.shape[1:]), np.uint8)
 
-    def check_labels(self, row: int, item: Item) -> None:
+    def check_labels(self, row: int, item: DatasetItem) -> None:
         """Check that an item has the labels and the patient of its first reading; its picture may differ.
 
         Raises:
@@ -219,7 +219,7 @@ class TorchDatasetRows(PixelRows):
         if self.labels is None:
             return
         try:
-            labels = _label_row(item, self.labels.class_names)
+            labels = _item_labels(item, self.labels.class_names)
         except ValueError as error:
             raise self._fault(row, str(error)) from error
         patient = None if self.labels.patients is None else self.labels.patients[row]
@@ -267,7 +267,7 @@ def is_map_dataset(dataset: object) -> bool:
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
 
-def class_names_of(dataset: Any, name: str) -> tuple[str, ...]:
+def dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
     """Return the names of the classes as the data set itself or those inside it name them; empty where they do not.
 
     Only ``Subset`` and ``ConcatDataset`` are known to return the labels of the data sets inside them as they are.
@@ -283,13 +283,13 @@ def class_names_of(dataset: Any, name: str) -> tuple[str, ...]:
         if isinstance(names, Sequence | np.ndarray) and not isinstance(names, str) and len(names):
             return tuple(map(str, names))
     if isinstance(dataset, Subset):
-        return class_names_of(dataset.dataset, name)
+        return dataset_class_names(dataset.dataset, name)
     if not isinstance(dataset, ConcatDataset):
         return ()
-    every = [class_names_of(inner, name) for inner in dataset.datasets]
+    every = [dataset_class_names(inner, name) for inner in dataset.datasets]
     distinct = sorted({names for names in every if names})
     if len(distinct) > 1:
-        problem = f"joins data sets of different classes: {'; '.join(quoted(names) for names in distinct[:3])}."
+        problem = f"joins data sets of different classes: {'; '.join(quote_names(names) for names in distinct[:3])}."
         raise BadInput([Fault(name, problem, "Bring all to one list of classes, in one order.")])
     return distinct[0] if distinct and () not in every else ()
 
@@ -300,7 +300,7 @@ def shared_item_faults(where: str, parts: Mapping[str, Any]) -> list[Fault]:
     Args:
         parts: The data sets, by part.
     """
-    items = {name: set(_items_inside(dataset)) for name, dataset in parts.items()}
+    items = {name: set(_iterate_innermost_items(dataset)) for name, dataset in parts.items()}
     return [
         Fault(where, f'has {shared} of the items of "{first}" in "{second}" too.', "Give each part items of its own.")
         for first, second in combinations(items, 2)
@@ -310,31 +310,31 @@ def shared_item_faults(where: str, parts: Mapping[str, Any]) -> list[Fault]:
 
 def repeated_item_faults(where: str, dataset: Any) -> list[Fault]:
     """Return a fault if a data set holds an item more than once, as one that repeats rare classes does."""
-    items = list(_items_inside(dataset))
+    items = list(_iterate_innermost_items(dataset))
     if not (repeated := len(items) - len(set(items))):
         return []
     problem = f"holds {repeated} items again, and names no patients: an image would be for training and for tests."
     return [Fault(where, problem, "Give each item once, or patients=[...].")]
 
 
-def _items_inside(dataset: Any, rows: Iterable[int] | None = None) -> Iterator[tuple[int, int]]:
+def _iterate_innermost_items(dataset: Any, rows: Iterable[int] | None = None) -> Iterator[tuple[int, int]]:
     """Yield the innermost data set, by its identity, and the row in it, of each row of a data set."""
     if hasattr(dataset, "__len__"):  # the data set inside a Subset needs none
         rows = range(len(dataset)) if rows is None else [row % len(dataset) for row in rows]
     assert rows is not None
     if isinstance(dataset, Subset):
-        yield from _items_inside(dataset.dataset, [int(dataset.indices[row]) for row in rows])
+        yield from _iterate_innermost_items(dataset.dataset, [int(dataset.indices[row]) for row in rows])
     elif isinstance(dataset, ConcatDataset):
         ends = np.array([0, *dataset.cumulative_sizes])
         for row in rows:
             place = int(np.searchsorted(ends, row, side="right")) - 1
-            yield from _items_inside(dataset.datasets[place], [row - int(ends[place])])
+            yield from _iterate_innermost_items(dataset.datasets[place], [row - int(ends[place])])
     else:
         for attribute in ("dataset", "subset"):
             inner: Any = getattr(dataset, attribute, None)
             is_wrapper = isinstance(inner, Dataset) and inner is not dataset and is_map_dataset(inner)
             if is_wrapper and is_map_dataset(dataset) and len(inner) == len(dataset):  # it leaves no item out
-                yield from _items_inside(inner, rows)
+                yield from _iterate_innermost_items(inner, rows)
                 return
         yield from ((id(dataset), row) for row in rows)
 
@@ -400,13 +400,13 @@ def read_labels(
     names, faults = list[str | None](), list[Fault]()
     for row in range(len(images)):
         try:
-            item = images.item(row)
-            pixels = images.pixels(row, item.image)
+            item = images.read_item(row)
+            pixels = images.convert_item_image(row, item.image)
             digests[row] = int.from_bytes(hashlib.blake2b(pixels.tobytes(), digest_size=8).digest())
-            labels[row] = _label_row(item, class_names)
+            labels[row] = _item_labels(item, class_names)
             if patients and row == 0 and item.patient is None and (ids := _keys_like_ids(item)):
                 verb = "is" if len(ids) == 1 else "are"
-                tell(f'{quoted(ids)} of the items {verb} not read: a patient\'s name is called "patient"')
+                tell(f'{quote_names(ids)} of the items {verb} not read: a patient\'s name is called "patient"')
             if patients and "patient" in item.unclear:
                 raise ValueError(item.unclear["patient"])
             names.append(item.patient if patients else None)
@@ -427,18 +427,18 @@ def read_labels(
     images.digests = digests
     images.labels = DatasetLabels(labels, named or None, tuple(class_names))
     for row in np.unique(np.linspace(0, len(images) - 1, _REPEATED).astype(int)).tolist():
-        images.check_labels(row, images.item(row, seed=1))
+        images.check_labels(row, images.read_item(row, seed=1))
     return images.labels
 
 
-def _keys_like_ids(item: Item) -> list[str]:
+def _keys_like_ids(item: DatasetItem) -> list[str]:
     """Return the keys of unread entries that may name a patient: texts and whole numbers that are called like an id."""
     names = {key: "".join(filter(str.isalnum, str(key).lower())) for key in item.unread}
     of_pictures = re.compile("image|img|file|sop|series")
     return [str(key) for key, name in names.items() if _LIKE_ID.search(name) and not of_pictures.search(name)]
 
 
-def _label_row(item: Item, class_names: Sequence[str]) -> NDArray[np.float32]:
+def _item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[np.float32]:
     """Return the labels of an item, float32 ``(classes,)``; a whole number is the number of the one class it shows.
 
     Raises:
@@ -465,13 +465,13 @@ def _label_row(item: Item, class_names: Sequence[str]) -> NDArray[np.float32]:
     if row.shape != (len(class_names),):
         raise ValueError(f"has labels of shape {row.shape}, and there are {len(class_names)} classes.")
     if item.mask is not None:
-        row = np.where(mask_row(item, len(class_names)), row, np.float32(np.nan))
+        row = np.where(item_label_mask(item, len(class_names)), row, np.float32(np.nan))
     if not (np.isnan(row) | np.isin(row, (0, 1))).all():
         raise ValueError(f"has labels {row.tolist()}; they are 1 (present), 0 (absent) or NaN (unknown).")
     return row
 
 
-def mask_row(item: Item, classes: int) -> NDArray[np.bool_]:
+def item_label_mask(item: DatasetItem, classes: int) -> NDArray[np.bool_]:
     """Return the mask of an item, ``(classes,)``: True where a label is known.
 
     Raises:
@@ -520,7 +520,7 @@ def _patient_name(value: Any) -> str | None:
         value = value.decode("utf-8", "backslashreplace")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if value is None or is_nobody(normalized(str(value))):
+    if value is None or is_nobody(normalize_name(str(value))):
         return None
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise ValueError(f"names its patient by {type(value).__name__}; a patient's name is a text or a whole number.")
@@ -537,7 +537,7 @@ def _channels_last(image: Any) -> NDArray[Any]:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def _seed_random_numbers(seed: int) -> Iterator[None]:
     """Let all random numbers follow from a seed, and go on afterwards as if none had been drawn."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(seed)

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.decoded_size import LARGEST_MB
-from common.data.base.names import fold_likeness, is_blank, is_nameless
+from common.data.base.names import is_blank, is_nameless, name_similarity_key
 from common.data.base.spec import NO_FINDING, LabelPolicy
 from common.data.base.splits import Names
-from common.data.tables.csv import Column, Columns, read_columns
-from common.errors import BadInput, Fault, did_you_mean, stop_on
+from common.data.tables.csv import TableColumn, TableColumns, read_columns
+from common.errors import BadInput, Fault, raise_faults, suggest_nearest_name
 
 _LABEL = re.compile(r"([+\-\u2212]?)([01])(?:[.,]0*)?")
 _POLICY = {"unknown": np.nan, "negative": 0.0, "positive": 1.0}
@@ -46,7 +46,7 @@ _MOST_FAULTS = 20
 PART_NAMES = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 
 
-def read_label(cell: str) -> Literal["present", "absent", "uncertain", "blank"] | None:
+def interpret_label_cell(cell: str) -> Literal["present", "absent", "uncertain", "blank"] | None:
     """Return the meaning of a cell of a label column, such as ``1``, ``0.0``, ``-1`` or ``1,0``; None for any other."""
     if is_blank(cell):
         return "blank"
@@ -58,8 +58,8 @@ def read_label(cell: str) -> Literal["present", "absent", "uncertain", "blank"] 
     return "present" if match[1] in ("", "+") else "uncertain"
 
 
-def label_matrix(
-    columns: Columns, names: Sequence[str], *, uncertain: LabelPolicy, blank: LabelPolicy, where: str
+def parse_label_columns(
+    columns: TableColumns, names: Sequence[str], *, uncertain: LabelPolicy, blank: LabelPolicy, where: str
 ) -> NDArray[np.float32]:
     """Turn label columns of 1, 0, -1 and blank into float32 ``(n, classes)``.
 
@@ -71,12 +71,12 @@ def label_matrix(
     faults = []
     for place, name in enumerate(names):
         column = columns.column(name)
-        meanings = [read_label(cell) for cell in column.cells]
+        meanings = [interpret_label_cell(cell) for cell in column.cells]
         if foreign := [number for number, meaning in enumerate(meanings) if meaning is None]:
-            problem = f'column "{name}" holds {column.where(foreign)}; expected 1, 0, -1 or nothing.'
+            problem = f'column "{name}" holds {column.describe_cell_lines(foreign)}; expected 1, 0, -1 or nothing.'
             faults.append(Fault(where, problem))
         matrix[:, place] = np.array([value_of[meaning] for meaning in meanings], dtype=np.float32)[column.places]
-    stop_on(faults)
+    raise_faults(faults)
     return matrix
 
 
@@ -115,7 +115,7 @@ def split_findings(cell: str, separator: str) -> list[str]:
     return [name for part in parts if (name := part.strip())]
 
 
-class _Vocabulary:
+class _ClassNameIndex:
     """The places of names in a list; case counts only between two names that differ in nothing else."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -140,7 +140,9 @@ class _Vocabulary:
         return self.find(name) is not None
 
 
-def finding_matrix(column: Column, name: str, rules: FindingRules) -> tuple[NDArray[np.float32], dict[str, int]]:
+def parse_finding_column(
+    column: TableColumn, name: str, rules: FindingRules
+) -> tuple[NDArray[np.float32], dict[str, int]]:
     """Turn cells such as ``"Mass|Nodule"`` into float32 ``(n, classes)``.
 
     Args:
@@ -152,7 +154,7 @@ def finding_matrix(column: Column, name: str, rules: FindingRules) -> tuple[NDAr
     Raises:
         BadInput: Naming each part of a cell that is neither a class, nor another finding, nor "no finding".
     """
-    classes, absent, others = (_Vocabulary(names) for names in (rules.classes, rules.no_finding, rules.others))
+    classes, absent, others = (_ClassNameIndex(names) for names in (rules.classes, rules.no_finding, rules.others))
     of_cell = np.zeros((len(column.cells), len(rules.classes)), dtype=np.float32)
     foreign, contradictions = dict[str, set[int]](), list[int]()
     for place, cell in enumerate(column.cells):
@@ -174,10 +176,13 @@ def finding_matrix(column: Column, name: str, rules: FindingRules) -> tuple[NDAr
     unlisted = {text: places for text, places in foreign.items() if not others.has(" ".join(text.split()))}
     faults = _unlisted_faults(column, name, rules, unlisted)
     if contradictions:
-        problem = f'column "{name}" names a class and says that there is no finding: {column.where(contradictions)}.'
+        problem = (
+            f'column "{name}" names a class and says that there is no finding: '
+            f"{column.describe_cell_lines(contradictions)}."
+        )
         faults.append(Fault(rules.keys.get("column", "data.labels"), problem, "Correct these cells."))
-    stop_on(faults)
-    counts, rows = column.counts(), Counter[str]()
+    raise_faults(faults)
+    counts, rows = column.rows_per_cell(), Counter[str]()
     for text, places in foreign.items():
         rows[" ".join(text.split())] += int(counts[list(places)].sum())
     return of_cell[column.places], rows
@@ -187,7 +192,7 @@ def _is_error(text: str) -> bool:
     return text.startswith("#") and _SPREADSHEET_ERROR.fullmatch(text) is not None
 
 
-def names_nothing(part: str) -> bool:
+def is_placeholder_text(part: str) -> bool:
     """Return True for a part of a cell that is no finding: "-", "?", "unknown", "[nan]", an error of a spreadsheet."""
     part = part.strip("[](){}'\" ")
     return is_nameless(part) or _is_error(part) or _NO_NAMES.fullmatch(part) is not None
@@ -217,22 +222,24 @@ def _class_with_words(part: str, classes: Sequence[str]) -> str | None:
 
 
 def _unlisted_faults(
-    column: Column, name: str, rules: FindingRules, unlisted: Mapping[str, Collection[int]]
+    column: TableColumn, name: str, rules: FindingRules, unlisted: Mapping[str, Collection[int]]
 ) -> list[Fault]:
     """Return the faults of names that no key of the config file lists, given the places of the cells of each."""
     keys = {key: rules.keys.get(key, "data.labels") for key in ("classes", "separator")}
-    near_names = {fold_likeness(label): f'Did you mean "{label}"?' for label in rules.classes}
-    names, all_others = _Vocabulary([*rules.classes, *rules.no_finding]), "*" in rules.others
+    near_names = {name_similarity_key(label): f'Did you mean "{label}"?' for label in rules.classes}
+    names, all_others = _ClassNameIndex([*rules.classes, *rules.no_finding]), "*" in rules.others
     are_numbers = not all(any(map(str.isalpha, label)) for label in rules.classes)
     faults, unlike, nothing = list[Fault](), dict[str, Collection[int]](), dict[str, Collection[int]]()
     for text, places in unlisted.items():
         part = " ".join(text.split())
-        if names_nothing(part) or not (are_numbers or any(map(str.isalpha, part))):
+        if is_placeholder_text(part) or not (are_numbers or any(map(str.isalpha, part))):
             nothing[text] = places
             continue
         mark, within = separator_within(text, names.has), names.find_within(part)
-        near = near_names.get(fold_likeness(part)) or did_you_mean(part, rules.classes, 0.8 if all_others else 0.6)
-        problem = f'column "{name}" holds {column.where_parts({text: places})}, which is no class.'
+        near = near_names.get(name_similarity_key(part)) or suggest_nearest_name(
+            part, rules.classes, 0.8 if all_others else 0.6
+        )
+        problem = f'column "{name}" holds {column.describe_part_lines({text: places})}, which is no class.'
         other = f" If it is another finding, list it in {rules.keys['others']}." if rules.keys else ""
         shorter = None if within or not all_others else _class_with_words(part, rules.classes)
         if len(faults) == _MOST_FAULTS or not (near or mark or within or shorter):
@@ -245,14 +252,14 @@ def _unlisted_faults(
             hint = near or f"It {contents}: correct it if it means that."
             faults.append(Fault(keys["classes"], problem, hint + other))
     if nothing:
-        problem = f'column "{name}" holds {column.where_parts(nothing, 10)}, which names no finding.'
+        problem = f'column "{name}" holds {column.describe_part_lines(nothing, 10)}, which names no finding.'
         remedy = "Correct the table: write what was found, or leave the cell blank where nobody looked."
         if rules.keys:
             remedy += f" If it says that there is no finding, list it in {rules.keys['no_finding']}."
         faults.append(Fault(keys["classes"], problem, remedy))
     if unlike and not (all_others and len(faults) < _MOST_FAULTS):
         verb = "which is no class" if len(unlike) == 1 else "which are no classes"
-        problem = f'column "{name}" holds {column.where_parts(unlike, 10)}, {verb}.'
+        problem = f'column "{name}" holds {column.describe_part_lines(unlike, 10)}, {verb}.'
         remedy = "Correct the table."
         if rules.keys:
             remedy = f"Correct the table, or list in {rules.keys['others']} what is a finding but no class "
@@ -261,7 +268,7 @@ def _unlisted_faults(
     return faults
 
 
-def parse_parts(column: Column, name: str, where: str) -> Names:
+def parse_split_column(column: TableColumn, name: str, where: str) -> Names:
     """Read a column that says "train", "val" or "validation", and "test".
 
     Raises:
@@ -269,7 +276,10 @@ def parse_parts(column: Column, name: str, where: str) -> Names:
     """
     names = [cell.casefold() for cell in column.cells]
     if foreign := [place for place, part in enumerate(names) if part not in PART_NAMES]:
-        problem = f'column "{name}" holds {column.where(foreign)}; expected "train", "val" or "validation", and "test".'
+        problem = (
+            f'column "{name}" holds {column.describe_cell_lines(foreign)}; expected "train", "val" or "validation", '
+            'and "test".'
+        )
         raise BadInput([Fault(where, problem)])
     return np.array([PART_NAMES[part] for part in names], dtype="<U10")[column.places]
 
@@ -287,6 +297,6 @@ def count_uncertain_and_blank(
     for name in names:
         if name in columns:
             column = columns.column(name)
-            meanings = np.array([read_label(cell) or "" for cell in column.cells])[column.places]
+            meanings = np.array([interpret_label_cell(cell) or "" for cell in column.cells])[column.places]
             totals[name] = int((meanings == "uncertain").sum()), int((meanings == "blank").sum())
     return totals

@@ -6,7 +6,7 @@ Public npz files hold no names; theirs are those of MedMNIST 2D (Yang et al., 20
 import re
 from collections.abc import Sequence
 
-from common.errors import Fault, did_you_mean, quoted
+from common.errors import Fault, quote_names, suggest_nearest_name
 
 
 def unknown_class_faults(where: str, names: Sequence[str], class_names: Sequence[str]) -> list[Fault]:
@@ -14,8 +14,8 @@ def unknown_class_faults(where: str, names: Sequence[str], class_names: Sequence
     return [
         Fault(
             f"{where}[{place}]",
-            f'"{name}" is not a class of the data, whose classes are {quoted(class_names)}.',
-            did_you_mean(name, class_names),
+            f'"{name}" is not a class of the data, whose classes are {quote_names(class_names)}.',
+            suggest_nearest_name(name, class_names),
         )
         for place, name in enumerate(names)
         if name not in class_names
@@ -25,7 +25,7 @@ def unknown_class_faults(where: str, names: Sequence[str], class_names: Sequence
 def repeated_name_faults(where: str, names: Sequence[str]) -> list[Fault]:
     """Find names that are given more than once."""
     repeated = sorted({name for name in names if names.count(name) > 1})
-    return [Fault(where, f"{quoted(repeated)} stands there more than once.")] if repeated else []
+    return [Fault(where, f"{quote_names(repeated)} stands there more than once.")] if repeated else []
 
 
 def _split_names(text: str) -> tuple[str, ...]:

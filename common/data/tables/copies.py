@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.splits import Names
-from common.system.plain_text import counted, list_first_and_count_rest
+from common.system.plain_text import count_with_noun, list_first_and_count_rest
 
 _LISTED = 5
 
@@ -40,13 +40,14 @@ def contradicting_copies(
     sentences = []
     if changed:
         sentences.append(
-            f"{counted(len(changed), 'image')} with the very bytes of an earlier one of the same patient, but other "
+            f"{count_with_noun(len(changed), 'image')} with the very bytes of an earlier one of the same patient, but "
+            "other "
             f"labels: {list_first_and_count_rest(changed, _LISTED)}. Write one line for each picture, with all that it "
             "shows."
         )
     if others:
         sentences.append(
-            f"{counted(len(others), 'image')} with the very bytes of an earlier one of another patient: "
+            f"{count_with_noun(len(others), 'image')} with the very bytes of an earlier one of another patient: "
             f"{list_first_and_count_rest(others, _LISTED)}. One may be in training, the other in test. One of the two "
             "patients is wrong, or one person has two names."
         )

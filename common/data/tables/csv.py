@@ -22,11 +22,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.decoded_size import LARGEST_MB, content_limit, size_problem
-from common.data.base.names import normalized, normalized_lines
+from common.data.base.names import normalize_multiline_text, normalize_name
 from common.data.base.splits import Names
-from common.errors import PICTURE, SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8_in, quoted, stop_on
+from common.errors import (
+    PICTURE,
+    SAVE_AS_UTF8,
+    BadInput,
+    Fault,
+    explain_not_utf8_line,
+    quote_names,
+    raise_faults,
+    suggest_nearest_name,
+)
 from common.system.files import missing_file
-from common.system.plain_text import counted
+from common.system.plain_text import count_with_noun
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _EXCELS_SEPARATOR = re.compile(r'"?sep=(.)"?[,;\t]*\r?\n?', re.IGNORECASE)
@@ -57,7 +66,7 @@ codecs.register_error(_FALLBACK, _decode_as_windows)
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """The cells of a column: each distinct one once, and its place for every row.
 
     Attributes:
@@ -70,11 +79,11 @@ class Column:
     places: NDArray[np.int32]
     lines: NDArray[np.int32]
 
-    def values(self) -> Names:
+    def cell_of_each_row(self) -> Names:
         """Return the cell of each row ``(rows,)``."""
         return np.array(self.cells, dtype=np.str_)[self.places]
 
-    def counts(self) -> NDArray[np.intp]:
+    def rows_per_cell(self) -> NDArray[np.intp]:
         """Return the number of rows of each distinct cell."""
         return np.bincount(self.places, minlength=len(self.cells))
 
@@ -82,22 +91,22 @@ class Column:
         """Return the lines whose cells are those at ``places``."""
         return self.lines[np.isin(self.places, list(places))]
 
-    def where(self, places: Sequence[int], limit: int = 5) -> str:
+    def describe_cell_lines(self, places: Sequence[int], limit: int = 5) -> str:
         """Name cells with their lines, for a fault: ``"yes" in line 7 (3 lines)``."""
-        return self.where_parts({self.cells[place]: (place,) for place in places}, limit)
+        return self.describe_part_lines({self.cells[place]: (place,) for place in places}, limit)
 
-    def where_parts(self, parts: Mapping[str, Collection[int]], limit: int = 5) -> str:
+    def describe_part_lines(self, parts: Mapping[str, Collection[int]], limit: int = 5) -> str:
         """Name parts of cells with the lines of the cells at the places of each."""
         texts = []
         for part, places in list(parts.items())[:limit]:
             lines = self.lines_of(places)
-            more = f" ({counted(len(lines), 'line')})" if len(lines) > 1 else ""
+            more = f" ({count_with_noun(len(lines), 'line')})" if len(lines) > 1 else ""
             name = part[:70].replace("\n", "\\n").replace("\t", "\\t")
             texts.append(f'"{name}" in line {lines[0]}{more}')
         return ", ".join(texts) + (f" and {len(parts) - limit:,} more" if len(parts) > limit else "")
 
 
-class Columns(Mapping[str, Names]):
+class TableColumns(Mapping[str, Names]):
     """The columns of a table by their names.
 
     Attributes:
@@ -105,11 +114,11 @@ class Columns(Mapping[str, Names]):
         unnamed: Number of columns that have cells and no name, and are left out.
     """
 
-    def __init__(self, columns: Mapping[str, Column], lines: NDArray[np.int32], unnamed: int = 0) -> None:
+    def __init__(self, columns: Mapping[str, TableColumn], lines: NDArray[np.int32], unnamed: int = 0) -> None:
         self._columns, self.lines, self.unnamed = columns, lines, unnamed
 
     def __getitem__(self, name: str) -> Names:
-        return self.column(name).values()
+        return self.column(name).cell_of_each_row()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
@@ -120,7 +129,7 @@ class Columns(Mapping[str, Names]):
     def __contains__(self, name: object) -> bool:
         return name in self._columns
 
-    def column(self, name: str, *, with_line_ends: bool = False) -> Column:
+    def column(self, name: str, *, with_line_ends: bool = False) -> TableColumn:
         """Return a column without repeating its cells.
 
         Args:
@@ -131,23 +140,23 @@ class Columns(Mapping[str, Names]):
             return column
         flat = dict[str, int]()
         places = [flat.setdefault(" ".join(cell.split()), len(flat)) for cell in column.cells]
-        return Column(list(flat), np.array(places, dtype=np.int32)[column.places], column.lines)
+        return TableColumn(list(flat), np.array(places, dtype=np.int32)[column.places], column.lines)
 
-    def rows(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> "Columns":
+    def select_rows(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> "TableColumns":
         """Return the table with the rows at ``index``; cells that no row has any more are gone."""
         lines, columns = self.lines[index], {}
         for name, column in self._columns.items():
             distinct, places = np.unique(column.places[index], return_inverse=True)
             cells = [column.cells[place] for place in distinct]
-            columns[name] = Column(cells, places.reshape(-1).astype(np.int32), lines)
-        return Columns(columns, lines, self.unnamed)
+            columns[name] = TableColumn(cells, places.reshape(-1).astype(np.int32), lines)
+        return TableColumns(columns, lines, self.unnamed)
 
 
-_in_use = WeakValueDictionary[tuple[object, ...], Columns]()
+_in_use = WeakValueDictionary[tuple[object, ...], TableColumns]()
 """Tables that somebody holds, by their files: ``flwr-sim init`` looks at a table and then checks it as a run does."""
 
 
-def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> Columns:
+def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> TableColumns:
     """Read a ``.csv`` or ``.csv.gz``; lines without any cell are left out.
 
     A table that was read and is still in use is not read again, unless its file has changed.
@@ -159,13 +168,13 @@ def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> Column
     Raises:
         BadInput: If the file is missing, empty, no text, ragged, or takes more memory than it may.
     """
-    stop_on(missing_file(where, path))
+    raise_faults(missing_file(where, path))
     try:
         try:
             file = path.stat()
             key = path.absolute(), file.st_size, file.st_mtime_ns, file.st_ctime_ns, largest_mb
             if (columns := _in_use.get(key)) is None:
-                columns = _in_use[key] = _read_blocks(path, where, content_limit(file.st_size, largest_mb))
+                columns = _in_use[key] = _read_table_in_blocks(path, where, content_limit(file.st_size, largest_mb))
             return columns
         except UnicodeDecodeError:
             problem = _not_text_problem(path)
@@ -179,7 +188,7 @@ def _open_table(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
-class _Lines:
+class _CountedLines:
     """The lines of a text, read in pieces and counted in letters.
 
     Raises:
@@ -204,7 +213,7 @@ class _Lines:
             yield rest
 
 
-def _read_blocks(path: Path, where: str, limit: int) -> Columns:
+def _read_table_in_blocks(path: Path, where: str, limit: int) -> TableColumns:
     """Read a table, some thousand lines at a time: rows as Python's objects take ten times what columns take.
 
     Raises:
@@ -220,7 +229,7 @@ def _read_blocks(path: Path, where: str, limit: int) -> Columns:
         is_utf_16 = content.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         content.seek(0)
         form = ("utf-16", "strict") if is_utf_16 else ("utf-8-sig", _FALLBACK)
-        lines = _Lines(io.TextIOWrapper(content, *form, newline=""))
+        lines = _CountedLines(io.TextIOWrapper(content, *form, newline=""))
         every, head, table, line = iter(lines), list[str](), None, 1
         try:
             for text in every:
@@ -228,7 +237,7 @@ def _read_blocks(path: Path, where: str, limit: int) -> Columns:
                 if lines.letters > len(head[0]) + _PIECE:
                     break
             mark = _EXCELS_SEPARATOR.fullmatch(head[0]) if head else None
-            separator = mark[1] if mark else _guess_separator(head)
+            separator = mark[1] if mark else _guess_cell_separator(head)
             after = head[1:] if mark else head
             rows = csv.reader(chain(after, every), delimiter=separator, skipinitialspace=True, strict=True)
             header = next(filter(any, rows), None)
@@ -248,7 +257,7 @@ def _read_blocks(path: Path, where: str, limit: int) -> Columns:
             problem = f"the row of {path.name} that begins in line {line} cannot be read: {error}."
             remedy = "A cell that begins with a quote ends with one, and quotes within it are written twice."
             raise BadInput([Fault(where, problem, remedy)]) from None
-    stop_on(_form_faults(path.name, where, separator, table))
+    raise_faults(_table_form_faults(path.name, where, separator, table))
     return table.columns()
 
 
@@ -258,7 +267,7 @@ def _count_lines(row: Sequence[str]) -> int:
     return 1 + (len(_LINE_END.findall(text)) if "\n" in text or "\r" in text else 0)
 
 
-def _guess_separator(head: Sequence[str]) -> str:
+def _guess_cell_separator(head: Sequence[str]) -> str:
     """Return the separator by which the first lines have the same number of cells, and the most of them."""
     scores = {}
     for separator in SEPARATORS:
@@ -272,7 +281,7 @@ def _guess_separator(head: Sequence[str]) -> str:
     return max(scores, key=lambda separator: scores[separator], default=",")
 
 
-class _Cells(dict[str, int]):
+class _DistinctCells(dict[str, int]):
     """The place of each distinct cell in ``distinct``; cells as they stand in the file lead to normalised ones.
 
     Line ends and tabs between the names of a cell are kept, because they may separate findings.
@@ -282,7 +291,7 @@ class _Cells(dict[str, int]):
         self.distinct, self.longest, self.size = list[str](), 1, _OF_A_COLUMN
 
     def __missing__(self, cell: str) -> int:
-        name = normalized_lines(cell) if "\n" in cell or "\r" in cell or "\t" in cell else normalized(cell)
+        name = normalize_multiline_text(cell) if "\n" in cell or "\r" in cell or "\t" in cell else normalize_name(cell)
         self.size += _OF_A_CELL + len(cell)
         if name == cell:
             place = len(self.distinct)
@@ -307,10 +316,10 @@ class _TableBuilder:
         self, header: Sequence[str], separator: str, first_line: int, check_size: Callable[[int], None]
     ) -> None:
         check_size(_OF_A_COLUMN * len(header))
-        self.header = [normalized(name) for name in header]
+        self.header = [normalize_name(name) for name in header]
         self.rows, self.count, self.ragged = list[list[str]](), 0, (0, 0)
         self._separator, self._line, self._check_size = separator, first_line, check_size
-        self._cells = [_Cells() for _ in header]
+        self._cells = [_DistinctCells() for _ in header]
         self._places: list[list[NDArray[np.int32]]] = [[] for _ in header]
         self._lines = list[NDArray[np.int32]]()
 
@@ -331,7 +340,9 @@ class _TableBuilder:
         begins = self._line + np.cumsum(counts, dtype=np.int32) - counts
         self._line += int(counts.sum())
         of_several_lines = np.flatnonzero(counts > 1).tolist()
-        suspicious = [(int(begins[row]), held) for row in of_several_lines if (held := self._held_cells(rows[row]))]
+        suspicious = [
+            (int(begins[row]), held) for row in of_several_lines if (held := self._cells_inside_quotes(rows[row]))
+        ]
         if not all(map(any, rows)):
             filled = [row for row, cells in enumerate(rows) if any(cells)]
             rows, begins = [rows[row] for row in filled], begins[filled]
@@ -352,7 +363,7 @@ class _TableBuilder:
                 self._line = line
                 raise csv.Error("a pair of quotes holds whole rows")
 
-    def _held_cells(self, row: Sequence[str]) -> list[tuple[int, str]]:
+    def _cells_inside_quotes(self, row: Sequence[str]) -> list[tuple[int, str]]:
         """Return the cells, with their columns, of the rows that a pair of quotes holds; empty where it holds none.
 
         That comes of a quote at the beginning of two cells that do not end with one. A text of several lines is of this
@@ -366,17 +377,17 @@ class _TableBuilder:
                 return [*enumerate(first, place), *(pair for cells in others for pair in enumerate(cells))]
         return []
 
-    def columns(self) -> Columns:
+    def columns(self) -> TableColumns:
         """Return the columns that have a name."""
         lines, columns, unnamed = np.concatenate(self._lines), {}, 0
         for name, cells, places in zip(self.header, self._cells, self._places, strict=True):
             if name:
-                columns[name] = Column(cells.distinct, np.concatenate(places), lines)
+                columns[name] = TableColumn(cells.distinct, np.concatenate(places), lines)
             else:
                 unnamed += any(cells.distinct)
             cells.clear()
             places.clear()
-        return Columns(columns, lines, unnamed)
+        return TableColumns(columns, lines, unnamed)
 
 
 def _not_text_problem(path: Path) -> str:
@@ -391,21 +402,21 @@ def _not_text_problem(path: Path) -> str:
                     continue
             except UnicodeDecodeError:
                 pass
-            return not_utf8_in(head, number)
-    return not_utf8_in(head, 1)
+            return explain_not_utf8_line(head, number)
+    return explain_not_utf8_line(head, 1)
 
 
-def _form_faults(name: str, where: str, separator: str, table: _TableBuilder) -> list[Fault]:
+def _table_form_faults(name: str, where: str, separator: str, table: _TableBuilder) -> list[Fault]:
     if repeated := sorted(column for column, count in Counter(table.header).items() if column and count > 1):
         remedy = "Rename or remove one; the first line must name the columns."
-        return [Fault(where, f"{name} has more than one column {quoted(repeated)}.", remedy)]
+        return [Fault(where, f"{name} has more than one column {quote_names(repeated)}.", remedy)]
     if not table.count:
         return [Fault(where, f"{name} has no rows below its header.")]
     count, first = table.ragged
     if not count:
         return []
-    width = counted(len(table.header), "cell")
-    ragged = f"{counted(count, 'line')} of {name} without the header's {width}, line {first} first"
+    width = count_with_noun(len(table.header), "cell")
+    ragged = f"{count_with_noun(count, 'line')} of {name} without the header's {width}, line {first} first"
     kind = SEPARATORS.get(separator, f'"{separator}"')
     return [Fault(where, f"{ragged}; its cells are separated by {kind}.", f"Quote cells that contain {kind}.")]
 
@@ -416,10 +427,10 @@ def column_faults(table: str, columns: Iterable[str], required: Mapping[str, str
     return [
         Fault(
             where,
-            f'"{column}" is not a column of {table}, whose columns are {quoted(names)}.',
-            did_you_mean(column, names),
+            f'"{column}" is not a column of {table}, whose columns are {quote_names(names)}.',
+            suggest_nearest_name(column, names),
             cause="column",
         )
         for where, column in required.items()
-        if column is not None and normalized(column) not in names
+        if column is not None and normalize_name(column) not in names
     ]

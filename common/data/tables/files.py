@@ -15,10 +15,10 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.names import normalized
+from common.data.base.names import normalize_name
 from common.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
 from common.errors import Fault
-from common.system.plain_text import counted, list_first_and_count_rest
+from common.system.plain_text import count_with_noun, list_first_and_count_rest
 
 _NO_SUCH_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
 
@@ -52,12 +52,12 @@ class PictureFiles(Sequence[Path]):
     def __getitem__(self, row: int | slice) -> "Path | PictureFiles":
         return PictureFiles(self.folder, self.names[row]) if isinstance(row, slice) else self.folder / self.names[row]
 
-    def rows(self, index: NDArray[np.intp]) -> "PictureFiles":
+    def select_files(self, index: NDArray[np.intp]) -> "PictureFiles":
         """Return the files at ``index``, in that order."""
         return PictureFiles(self.folder, self.names[index])
 
 
-class FolderListings:
+class PictureFileFinder:
     """Finds files by the names of a table; every folder on the way is listed once.
 
     Attributes:
@@ -118,9 +118,9 @@ class FolderListings:
         entries = (self._folders if folders else self._files)[place]
         if name in entries:
             return name
-        normal = normalized(name)
+        normal = normalize_name(name)
         folded = normal.casefold()
-        wanted = ((normalized, normal), (fold_case, folded), (fold_ending, folded))
+        wanted = ((normalize_name, normal), (fold_case, folded), (strip_picture_ending, folded))
         for fold, alias in wanted[:2] if folders else wanted:
             key = (place, fold)
             if key not in self._alike:
@@ -160,7 +160,7 @@ class FolderListings:
             below = os.path.relpath(parent, folder)
             yield from ((below, name) for name in names)
 
-    def faults(self, where: str = "data.images") -> list[Fault]:
+    def unlistable_folder_faults(self, where: str = "data.images") -> list[Fault]:
         """Return a fault if a folder cannot be listed, so that nobody knows which files it has."""
         if not self.failures:
             return []
@@ -168,17 +168,17 @@ class FolderListings:
         for folder, reason in self.failures.items():
             reasons[reason].append(f'"{folder}"')
         which = "; ".join(f"{list_first_and_count_rest(names, 5)} ({reason})" for reason, names in reasons.items())
-        problem = f"{counted(len(self.failures), 'folder')} cannot be listed: {which}."
+        problem = f"{count_with_noun(len(self.failures), 'folder')} cannot be listed: {which}."
         remedy = "Give the account that runs this program the right to read and enter them."
         return [Fault(where, problem, remedy)]
 
 
 def fold_case(name: str) -> str:
     """Return a name that is the same in any case."""
-    return normalized(name).casefold()
+    return normalize_name(name).casefold()
 
 
-def fold_ending(name: str) -> str:
+def strip_picture_ending(name: str) -> str:
     """Return the name of a file without an ending of pictures; another file's as a text that no name is."""
     folded = fold_case(name)
     suffix = max(

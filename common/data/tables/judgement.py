@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.names import is_blank
-from common.data.tables.cells import names_nothing, read_label
-from common.data.tables.csv import Column
+from common.data.tables.cells import interpret_label_cell, is_placeholder_text
+from common.data.tables.csv import TableColumn
 
 Kind = Literal["labels", "almost labels", "words", "numbers", "other"]
 
@@ -74,9 +74,9 @@ class Judgement:
         return self.kind in ("almost labels", "words", "numbers")
 
 
-def judge_column(column: Column) -> Judgement:
+def judge_column(column: TableColumn) -> Judgement:
     """Return what the cells of a column seem to be."""
-    meanings, counts = [read_label(cell) for cell in column.cells], column.counts()
+    meanings, counts = [interpret_label_cell(cell) for cell in column.cells], column.rows_per_cell()
     foreign = [place for place, meaning in enumerate(meanings) if meaning is None]
     positive = np.array([meaning == "present" for meaning in meanings])[column.places]
     others = int(counts[foreign].sum())
@@ -84,7 +84,7 @@ def judge_column(column: Column) -> Judgement:
     labels = len(column.places) - others - blank
     kind: Kind = "other"
     cells = [column.cells[place].casefold() for place in foreign[:_LOOKED_AT]]
-    spoken = [cell in _YES_AND_NO or names_nothing(cell) for cell in cells]
+    spoken = [cell in _YES_AND_NO or is_placeholder_text(cell) for cell in cells]
     meant = [
         word or cell in _NOT_LOOKED or bool(_PART_OF_ONE.fullmatch(cell))
         for word, cell in zip(spoken, cells, strict=True)
@@ -95,7 +95,7 @@ def judge_column(column: Column) -> Judgement:
         kind = "almost labels"
     elif all(meant) and not _YES_AND_NO.isdisjoint(cells):
         kind = "words"
-    elif all(_NUMBER.fullmatch(cell) or names_nothing(cell) for cell in cells) and (labels or all(meant)):
+    elif all(_NUMBER.fullmatch(cell) or is_placeholder_text(cell) for cell in cells) and (labels or all(meant)):
         kind = "numbers"
     return Judgement(kind, foreign, positive)
 
@@ -106,7 +106,7 @@ def names_no_finding(name: str) -> bool:
     return bool(words) and _NO_FINDINGS.issuperset(words)
 
 
-def is_plausible_finding(column: Column) -> bool:
+def is_plausible_finding(column: TableColumn) -> bool:
     """Return True if cells may be names of findings: no number, no word for yes, no or sex, no view."""
     cells = [cell.casefold() for cell in column.cells if not is_blank(cell)]
     return bool(cells) and not all(cell in _ABOUT_PERSON for cell in cells) and not all(map(_NUMBER.fullmatch, cells))

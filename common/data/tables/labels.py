@@ -22,62 +22,62 @@ from common.data.base.image_set import (
     describe_blank,
     is_placeholder,
     patients_known,
-    unknown_patients,
+    placeholder_patients,
 )
-from common.data.base.names import find_similar, is_blank, is_nameless, is_nobody, names_of_array
+from common.data.base.names import array_to_names, find_similar, is_blank, is_nameless, is_nobody
 from common.data.base.spec import FolderSpec, LabelColumnsSpec, PictureSpec, PictureTableSpec
 from common.data.base.splits import (
     Names,
     has_positive_label,
-    hold_out,
-    parts_of_images,
+    hold_out_patients,
+    part_of_each_image,
     patient_split,
     shared_patient_faults,
 )
 from common.data.images.reading import ImageForm, check_skip_budget
-from common.data.images.store import FileIdentity, ImageStore, decode_pictures
-from common.data.tables.cells import FindingRules, finding_matrix, label_matrix, parse_parts
+from common.data.images.store import DecodedImageStore, FileIdentity, decode_pictures
+from common.data.tables.cells import FindingRules, parse_finding_column, parse_label_columns, parse_split_column
 from common.data.tables.copies import contradicting_copies, equal_groups
-from common.data.tables.csv import Column, Columns, column_faults, read_columns
-from common.data.tables.files import FolderListings, PictureFiles
-from common.errors import BadInput, Fault, quoted, stop_on
+from common.data.tables.csv import TableColumn, TableColumns, column_faults, read_columns
+from common.data.tables.files import PictureFileFinder, PictureFiles
+from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.files import is_file, missing_folder
-from common.system.plain_text import counted, list_first_and_count_rest
+from common.system.plain_text import count_with_noun, list_first_and_count_rest
 
 
 class PictureReader(Protocol):
-    """The place that pictures come from; ``read`` is called inside :meth:`opened`, by several threads."""
+    """The place that pictures come from; ``read`` is called inside :meth:`keep_connection_open`, by several threads."""
 
-    def opened(self) -> AbstractContextManager[object]:
+    def keep_connection_open(self) -> AbstractContextManager[object]:
         """Return the connection that is open while pictures are read."""
 
     def read(self, file: Path) -> bytes | Path:
         """Return a picture, or the file in which it is."""
 
-    def identify(self, file: Path) -> FileIdentity | None:
+    def identify_content(self, file: Path) -> FileIdentity | None:
         """Return by what a picture's content is recognised without reading it; None where only reading tells."""
 
     def faults(self) -> list[Fault]:
         """Return why no picture could be read any more, after reading; empty where all is well."""
 
 
-class DiskReader:
+class DiskPictureReader:
     """Gives pictures that are files of this machine."""
 
-    def opened(self) -> AbstractContextManager[object]:
+    def keep_connection_open(self) -> AbstractContextManager[object]:
         return nullcontext()
 
     def read(self, file: Path) -> bytes | Path:
         return file
 
-    def identify(self, file: Path) -> FileIdentity | None:
+    def identify_content(self, file: Path) -> FileIdentity | None:
         return FileIdentity.of(file)
 
     def faults(self) -> list[Fault]:
         return []
 
 
-FROM_DISK = DiskReader()
+FROM_DISK = DiskPictureReader()
 _MOST_OTHERS = 20
 _FEW_ROWS = 20
 """A table of as few rows may have a patient with most of them."""
@@ -121,7 +121,8 @@ class LabelTable:
             )
         if 0 < (nameless := int(is_placeholder(self.patients).sum())) < len(self.patients):
             notes.append(
-                f"{counted(nameless, 'image')} without a PatientID: each study of these counts as a patient of its "
+                f"{count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as a patient of "
+                "its "
                 "own, and may be of one who stands on the other side of the split."
             )
         for name, count in Counter(self.patients.tolist()).most_common(1):
@@ -130,11 +131,11 @@ class LabelTable:
                 notes.append(f'"{name}" is the patient of {share}. Is it the name of a patient?')
         return tuple(notes)
 
-    def rows(self, index: NDArray[np.intp]) -> "LabelTable":
+    def select_rows(self, index: NDArray[np.intp]) -> "LabelTable":
         """Return the rows at ``index``, in that order."""
         return replace(
             self,
-            files=self.files.rows(index),
+            files=self.files.select_files(index),
             labels=self.labels[index],
             patients=self.patients[index],
             sources=self.sources[index],
@@ -145,7 +146,7 @@ class LabelTable:
 def split_table(table: LabelTable, seed: int) -> LabelTable:
     """Give every patient a part by the 70/10/20 procedure, over all rows of the table, with a file or without."""
     split = patient_split(table.patients, has_positive_label(table.labels), seed)
-    return replace(table, parts=parts_of_images(table.patients, split))
+    return replace(table, parts=part_of_each_image(table.patients, split))
 
 
 def hold_out_validation(table: LabelTable, fraction: float, seed: int) -> LabelTable:
@@ -153,13 +154,13 @@ def hold_out_validation(table: LabelTable, fraction: float, seed: int) -> LabelT
     if "validation" in table.parts:
         return table
     train = np.flatnonzero(table.parts == "train")
-    held_out = hold_out(table.patients[train], has_positive_label(table.labels[train]), fraction, seed)
+    held_out = hold_out_patients(table.patients[train], has_positive_label(table.labels[train]), fraction, seed)
     parts = table.parts.astype("<U10")
     parts[train[held_out]] = "validation"
     return replace(table, parts=parts)
 
 
-def part_faults(where: str, table: LabelTable) -> list[Fault]:
+def patient_overlap_faults(where: str, table: LabelTable) -> list[Fault]:
     """Find patients that stand in two parts."""
     return shared_patient_faults(where, {part: table.patients[table.parts == part] for part in PARTS})
 
@@ -171,13 +172,13 @@ def find_files(files: PictureFiles, spec: PictureSpec) -> tuple[PictureFiles, ND
         The files; ``(n,)`` True for each that is there; faults if one is missing and ``spec.missing_files`` is "fault",
         if none is there at all, or if a folder cannot be listed.
     """
-    listings, folder = FolderListings(), str(files.folder)
+    listings, folder = PictureFileFinder(), str(files.folder)
     names = listings.find_all(folder, files.names.tolist())
     is_present = np.array([name is not None for name in names], dtype=np.bool_)
-    absent, faults = np.flatnonzero(~is_present & (files.names != "")), listings.faults()
+    absent, faults = np.flatnonzero(~is_present & (files.names != "")), listings.unlistable_folder_faults()
     if len(absent) and not faults and (spec.missing_files == "fault" or not is_present.any()):
         problem = f"{len(absent)} of {len(names)} images named in {spec.labels} are not in {spec.images}: "
-        problem += f"{quoted((files.names[row] for row in absent), 5)}."
+        problem += f"{quote_names((files.names[row] for row in absent), 5)}."
         remedy = 'Add them, or set missing_files = "ignore" to leave them out.'
         faults.append(Fault("data.images", problem, remedy))
     on_disk = [own if name is None else name for own, name in zip(files.names, names, strict=True)]
@@ -191,12 +192,12 @@ def drop_missing_files(table: LabelTable, spec: PictureSpec) -> LabelTable:
         BadInput: With the faults of :func:`find_files`.
     """
     files, is_present, faults = find_files(table.files, spec)
-    stop_on(faults)
+    raise_faults(faults)
     present = np.flatnonzero(is_present)
-    return replace(replace(table, files=files).rows(present), missing=len(files) - len(present))
+    return replace(replace(table, files=files).select_rows(present), missing=len(files) - len(present))
 
 
-def decode_table(table: LabelTable, spec: PictureTableSpec, store: ImageStore) -> Splits:
+def decode_table(table: LabelTable, spec: PictureTableSpec, store: DecodedImageStore) -> Splits:
     """Decode the pictures of a table into one store, which its three parts share.
 
     Raises:
@@ -210,12 +211,12 @@ def decode_table(table: LabelTable, spec: PictureTableSpec, store: ImageStore) -
         lambda row: reader.read(files[row]),
         form,
         store,
-        reader.opened(),
-        lambda row: reader.identify(files[row]),
+        reader.keep_connection_open(),
+        lambda row: reader.identify_content(files[row]),
     )
-    stop_on(table.reader.faults())
+    raise_faults(table.reader.faults())
     check_skip_budget("data.images", decoded.skipped, len(files), spec.skip_budget)
-    readable = table.rows(decoded.rows)
+    readable = table.select_rows(decoded.rows)
     groups = equal_groups(enumerate(decoded.places.tolist()))
     copies = contradicting_copies(groups, readable.files.names.tolist(), readable.labels, readable.patients)
     unreadable = table.parts[np.setdiff1d(np.arange(len(files)), decoded.rows)]
@@ -232,17 +233,17 @@ def decode_table(table: LabelTable, spec: PictureTableSpec, store: ImageStore) -
     parts = []
     for part in PARTS:
         skipped = tuple(skip for skip, of in zip(decoded.skipped, unreadable, strict=True) if of == part)
-        parts.append(replace(images.rows(np.flatnonzero(readable.parts == part)), skipped=skipped))
+        parts.append(replace(images.select_rows(np.flatnonzero(readable.parts == part)), skipped=skipped))
     return Splits(*parts)
 
 
-def read_table_and_folder(spec: PictureSpec, base: Path) -> tuple[Columns, Path, list[Fault]]:
+def read_table_and_folder(spec: PictureSpec, base: Path) -> tuple[TableColumns, Path, list[Fault]]:
     """Read the table, and return with it the folder of pictures and its faults, for the caller to report with its own.
 
     Raises:
         BadInput: If the table cannot be read, with the faults of the folder as well.
     """
-    listings, table = FolderListings(), base / spec.labels
+    listings, table = PictureFileFinder(), base / spec.labels
     folder = listings.find_folder(base, spec.images)
     faults = missing_folder("data.images", folder)
     if not is_file(table) and (name := listings.find(str(base), spec.labels)) is not None:
@@ -264,7 +265,7 @@ def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
     """
     columns, folder, faults = read_table_and_folder(spec, base)
     required = {"data.image_column": spec.image_column, **required_columns(spec)}
-    stop_on(faults + column_faults(Path(spec.labels).name, columns, required))
+    raise_faults(faults + column_faults(Path(spec.labels).name, columns, required))
     names = columns.column(spec.image_column)
     faults = blank_faults(names, "data.image_column", "image")
     files = PictureFiles.of(folder, [names.cells[place] for place in names.places])
@@ -282,11 +283,11 @@ def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
     )
     identities = _identify_files(files, is_present)
     distinct, repeated = _drop_repeated_rows(table, columns.lines, identities)
-    stop_on(faults + repeated + missing)
-    table = assign_parts(replace(table.rows(distinct), repeated=len(files) - len(distinct)), spec)
-    stop_on(part_faults("data.split_column", table))
+    raise_faults(faults + repeated + missing)
+    table = assign_parts(replace(table.select_rows(distinct), repeated=len(files) - len(distinct)), spec)
+    raise_faults(patient_overlap_faults("data.split_column", table))
     present = np.flatnonzero(is_present[distinct])
-    return replace(table.rows(present), missing=len(distinct) - len(present))
+    return replace(table.select_rows(present), missing=len(distinct) - len(present))
 
 
 def _identify_files(files: PictureFiles, is_present: NDArray[np.bool_]) -> list[tuple[int, int, int] | None]:
@@ -327,7 +328,7 @@ def _drop_repeated_rows(
     ]
     faults = []
     if contradictions:
-        problem = f"{counted(len(contradictions), 'line')} about a picture of an earlier line: "
+        problem = f"{count_with_noun(len(contradictions), 'line')} about a picture of an earlier line: "
         problem += f"{list_first_and_count_rest(contradictions, 5)}."
         faults.append(Fault("data.image_column", problem, "Give each image one line, or lines that say the same."))
     return np.setdiff1d(np.arange(len(paths)), list(others)), faults
@@ -335,12 +336,12 @@ def _drop_repeated_rows(
 
 def _read_dicom_patients(files: Sequence[Path], spec: LabelColumnsSpec, faults: list[Fault]) -> Names:
     """Return the patients that DICOM files name; where they name none, each image is a patient of its own."""
-    from common.data.images.headers import dicom_patients, read_dicom_heads  # takes a second
+    from common.data.images.headers import patients_of_dicom_files, read_dicom_heads  # takes a second
 
-    patients = dicom_patients(read_dicom_heads(files))
+    patients = patients_of_dicom_files(read_dicom_heads(files))
     if patients is None:
-        return unknown_patients(len(files))
-    return join_similar_patients(names_of_array(np.array(patients, dtype=np.str_)), spec, "data.images", faults)
+        return placeholder_patients(len(files))
+    return join_similar_patients(array_to_names(np.array(patients, dtype=np.str_)), spec, "data.images", faults)
 
 
 def required_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
@@ -354,7 +355,7 @@ def required_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
     }
 
 
-def blank_faults(column: Column, key: str, what: str) -> list[Fault]:
+def blank_faults(column: TableColumn, key: str, what: str) -> list[Fault]:
     """Find rows without a letter or digit in a column that names the image, the study or the patient of each.
 
     Args:
@@ -369,7 +370,9 @@ def blank_faults(column: Column, key: str, what: str) -> list[Fault]:
     lines = column.lines_of(blank)
     article = "an" if what == "image" else "a"
     remedy = "Fill them, or leave patient_column out." if what == "patient" else "Fill them, or remove them."
-    return [Fault(key, f"{counted(len(lines), 'line')} without {article} {what}, line {lines[0]} first.", remedy)]
+    return [
+        Fault(key, f"{count_with_noun(len(lines), 'line')} without {article} {what}, line {lines[0]} first.", remedy)
+    ]
 
 
 @dataclass(frozen=True)
@@ -391,26 +394,28 @@ class TableCells:
     parts: Names | None
 
 
-def parse_cells(spec: LabelColumnsSpec, columns: Columns, faults: list[Fault]) -> TableCells:
+def parse_cells(spec: LabelColumnsSpec, columns: TableColumns, faults: list[Fault]) -> TableCells:
     """Read the cells of a hospital's own table.
 
     Args:
         faults: Faults of cells are added to these; the values of such cells mean nothing.
     """
     count = len(columns.lines)
-    labels = np.full((count, len(spec.own_names)), np.nan, dtype=np.float32)
+    labels = np.full((count, len(spec.names_in_table)), np.nan, dtype=np.float32)
     other_findings: Mapping[str, int] = {}
     try:
         if spec.finding_column is None:
-            labels = label_matrix(
+            labels = parse_label_columns(
                 columns, spec.label_columns, uncertain=spec.uncertain, blank=spec.blank, where="data.label_columns"
             )
         else:
             keys = {"column": "data.finding_column", "others": "data.other_findings"}
             keys |= {key: f"data.{key}" for key in ("classes", "separator", "no_finding")}
-            rules = FindingRules(spec.own_names, spec.separator, spec.no_finding, spec.other_findings, spec.blank, keys)
+            rules = FindingRules(
+                spec.names_in_table, spec.separator, spec.no_finding, spec.other_findings, spec.blank, keys
+            )
             column = columns.column(spec.finding_column, with_line_ends=True)
-            labels, other_findings = finding_matrix(column, spec.finding_column, rules)
+            labels, other_findings = parse_finding_column(column, spec.finding_column, rules)
     except BadInput as bad:
         faults += bad.faults
     patients = parts = None
@@ -418,10 +423,10 @@ def parse_cells(spec: LabelColumnsSpec, columns: Columns, faults: list[Fault]) -
     if spec.patient_column is not None:
         column = columns.column(spec.patient_column)
         faults += blank_faults(column, "data.patient_column", "patient")
-        patients = join_similar_patients(column.values(), spec, "data.patient_column", faults, column)
+        patients = join_similar_patients(column.cell_of_each_row(), spec, "data.patient_column", faults, column)
     if spec.source_column is not None:
         column = columns.column(spec.source_column)
-        site_names = ["" if is_blank(cell) else plain_site_name(cell) for cell in column.cells]
+        site_names = ["" if is_blank(cell) else make_site_name(cell) for cell in column.cells]
         sources = np.array(site_names, dtype=np.str_)[column.places]
         similar = find_similar(column.cells)
         first = dict(zip(reversed(site_names), reversed(column.cells), strict=True))
@@ -433,32 +438,32 @@ def parse_cells(spec: LabelColumnsSpec, columns: Columns, faults: list[Fault]) -
             faults.append(Fault("data.source_column", f"names that may be one hospital's: {pairs}.", remedy))
     if spec.split_column is not None:
         try:
-            parts = parse_parts(columns.column(spec.split_column), spec.split_column, "data.split_column")
+            parts = parse_split_column(columns.column(spec.split_column), spec.split_column, "data.split_column")
         except BadInput as bad:
             faults += bad.faults
-    return TableCells(_join_synonyms(labels, spec, columns, faults), other_findings, patients, sources, parts)
+    return TableCells(_merge_synonym_labels(labels, spec, columns, faults), other_findings, patients, sources, parts)
 
 
-def _join_synonyms(
-    labels: NDArray[np.float32], spec: LabelColumnsSpec, columns: Columns, faults: list[Fault]
+def _merge_synonym_labels(
+    labels: NDArray[np.float32], spec: LabelColumnsSpec, columns: TableColumns, faults: list[Fault]
 ) -> NDArray[np.float32]:
     """Turn labels by the table's own names into labels by class, and find rows whose names of one class disagree."""
     if not spec.synonyms:
         return labels
     joined = np.empty((len(labels), len(spec.class_names)), dtype=np.float32)
     for place, name in enumerate(spec.class_names):
-        own_names = [own for own in spec.own_names if spec.synonyms.get(own, own) == name]
-        of_class = labels[:, [spec.own_names.index(own) for own in own_names]]  # (n, own names)
+        own_names = [own for own in spec.names_in_table if spec.synonyms.get(own, own) == name]
+        of_class = labels[:, [spec.names_in_table.index(own) for own in own_names]]  # (n, own names)
         joined[:, place] = np.fmax.reduce(of_class, axis=1)
         differ = joined[:, place] != np.fmin.reduce(of_class, axis=1)
         if spec.label_columns and (rows := np.flatnonzero(differ & ~np.isnan(joined[:, place]))).size:
-            lines = f"{counted(len(rows), 'line')}, line {columns.lines[rows[0]]} first"
-            problem = f'{quoted(own_names)} both mean "{name}" and say different things in {lines}.'
+            lines = f"{count_with_noun(len(rows), 'line')}, line {columns.lines[rows[0]]} first"
+            problem = f'{quote_names(own_names)} both mean "{name}" and say different things in {lines}.'
             faults.append(Fault("data.synonyms", problem, "Correct these lines, or take the synonym out."))
     return joined
 
 
-def plain_site_name(name: str) -> str:
+def make_site_name(name: str) -> str:
     """Return a hospital's name as a name of a site, in which a sign that names no folder is ``_``."""
     return re.sub(r"[^\w .()-]|^\W", "_", name)[:100]
 
@@ -469,7 +474,7 @@ _LONG_NUMBER, _CUT_NUMBER = re.compile(r"\d{16,}"), re.compile(r"\d{15}0+")
 
 
 def join_similar_patients(
-    patients: Names, spec: LabelColumnsSpec, where: str, faults: list[Fault], column: Column | None = None
+    patients: Names, spec: LabelColumnsSpec, where: str, faults: list[Fault], column: TableColumn | None = None
 ) -> Names:
     """Give patients with similar names one name where ``spec`` says so; else add a fault that names the pairs.
 
@@ -483,14 +488,14 @@ def join_similar_patients(
     shortened = [place for place, name in enumerate(names) if _SHORTENED_NUMBER.fullmatch(name)]
     if column and not shortened:
         cut, whole = ([i for i, name in enumerate(names) if of.fullmatch(name)] for of in (_CUT_NUMBER, _LONG_NUMBER))
-        counts = column.counts()
+        counts = column.rows_per_cell()
         shortened = cut if counts[cut].sum() > max(1, counts[whole].sum() / 3) else []
     if column and shortened:
-        problem = f"a spreadsheet has shortened the number of a patient: {column.where(shortened)}."
+        problem = f"a spreadsheet has shortened the number of a patient: {column.describe_cell_lines(shortened)}."
         faults.append(Fault(where, problem, "Export the table again with this column as text."))
     similar = find_similar(names)
     if similar and spec.similar_patients == "fault":
-        problem = f"{counted(len(similar), 'pair')} of patients may be one: {_name_pairs(similar, column)}."
+        problem = f"{count_with_noun(len(similar), 'pair')} of patients may be one: {_name_pairs(similar, column)}."
         remedy = 'Write each patient in one way. Or set similar_patients = "join": each pair counts as one patient and '
         remedy += "stays on one side of the split, which is right for the split also if they are two."
         faults.append(Fault(where, problem, remedy, cause="patients"))
@@ -501,7 +506,7 @@ def join_similar_patients(
     return np.array([joined.get(name, name) for name in distinct.tolist()], dtype=np.str_)[inverse.reshape(-1)]
 
 
-def _name_pairs(similar: Mapping[str, str], column: Column | None = None) -> str:
+def _name_pairs(similar: Mapping[str, str], column: TableColumn | None = None) -> str:
     """Name each pair of similar names, with their lines where they come from a table; empty if there is none."""
 
     def place(name: str) -> str:

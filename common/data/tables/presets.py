@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 
 from common.data.base.spec import ChexpertSpec, MimicSpec, NihSpec, PictureSpec
 from common.data.base.splits import Names, patient_name_faults
-from common.data.tables.cells import FindingRules, finding_matrix, label_matrix
+from common.data.tables.cells import FindingRules, parse_finding_column, parse_label_columns
 from common.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
-from common.data.tables.csv import Columns
-from common.data.tables.files import FolderListings, PictureFiles
+from common.data.tables.csv import TableColumns
+from common.data.tables.files import PictureFileFinder, PictureFiles
 from common.data.tables.labels import (
     LabelTable,
     drop_missing_files,
     hold_out_validation,
-    part_faults,
+    patient_overlap_faults,
     read_table_and_folder,
     split_table,
 )
-from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
-from common.system.plain_text import counted, list_first_and_count_rest
+from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
+from common.system.plain_text import count_with_noun, list_first_and_count_rest
 
 _NIH_OWN_NAME = {"Pleural Effusion": "Effusion", "Pleural Thickening": "Pleural_Thickening"}
 
@@ -42,7 +42,7 @@ def open_nih(spec: NihSpec, base: Path) -> LabelTable:
     own_names = [_NIH_OWN_NAME.get(name, name) for name in NIH_CLASSES]
     names = columns["Image Index"]
     paths = _find_paths(folder, frozenset(names.tolist()))
-    labels, _ = finding_matrix(columns.column("Finding Labels"), "Finding Labels", FindingRules(own_names))
+    labels, _ = parse_finding_column(columns.column("Finding Labels"), "Finding Labels", FindingRules(own_names))
     table = _make_table(
         files=PictureFiles.of(folder, [paths.get(name, name) for name in names.tolist()]),
         labels=labels,
@@ -51,7 +51,9 @@ def open_nih(spec: NihSpec, base: Path) -> LabelTable:
     )
     table = _assign_nih_parts(spec, base, table, names)
     views = columns["View Position"]
-    return drop_missing_files(table if spec.view is None else table.rows(np.flatnonzero(views == spec.view)), spec)
+    return drop_missing_files(
+        table if spec.view is None else table.select_rows(np.flatnonzero(views == spec.view)), spec
+    )
 
 
 def _find_paths(folder: Path, names: Collection[str]) -> dict[str, str]:
@@ -60,18 +62,18 @@ def _find_paths(folder: Path, names: Collection[str]) -> dict[str, str]:
     Raises:
         BadInput: If a folder cannot be listed, or different files have one name.
     """
-    listings, paths, repeated = FolderListings(), dict[str, str](), list[str]()
+    listings, paths, repeated = PictureFileFinder(), dict[str, str](), list[str]()
     for below, name in listings.walk(folder):
         if name in names:
             first = paths.setdefault(name, path := f"{below}/{name}")
             if first != path and (folder / first).resolve() != (folder / path).resolve():
                 repeated.append(f'"{first}" and "{path}"')
-    faults = listings.faults()
+    faults = listings.unlistable_folder_faults()
     if repeated:
-        problem = f"{counted(len(repeated), 'file')} with the name of another one: "
+        problem = f"{count_with_noun(len(repeated), 'file')} with the name of another one: "
         problem += f"{list_first_and_count_rest(repeated, 5)}."
         faults.append(Fault("data.images", problem, "Remove one of each two, or name the folder that holds only one."))
-    stop_on(faults)
+    raise_faults(faults)
     return paths
 
 
@@ -79,14 +81,16 @@ def _assign_nih_parts(spec: NihSpec, base: Path, table: LabelTable, names: Names
     if spec.train_val_list is None or spec.test_list is None:
         return split_table(table, spec.split_seed)
     lists = {"data.train_val_list": base / spec.train_val_list, "data.test_list": base / spec.test_list}
-    stop_on([Fault(where, f"there is no file {path}.") for where, path in lists.items() if not path.is_file()])
+    raise_faults([Fault(where, f"there is no file {path}.") for where, path in lists.items() if not path.is_file()])
     train, test = (np.isin(names, path.read_text(encoding="utf-8").split()) for path in lists.values())
     neither = names[~train & ~test]
     if len(neither):
-        problem = f"{counted(len(neither), 'image')} of {spec.labels} in neither list: {quoted(neither, 5)}."
+        problem = (
+            f"{count_with_noun(len(neither), 'image')} of {spec.labels} in neither list: {quote_names(neither, 5)}."
+        )
         raise BadInput([Fault("data.train_val_list", problem, "Give the lists that belong to the table.")])
     parted = replace(table, parts=np.where(test, "test", "train"))
-    stop_on(part_faults("data.test_list", parted))
+    raise_faults(patient_overlap_faults("data.test_list", parted))
     return hold_out_validation(parted, spec.validation_fraction, spec.split_seed)
 
 
@@ -102,7 +106,9 @@ def open_chexpert(spec: ChexpertSpec, base: Path) -> LabelTable:
     )
     table = _make_table(
         files=PictureFiles.of(folder, _chexpert_paths(folder, columns["Path"].tolist())),
-        labels=label_matrix(columns, CHEXPERT_CLASSES, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"),
+        labels=parse_label_columns(
+            columns, CHEXPERT_CLASSES, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"
+        ),
         class_names=CHEXPERT_CLASSES,
         patients=_chexpert_patients(columns["Path"]),
     )
@@ -125,7 +131,7 @@ def _chexpert_patients(paths: Names) -> Names:
     folders = [next((part for part in path.split("/") if part.startswith("patient")), "") for path in paths]
     nameless = [path for path, folder in zip(paths, folders, strict=True) if not folder[len("patient") :].isdecimal()]
     if nameless:
-        problem = f'{len(nameless)} paths have no part such as "patient00042": {quoted(nameless, 5)}.'
+        problem = f'{len(nameless)} paths have no part such as "patient00042": {quote_names(nameless, 5)}.'
         raise BadInput([Fault("data.labels", problem)])
     return np.array([str(int(folder[len("patient") :])) for folder in folders])
 
@@ -140,7 +146,7 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
     required = ("dicom_id", "subject_id", "study_id", "ViewPosition", *classes)
     columns, folder = _read_checked_columns(spec, base, required)
     frontal = np.isin(columns["ViewPosition"], spec.views)
-    columns = _select_rows(columns, frontal, f"have one of the views {quoted(spec.views)}")
+    columns = _select_rows(columns, frontal, f"have one of the views {quote_names(spec.views)}")
     if "fpath" in columns:
         paths = [path if path.startswith("files/") else f"files/{path}" for path in columns["fpath"]]
     else:
@@ -148,7 +154,7 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
         paths = [f"files/p{subject[:2]}/p{subject}/s{study}/{dicom}.jpg" for subject, study, dicom in triples]
     table = _make_table(
         files=PictureFiles.of(folder, paths),
-        labels=label_matrix(columns, classes, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"),
+        labels=parse_label_columns(columns, classes, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"),
         class_names=classes,
         patients=columns["subject_id"],
     )
@@ -156,28 +162,28 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
     return drop_missing_files(parted, spec)
 
 
-def _read_checked_columns(spec: PictureSpec, base: Path, required: tuple[str, ...]) -> tuple[Columns, Path]:
+def _read_checked_columns(spec: PictureSpec, base: Path, required: tuple[str, ...]) -> tuple[TableColumns, Path]:
     """Read the table and find the folder, and report the faults of the folder and of the columns together."""
     columns, folder, faults = read_table_and_folder(spec, base)
     table = Path(spec.labels).name
     faults += [
         Fault(
             "data.labels",
-            f'{table} has no column "{name}"; its columns are {quoted(columns)}.',
-            did_you_mean(name, columns),
+            f'{table} has no column "{name}"; its columns are {quote_names(columns)}.',
+            suggest_nearest_name(name, columns),
         )
         for name in required
         if name not in columns
     ]
-    stop_on(faults)
+    raise_faults(faults)
     return columns, folder
 
 
-def _select_rows(columns: Columns, index: NDArray[np.bool_], what: str) -> Columns:
+def _select_rows(columns: TableColumns, index: NDArray[np.bool_], what: str) -> TableColumns:
     """Return the rows at ``index``; if there are none, ``what`` ends the sentence of the fault."""
     if not index.any():
         raise BadInput([Fault("data.labels", f"none of the {len(index)} rows {what}.")])
-    return columns.rows(index)
+    return columns.select_rows(index)
 
 
 def _make_table(
@@ -189,5 +195,5 @@ def _make_table(
         BadInput: If two names of patients are so alike that they may be one patient's.
     """
     count = len(files)
-    stop_on(patient_name_faults("data.labels", patients))
+    raise_faults(patient_name_faults("data.labels", patients))
     return LabelTable(files, labels, class_names, patients, np.full(count, ""), np.full(count, "test"))

@@ -14,13 +14,19 @@ from shlex import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.names import fold_likeness, is_blank
+from common.data.base.names import is_blank, name_similarity_key
 from common.data.base.spec import NO_FINDING
 from common.data.images.reading import PICTURE_SUFFIXES
-from common.data.tables.cells import OTHER_SEPARATORS, PART_NAMES, names_nothing, read_label, split_findings
+from common.data.tables.cells import (
+    OTHER_SEPARATORS,
+    PART_NAMES,
+    interpret_label_cell,
+    is_placeholder_text,
+    split_findings,
+)
 from common.data.tables.class_names import MIMIC_CLASSES
-from common.data.tables.csv import Column, Columns
-from common.data.tables.files import FolderListings, fold_case, fold_ending
+from common.data.tables.csv import TableColumn, TableColumns
+from common.data.tables.files import PictureFileFinder, fold_case, strip_picture_ending
 from common.data.tables.judgement import (
     Judgement,
     is_doubtful,
@@ -29,8 +35,8 @@ from common.data.tables.judgement import (
     names_no_finding,
     says_normal,
 )
-from common.errors import BadInput, Fault, quoted
-from common.system.plain_text import counted
+from common.errors import BadInput, Fault, quote_names
+from common.system.plain_text import count_with_noun
 
 _PATIENT = re.compile(r"(^|[^a-z])(patient|subject|person|lesion|mrn|pid|pat(id|nr|no)?(?![a-z]))", re.IGNORECASE)
 _SPLIT = re.compile(r"^(split|part|partition|set|subset)$", re.IGNORECASE)
@@ -95,7 +101,7 @@ class ColumnRoles:
     unused: Mapping[str, Judgement] = field(default_factory=dict)
 
 
-def image_column(columns: Columns, files: Iterable[str] = ()) -> str:
+def image_column(columns: TableColumns, files: Iterable[str] = ()) -> str:
     """Return the column that names pictures: the most of ``files``, else most of its cells with their endings.
 
     Raises:
@@ -103,7 +109,7 @@ def image_column(columns: Columns, files: Iterable[str] = ()) -> str:
     """
     files = list(files)
     cells, scores = {name: columns.column(name).cells for name in columns}, dict[str, tuple[int, ...]]()
-    whole, without_ending = ({fold(file) for file in files} for fold in (fold_case, fold_ending))
+    whole, without_ending = ({fold(file) for file in files} for fold in (fold_case, strip_picture_ending))
     for name in columns:
         last_parts = [fold_case(re.split(r"[/\\]", cell)[-1]) for cell in cells[name][:_LOOKED_AT]]
         exact = sum(part in whole for part in last_parts)
@@ -117,9 +123,10 @@ def image_column(columns: Columns, files: Iterable[str] = ()) -> str:
         if sum(cell.endswith(PICTURE_SUFFIXES) for cell in looked_at) > len(looked_at) / 2:
             return name
     problem = (
-        f"no column of the table names pictures, files of the folder or names that end in {quoted(PICTURE_SUFFIXES)}"
+        "no column of the table names pictures, files of the folder or names that end in "
+        f"{quote_names(PICTURE_SUFFIXES)}"
     )
-    problem += f"; it has {quoted(columns)}."
+    problem += f"; it has {quote_names(columns)}."
     raise BadInput([Fault("--image-column", problem, "Name the column of picture files.")])
 
 
@@ -129,7 +136,7 @@ def patient_column(columns: Iterable[str], others: Collection[str] = ()) -> str 
 
 
 def guess_roles(
-    columns: Columns,
+    columns: TableColumns,
     image: str,
     patient: str | None = None,
     source: str | None = None,
@@ -154,7 +161,7 @@ def guess_roles(
     split = next((name for name, parts in part_values.items() if parts <= PART_NAMES.keys()), None)
     rest = [name for name in columns if name not in (image, patient, split)]
     if source is None:
-        source = _source_by_name(columns, [name for name in rest if name not in findings])
+        source = _hospital_column_by_name(columns, [name for name in rest if name not in findings])
     rest = [name for name in rest if name != source]
     judgements = {name: judge_column(columns.column(name)) for name in rest}
     if findings:
@@ -164,7 +171,7 @@ def guess_roles(
         label_columns = [name for name in rest if judgements[name].kind == "labels" and not names_no_finding(name)]
     if source is None:
         others = [name for name in rest if name not in (*label_columns, *findings)]
-        source = _source_by_content(columns, others, label_columns, patient)
+        source = _hospital_column_by_content(columns, others, label_columns, patient)
     unused = {name: judgements[name] for name in rest if name not in (source, *label_columns, *findings)}
     if not findings:
         _stop_on_foreign_cells(columns, unused, label_columns)
@@ -179,9 +186,9 @@ def guess_roles(
     return replace(roles, unused={other: judgement for other, judgement in unused.items() if other != name})
 
 
-def describe_cells(columns: Columns, judged: Mapping[str, Judgement]) -> str:
+def describe_cells(columns: TableColumns, judged: Mapping[str, Judgement]) -> str:
     """Name the cells that keep columns from being label columns, with their lines: ``"Mass" ("ja" in line 3)``."""
-    texts = [f'"{name}" ({columns.column(name).where(of.foreign, 3)})' for name, of in judged.items()]
+    texts = [f'"{name}" ({columns.column(name).describe_cell_lines(of.foreign, 3)})' for name, of in judged.items()]
     return "; ".join(texts[:_MOST_COLUMNS]) + (
         f"; {len(texts) - _MOST_COLUMNS} more" if len(texts) > _MOST_COLUMNS else ""
     )
@@ -192,7 +199,9 @@ def name_options(names: Iterable[str]) -> str:
     return " ".join(f"--findings {quote(name)}" for name in names)
 
 
-def _stop_on_foreign_cells(columns: Columns, judged: Mapping[str, Judgement], label_columns: Sequence[str]) -> None:
+def _stop_on_foreign_cells(
+    columns: TableColumns, judged: Mapping[str, Judgement], label_columns: Sequence[str]
+) -> None:
     """Stop if a column holds labels and some cells that are none: nobody would miss it in an experiment of others.
 
     Raises:
@@ -206,7 +215,7 @@ def _stop_on_foreign_cells(columns: Columns, judged: Mapping[str, Judgement], la
         raise BadInput([Fault("labels", problem, remedy)])
 
 
-def _has_few_values(column: Column) -> bool:
+def _has_few_values(column: TableColumn) -> bool:
     count = sum(not is_blank(cell) for cell in column.cells)
     return 1 < count <= min(_MOST_SOURCES, len(column.places) / _FEWEST_ROWS)
 
@@ -215,15 +224,15 @@ def _words(name: str) -> set[str]:
     return {word.casefold() for word in _WORD.findall(name)}
 
 
-def _source_by_name(columns: Columns, names: Iterable[str]) -> str | None:
+def _hospital_column_by_name(columns: TableColumns, names: Iterable[str]) -> str | None:
     """Return the column whose name says that it names hospitals, and whose cells are few with many rows each."""
     fit = [name for name in names if _has_few_values(columns.column(name)) and not _words(name) & _NO_SOURCE_WORDS]
     by_name = [name for name in fit if _HOSPITAL.search(name)]
     return next(iter([*by_name, *(name for name in fit if _words(name) & _SOURCE_WORDS)]), None)
 
 
-def _source_by_content(
-    columns: Columns, names: Iterable[str], label_columns: Sequence[str], patient: str | None
+def _hospital_column_by_content(
+    columns: TableColumns, names: Iterable[str], label_columns: Sequence[str], patient: str | None
 ) -> str | None:
     """Return the column whose cells are names of hospitals, or decide which classes have a label in a row.
 
@@ -232,7 +241,9 @@ def _source_by_content(
     blank = []
     for name in label_columns:
         label_column = columns.column(name)
-        blank.append(np.array([read_label(cell) == "blank" for cell in label_column.cells])[label_column.places])
+        blank.append(
+            np.array([interpret_label_cell(cell) == "blank" for cell in label_column.cells])[label_column.places]
+        )
     for name in names:
         column = columns.column(name)
         if not _has_few_values(column) or _words(name) & _NO_SOURCE_WORDS or any(map(is_blank, column.cells)):
@@ -243,7 +254,9 @@ def _source_by_content(
             pairs = columns.column(patient).places.astype(np.int64) * len(column.cells) + column.places
             if len(np.unique(pairs)) > len(columns.column(patient).cells):
                 continue
-        shares = [np.bincount(column.places, rows) / column.counts() for rows in blank]  # of each hospital, by class
+        shares = [
+            np.bincount(column.places, rows) / column.rows_per_cell() for rows in blank
+        ]  # of each hospital, by class
         if any(share.max() == 1 and share.min() < 1 for share in shares) and all(
             ((share == 1) | (share < 0.5)).all() for share in shares
         ):
@@ -251,9 +264,9 @@ def _source_by_content(
     return None
 
 
-def _guess_separator(column: Column) -> str:
+def _guess_finding_separator(column: TableColumn) -> str:
     """Return the mark between the names in most cells: its pieces are again and again the same."""
-    rows, counts = dict[str, int](), column.counts()
+    rows, counts = dict[str, int](), column.rows_per_cell()
     for mark in OTHER_SEPARATORS:
         pieces = [set(split_findings(cell.casefold(), mark)) for cell in column.cells]
         total = Counter(piece for of_cell in pieces for piece in of_cell)
@@ -263,7 +276,7 @@ def _guess_separator(column: Column) -> str:
     return max(rows, key=lambda mark: rows[mark], default="|")
 
 
-def _finding_column(columns: Columns, judged: Mapping[str, Judgement]) -> str:
+def _finding_column(columns: TableColumns, judged: Mapping[str, Judgement]) -> str:
     """Return the column whose cells name findings: by its name, else by what its cells say.
 
     Raises:
@@ -274,7 +287,7 @@ def _finding_column(columns: Columns, judged: Mapping[str, Judgement]) -> str:
         if judged[name].kind != "other" or names_no_finding(name):
             continue
         column = columns.column(name, with_line_ends=True)
-        counts, _, _ = _count_names(column, _guess_separator(column))
+        counts, _, _ = _count_names(column, _guess_finding_separator(column))
         if not (_FEW_CLASSES <= len(counts) <= _MOST_CLASSES and is_plausible_finding(column)):
             continue
         if _FINDINGS.search(name) or any(map(_is_of_findings, counts)):
@@ -287,7 +300,7 @@ def _is_of_findings(name: str) -> bool:
     return name in _CLASSES or name in _NO_FINDING or says_normal(name)
 
 
-def _no_labels_fault(columns: Columns, judged: Mapping[str, Judgement], candidates: Sequence[str]) -> Fault:
+def _no_labels_fault(columns: TableColumns, judged: Mapping[str, Judgement], candidates: Sequence[str]) -> Fault:
     problem = "no column is sure to hold labels, as 1, 0, -1 or nothing for each class, or as names of findings"
     remedy = "Give each class a column of 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
     words, numbers = ({name: of for name, of in judged.items() if of.kind == kind} for kind in ("words", "numbers"))
@@ -300,31 +313,31 @@ def _no_labels_fault(columns: Columns, judged: Mapping[str, Judgement], candidat
         problem += f". These hold other numbers: {describe_cells(columns, numbers)}"
         remedy += " A grade or a probability becomes one by the limit that you choose."
     else:
-        problem += f"; the table has {quoted(columns)}"
+        problem += f"; the table has {quote_names(columns)}"
     if columns.unnamed:
         remedy += f" {describe_unnamed(columns)}"
     return Fault("labels", f"{problem}.", remedy)
 
 
-def describe_unnamed(columns: Columns) -> str:
+def describe_unnamed(columns: TableColumns) -> str:
     """Return a sentence on columns that have cells and no name."""
-    count = counted(columns.unnamed, "column has", "columns have")
+    count = count_with_noun(columns.unnamed, "column has", "columns have")
     return f"{count} no name in the first line, and cannot be used. If the next line holds the names, remove the first."
 
 
-def _count_names(column: Column, separator: str) -> tuple[Counter[str], dict[str, str], dict[frozenset[str], int]]:
+def _count_names(column: TableColumn, separator: str) -> tuple[Counter[str], dict[str, str], dict[frozenset[str], int]]:
     """Return the rows of each name in lower case, a spelling of each, and the rows of each set of names."""
     counts, spellings, together = Counter[str](), dict[str, str](), Counter[frozenset[str]]()
-    for cell, rows in zip(column.cells, column.counts().tolist(), strict=True):
+    for cell, rows in zip(column.cells, column.rows_per_cell().tolist(), strict=True):
         parts = [] if is_blank(cell) else [" ".join(part.split()) for part in split_findings(cell, separator)]
-        names = {part.casefold(): part for part in parts if not names_nothing(part)}
+        names = {part.casefold(): part for part in parts if not is_placeholder_text(part)}
         counts.update(dict.fromkeys(names, rows))
         spellings = names | spellings
         together[frozenset(names)] += rows
     return counts, spellings, together
 
 
-def _read_names(columns: Columns, name: str, roles: ColumnRoles) -> ColumnRoles:
+def _read_names(columns: TableColumns, name: str, roles: ColumnRoles) -> ColumnRoles:
     """Return the roles with the names in the cells of the column of findings.
 
     Spellings that differ only in case are one name.
@@ -333,7 +346,7 @@ def _read_names(columns: Columns, name: str, roles: ColumnRoles) -> ColumnRoles:
         BadInput: If a name consists of other names of the column, or there is none.
     """
     column = columns.column(name, with_line_ends=True)
-    separator = _guess_separator(column)
+    separator = _guess_finding_separator(column)
     counts, spellings, together = _count_names(column, separator)
     normal = [key for key in counts if key in _NO_FINDING or says_normal(key)]
     doubtful = [key for key in counts if key not in normal and is_doubtful(key)]
@@ -357,7 +370,7 @@ def _read_names(columns: Columns, name: str, roles: ColumnRoles) -> ColumnRoles:
     )
 
 
-def _stop_on_composed_names(column: Column, name: str, separator: str, names: Collection[str]) -> None:
+def _stop_on_composed_names(column: TableColumn, name: str, separator: str, names: Collection[str]) -> None:
     """Stop if a name in a cell consists of other names of the column with nothing but signs or "and" between them.
 
     Raises:
@@ -373,7 +386,9 @@ def _stop_on_composed_names(column: Column, name: str, separator: str, names: Co
             if count > 1 and not re.sub(r"\b(?:and|und|et|y|e|og|och|with)\b|[\W_]", "", rest):
                 composed.setdefault(part, []).append(place)
     if composed:
-        problem = f'column "{name}" holds {column.where_parts(composed)}, which consists of names of the column.'
+        problem = (
+            f'column "{name}" holds {column.describe_part_lines(composed)}, which consists of names of the column.'
+        )
         remedy = "Write the same separator between all names, such as |, or give the finding a name of its own."
         raise BadInput([Fault("labels", problem, remedy)])
 
@@ -399,7 +414,7 @@ def find_synonyms(
     for number, name in enumerate(ordered):
         ranks = {}
         for other in ordered[:number]:
-            pair, rank = (places[name], places[other]), _likeness(name, other)
+            pair, rank = (places[name], places[other]), _name_similarity_rank(name, other)
             if other not in synonyms and rank is not None and not together[pair] and not (rank and one_place[pair]):
                 ranks[other] = rank
         if ranks:
@@ -407,9 +422,9 @@ def find_synonyms(
     return synonyms
 
 
-def _likeness(name: str, other: str) -> int | None:
+def _name_similarity_rank(name: str, other: str) -> int | None:
     """Return 0 for names with the same words or nearly the same letters, 1 if one has all words of the other."""
-    first, second = (fold_likeness(text).split() for text in (name, other))
+    first, second = (name_similarity_key(text).split() for text in (name, other))
     if re.findall(r"\d+", name) != re.findall(r"\d+", other):
         return None
     if sorted(first) == sorted(second):
@@ -420,7 +435,7 @@ def _likeness(name: str, other: str) -> int | None:
     return 1 if set(first) <= set(second) or set(second) <= set(first) else None
 
 
-def picture_folder(root: Path, names: Sequence[str], listings: FolderListings) -> Path | None:
+def picture_folder(root: Path, names: Sequence[str], listings: PictureFileFinder) -> Path | None:
     """Return the folder, ``root`` or below, in which most pictures lie; None where there is none."""
     below = {Path(folder) for folder, _ in listings.walk(root)}
     below |= {parent for folder in below for parent in folder.parents}  # a folder of folders has no file of its own

@@ -24,7 +24,7 @@ from torch.nn import functional
 from common.errors import BadInput, Fault
 
 
-class SteadyNorm(nn.Module):
+class SingleValueSafeNorm(nn.Module):
     """Mixin of a batch normalisation that normalises one value per channel as in evaluation.
 
     The last layers of a network see 1x1 maps at its smallest image size. PyTorch stops with an error there when the
@@ -51,9 +51,9 @@ class SteadyNorm(nn.Module):
 _STEADY = dict[type[nn.Module], type[nn.Module]]()
 
 
-def _add_steady(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the one subclass of a normalisation that is a :class:`SteadyNorm` too."""
-    return _STEADY.setdefault(kind, type(f"Steady{kind.__name__}", (SteadyNorm, kind), {}))
+def _single_value_safe_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return the one subclass of a normalisation that is a :class:`SingleValueSafeNorm` too."""
+    return _STEADY.setdefault(kind, type(f"Steady{kind.__name__}", (SingleValueSafeNorm, kind), {}))
 
 
 def is_batch_norm(layer: nn.Module) -> bool:
@@ -71,26 +71,26 @@ def is_batch_norm(layer: nn.Module) -> bool:
     return len(own) > 1 and len({value.shape for value in values}) == 1 and values[0].ndim == 1
 
 
-def make_steady(module: nn.Module) -> None:
-    """Make every batch normalisation inside ``module`` a :class:`SteadyNorm`, in place; all values stay."""
+def make_single_value_safe(module: nn.Module) -> None:
+    """Make every batch normalisation inside ``module`` a :class:`SingleValueSafeNorm`, in place; all values stay."""
     for layer in module.modules():
-        if is_batch_norm(layer) and not isinstance(layer, SteadyNorm):
-            layer.__class__ = _add_steady(type(layer))
+        if is_batch_norm(layer) and not isinstance(layer, SingleValueSafeNorm):
+            layer.__class__ = _single_value_safe_class(type(layer))
 
 
 MOST_GROUPS = 32
 _PLAIN: tuple[type[nn.Module], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_PLAIN += tuple(map(_add_steady, _PLAIN))
+_PLAIN += tuple(map(_single_value_safe_class, _PLAIN))
 
 
-def make_grouped(module: nn.Module) -> None:
+def replace_with_group_norm(module: nn.Module) -> None:
     """Replace every batch normalisation inside ``module`` by group normalisation, in place; scale and shift stay.
 
     As many groups as divide the channels, at most 32 (Wu and He, "Group Normalization", ECCV 2018).
     """
     for name, child in module.named_children():
         if is_batch_norm(child):
-            kind = type(child) if isinstance(child, SteadyNorm) else _add_steady(type(child))
+            kind = type(child) if isinstance(child, SingleValueSafeNorm) else _single_value_safe_class(type(child))
             if kind not in _PLAIN:  # timm's BatchNormAct2d applies an activation, too
                 name = kind.__name__.removeprefix("Steady")
                 problem = f"group normalisation cannot take the place of {name}, which does more."
@@ -99,7 +99,7 @@ def make_grouped(module: nn.Module) -> None:
             grouped = nn.GroupNorm(math.gcd(MOST_GROUPS, child.num_features), child.num_features, eps=child.eps)
             grouped.load_state_dict({key: child.state_dict()[key] for key in ("weight", "bias")})
             setattr(module, name, grouped)
-        make_grouped(child)
+        replace_with_group_norm(child)
 
 
 def _conv_conv_dense(channels: int, image_size: int, maps: tuple[int, int], width: int) -> nn.Sequential:

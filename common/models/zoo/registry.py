@@ -14,21 +14,21 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from common.errors import BadInput, Fault, did_you_mean, quoted
+from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
 from common.models.zoo.networks import (
     WIDTH,
     EfficientNetLite0,
     fedsld_cnn,
     femnist_cnn,
-    make_grouped,
-    make_steady,
+    make_single_value_safe,
+    replace_with_group_norm,
     tiny_cnn,
     unifed_resnet18,
     unifed_vgg11,
     vgg11,
 )
 from common.models.zoo.spec import NEW_HEAD, Architecture, ModelSpec, is_external
-from common.plugins import MODELS, PLUGIN, describe_plugin, is_local_name, load_entry_point
+from common.plugins import MODELS, PLUGIN, describe_plugin, is_local_plugin_name, load_entry_point
 
 USUAL_SIZES = (32, 64, 96, 128, 160, 224, 256, 299, 384)
 """Image sizes in pixels that are tried where the requested size does not fit."""
@@ -61,7 +61,7 @@ def _build_timm(name: str, channels: int, image_size: int) -> nn.Module:
     import timm  # takes seconds to import
 
     if not timm.is_model(name):
-        raise _raise_unknown_network(f"timm:{name}", timm.list_models())
+        raise _make_unknown_network_error(f"timm:{name}", timm.list_models())
     options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "in_chans": channels}
     try:
         return timm.create_model(name, img_size=image_size, **options)
@@ -74,7 +74,7 @@ def _build_torchvision(name: str, channels: int, image_size: int) -> nn.Module:
 
     names = models.list_models(module=models)
     if name not in names:
-        raise _raise_unknown_network(f"torchvision:{name}", names)
+        raise _make_unknown_network_error(f"torchvision:{name}", names)
     builder = models.get_model_builder(name)
     options = {"weights": None}
     if "image_size" in inspect.signature(builder).parameters or name.startswith("vit_"):
@@ -101,7 +101,7 @@ def _build_monai(name: str, channels: int, image_size: int) -> nn.Module:
     names = [network for network in dir(nets) if re.fullmatch(MONAI_CLASSIFIERS, network)]
     names += [f"efficientnet-b{number}" for number in range(9)]
     if name not in names:
-        raise _raise_unknown_network(f"monai:{name}", names)
+        raise _make_unknown_network_error(f"monai:{name}", names)
     options: dict[str, Any] = {"spatial_dims": 2}
     options["n_input_channels" if name.startswith("resnet") else "in_channels"] = channels
     options["out_channels" if name.startswith("DenseNet") else "num_classes"] = 1
@@ -118,7 +118,7 @@ def _build_torchxrayvision(name: str, channels: int, image_size: int) -> nn.Modu
     from torchxrayvision import models
 
     if name != "densenet121":
-        raise _raise_unknown_network(f"torchxrayvision:{name}", ["densenet121"])
+        raise _make_unknown_network_error(f"torchxrayvision:{name}", ["densenet121"])
     network = cast(nn.Module, models.DenseNet(in_channels=channels, **models.get_densenet_params("densenet121")))
     network.classifier = nn.Identity()
     return network
@@ -146,7 +146,7 @@ def _build_plugin(name: str, channels: int, image_size: int) -> nn.Module:
     if not isinstance(made, nn.Module):
         problem = f"made a {type(made).__name__}, not a torch.nn.Module."
         raise BadInput([Fault(describe_plugin("model", name), problem)])
-    if is_local_name(name):  # somebody may hold it: training must not change it, nor make it another plug-in
+    if is_local_plugin_name(name):  # somebody may hold it: training must not change it, nor make it another plug-in
         made = copy.deepcopy(made)
     return made.float()
 
@@ -175,9 +175,9 @@ _SOURCES: Mapping[str, Callable[[str, int, int], nn.Module]] = {
 }
 
 
-def _raise_unknown_network(name: str, names: list[str]) -> BadInput:
+def _make_unknown_network_error(name: str, names: list[str]) -> BadInput:
     source = name.partition(":")[0]
-    near = did_you_mean(name, [f"{source}:{network}" for network in names])
+    near = suggest_nearest_name(name, [f"{source}:{network}" for network in names])
     return BadInput([Fault("model.architecture", f'{source} has no network "{name}".', near)])
 
 
@@ -217,12 +217,12 @@ def _detach_head(module: nn.Module, spec: ModelSpec, head: str) -> None:
     """
     name, layers = describe_network(spec), _dense_layers(module)
     if (layer := layers.get(head)) is None:
-        present = f"Its dense layers are {quoted(list(layers), limit=8)}." if layers else "It has no dense layer."
+        present = f"Its dense layers are {quote_names(list(layers), limit=8)}." if layers else "It has no dense layer."
         problem = f'{name} has no torch.nn.Linear "{head}". {present}'
-        raise BadInput([Fault("model.head", problem, did_you_mean(head, layers))])
+        raise BadInput([Fault("model.head", problem, suggest_nearest_name(head, layers))])
     outputs, output = _record_outputs(module, {head: layer}, spec)
     if not _is_same(outputs.get(head), output):
-        raise BadInput([_no_last_layer(name, head)])
+        raise BadInput([_make_not_last_fault(name, head)])
     for path, part in list(module.named_modules(remove_duplicate=False)):
         if part is layer:
             parent, _, last = path.rpartition(".")
@@ -264,13 +264,13 @@ def _is_multiple(logits: Tensor, output: Tensor) -> bool:
     return bool(((factors - factors.mean()).abs() < 1e-4 * factors.mean().abs()).all())
 
 
-def _no_last_layer(network: str, head: str) -> Fault:
+def _make_not_last_fault(network: str, head: str) -> Fault:
     problem = f'{network} does not end with "{head}": its output is not always that layer\'s.'
     remedy = "Name the last layer, and return its logits without sigmoid, softmax or dropout: the loss takes logits."
     return Fault("model.head", problem, remedy)
 
 
-def head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
+def plugin_head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
     """Return the faults of a plug-in's network in training, of ``model.head``, and of class scores without that key.
 
     Behind class scores a second head would be trained, and the user's class rows averaged as a part of the backbone.
@@ -284,14 +284,14 @@ def head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
             module = _build_plugin(spec.architecture.removeprefix(PLUGIN), spec.channels, spec.image_size)
             _apply_to_one_image(module, spec)  # a lazy layer becomes a dense one
             if spec.norm == "group":
-                make_grouped(copy.deepcopy(module))
+                replace_with_group_norm(copy.deepcopy(module))
         except BadInput as bad:
             return list(bad.faults)
-        faults = _training_faults(module, spec) or _unnamed_head_faults(module, spec, classes)
+        faults = _training_mode_faults(module, spec) or _unnamed_head_faults(module, spec, classes)
         return faults or _frozen_parameter_faults(module, spec)
 
 
-def _training_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
+def _training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
     """Call a network that is thrown away once in training mode; its head must be the last layer there, too."""
     name, head = describe_network(spec), None if spec.own_head is None else module.get_submodule(spec.own_head)
     probe = torch.linspace(-1e4, 1e4, 2 * head.out_features).reshape(2, -1) if isinstance(head, nn.Linear) else None
@@ -312,7 +312,7 @@ def _training_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
         problem = f"{name} returns {kind} for two images in training; one vector an image is needed, (2, width)."
         return [Fault(describe_plugin("model", spec.architecture), problem, "Switch auxiliary outputs off.")]
     if probe is not None and not torch.equal(output.cpu(), probe):
-        return [_no_last_layer(name, spec.own_head or "")]
+        return [_make_not_last_fault(name, spec.own_head or "")]
     return []
 
 
@@ -321,7 +321,7 @@ def _frozen_parameter_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
     frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     if not frozen or spec.train != "all":
         return []
-    problem = f"{describe_network(spec)} has frozen parameters (requires_grad=False), {quoted(frozen, limit=4)}."
+    problem = f"{describe_network(spec)} has frozen parameters (requires_grad=False), {quote_names(frozen, limit=4)}."
     remedy = 'Write model.train = "head" (the head alone) or "last:N" (its last N layers too), or unfreeze them.'
     return [Fault("model.train", problem, remedy)]
 
@@ -340,7 +340,7 @@ def _unnamed_head_faults(module: nn.Module, spec: ModelSpec, classes: int) -> li
         return []
     problem = f"{describe_network(spec)} returns {width} numbers for an image, as a classifier with its own head does."
     named = last or [name for name, layer in layers.items() if layer.out_features == width]
-    line = 'head="{}"' if is_local_name(spec.architecture) else '[model] head = "{}"'
+    line = 'head="{}"' if is_local_plugin_name(spec.architecture) else '[model] head = "{}"'
     remedy = "Return the features before its last layer, or end in a torch.nn.Linear."
     if named:
         remedy = f"Write {line.format(named[-1])}: the run's head, with a row a class, takes its place."
@@ -349,7 +349,7 @@ def _unnamed_head_faults(module: nn.Module, spec: ModelSpec, classes: int) -> li
 
 def describe_network(spec: ModelSpec) -> str:
     """Return a network's name in messages: that of the object which a user passed, or the architecture."""
-    return describe_plugin("model", spec.architecture) if is_local_name(spec.architecture) else spec.architecture
+    return describe_plugin("model", spec.architecture) if is_local_plugin_name(spec.architecture) else spec.architecture
 
 
 def _find_fitting_size(module: nn.Module, channels: int, device: torch.device) -> str:
@@ -420,7 +420,7 @@ def new_backbone(architecture: Architecture, channels: int, image_size: int, hea
         backbone = Backbone(*external_backbone(spec))
     else:
         backbone = _BACKBONES[architecture](channels, image_size)
-    make_steady(backbone.module)
+    make_single_value_safe(backbone.module)
     return backbone
 
 

@@ -216,7 +216,7 @@ TENSORS = "model.safetensors"
 DESCRIPTION = "model.json"
 
 
-def unreadable_model(path: Path, error: OSError) -> Fault:
+def make_unreadable_model_fault(path: Path, error: OSError) -> Fault:
     """Return the fault of a model file that cannot be read."""
     remedy = "Name the folder of a finished run, or of a model that a site keeps."
     return Fault(str(path), f"cannot be read: {error.strerror}.", remedy)
@@ -228,5 +228,5 @@ def model_folder_faults(folder: Path) -> list[Fault]:
         try:
             (folder / name).open("rb").close()
         except OSError as error:
-            return [unreadable_model(folder / name, error)]
+            return [make_unreadable_model_fault(folder / name, error)]
     return []

@@ -28,7 +28,7 @@ from common.security.call_signatures import (
     is_signed_by,
     requested_wait_s,
 )
-from server.deployment.superlink.refused_calls import RefusedCall, RefusedCalls, StrangerCalls
+from server.deployment.superlink.refused_calls import RefusedCall, RefusedCallLog, UnknownCallerCounts
 
 FRESH_S, REFRESH_S = 1.0, 0.2
 """Longest time for which the list of admitted keys is used, and shortest, where a key is not on the list."""
@@ -159,8 +159,8 @@ class Authenticator:
     def __init__(
         self,
         admitted: AdmittedKeys,
-        refused_calls: RefusedCalls,
-        strangers: StrangerCalls,
+        refused_calls: RefusedCallLog,
+        strangers: UnknownCallerCounts,
         refuse_caller: Callable[[Caller], None],
     ) -> None:
         self.admitted, self._refused_calls, self._strangers = admitted, refused_calls, strangers
@@ -235,7 +235,9 @@ class Authenticator:
         if caller is None:
             self._strangers.count(context.peer(), refused.reason)
         elif refused.noted:
-            self._refused_calls.note(RefusedCall(caller.name, name, refused.reason, refused.other, refused.run))
+            self._refused_calls.record_refusal(
+                RefusedCall(caller.name, name, refused.reason, refused.other, refused.run)
+            )
         context.abort(refused.code, refused.reason)
         raise AssertionError("abort raises")
 

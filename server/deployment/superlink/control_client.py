@@ -13,14 +13,14 @@ from typing import Any
 import grpc
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-from common.errors import CannotGoOn
-from common.security.call_signatures import key_bytes
+from common.errors import ProgramCannotContinue
+from common.security.call_signatures import public_key_as_pem
 from common.system.plain_text import shorten_grpc_details
-from common.wire.fleet_protocol import message_classes
-from server.coordinator.folder import Coordinator
+from common.wire.fleet_protocol import make_protobuf_classes
+from server.coordinator.folder import CoordinatorFolder
 from server.coordinator.state import ControlSocket
 from server.deployment.superlink.messages import NoReplyReason, parse_message
-from server.deployment.superlink.registrations import Presence, RegisteredSite
+from server.deployment.superlink.registrations import RegisteredSite, SiteConnectionState
 
 LINK_PATIENCE_S = 900.0
 """Time that a run waits for a SuperLink that does not answer."""
@@ -38,7 +38,7 @@ LARGEST_CALL = 64 * 2**20
 proto = SimpleNamespace(
     **{
         name.rpartition(".")[2]: message_class
-        for name, message_class in message_classes(
+        for name, message_class in make_protobuf_classes(
             "polyclinic.control",
             """
 Nothing:
@@ -71,7 +71,7 @@ CALLS: dict[str, tuple[Any, Any]] = {
 """Each call with the classes of its request and response."""
 
 
-class SuperLinkGone(CannotGoOn):
+class SuperLinkGone(ProgramCannotContinue):
     """The SuperLink did not answer for longer than its caller can wait."""
 
 
@@ -97,7 +97,7 @@ class ControlClient:
         answer_s: Seconds that one call may take.
     """
 
-    def __init__(self, coordinator: Coordinator, *, patience_s: float = 0.0, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, coordinator: CoordinatorFolder, *, patience_s: float = 0.0, answer_s: float = ANSWER_S) -> None:
         self._patience_s, self._answer_s = patience_s, answer_s
         self._socket = ControlSocket(coordinator.state)
         options = [
@@ -124,7 +124,7 @@ class ControlClient:
         self._channel.close()
         self._socket.close()
 
-    def stop_waiting(self) -> None:
+    def stop_retrying(self) -> None:
         """Make every call only once from now on, with at most three seconds for each."""
         self._patience_s, self._answer_s = 0.0, min(self._answer_s, 3.0)
 
@@ -135,7 +135,9 @@ class ControlClient:
     def nodes(self) -> list[RegisteredSite]:
         """Return all registered sites."""
         sites = self._call_until_answered("list_sites", proto.Nothing()).sites
-        return [RegisteredSite(site.node_id, site.name, site.public_key, Presence(site.state)) for site in sites]
+        return [
+            RegisteredSite(site.node_id, site.name, site.public_key, SiteConnectionState(site.state)) for site in sites
+        ]
 
     def register(self, name: str, public_key: str) -> None:
         """Register a site's key, an OpenSSH line, under its name."""
@@ -162,7 +164,7 @@ class ControlClient:
         """Send a run's heartbeat; return whether the run is still active on the SuperLink."""
         return bool(self._call_until_answered("heartbeat", proto.Run(run_id=run)).goes_on)
 
-    def push(self, run: int, requests: Iterable[tuple[Any, Any]]) -> tuple[list[str], list[str]]:
+    def push_requests(self, run: int, requests: Iterable[tuple[Any, Any]]) -> tuple[list[str], list[str]]:
         """Announce requests to the SuperLink by their envelopes and trees of objects.
 
         Returns:
@@ -173,7 +175,7 @@ class ControlClient:
         result = self._call_until_answered("push", proto.Requests(run_id=run, envelopes=envelopes, trees=trees))
         return list(result.names), list(result.missing)
 
-    def replies(self, run: int, names: Collection[str]) -> list[RequestStatus]:
+    def reply_statuses(self, run: int, names: Collection[str]) -> list[RequestStatus]:
         """Return the status of those of these requests that have a reply or will get none."""
         return [
             RequestStatus(reply.request, reason=NoReplyReason[reply.reason])
@@ -201,7 +203,7 @@ class ControlClient:
             time.sleep(PAUSE_S)
 
 
-def is_superlink_answering(coordinator: Coordinator, *, within_s: float = 0.0) -> bool:
+def is_superlink_answering(coordinator: CoordinatorFolder, *, within_s: float = 0.0) -> bool:
     """Return whether the SuperLink of this folder answers, now or within this time.
 
     Where nothing listens the answer comes at once; a process that listens has :data:`HEALTH_S` to answer.
@@ -220,4 +222,4 @@ def is_superlink_answering(coordinator: Coordinator, *, within_s: float = 0.0) -
 
 def openssh_key_to_pem(line: str) -> bytes:
     """Convert a public key from an OpenSSH line to PEM, as Flower sends it."""
-    return key_bytes(load_ssh_public_key(line.encode()))  # type: ignore[arg-type]
+    return public_key_as_pem(load_ssh_public_key(line.encode()))  # type: ignore[arg-type]

@@ -54,7 +54,7 @@ class ControlService:
 
     def end_run(self, request: Any) -> Any:
         """End a run."""
-        self._storage.messages.end(request.run_id)
+        self._storage.messages.end_run(request.run_id)
         return proto.Nothing()
 
     def heartbeat(self, request: Any) -> Any:
@@ -65,14 +65,16 @@ class ControlService:
         """Accept a run's requests; return their names and the objects whose files are missing."""
         self._require_active(request.run_id)
         messages = map(parse_message, request.envelopes, request.trees)
-        names, missing = self._storage.messages.push([StoredMessage.request(*message) for message in messages])
+        names, missing = self._storage.messages.accept_requests(
+            [StoredMessage.from_request(*message) for message in messages]
+        )
         return proto.PushResult(names=names, missing=missing)
 
     def replies(self, request: Any) -> Any:
         """Return the replies to these requests, or the reasons why there are none."""
         self._require_active(request.run_id)
         replies = []
-        for answer in self._storage.messages.replies(request.run_id, request.names):
+        for answer in self._storage.messages.find_replies(request.run_id, request.names):
             if isinstance(answer, StoredMessage):
                 replies.append(proto.Reply(request=answer.partner, envelope=answer.envelope, tree=answer.tree))
             else:

@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from server.coordinator.folder import Coordinator
+from server.coordinator.folder import CoordinatorFolder
 
 FILE = "superlink.db"
 COMPANIONS = ("-wal", "-shm", "-journal")
@@ -79,7 +79,7 @@ class Database:
                 raise
 
 
-def set_aside_if_unusable(coordinator: Coordinator) -> str:
+def set_aside_if_unusable(coordinator: CoordinatorFolder) -> str:
     """Rename a database that is damaged or of another release, so that the SuperLink makes a new one.
 
     Nothing is lost for good: registrations come from ``sites/``, runs from their own folders. A database that is only

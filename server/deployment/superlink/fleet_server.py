@@ -39,7 +39,7 @@ from server.deployment.superlink.authentication import (
 from server.deployment.superlink.fleet_service import FleetService
 from server.deployment.superlink.messages import SuperLinkStorage
 from server.deployment.superlink.object_store import LARGEST_CALL, ObjectPush
-from server.deployment.superlink.refused_calls import FILE, RefusedCalls, StrangerCalls
+from server.deployment.superlink.refused_calls import FILE, RefusedCallLog, UnknownCallerCounts
 
 THREADS = 1000
 """Calls that are answered at a time; a call whose request arrives slowly holds a thread meanwhile."""
@@ -76,8 +76,10 @@ def serve_hospitals(
     admitted = AdmittedKeys(
         lambda: {key: Caller(site.node_id, site.name, key) for key, site in storage.sites.by_key().items()}
     )
-    fleet, strangers = FleetService(storage, admitted, folder), StrangerCalls()
-    authenticator = Authenticator(admitted, RefusedCalls(folder / FILE), strangers, fleet.processes.refuse_earlier)
+    fleet, strangers = FleetService(storage, admitted, folder), UnknownCallerCounts()
+    authenticator = Authenticator(
+        admitted, RefusedCallLog(folder / FILE), strangers, fleet.processes.refuse_earlier_process
+    )
     server = grpc.server(
         ThreadPoolExecutor(THREADS, thread_name_prefix="fleet"),
         handlers=(
@@ -127,7 +129,7 @@ def method_handlers(fleet: FleetService, authenticator: Authenticator) -> Mappin
         "UnregisterNode": (fleet.register, DeactivateNodeRequest),
         "PullMessages": (fleet.pull_messages, PullMessagesRequest),
         "PushMessages": (fleet.push_messages, PushMessagesRequest),
-        "ConfirmMessageReceived": (fleet.confirm, ConfirmMessageReceivedRequest),
+        "ConfirmMessageReceived": (fleet.confirm_receipt, ConfirmMessageReceivedRequest),
         "GetRun": (fleet.get_run, GetRunRequest),
         "GetFab": (fleet.get_bundle, GetFabRequest),
     }
@@ -143,7 +145,7 @@ def method_handlers(fleet: FleetService, authenticator: Authenticator) -> Mappin
     }
 
 
-def hello_handler(admitted: AdmittedKeys, strangers: StrangerCalls) -> grpc.GenericRpcHandler:
+def hello_handler(admitted: AdmittedKeys, strangers: UnknownCallerCounts) -> grpc.GenericRpcHandler:
     """Make the handler that tells ``flwr-client check`` the time, the release and whether its key is admitted."""
 
     def respond(_: object, context: grpc.ServicerContext) -> bytes:

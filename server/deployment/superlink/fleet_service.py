@@ -34,7 +34,7 @@ from common.wire.fleet_protocol import (
     Result,
     SendNodeHeartbeatResponse,
     name_by_sha256,
-    object_ids,
+    object_ids_of_tree,
 )
 from server.coordinator.state import record_sign_off, remove_sign_off
 from server.deployment.superlink.authentication import AdmittedKeys, Caller, CallRefused
@@ -87,7 +87,7 @@ BUNDLE_SHA256 = hashlib.sha256(BUNDLE).hexdigest()
 
 
 @dataclass
-class _ProcessesOfSite:
+class _SignedOnProcesses:
     """The present process of one site, the time of its sign-on, and earlier processes, the oldest first."""
 
     present: str
@@ -105,13 +105,13 @@ class SiteProcesses:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sites: dict[int, _ProcessesOfSite] = {}
+        self._sites: dict[int, _SignedOnProcesses] = {}
 
     def sign_on(self, caller: Caller) -> None:
         """Make the caller's process the present one of its site."""
         now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         with self._lock:
-            site = self._sites.setdefault(caller.node_id, _ProcessesOfSite(caller.process, now))
+            site = self._sites.setdefault(caller.node_id, _SignedOnProcesses(caller.process, now))
             if caller.process == site.present:
                 return
             site.earlier[site.present] = None
@@ -119,13 +119,13 @@ class SiteProcesses:
             if len(site.earlier) > MOST_EARLIER:
                 del site.earlier[next(iter(site.earlier))]
 
-    def is_present(self, caller: Caller) -> bool:
+    def is_latest_process(self, caller: Caller) -> bool:
         """Return whether the caller's process is the present one of its site."""
         with self._lock:
             site = self._sites.get(caller.node_id)
             return site is not None and site.present == caller.process
 
-    def refuse_earlier(self, caller: Caller) -> None:
+    def refuse_earlier_process(self, caller: Caller) -> None:
         """Raise :class:`CallRefused` if a later process of the caller's site has signed on."""
         with self._lock:
             site = self._sites.get(caller.node_id)
@@ -180,7 +180,7 @@ class FleetService:
         """Record a heartbeat of the calling site."""
         self._check_node(caller, request.node.node_id)
         _check_interval(request.heartbeat_interval)
-        if self._sites.has_signed_off(caller.node_id) and self.processes.is_present(caller):  # over a slow line
+        if self._sites.has_signed_off(caller.node_id) and self.processes.is_latest_process(caller):  # over a slow line
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this process has signed off")
         if registered := self._sites.heartbeat(caller.node_id, request.heartbeat_interval):
             self.processes.sign_on(caller)  # a process that was started after a kill signs on by its heartbeat
@@ -197,7 +197,7 @@ class FleetService:
         """Hand the calling site its next message, as soon as there is one or the caller's waiting time is over."""
         self._check_node(caller, request.node.node_id)
         node, again = caller.node_id, caller.wait_s is not None
-        number = self._messages.arrivals.number(node)
+        number = self._messages.arrivals.count_arrivals(node)
         message = self._messages.hand_out_next(node, again=again)
         if message is None and caller.wait_s and self._waiting.acquire(blocking=False):
             try:
@@ -205,7 +205,7 @@ class FleetService:
             finally:
                 self._waiting.release()
             # Meanwhile another process may have signed on, or the key may have been revoked.
-            self.processes.refuse_earlier(caller)
+            self.processes.refuse_earlier_process(caller)
             if self._admitted.caller(caller.key) is None:
                 raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
             message = self._messages.hand_out_next(node, again=again)
@@ -221,7 +221,7 @@ class FleetService:
         proto, tree = self._checked_reply(caller, request)
         metadata = proto.metadata
         self._check_active(metadata.run_id)
-        outcome, missing = self._messages.answer(StoredMessage.reply(proto, tree))
+        outcome, missing = self._messages.accept_reply(StoredMessage.from_reply(proto, tree))
         if outcome is ReplyOutcome.ANOTHER_WAS_ACCEPTED:
             raise self._second_reply_refusal(caller, metadata)
         if outcome is ReplyOutcome.NOBODY_WAITS:
@@ -233,10 +233,10 @@ class FleetService:
         results = [Result(key=metadata.message_id, value=0)]
         return PushMessagesResponse(results=results, objects_to_push=to_push, session_id=metadata.message_id)
 
-    def confirm(self, caller: Caller, request: Any) -> Any:
+    def confirm_receipt(self, caller: Caller, request: Any) -> Any:
         """Release a message that was handed to the calling site."""
         self._check_node(caller, request.node.node_id)
-        name, owner = request.message_object_id, self._messages.owner_of(request.message_object_id)
+        name, owner = request.message_object_id, self._messages.site_of_message(request.message_object_id)
         if not self._messages.was_handed(caller.node_id, name):
             if owner is None and not self._messages.needs(name):
                 return ConfirmMessageReceivedResponse()  # released before, or its run is over
@@ -253,7 +253,7 @@ class FleetService:
         proto, tree = request.messages_list[0], request.message_object_trees[0]
         metadata = proto.metadata
         run, answered = metadata.run_id, metadata.reply_to_message_id
-        owner = self._messages.owner_of(answered) if answered else None
+        owner = self._messages.site_of_message(answered) if answered else None
         if metadata.src_node_id != caller.node_id:
             named = self._site_name(metadata.src_node_id)
             raise _forged_call_refusal("the reply names another site as its source", named, run)
@@ -267,19 +267,19 @@ class FleetService:
             proto.error.reason = proto.error.reason[:LONGEST_REASON]
         if proto.ByteSize() > LONGEST_ENVELOPE or tree.ByteSize() > MOST_OBJECTS * LONGEST_ENTRY:
             raise _forged_call_refusal("the reply's own fields are too long", run=run)
-        names: Collection[str] = object_ids(tree)
+        names: Collection[str] = object_ids_of_tree(tree)
         if tree.object_id != metadata.message_id or not all(map(is_object_id, names)) or len(names) > MOST_OBJECTS:
             raise _forged_call_refusal("the tree of objects is not that of the reply")
         small: Sequence[bytes] = request.small_contents
         if sum(map(len, small)) > SMALL_BYTES_IN_ALL or len(small) > MOST_OBJECTS:
             raise _forged_call_refusal("the objects that came along with the reply are not small", run=run)
-        first, owner = self._messages.reply_to(answered), self._messages.owner_of(metadata.message_id)
+        first, owner = self._messages.accepted_reply_name(answered), self._messages.site_of_message(metadata.message_id)
         if (first and first != metadata.message_id) or owner not in (None, caller.node_id):
             raise self._second_reply_refusal(caller, metadata)
         return proto, tree
 
     def _second_reply_refusal(self, caller: Caller, metadata: Any) -> CallRefused:
-        owner = self._messages.owner_of(metadata.message_id)
+        owner = self._messages.site_of_message(metadata.message_id)
         reason = "another reply to this message was taken before"
         other = self._site_name(caller.node_id if owner is None else owner)
         return CallRefused(grpc.StatusCode.ALREADY_EXISTS, reason, other=other, run=metadata.run_id)

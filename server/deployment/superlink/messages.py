@@ -15,7 +15,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from common.wire.fleet_protocol import Envelope, ObjectTree, choose_small_objects, object_ids
+from common.wire.fleet_protocol import Envelope, ObjectTree, choose_small_objects, object_ids_of_tree
 from server.deployment.superlink.database import Database
 from server.deployment.superlink.object_store import ObjectFiles
 from server.deployment.superlink.registrations import RunRegistry, SiteRegistry
@@ -79,17 +79,17 @@ class StoredMessage:
     size: int = 0
 
     def __post_init__(self) -> None:
-        self.names = frozenset(map(sys.intern, object_ids(ObjectTree.FromString(self.tree))))
+        self.names = frozenset(map(sys.intern, object_ids_of_tree(ObjectTree.FromString(self.tree))))
 
     @classmethod
-    def request(cls, proto: Any, tree: Any) -> "StoredMessage":
+    def from_request(cls, proto: Any, tree: Any) -> "StoredMessage":
         """Make a request from the envelope and the tree that a run announced."""
         data = proto.metadata
         owner, expires = (data.dst_node_id, data.run_id, False, ""), data.created_at + data.ttl
         return cls(data.message_id, *owner, expires, proto.SerializeToString(), tree.SerializeToString())
 
     @classmethod
-    def reply(cls, proto: Any, tree: Any) -> "StoredMessage":
+    def from_reply(cls, proto: Any, tree: Any) -> "StoredMessage":
         """Make a reply from the envelope and the tree that a site announced; it expires with its request."""
         data = proto.metadata
         owner = data.src_node_id, data.run_id, True, data.reply_to_message_id
@@ -100,7 +100,7 @@ class StoredMessage:
         return not self.handed or (again and not self.partner and not self.released)
 
     @property
-    def row(self) -> tuple[Any, ...]:
+    def database_row(self) -> tuple[Any, ...]:
         """The message as a row of the database."""
         return (
             *(self.root, str(self.node), str(self.run), int(self.is_reply), self.partner, self.expires),
@@ -124,7 +124,7 @@ class MessageArrivals:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def number(self, node: int) -> int:
+    def count_arrivals(self, node: int) -> int:
         """Count the messages that have arrived for a site; read it before looking for messages, for :meth:`wait`."""
         return self._count_of_site(node).number
 
@@ -182,11 +182,11 @@ class MessageStore:
             message = StoredMessage(root, *owner, partner, expires, envelope, tree)
             message.handed, message.released, message.withdrawn = map(bool, flags)
             self._add_to_memory(message)
-        self.files.keep_only(self._needed)
+        self.files.remove_unneeded(self._needed)
 
     # ------------------------------------------------------------------ the run's side
 
-    def push(self, requests: Sequence[StoredMessage]) -> tuple[list[str], list[str]]:
+    def accept_requests(self, requests: Sequence[StoredMessage]) -> tuple[list[str], list[str]]:
         """Accept a run's requests, except those to sites that are not registered.
 
         Returns:
@@ -195,7 +195,7 @@ class MessageStore:
         with self.database.lock:
             accepted = [request for request in requests if self.sites.get(request.node)]
             new = [request for request in accepted if request.root not in self._by_root]
-            self.database.write(*((_STORE, request.row) for request in new))
+            self.database.write(*((_STORE, request.database_row) for request in new))
             for request in new:
                 self._add_to_memory(request)
             missing = self._missing_objects(accepted)
@@ -203,7 +203,7 @@ class MessageStore:
             self.arrivals.note(request.node)
         return [request.root for request in accepted], missing
 
-    def replies(self, run: int, roots: Collection[str]) -> Iterator[StoredMessage | tuple[str, NoReplyReason]]:
+    def find_replies(self, run: int, roots: Collection[str]) -> Iterator[StoredMessage | tuple[str, NoReplyReason]]:
         """Yield for each of a run's requests its announced reply, or the reason why there will be none.
 
         A request whose reply is still awaited yields nothing. The answer is the same until the run releases the reply.
@@ -215,24 +215,24 @@ class MessageStore:
             elif reply := self._by_root.get(request.partner):
                 yield reply
             elif request.expires <= self.clock():
-                yield root, self._withdraw(request, NoReplyReason.MESSAGE_GONE)
+                yield root, self._withdraw_request(request, NoReplyReason.MESSAGE_GONE)
             elif not self.sites.is_connected(request.node):
-                yield root, self._withdraw(request, NoReplyReason.SITE_GONE)
+                yield root, self._withdraw_request(request, NoReplyReason.SITE_GONE)
 
-    def end(self, run: int) -> None:
+    def end_run(self, run: int) -> None:
         """End a run and release its requests; its replies stay until the next run has recorded them."""
         with self.database.lock:
             self.runs.end(run)
             requests = (message for message in self._by_root.values() if not message.is_reply)
             self._remove_files([request for request in requests if request.run == run])
 
-    def left_replies(self) -> list[StoredMessage]:
+    def unrecorded_replies(self) -> list[StoredMessage]:
         """Return the replies to ended runs that nobody has released, in the order of their arrival."""
         with self.database.lock:
             replies = [message for message in self._by_root.values() if message.is_reply and not message.released]
             return [reply for reply in replies if not self.runs.is_active(reply.run)]
 
-    def _withdraw(self, request: StoredMessage, reason: NoReplyReason) -> NoReplyReason:
+    def _withdraw_request(self, request: StoredMessage, reason: NoReplyReason) -> NoReplyReason:
         with self.database.lock:
             if not request.withdrawn:
                 self.database.write(("UPDATE messages SET withdrawn = 1 WHERE root = ?", (request.root,)))
@@ -264,11 +264,11 @@ class MessageStore:
 
     def small_contents(self, tree: Any) -> list[bytes]:
         """Return the contents of a request's small objects whose files exist."""
-        sizes = [(name, self.files.size(name)) for name in dict.fromkeys(object_ids(tree))]
+        sizes = [(name, self.files.size(name)) for name in dict.fromkeys(object_ids_of_tree(tree))]
         contents = map(self.files.read, choose_small_objects(sizes))
         return [content for content in contents if content is not None]
 
-    def answer(self, reply: StoredMessage) -> tuple[ReplyOutcome, list[str]]:
+    def accept_reply(self, reply: StoredMessage) -> tuple[ReplyOutcome, list[str]]:
         """Accept a site's reply, also one that it announces again.
 
         Returns:
@@ -286,7 +286,7 @@ class MessageStore:
                 return ReplyOutcome.NOBODY_WAITS, []
             reply.expires = request.expires
             partner = ("UPDATE messages SET partner = ? WHERE root = ?", (reply.root, request.root))
-            self.database.write((_STORE, reply.row), partner)
+            self.database.write((_STORE, reply.database_row), partner)
             request.partner = reply.root
             self._add_to_memory(reply)
             return ReplyOutcome.ACCEPTED, self._missing_objects([reply])
@@ -299,7 +299,7 @@ class MessageStore:
 
     # ------------------------------------------------------------------ ownership
 
-    def owner_of(self, root: str) -> int | None:
+    def site_of_message(self, root: str) -> int | None:
         """Return the site that a request was handed to or that announced a reply; None for any other name."""
         message = self._by_root.get(root)
         return message.node if message and (message.handed or message.is_reply) else None
@@ -309,27 +309,36 @@ class MessageStore:
         message = self._by_root.get(root)
         return message is not None and message.handed and message.node == node
 
-    def reply_to(self, root: str) -> str:
+    def accepted_reply_name(self, root: str) -> str:
         """Return the name of the reply that was accepted to a request; empty where there is none."""
         message = self._by_root.get(root)
         return "" if message is None or message.is_reply else message.partner
 
     def participates(self, node: int, run: int) -> bool:
         """Return whether a request of this run was handed to this site."""
-        return any(request.handed and request.run == run for request in self._newest_first(node, is_reply=False))
+        return any(
+            request.handed and request.run == run for request in self._site_messages_newest_first(node, is_reply=False)
+        )
 
     def may_pull(self, node: int, name: str) -> bool:
         """Return whether an object belongs to a request that was handed to this site."""
-        return any(request.handed and name in request.names for request in self._newest_first(node, is_reply=False))
+        return any(
+            request.handed and name in request.names
+            for request in self._site_messages_newest_first(node, is_reply=False)
+        )
 
     def may_push(self, node: int, name: str) -> bool:
         """Return whether an object belongs to a reply that this site announced."""
-        return any(name in reply.names for reply in self._newest_first(node, is_reply=True))
+        return any(name in reply.names for reply in self._site_messages_newest_first(node, is_reply=True))
 
     def is_late(self, node: int, name: str) -> bool:
         """Return whether an object came too late: every reply of this site that contains it has expired."""
         now = self.clock()
-        return all(reply.expires <= now for reply in self._newest_first(node, is_reply=True) if name in reply.names)
+        return all(
+            reply.expires <= now
+            for reply in self._site_messages_newest_first(node, is_reply=True)
+            if name in reply.names
+        )
 
     def needs(self, name: str) -> bool:
         """Return whether an object belongs to any message that is not released."""
@@ -342,9 +351,9 @@ class MessageStore:
         because a masked update is as large as the model that came before it. The run has a closer bound for each reply.
         """
         with self.database.lock:
-            for reply in self._newest_first(node, is_reply=True):
+            for reply in self._site_messages_newest_first(node, is_reply=True):
                 if name in reply.names:
-                    requests = self._newest_first(node, is_reply=False)
+                    requests = self._site_messages_newest_first(node, is_reply=False)
                     largest = max((request.size for request in requests if request.run == reply.run), default=0)
                     reply.size += size
                     return reply.size <= 2 * largest + ROOM_BYTES
@@ -361,14 +370,16 @@ class MessageStore:
 
     # ------------------------------------------------------------------ inside
 
-    def _newest_first(self, node: int, *, is_reply: bool) -> list[StoredMessage]:
+    def _site_messages_newest_first(self, node: int, *, is_reply: bool) -> list[StoredMessage]:
         return list(self._of_site.get((node, is_reply), {}).values())[::-1]
 
     def _is_awaited(self, request: StoredMessage) -> bool:
         return not request.withdrawn and request.expires > self.clock() and self.runs.is_active(request.run)
 
     def _missing_objects(self, messages: Iterable[StoredMessage]) -> list[str]:
-        names = dict.fromkeys(name for message in messages for name in object_ids(ObjectTree.FromString(message.tree)))
+        names = dict.fromkeys(
+            name for message in messages for name in object_ids_of_tree(ObjectTree.FromString(message.tree))
+        )
         return [name for name in names if not self.files.has(name)]
 
     def _add_to_memory(self, message: StoredMessage) -> None:
@@ -440,5 +451,5 @@ class SuperLinkStorage:
         """
         with self.database.lock:
             for unfinished in self.runs.unfinished_runs():
-                self.messages.end(unfinished)
-            return self.runs.begin(), self.messages.left_replies()
+                self.messages.end_run(unfinished)
+            return self.runs.begin(), self.messages.unrecorded_replies()

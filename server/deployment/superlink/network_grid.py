@@ -21,10 +21,10 @@ from flwr.serverapp import Grid
 
 from common.security.signatures import SignatureFault
 from common.system.timers import HEARTBEAT_EVERY_S, UPLOAD_STALL_S
-from common.wire.fleet_protocol import COORDINATOR, ROLL_CALL, object_ids
+from common.wire.fleet_protocol import COORDINATOR, ROLL_CALL, object_ids_of_tree
 from common.wire.flower_objects import (
-    TooLarge,
-    array_bytes,
+    MessageTooLarge,
+    count_array_bytes,
     join_message,
     message_without_content,
     set_identity,
@@ -33,7 +33,7 @@ from common.wire.flower_objects import (
 )
 from server.coordinator.admission import unrevoked_sites
 from server.coordinator.authority import signing_key_and_certificate
-from server.coordinator.folder import Coordinator
+from server.coordinator.folder import CoordinatorFolder
 from server.coordinator.state import read_sign_offs
 from server.deployment.superlink.control_client import (
     GIVEN_UP,
@@ -45,10 +45,16 @@ from server.deployment.superlink.control_client import (
     openssh_key_to_pem,
 )
 from server.deployment.superlink.messages import NoReplyReason
-from server.deployment.superlink.object_store import NO_REPLY, SPARE_BYTES, ObjectFiles, ReplyBound, masked_update_bytes
+from server.deployment.superlink.object_store import (
+    NO_REPLY,
+    SPARE_BYTES,
+    ObjectFiles,
+    ReplySizeBound,
+    requested_masked_update_bytes,
+)
 from server.deployment.superlink.process import CLOCK, OBJECTS, steady_clock
 from server.deployment.superlink.request_signing import Recipient, RequestSigner
-from server.runs.live_status import stopped_at
+from server.runs.live_status import describe_sign_off
 from strategies.engine.events import ReplyArrival
 from strategies.engine.exchange import MESSAGE_GONE, NODE_UNAVAILABLE, NOT_REGISTERED, REFUSED_REPLY, REVOKED
 
@@ -65,7 +71,7 @@ _REASONS = {
 
 
 @contextmanager
-def open_network_grid(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
+def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]:
     """Begin a run on the SuperLink, yield its Grid, and end the run.
 
     Raises:
@@ -105,14 +111,14 @@ def open_network_grid(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
             grid.close()
         finally:
             stop.set()
-            control.stop_waiting()
+            control.stop_retrying()
             try:
                 control.end_run(run)
             except (SuperLinkGone, RunLost):
                 logging.getLogger(__name__).info("the SuperLink did not receive that run %s is over", run)
 
 
-def _send_heartbeats(coordinator: Coordinator, run: int, stop: threading.Event) -> None:
+def _send_heartbeats(coordinator: CoordinatorFolder, run: int, stop: threading.Event) -> None:
     """Send heartbeats over a connection of this thread's own; interrupt the main thread when the run is lost."""
     with closing(ControlClient(coordinator)) as control:
         while not stop.wait(HEARTBEAT_EVERY_S):
@@ -126,11 +132,11 @@ def _send_heartbeats(coordinator: Coordinator, run: int, stop: threading.Event) 
 
 
 @dataclass(frozen=True)
-class _SentRequest:
+class _AwaitedRequest:
     """A request without its content, and the bound on its reply."""
 
     message: Message
-    bound: ReplyBound
+    bound: ReplySizeBound
 
 
 @dataclass
@@ -179,14 +185,14 @@ class NetworkGrid(Grid):
     ) -> None:
         self._control, self._run, self._clock, self._signed_off = control, run, clock, signed_off
         self._files, self._signer, self._earlier_replies = files, signer, earlier_replies
-        self._requests: dict[str, _SentRequest] = {}  # by the request's name, as are the next ones
+        self._requests: dict[str, _AwaitedRequest] = {}  # by the request's name, as are the next ones
         self._pending: dict[str, _PendingReply] = {}
         self._fetched: list[str] = []  # replies that were returned, and that may not be in the audit yet
         self._roll_calls: list[str] = []  # the same of a roll call: they are in the audit once the roll call is over
 
-    def registered(self) -> Mapping[int, str]:
+    def registered_sites(self) -> Mapping[int, str]:
         """Return the names of all sites that may take part by node, connected or not."""
-        return {node: site.name for node, site in self._signer.sites().items()}
+        return {node: site.name for node, site in self._signer.reload_recipients().items()}
 
     def set_run(self, run: Any) -> None:
         raise NotImplementedError("this Grid has no Flower run")
@@ -222,19 +228,19 @@ class NetworkGrid(Grid):
                     self._files.write(name, content)
             contents |= parts
             announced.append((message_without_content(message), tree))
-            sizes, assembled = [len(content) for content in parts.values()], array_bytes(message.content)
-            bound = ReplyBound.for_request(sizes, assembled, masked_update_bytes(message.content))
+            sizes, assembled = [len(content) for content in parts.values()], count_array_bytes(message.content)
+            bound = ReplySizeBound.for_request(sizes, assembled, requested_masked_update_bytes(message.content))
             metadata = message.metadata
             site, kind, group = metadata.dst_node_id, metadata.message_type, metadata.group_id
             empty = Message(RecordDict(), site, kind, ttl=metadata.ttl, group_id=group)
             set_message_id(empty, metadata.message_id)
-            self._requests[metadata.message_id] = _SentRequest(empty, bound)
+            self._requests[metadata.message_id] = _AwaitedRequest(empty, bound)
             self._signer.remember_sent(message)
-        accepted, missing = self._control.push(self._run, announced)
+        accepted, missing = self._control.push_requests(self._run, announced)
         while missing:  # an earlier message has released them meanwhile
             for name in missing:
                 self._files.write(name, contents[name])
-            accepted, missing = self._control.push(self._run, announced)
+            accepted, missing = self._control.push_requests(self._run, announced)
         return accepted
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -247,18 +253,18 @@ class NetworkGrid(Grid):
         names = list(message_ids)
         errors = list[Message]()
         if unannounced := [name for name in names if name not in self._pending]:
-            for status in self._control.replies(self._run, unannounced):
+            for status in self._control.reply_statuses(self._run, unannounced):
                 if status.reason is None:
-                    self._pending[status.request] = _PendingReply(status, object_ids(status.tree))
+                    self._pending[status.request] = _PendingReply(status, object_ids_of_tree(status.tree))
                     continue
                 code, reason = _REASONS[status.reason]
                 request = self._requests.get(status.request)
                 if status.reason is NoReplyReason.SITE_GONE and request is not None:
-                    site = self.registered().get(request.message.metadata.dst_node_id)
+                    site = self.registered_sites().get(request.message.metadata.dst_node_id)
                     if site is None:
                         code, reason = REVOKED, NOT_REGISTERED
                     elif when := self._signed_off().get(site):
-                        reason = stopped_at(when)
+                        reason = describe_sign_off(when)
                 errors.append(self._error_reply(status.request, code, reason))
         complete, until = self._take_complete_replies(names), time.monotonic() + POLL_S
         while not complete and not unannounced and time.monotonic() < until:
@@ -269,18 +275,22 @@ class NetworkGrid(Grid):
             del self._pending[name]
         return [*errors, *(self._make_reply(pending) for pending in replies.values())]
 
-    def left_replies(self, run: str) -> Iterator[ReplyArrival]:
+    def unrecorded_replies(self, run: str) -> Iterator[ReplyArrival]:
         """Yield the replies to this run that were accepted, and that no process had recorded when it ended.
 
         A reply is released, as are those to other runs, once the caller has recorded it and asks for the next.
         """
         for envelope, tree in self._earlier_replies:
             name, node = envelope.metadata.message_id, envelope.metadata.src_node_id
-            objects = {part: content for part in object_ids(tree) if (content := self._files.view(part)) is not None}
+            objects = {
+                part: content
+                for part in object_ids_of_tree(tree)
+                if (content := self._files.map_into_memory(part)) is not None
+            }
             size = sum(map(len, objects.values())) + SPARE_BYTES
             with suppress(ValueError, SignatureFault):  # cut off, or not signed by the site of that node
                 message = join_message(name, objects, size)
-                statement = self._signer.read_signed_statement(node, message.content)
+                statement = self._signer.read_reply_statement(node, message.content)
                 if statement.run == run:
                     about = statement.record, statement.round, statement.site
                     yield ReplyArrival(*about, message.content, CAME_WHILE_AWAY)
@@ -308,7 +318,7 @@ class NetworkGrid(Grid):
                 pending.size += sum(self._files.size(part) for part in set(pending.missing) - set(missing))
                 pending.missing, pending.since = missing, time.monotonic()
             if request := self._requests.get(name):
-                pending.fault = request.bound.fault(len(pending.names), pending.size)
+                pending.fault = request.bound.size_fault(len(pending.names), pending.size)
             if pending.fault or not missing or time.monotonic() - pending.since > UPLOAD_STALL_S:
                 complete[name] = pending
         return complete
@@ -322,17 +332,17 @@ class NetworkGrid(Grid):
         bound = request.bound if request else NO_REPLY
         if not fault:
             try:
-                contents = {part: self._files.view(part) or b"" for part in pending.names}
+                contents = {part: self._files.map_into_memory(part) or b"" for part in pending.names}
                 message = join_message(metadata.message_id, contents, bound.assembled)
-            except TooLarge:
-                fault = bound.too_large
+            except MessageTooLarge:
+                fault = bound.too_large_reason
             except ValueError as error:
                 fault = f"its reply cannot be read: {error}"
         is_roll_call = request is not None and request.message.metadata.message_type == ROLL_CALL
         (self._roll_calls if is_roll_call else self._fetched).append(metadata.message_id)
         # An error holds no record and is not signed: it counts for nothing but words.
         if message is not None and message.has_content():
-            fault = self._signer.fault(name, message)
+            fault = self._signer.find_reply_fault(name, message)
         if fault or message is None:
             return self._error_reply(name, REFUSED_REPLY, fault)
         self._requests.pop(name, None)

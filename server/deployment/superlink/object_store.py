@@ -59,7 +59,7 @@ class ObjectFiles:
             part.unlink(missing_ok=True)
             raise
 
-    def view(self, object_id: str) -> memoryview | None:
+    def map_into_memory(self, object_id: str) -> memoryview | None:
         """Map an object's file into memory; the view outlives the file. None where there is no such object."""
         if not is_object_id(object_id):
             return None
@@ -72,7 +72,7 @@ class ObjectFiles:
 
     def read(self, object_id: str) -> bytes | None:
         """Return a copy of an object's content, None where there is no such object."""
-        content = self.view(object_id)
+        content = self.map_into_memory(object_id)
         return None if content is None else bytes(content)
 
     def has(self, object_id: str) -> bool:
@@ -95,7 +95,7 @@ class ObjectFiles:
         """Return the ids of all complete objects."""
         return {path.name for path in self._folder.iterdir() if not path.name.startswith(".")}
 
-    def keep_only(self, needed: Collection[str]) -> None:
+    def remove_unneeded(self, needed: Collection[str]) -> None:
         """Remove files that no message needs, incomplete files, and files whose content does not match their name."""
         for path in list(self._folder.iterdir()):
             if path.name not in needed or hashlib.sha256(path.read_bytes()).hexdigest() != path.name:
@@ -140,7 +140,7 @@ class PullResponseCache:
         now = time.monotonic()
         with self._lock:
             response = self._pop(object_id)
-            if response is None and (content := self._files.view(object_id)) is not None:
+            if response is None and (content := self._files.map_into_memory(object_id)) is not None:
                 response = append_field(_OBJECT_AVAILABLE, CONTENT_OF_PULL, content)
             if response is not None:
                 self._responses[object_id] = (now, response)
@@ -168,7 +168,7 @@ LARGEST_CALL = CHUNK_BYTES + 2**20
 """Bytes of one call at most: a chunk of an array is the largest part of a message. Flower 1.39 allows 2 GiB."""
 
 
-def masked_update_bytes(content: Mapping[str, Any]) -> int:
+def requested_masked_update_bytes(content: Mapping[str, Any]) -> int:
     """Return the size of the masked update that a request asks for under secure aggregation, 0 for other requests."""
     fields = content.get("fields")
     numbers = fields.get("numbers", 0) if isinstance(fields, Mapping) else 0
@@ -176,7 +176,7 @@ def masked_update_bytes(content: Mapping[str, Any]) -> int:
 
 
 @dataclass(frozen=True)
-class ReplyBound:
+class ReplySizeBound:
     """The largest reply that a request can have.
 
     A reply holds at most the arrays of its request, a masked update of the length that the request states, and
@@ -193,7 +193,7 @@ class ReplyBound:
     assembled: int
 
     @classmethod
-    def for_request(cls, sizes: Collection[int], assembled: int, masked_update: int = 0) -> "ReplyBound":
+    def for_request(cls, sizes: Collection[int], assembled: int, masked_update: int = 0) -> "ReplySizeBound":
         """Bound the replies to a request.
 
         Args:
@@ -204,17 +204,17 @@ class ReplyBound:
         chunks, spare = -(-masked_update // CHUNK_BYTES), masked_update + SPARE_BYTES
         return cls(len(sizes) + chunks + SPARE_OBJECTS, sum(sizes) + spare, assembled + spare)
 
-    def fault(self, objects: int, size: int) -> str:
+    def size_fault(self, objects: int, size: int) -> str:
         """Explain why a reply with this number of objects and bytes is refused; empty if it is within the bound."""
         if objects > self.objects:
             return f"its reply has {objects} parts; what was asked for has at most {self.objects}"
-        return self.too_large if size > self.size else ""
+        return self.too_large_reason if size > self.size else ""
 
     @property
-    def too_large(self) -> str:
+    def too_large_reason(self) -> str:
         """The reason for refusing a reply with too many bytes."""
         return f"its reply weighs more than {self.assembled / 1e6:.0f} MB, the most that what was asked for can weigh"
 
 
-NO_REPLY = ReplyBound(0, 0, 0)
+NO_REPLY = ReplySizeBound(0, 0, 0)
 """The bound on a reply to no request of ours."""

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from common.errors import BadInput, Fault, stop_on
+from common.errors import BadInput, Fault, raise_faults
 from common.system.files import write_atomically
 from common.system.plain_text import json_text
 from common.system.resources import LARGE_BUFFERS
 from common.system.stopping import STARTER
 from common.system.terminal import LogForm, log_form
-from server.coordinator.folder import Coordinator
+from server.coordinator.folder import CoordinatorFolder
 from server.coordinator.preflight import hospital_port_faults
 from server.deployment.superlink.control_client import is_superlink_answering
 
@@ -35,7 +35,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 class SuperLink:
     """The SuperLink's process and the log of what it prints."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: CoordinatorFolder) -> None:
         self._coordinator = coordinator
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -46,7 +46,7 @@ class SuperLink:
             BadInput: If it does not answer in time, with the end of its log.
         """
         coordinator = self._coordinator
-        stop_on(hospital_port_faults(coordinator))
+        raise_faults(hospital_port_faults(coordinator))
         coordinator.log.parent.mkdir(parents=True, exist_ok=True)
         coordinator.log.touch(mode=0o600)
         self._process = subprocess.Popen(
@@ -57,7 +57,7 @@ class SuperLink:
             env={**os.environ, STARTER: str(os.getpid()), **LARGE_BUFFERS},  # it ends when this process does
         )
         assert self._process.stdout is not None
-        self._log = copy_lines(self._process.stdout, BoundedLog(coordinator.log, as_json=log_form() is LogForm.json))
+        self._log = copy_lines(self._process.stdout, RotatingLog(coordinator.log, as_json=log_form() is LogForm.json))
         deadline = time.monotonic() + START_TIMEOUT_S
         while not is_superlink_answering(coordinator):
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -84,7 +84,7 @@ class SuperLink:
             self._process.wait()
 
 
-def superlink_command(coordinator: Coordinator) -> list[str]:
+def superlink_command(coordinator: CoordinatorFolder) -> list[str]:
     """Return the command line that starts the SuperLink."""
     authority = coordinator.authority
     return [
@@ -102,7 +102,7 @@ def superlink_command(coordinator: Coordinator) -> list[str]:
 
 
 @dataclass
-class BoundedLog:
+class RotatingLog:
     """A log of :data:`FILES` files of :data:`FILE_BYTES` at most (PATH, PATH.1, PATH.2), readable by their owner only.
 
     Args:
@@ -146,7 +146,7 @@ def escape_control_characters(line: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in plain)
 
 
-def copy_lines(source: IO[bytes], log: BoundedLog) -> threading.Thread:
+def copy_lines(source: IO[bytes], log: RotatingLog) -> threading.Thread:
     """Copy the lines that a process prints to a log, in a thread that ends with the process."""
 
     def copy() -> None:

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     state: Path = options.state
     certificates = options.authority.read_bytes(), options.certificate.read_bytes(), options.key.read_bytes()
     storage = SuperLinkStorage.open(state / FILE, ObjectFiles(state / OBJECTS), steady_clock(state / CLOCK))
-    connections = possible_connections(options.connections)
+    connections = count_possible_connections(options.connections)
     hospitals, _ = serve_hospitals(options.fleet, storage, certificates, state, connections)
     programs = serve_control(ControlSocket(state).grpc_address, storage)
     while not stop.wait(RELEASE_MEMORY_EVERY_S):
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     storage.close()
 
 
-def possible_connections(connections: int) -> int:
+def count_possible_connections(connections: int) -> int:
     """Return how many of these connections fit beside the process's other open files, with a warning if not all do."""
     room = raise_descriptor_limit() - OTHER_FILES
     if room < connections:

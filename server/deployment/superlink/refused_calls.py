@@ -47,7 +47,7 @@ class RefusedCall:
     run: int = 0
 
 
-class RefusedCalls:
+class RefusedCallLog:
     """Records refused calls of admitted sites. Safe to use from several threads."""
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +55,7 @@ class RefusedCalls:
         self._written: dict[RefusedCall, tuple[float, int]] = {}  # time of the last line, repetitions since
         self._timer: threading.Timer | None = None
 
-    def note(self, refused: RefusedCall) -> None:
+    def record_refusal(self, refused: RefusedCall) -> None:
         """Write a refusal, or count it where the same refusal was written less than :data:`PAUSE_S` ago."""
         with self._lock:
             if refused not in self._written and len(self._written) >= MOST_KINDS:
@@ -92,7 +92,7 @@ class RefusedCalls:
 
 
 @dataclass
-class StrangerCalls:
+class UnknownCallerCounts:
     """Counts refused calls of unknown callers, and logs one line for each address and reason once a minute.
 
     Args:

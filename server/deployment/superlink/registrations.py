@@ -16,7 +16,7 @@ MOST_RUNS = 100
 """Runs that are remembered, the newest."""
 
 
-class Presence(StrEnum):
+class SiteConnectionState(StrEnum):
     """The connection of a site, or the reason why it has none."""
 
     NEVER = "never connected"
@@ -41,17 +41,21 @@ class RegisteredSite:
     node_id: int
     name: str
     public_key: bytes
-    state: Presence = Presence.NEVER
+    state: SiteConnectionState = SiteConnectionState.NEVER
     until: float = 0.0
 
     @property
     def online(self) -> bool:
         """Return True if the site was connected when its state was read."""
-        return self.state == Presence.CONNECTED
+        return self.state == SiteConnectionState.CONNECTED
 
-    def at(self, now: float) -> Presence:
+    def connection_state_at(self, now: float) -> SiteConnectionState:
         """Return the presence of the site at this time."""
-        return Presence.LOST if self.state == Presence.CONNECTED and self.until <= now else self.state
+        return (
+            SiteConnectionState.LOST
+            if self.state == SiteConnectionState.CONNECTED and self.until <= now
+            else self.state
+        )
 
 
 class SiteRegistry:
@@ -61,12 +65,12 @@ class SiteRegistry:
         self._database, self._clock = database, clock
         self._sites = dict[int, RegisteredSite]()
         for node, name, key, state, until in database.read("SELECT node, name, key, state, until FROM sites"):
-            self._sites[int(node)] = RegisteredSite(int(node), name, bytes(key), Presence(state), until)
+            self._sites[int(node)] = RegisteredSite(int(node), name, bytes(key), SiteConnectionState(state), until)
 
     def all(self) -> list[RegisteredSite]:
         """Return all sites, each with its presence now."""
         now = self._clock()
-        return [replace(site, state=site.at(now)) for site in list(self._sites.values())]
+        return [replace(site, state=site.connection_state_at(now)) for site in list(self._sites.values())]
 
     def get(self, node_id: int) -> RegisteredSite | None:
         """Return the site of a node, None for an unregistered node."""
@@ -75,12 +79,12 @@ class SiteRegistry:
     def is_connected(self, node_id: int) -> bool:
         """Return whether a site has sent its heartbeats in time."""
         site = self._sites.get(node_id)
-        return site is not None and site.at(self._clock()) == Presence.CONNECTED
+        return site is not None and site.connection_state_at(self._clock()) == SiteConnectionState.CONNECTED
 
     def has_signed_off(self, node_id: int) -> bool:
         """Return whether a site has signed off and has not come back."""
         site = self._sites.get(node_id)
-        return site is not None and site.state == Presence.SIGNED_OFF
+        return site is not None and site.state == SiteConnectionState.SIGNED_OFF
 
     def by_key(self) -> Mapping[bytes, RegisteredSite]:
         """Return the sites by their public keys."""
@@ -109,7 +113,7 @@ class SiteRegistry:
         with self._database.lock:
             if not self.is_connected(node_id):
                 return False
-            self._store(replace(self._sites[node_id], state=Presence.SIGNED_OFF, until=self._clock()))
+            self._store(replace(self._sites[node_id], state=SiteConnectionState.SIGNED_OFF, until=self._clock()))
             return True
 
     def heartbeat(self, node_id: int, interval_s: float) -> bool:
@@ -117,7 +121,7 @@ class SiteRegistry:
         with self._database.lock:
             if (site := self._sites.get(node_id)) is None:
                 return False
-            self._store(replace(site, state=Presence.CONNECTED, until=self._clock() + PATIENCE * interval_s))
+            self._store(replace(site, state=SiteConnectionState.CONNECTED, until=self._clock() + PATIENCE * interval_s))
             return True
 
     def _store(self, site: RegisteredSite) -> None:

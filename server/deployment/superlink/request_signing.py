@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message, RecordDict
 
-from common.security.identity import fingerprint
+from common.security.identity import public_key_fingerprint
 from common.security.signatures import (
     CHAINED,
     ReplyStatement,
     RequestStatement,
     SignatureFault,
-    refuse_another_record,
-    run_round_and_kind,
+    check_statement_matches_record,
+    read_run_round_kind,
+    read_unverified_signature,
     sign,
-    signature_of,
     verified_reply,
 )
 from common.wire.canonical_bytes import record_sha256
@@ -48,7 +48,7 @@ class RequestSigner:
         self._sites: Mapping[int, Recipient] = {}
         self._sent: dict[str, tuple[Recipient, str, int]] = {}  # name of the message -> its site, run and round
 
-    def sites(self) -> Mapping[int, Recipient]:
+    def reload_recipients(self) -> Mapping[int, Recipient]:
         """Read the sites that may take part again, and return them by node."""
         self._sites = self._read_sites()
         return self._sites
@@ -58,10 +58,10 @@ class RequestSigner:
         site = self._find_site(message.metadata.dst_node_id)
         if site is None:
             return  # the SuperLink does not deliver it
-        run, server_round, record = run_round_and_kind(message.content)
+        run, server_round, record = read_run_round_kind(message.content)
         statement = RequestStatement(
             site=site.name,
-            key=fingerprint(site.public_key),
+            key=public_key_fingerprint(site.public_key),
             run=run,
             round=server_round,
             record=record,
@@ -74,10 +74,10 @@ class RequestSigner:
         """Remember a request under its message's final name, so that the reply can be checked against it."""
         site = self._find_site(message.metadata.dst_node_id)
         if site is not None:
-            run, server_round, _ = run_round_and_kind(message.content)
+            run, server_round, _ = read_run_round_kind(message.content)
             self._sent[message.metadata.message_id] = site, run, server_round
 
-    def fault(self, message_id: str, reply: Message) -> str:
+    def find_reply_fault(self, message_id: str, reply: Message) -> str:
         """Explain why a reply is not the recipient's own answer to a request; empty where it is.
 
         Args:
@@ -91,14 +91,14 @@ class RequestSigner:
             stated = (statement.site, statement.run, statement.round, statement.message)
             if stated != (site.name, run, server_round, message_id):
                 raise SignatureFault("its statement names another site, run, round or message")
-            record = run_round_and_kind(reply.content)[2]
+            record = read_run_round_kind(reply.content)[2]
             if statement.record != record or (statement.number > 0) != (record in CHAINED):
                 raise SignatureFault("its statement names another kind of record")
         except SignatureFault as fault:
             return f"its reply is not signed by {site.name} as an answer to what it was asked: {fault}"
         return ""
 
-    def read_signed_statement(self, node_id: int, content: RecordDict) -> ReplyStatement:
+    def read_reply_statement(self, node_id: int, content: RecordDict) -> ReplyStatement:
         """Return the statement (the signed text) by which a site vouches for a reply to an earlier run.
 
         Raises:
@@ -113,11 +113,11 @@ class RequestSigner:
         return statement
 
     def _find_site(self, node_id: int) -> Recipient | None:
-        return self._sites.get(node_id) or self.sites().get(node_id)
+        return self._sites.get(node_id) or self.reload_recipients().get(node_id)
 
 
 def _verify_statement(content: RecordDict, public_key: str) -> ReplyStatement:
     """Return the statement about a reply's records; raise :class:`SignatureFault` unless this key signed it."""
-    statement: ReplyStatement = verified_reply(signature_of(content)[0], public_key)
-    refuse_another_record(statement, content)
+    statement: ReplyStatement = verified_reply(read_unverified_signature(content)[0], public_key)
+    check_statement_matches_record(statement, content)
     return statement

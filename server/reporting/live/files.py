@@ -12,9 +12,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from server.coordinator.admission import admitted_sites
-from server.coordinator.folder import Coordinator
+from server.coordinator.folder import CoordinatorFolder
 from server.coordinator.state import read_connections, read_sign_offs
-from server.runs.live_status import PHASES, LineReader, PresentRun, describe_part_in_run, read_present, stopped_at
+from server.runs.live_status import (
+    PHASES,
+    CurrentRun,
+    JsonLinesReader,
+    describe_sign_off,
+    describe_site_in_run,
+    read_current_run,
+)
 from server.runs.reader import RoundLine
 
 EVENTS_SHOWN = 12
@@ -54,7 +61,7 @@ SENTENCES = {
 
 
 @dataclass(frozen=True)
-class SiteStatus:
+class SiteStatusRow:
     """One row of the table of sites.
 
     Attributes:
@@ -87,8 +94,8 @@ class RunSnapshot:
 
     title: str
     link: str = ""
-    present: PresentRun | None = None
-    sites: tuple[SiteStatus, ...] = ()
+    present: CurrentRun | None = None
+    sites: tuple[SiteStatusRow, ...] = ()
     rounds: tuple[RoundLine, ...] = ()
     events: tuple[tuple[str, str], ...] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
@@ -110,24 +117,24 @@ class RunSource:
     link: Callable[[], str] = str
 
 
-def source_of_current_run(coordinator: Coordinator) -> RunSource:
+def source_of_current_run(coordinator: CoordinatorFolder) -> RunSource:
     """Return the source of a coordinator's current run."""
 
-    def links() -> dict[str, str]:
+    def site_connections() -> dict[str, str]:
         online, signed_off = read_connections(coordinator.state), read_sign_offs(coordinator.state)
         states = {}
         for name, site in admitted_sites(coordinator).items():
-            away = stopped_at(signed_off[name]) if name in signed_off else "not connected"
+            away = describe_sign_off(signed_off[name]) if name in signed_off else "not connected"
             connection = "not known" if online is None else "connected" if online.get(name) else away
             states[name] = "revoked" if site.revoked else connection
         return states
 
-    def link() -> str:
+    def server_connection() -> str:
         if read_connections(coordinator.state) is None:
             return "down: start it with flwr-server start"
         return f"open at {coordinator.public_address}"
 
-    return RunSource(coordinator.file.name, coordinator.state, links, link)
+    return RunSource(coordinator.file.name, coordinator.state, site_connections, server_connection)
 
 
 class FileWatcher:
@@ -135,35 +142,38 @@ class FileWatcher:
 
     def __init__(self, source: RunSource) -> None:
         self._source = source
-        self._rounds, self._events = LineReader(Path()), LineReader(Path())
+        self._rounds, self._events = JsonLinesReader(Path()), JsonLinesReader(Path())
         self._records: tuple[RoundLine, ...] = ()
 
-    def look(self) -> RunSnapshot:
+    def poll_snapshot(self) -> RunSnapshot:
         """Return the current state of the run."""
         source, links = self._source, self._source.links()
-        if (present := read_present(source.state)) is None:
-            idle = tuple(SiteStatus(name, link, "") for name, link in links.items())
+        if (present := read_current_run(source.state)) is None:
+            idle = tuple(SiteStatusRow(name, link, "") for name, link in links.items())
             return RunSnapshot(source.title, source.link(), sites=idle)
         folder = Path(present.run_folder)
         if self._rounds.path.parent != folder:
-            self._rounds, self._events = LineReader(folder / "rounds.jsonl"), LineReader(folder / "events.jsonl")
+            self._rounds, self._events = (
+                JsonLinesReader(folder / "rounds.jsonl"),
+                JsonLinesReader(folder / "events.jsonl"),
+            )
             self._records = ()
-        if self._rounds.look():
+        if self._rounds.poll():
             records = []
             for line in self._rounds.all:
                 with suppress(ValidationError):
                     records.append(RoundLine.model_validate(line))
             self._records = tuple(records)
-        self._events.look()
+        self._events.poll()
         counted = Counter(site for record in self._records for site in record.sites)
-        seconds, missed, sites = dict[str, float](), dict[str, str](), list[SiteStatus]()
+        seconds, missed, sites = dict[str, float](), dict[str, str](), list[SiteStatusRow]()
         for record in self._records:
             seconds |= record.site_seconds
             missed |= {site: f"round {record.round}: {why}" for site, why in record.absent.items()}
         for name in sorted({*links, *present.sites, *present.waiting_for}):
             link = links.get(name, "")
-            part = describe_part_in_run(present, name, revoked=link == "revoked")
-            sites.append(SiteStatus(name, link, part, counted[name], seconds.get(name), missed.get(name, "")))
+            part = describe_site_in_run(present, name, revoked=link == "revoked")
+            sites.append(SiteStatusRow(name, link, part, counted[name], seconds.get(name), missed.get(name, "")))
         summary = None
         if present.state == "done":
             with suppress(OSError, ValueError):

@@ -12,12 +12,12 @@ from jinja2 import Environment
 from markupsafe import Markup
 from pydantic import TypeAdapter
 
-from common.metrics.auroc import Summary
-from common.metrics.measured import figure
+from common.metrics.auroc import FinalTestSummary
+from common.metrics.measured import format_value_with_error
 from common.system import plain_text
-from common.system.plain_text import page_environment
-from server.reporting.live.files import RunSnapshot, SiteStatus
-from server.runs.live_status import PHASES, SIGNED_OFF, PresentRun
+from common.system.plain_text import make_template_environment
+from server.reporting.live.files import RunSnapshot, SiteStatusRow
+from server.runs.live_status import PHASES, SIGNED_OFF, CurrentRun
 
 SITES_SHOWN = 60
 POINTS_SHOWN = 300
@@ -29,7 +29,7 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 12, 30, 34
 """Margins of a figure."""
 
 _ASSETS = Path(__file__).parent / "assets"
-_SUMMARY = TypeAdapter(Summary)
+_SUMMARY = TypeAdapter(FinalTestSummary)
 
 
 def render_page(snapshot: RunSnapshot) -> str:
@@ -51,10 +51,10 @@ def _render(template: str, **variables: object) -> str:
 def _template_environment() -> Environment:
     css_classes = {"connected": "good", "revoked": "bad", "not connected": "away"}
 
-    def css_class(site: SiteStatus) -> str:
+    def css_class(site: SiteStatusRow) -> str:
         return "away" if site.link.startswith(SIGNED_OFF) else css_classes.get(site.link, "")
 
-    environment = page_environment(_ASSETS)
+    environment = make_template_environment(_ASSETS)
     environment.globals.update(say=plain_text, mark=css_class)
     return environment
 
@@ -93,7 +93,10 @@ def template_variables(snapshot: RunSnapshot) -> dict[str, object]:
     }
     if run is None:
         return shown | {"tab": snapshot.title, "announcement": "no run yet", "run": None}
-    words, done = "interrupted: --resume goes on" if run.state == "interrupted" else run.state, rounds_done(run)
+    words, done = (
+        "interrupted: --resume goes on" if run.state == "interrupted" else run.state,
+        count_finished_rounds(run),
+    )
     progress = f"round {done} of {run.rounds} done" if run.rounds else ""
     reason = run.last_error if run.state != "done" else ""
     return shown | {
@@ -110,12 +113,12 @@ def template_variables(snapshot: RunSnapshot) -> dict[str, object]:
     }
 
 
-def rounds_done(run: PresentRun) -> int:
+def count_finished_rounds(run: CurrentRun) -> int:
     """Return the number of finished rounds, without the round that is in training."""
     return max(run.round - 1, 0) if run.phase == "train" and run.state != "done" else run.round
 
 
-def _describe_activity(run: PresentRun) -> str:
+def _describe_activity(run: CurrentRun) -> str:
     """Return the run's current step, and the sites that it waits for."""
     if run.state != "running":
         return f"Run folder: {run.run_folder}"
@@ -124,22 +127,22 @@ def _describe_activity(run: PresentRun) -> str:
     if not run.waiting_for:
         return at
     until = time.strftime("%H:%M:%S %Z", time.localtime(run.deadline))
-    return f"{at} Waiting for {plain_text.shortened(run.waiting_for, 6)}, at the latest until {until}."
+    return f"{at} Waiting for {plain_text.join_first_words(run.waiting_for, 6)}, at the latest until {until}."
 
 
-def _figure_tiles(snapshot: RunSnapshot, run: PresentRun, done: int) -> list[tuple[str, str]]:
+def _figure_tiles(snapshot: RunSnapshot, run: CurrentRun, done: int) -> list[tuple[str, str]]:
     tiles = [(f"{done} of {run.rounds}" if run.rounds else "–", "rounds done")]
     if run.state == "running" and run.seconds_left is not None:
-        tiles.append((plain_text.duration(run.seconds_left), "left, by the pace so far"))
+        tiles.append((plain_text.format_duration(run.seconds_left), "left, by the pace so far"))
     tiles.append((str(len(run.sites)), f"sites take part{f', {len(run.lost)} lost' if run.lost else ''}"))
     for name, key in (("validation loss", "validation_loss"), ("validation AUROC", "validation_auroc")):
         values = [(each.round, value) for each in snapshot.rounds if (value := getattr(each, key)) is not None]
-        tiles += [(plain_text.number(value), f"{name}, round {number}") for number, value in values[-1:]]
+        tiles += [(plain_text.format_number(value), f"{name}, round {number}") for number, value in values[-1:]]
     test = snapshot.summary.get("test")
     if isinstance(test, Mapping):
-        headline = _SUMMARY.validate_python(test).headline()
+        headline = _SUMMARY.validate_python(test).headline_auroc()
         over = f"{len(headline.classes)} of {len(headline.classes) + len(headline.left_out)} classes"
-        tiles.append((figure(headline.mean), f"test AUROC, mean over {over}"))
+        tiles.append((format_value_with_error(headline.mean), f"test AUROC, mean over {over}"))
     return tiles
 
 

@@ -22,10 +22,10 @@ from urllib.parse import parse_qs, urlsplit
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
-from common.errors import BadInput, Fault, stop_on
+from common.errors import BadInput, Fault, raise_faults
 from common.system.stopping import graceful_shutdown
 from server.coordinator.authority import certificate_faults
-from server.coordinator.folder import Coordinator
+from server.coordinator.folder import CoordinatorFolder
 from server.reporting.live.files import FileWatcher, RunSnapshot, RunSource, source_of_current_run
 from server.reporting.live.page import content_security_policy, render_changing_part, render_page
 
@@ -79,7 +79,7 @@ class ViewServer:
         """Have :meth:`serve` return; to be called from another thread."""
         self._stopping = True
 
-    def stop_after_last_look(self) -> None:
+    def stop_after_last_request(self) -> None:
         """Have :meth:`serve` return once a page that is open has asked for the last state."""
         end = time.monotonic()
         self._snapshot = None  # the next look is a fresh one
@@ -157,7 +157,7 @@ class ViewServer:
     def _take_snapshot(self) -> RunSnapshot:
         """Return the state of the run; it is read at most every half second, however many pages ask."""
         if self._snapshot is None or time.monotonic() - self._snapshot_time > POLL_S / 2:
-            self._snapshot, self._snapshot_time = self._watcher.look(), time.monotonic()
+            self._snapshot, self._snapshot_time = self._watcher.poll_snapshot(), time.monotonic()
         return self._snapshot
 
 
@@ -182,20 +182,20 @@ def open_listening_socket(address: str, port: int) -> socket.socket:
         raise BadInput([Fault(f"--port {port}", problem, "Name another with --port.")]) from None
 
 
-def make_tls_context(coordinator: Coordinator) -> ssl.SSLContext:
+def make_tls_context(coordinator: CoordinatorFolder) -> ssl.SSLContext:
     """Return a TLS context with the coordinator's certificate and key."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(coordinator.authority / "server.crt", coordinator.authority / "server.key")
     return tls
 
 
-def serve_view(coordinator: Coordinator, address: str, port: int, tell: Callable[[str], None]) -> None:
+def serve_view(coordinator: CoordinatorFolder, address: str, port: int, tell: Callable[[str], None]) -> None:
     """Serve the page until this process has to stop. Only files are read, so that no run is disturbed.
 
     Raises:
         BadInput: If the certificate cannot be used, or the port is taken.
     """
-    stop_on(certificate_faults(coordinator))
+    raise_faults(certificate_faults(coordinator))
     certificate = x509.load_pem_x509_certificate((coordinator.authority / "server.crt").read_bytes())
     sha256 = certificate.fingerprint(hashes.SHA256()).hex(":").upper()
     token = secrets.token_urlsafe(24)
@@ -247,7 +247,7 @@ def main() -> None:
 
     def end_with_the_run() -> None:
         sys.stdin.read()
-        server.stop_after_last_look()
+        server.stop_after_last_request()
 
     threading.Thread(target=end_with_the_run, daemon=True).start()
     server.serve()

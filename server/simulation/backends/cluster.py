@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from common import __version__
-from common.errors import BadInput, Fault, stop_on
+from common.errors import BadInput, Fault, raise_faults
 from common.system.resources import LARGE_BUFFERS
 
 BYTES_PER_WORKER = 1.5 * 2**30  # torch, Flower and a model of some 10 M parameters in one worker: an estimate
@@ -64,7 +64,7 @@ class ClusterNode:
     gpus: float
     memory: float
 
-    def room(self, threads: int, gpus_per_site: float) -> int:
+    def count_fitting_sites(self, threads: int, gpus_per_site: float) -> int:
         """Return how many sites can train on this node at a time."""
         fitting = [self.cpus // threads, self.memory // BYTES_PER_WORKER]
         if gpus_per_site > 1:
@@ -75,14 +75,14 @@ class ClusterNode:
 
 
 @dataclass(frozen=True)
-class Workers:
+class WorkerAllocation:
     """The number of sites that train at a time, and the share or number of GPUs that each of them takes."""
 
     count: int
     gpus_per_site: float
 
 
-def choose_workers(settings: WorkerSettings, sites: int, machines: Sequence[ClusterNode]) -> Workers:
+def choose_workers(settings: WorkerSettings, sites: int, machines: Sequence[ClusterNode]) -> WorkerAllocation:
     """Choose the number of workers and their GPUs by all machines' resources, unless the experiment sets them.
 
     Where a machine has a GPU, and the experiment does not say that it trains on CPUs, sites train on GPUs alone.
@@ -91,11 +91,11 @@ def choose_workers(settings: WorkerSettings, sites: int, machines: Sequence[Clus
     share = settings.gpus_per_site or 0.0
     if gpus and settings.gpus_per_site is None:
         with_gpu = [machine for machine in machines if machine.gpus]
-        room = sum(machine.room(settings.threads, 0) for machine in with_gpu)
+        room = sum(machine.count_fitting_sites(settings.threads, 0) for machine in with_gpu)
         together = settings.workers or min(sites, max(1, room))
         share = math.floor(GPU_PARTS / max(1, math.ceil(together / gpus))) / GPU_PARTS
-    room = sum(machine.room(settings.threads, share) for machine in machines)
-    return Workers(settings.workers or max(1, min(sites, room)), share)
+    room = sum(machine.count_fitting_sites(settings.threads, share) for machine in machines)
+    return WorkerAllocation(settings.workers or max(1, min(sites, room)), share)
 
 
 def start_ray(settings: WorkerSettings) -> None:
@@ -147,7 +147,9 @@ def node_resources(living: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
     return [ClusterNode(node.get("CPU", 0), node.get("GPU", 0), node.get("memory", 0)) for node in resources]
 
 
-def room_faults(settings: WorkerSettings, workers: Workers, machines: Sequence[ClusterNode]) -> list[Fault]:
+def cluster_capacity_faults(
+    settings: WorkerSettings, workers: WorkerAllocation, machines: Sequence[ClusterNode]
+) -> list[Fault]:
     """Refuse a site that fits on no node: Ray would wait for room without end."""
     share = workers.gpus_per_site
     if any(node.cpus >= settings.threads and node.gpus >= share for node in machines):
@@ -190,7 +192,7 @@ def version_faults(here: Mapping[str, str], others: Mapping[str, Mapping[str, st
     return faults
 
 
-def check_nodes(here: Mapping[str, str], probe: Callable[[], dict[str, str]]) -> None:
+def check_node_versions(here: Mapping[str, str], probe: Callable[[], dict[str, str]]) -> None:
     """Compare the versions of every living node with those of this machine.
 
     Args:
@@ -208,7 +210,7 @@ def check_nodes(here: Mapping[str, str], probe: Callable[[], dict[str, str]]) ->
         on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         options: Any = {"num_cpus": 0, "scheduling_strategy": on_node, "max_retries": 3}
         answers[f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})"] = ray.remote(**options)(probe).remote()
-    stop_on(version_faults(here, {name: ray.get(reference) for name, reference in answers.items()}))
+    raise_faults(version_faults(here, {name: ray.get(reference) for name, reference in answers.items()}))
 
 
 def own_module_paths() -> tuple[str, ...]:
@@ -222,10 +224,10 @@ def driver_environment(address: str) -> dict[str, str]:
     """Return the environment of the process that drives Ray, which its workers on this machine inherit."""
     paths = [os.path.abspath(path) for path in sys.path]  # "" is the working folder
     own = {"PYTHONPATH": os.pathsep.join(paths), **QUIET, **LARGE_BUFFERS}
-    return {**os.environ, **own, **({} if address else OWN_RAY | access_token())}
+    return {**os.environ, **own, **({} if address else OWN_RAY | ray_token_variables())}
 
 
-def access_token() -> dict[str, str]:
+def ray_token_variables() -> dict[str, str]:
     """Return variables by which a Ray of our own (2.52 or later) answers nobody else on this machine.
 
     Without them Ray 2.59 and later keeps one token in the home folder, for all clusters and without an end, and does

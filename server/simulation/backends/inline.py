@@ -41,11 +41,11 @@ def run_inline(main: Main, app: ClientApp, sites: int) -> None:
 
 def prepare_flower() -> None:
     """Set up Flower in a process that does not run in Flower's own runtime."""
-    quiet_flower()
+    silence_flower_logs()
     set_identity(1, 1)
 
 
-def quiet_flower() -> None:
+def silence_flower_logs() -> None:
     """Keep Flower's own log lines off the terminal; errors still come as exceptions and reasons."""
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
@@ -56,7 +56,7 @@ def make_site_context(place: int, sites: int) -> Context:
     return Context(run_id=1, node_id=FIRST_NODE + place, node_config=config, state=RecordDict(), run_config={})
 
 
-def call_app(app: ClientApp, message: Message, context: Context) -> Message:
+def call_client_app(app: ClientApp, message: Message, context: Context) -> Message:
     """Call the app with a message; return its reply, or an error message like one from the network."""
     try:
         return app(message, context)
@@ -84,7 +84,7 @@ class LocalGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         return self._nodes
 
-    def number(self, messages: Iterable[Message]) -> dict[str, Message]:
+    def number_messages(self, messages: Iterable[Message]) -> dict[str, Message]:
         """Give each message its number; return the messages by number."""
         numbered = {}
         for message in messages:
@@ -104,7 +104,7 @@ class InlineGrid(LocalGrid):
         self._contexts: dict[int, Context] = {}  # a site's context keeps the app's state between messages
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
-        numbered = self.number(messages)
+        numbered = self.number_messages(messages)
         self._pending |= numbered
         return list(numbered)
 
@@ -122,4 +122,4 @@ class InlineGrid(LocalGrid):
         node = message.metadata.dst_node_id
         if node not in self._contexts:
             self._contexts[node] = make_site_context(node - FIRST_NODE, len(self._nodes))
-        return call_app(self._app, message, self._contexts[node])
+        return call_client_app(self._app, message, self._contexts[node])

@@ -24,12 +24,12 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from common.data.base.image_set import array_from_bytes
-from common.errors import BadInput, CannotGoOn, stop_on
+from common.errors import BadInput, ProgramCannotContinue, raise_faults
 from server.simulation.backends import cluster
-from server.simulation.backends.cluster import Workers, WorkerSettings, choose_workers
-from server.simulation.backends.site_files import apply_changes, folder_contents
+from server.simulation.backends.cluster import WorkerAllocation, WorkerSettings, choose_workers
+from server.simulation.backends.site_files import apply_changes, read_folder_files
 from server.simulation.backends.site_worker import SiteWorker
-from server.simulation.backends.transfer import Frame, receive_frame, send_frame
+from server.simulation.backends.transfer import TransferFrame, receive_frame, send_frame
 
 LOOK_S, LEAVING_S = 1.0, 4.0
 """Seconds between two looks at Ray's servers; seconds to leave a cluster that goes on."""
@@ -65,7 +65,7 @@ class RayDriver:
 
     def __init__(self, connection: socket.socket, settings: WorkerSettings) -> None:
         self.connection, self.settings = connection, settings
-        self.workers = Workers(0, 0.0)
+        self.workers = WorkerAllocation(0, 0.0)
         self.failed_starts = 0
         self.setup: Any = None
         self.names: list[str] = []
@@ -80,11 +80,11 @@ class RayDriver:
 
         Raises:
             BadInput: If the cluster cannot be used as the experiment wants.
-            CannotGoOn: If Ray has ended, or no worker can be started.
+            ProgramCannotContinue: If Ray has ended, or no worker can be started.
         """
-        frames, loop = asyncio.Queue[Frame](), asyncio.get_running_loop()
+        frames, loop = asyncio.Queue[TransferFrame](), asyncio.get_running_loop()
 
-        def read() -> None:
+        def receive_frames() -> None:
             """End this process with the coordinator, also while Ray starts."""
             with contextlib.suppress(EOFError):
                 while True:
@@ -95,10 +95,10 @@ class RayDriver:
                         break
             end_process()
 
-        threading.Thread(target=read, daemon=True).start()
+        threading.Thread(target=receive_frames, daemon=True).start()
         cluster.start_ray(self.settings)
         if self.settings.address:
-            cluster.check_nodes(cluster.node_versions(), read_versions_there)
+            cluster.check_node_versions(cluster.node_versions(), read_remote_versions)
         async with asyncio.TaskGroup() as group:
             if not self.settings.address:
                 group.create_task(watch_servers())
@@ -106,31 +106,31 @@ class RayDriver:
                 if frame.about["kind"] == "begin":
                     self._receive_run_data(frame)
                     for _ in range(self.workers.count):
-                        group.create_task(self._serve())
+                        group.create_task(self._run_worker())
                 else:
-                    await self._add_tasks(frame)
+                    await self._queue_tasks(frame)
             if self.settings.address:  # leave nothing of the run on the nodes of a cluster that goes on
                 await asyncio.to_thread(ray.wait, [actor.close.remote() for actor in self.actors], timeout=LOOK_S)
                 ray.shutdown()
             end_process()
 
-    def _receive_run_data(self, frame: Frame) -> None:
+    def _receive_run_data(self, frame: TransferFrame) -> None:
         """Receive the data of the run, and choose the number of its workers."""
         about = frame.about
         self.names, self.run_folder = about["names"], Path(about["run_folder"])
         machines = cluster.node_resources(cluster.living_nodes())
         self.workers = choose_workers(self.settings, len(self.names), machines)
-        stop_on(cluster.room_faults(self.settings, self.workers, machines))
+        raise_faults(cluster.cluster_capacity_faults(self.settings, self.workers, machines))
         described = zip(frame.data, about["shapes"], strict=True)
         images = [array_from_bytes(data, dtype, shape) for data, (dtype, shape) in described]
         shared = {key: about[key] for key in ("experiment", "base", "facts")}
         own = {"sites": len(self.names), "images": images, "versions": cluster.node_versions()}
         self.setup = ray.put({**shared, **own})
-        frozen = folder_contents(self.run_folder / "frozen")
+        frozen = read_folder_files(self.run_folder / "frozen")
         self.frozen = {name: ray.put((name, start, data)) for name, start, data in frozen}
         send_frame(self.connection, {"kind": "begun", "workers": self.workers.count})
 
-    async def _add_tasks(self, frame: Frame) -> None:
+    async def _queue_tasks(self, frame: TransferFrame) -> None:
         """Queue the messages of a frame, whose bytes come once, however many messages share them."""
         buffers: list[Any] = [np.frombuffer(data, np.uint8) for data in frame.data]
         arrays = [ray.put(buffer) if buffer.nbytes > SHARED_BYTES else buffer for buffer in buffers]
@@ -143,11 +143,11 @@ class RayDriver:
 
     # ------------------------------------------------------------------ workers
 
-    async def _serve(self) -> None:
+    async def _run_worker(self) -> None:
         """Serve messages with one worker at a time; a lost one is replaced, on a node that Ray chooses.
 
         Raises:
-            CannotGoOn: If too many workers in sequence cannot be started.
+            ProgramCannotContinue: If too many workers in sequence cannot be started.
         """
         options: Any = {"num_cpus": self.settings.threads, "num_gpus": self.workers.gpus_per_site, "max_restarts": 0}
         actor_class: Any = ray.remote(**options)(SiteWorker)
@@ -158,17 +158,19 @@ class RayDriver:
                 facts = await actor.set_up.remote(self.setup)
             except RayError as error:
                 self.failed_starts += 1
-                self._record_event("worker_lost", site="", reason=_describe_loss(error))
+                self._record_event("worker_lost", site="", reason=_describe_worker_loss(error))
                 if self.failed_starts >= STARTS_PER_WORKER * self.workers.count:
-                    raise CannotGoOn(f"no worker could be started; the last reason: {_describe_loss(error)}") from None
+                    raise ProgramCannotContinue(
+                        f"no worker could be started; the last reason: {_describe_worker_loss(error)}"
+                    ) from None
             else:
                 self.failed_starts = 0
                 self._record_event("worker_ready", **facts)
-                while await self._serve_next(actor):
+                while await self._answer_next_message(actor):
                     pass
             self.actors.discard(actor)
 
-    async def _serve_next(self, actor: Any) -> bool:
+    async def _answer_next_message(self, actor: Any) -> bool:
         """Have a worker answer the first message whose site is not at work; return False if the worker is lost."""
         async with self._changed:
             await self._changed.wait_for(lambda: any(task.site not in self._busy for task in self._waiting))
@@ -179,14 +181,16 @@ class RayDriver:
         folder = self.run_folder / "sites" / name
         call = {"place": task.site, "site": name, "head": task.head, "frozen": dict(self.frozen)}
         try:
-            answer = await actor.answer.remote({**call, "files": folder_contents(folder)}, *task.arrays)
+            answer = await actor.answer.remote({**call, "files": read_folder_files(folder)}, *task.arrays)
         except RayError as error:
             answer, task.losses = None, task.losses + 1
-            self._record_event("worker_lost", site=name, reason=_describe_loss(error))
+            self._record_event("worker_lost", site=name, reason=_describe_worker_loss(error))
             if task.losses < MOST_LOSSES:
                 self._waiting.appendleft(task)
             else:
-                reason = f"its worker was lost {MOST_LOSSES} times, the last time because: {_describe_loss(error)}"
+                reason = (
+                    f"its worker was lost {MOST_LOSSES} times, the last time because: {_describe_worker_loss(error)}"
+                )
                 send_frame(self.connection, {"kind": "lost", "id": task.identifier, "reason": reason})
         else:
             head, arrays, files, frozen = answer
@@ -210,18 +214,18 @@ async def watch_servers() -> None:
     """Watch the servers of a Ray of our own, without which workers answer nothing any more.
 
     Raises:
-        CannotGoOn: When one of them has ended.
+        ProgramCannotContinue: When one of them has ended.
     """
     names = {child.pid: child.name() for child in psutil.Process().children()}
     servers = [psutil.Process(pid) for pid, name in names.items() if name in ("raylet", "gcs_server")]
     while True:
         ended, _ = psutil.wait_procs(servers, timeout=0)
         if ended:
-            raise CannotGoOn(f"Ray's {names[ended[0].pid]} has ended")
+            raise ProgramCannotContinue(f"Ray's {names[ended[0].pid]} has ended")
         await asyncio.sleep(LOOK_S)
 
 
-def read_versions_there() -> dict[str, str]:
+def read_remote_versions() -> dict[str, str]:
     """Return the versions on a node; sent there by value, because the node may not have our package."""
     try:
         from server.simulation.backends.cluster import node_versions
@@ -230,7 +234,7 @@ def read_versions_there() -> dict[str, str]:
     return node_versions()
 
 
-def _describe_loss(error: BaseException) -> str:
+def _describe_worker_loss(error: BaseException) -> str:
     """Return in one line why a worker was lost."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
@@ -256,7 +260,7 @@ def main() -> None:
     except* BadInput as group:
         faults = [vars(fault) for error in group.exceptions for fault in getattr(error, "faults", ())]
         send_frame(connection, {"kind": "fault", "faults": faults})
-    except* CannotGoOn as group:
+    except* ProgramCannotContinue as group:
         send_frame(connection, {"kind": "stopped", "reason": str(group.exceptions[0])})
     except* Exception:  # the process's edge: the coordinator reads the last line
         traceback.print_exc()

@@ -8,8 +8,8 @@ from typing import Any
 
 from flwr.app import Error, Message
 
-from common.data.base.image_set import PixelRows, Splits, array_bytes, array_forms, flatten
-from common.data.images.pixel_cache import MappedRows
+from common.data.base.image_set import PixelRows, Splits, array_forms, flatten_splits, view_array_bytes
+from common.data.images.pixel_cache import MappedPixelRows
 from common.system.resources import keep_large_buffers
 from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, LocalGrid, Main, prepare_flower
 from server.simulation.backends.ray_process import RayProcess
@@ -19,7 +19,7 @@ LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
-class SimulatedRun:
+class SimulatedRunFacts:
     """The facts of a run that workers need.
 
     Attributes:
@@ -39,7 +39,7 @@ class SimulatedRun:
     note: Callable[..., None] = lambda event, **facts: None
 
 
-def run_on_ray(main: Main, run: SimulatedRun, process: RayProcess) -> None:
+def run_on_ray(main: Main, run: SimulatedRunFacts, process: RayProcess) -> None:
     """Run ``main`` with a Grid whose sites Ray's workers serve."""
     prepare_flower()
     keep_large_buffers()
@@ -56,16 +56,20 @@ class RayGrid(LocalGrid):
         workers: Number of sites that train at a time.
     """
 
-    def __init__(self, run: SimulatedRun, process: RayProcess) -> None:
+    def __init__(self, run: SimulatedRunFacts, process: RayProcess) -> None:
         super().__init__(len(run.names))
         self._note, self._process = run.note, process
         self._pending: dict[str, Message] = {}
         draws = any(isinstance(part.stored, PixelRows) and part.stored.draws for part in run.images.parts)
 
         def describe(stored: PixelRows) -> dict[str, Any] | None:  # workers on this machine map the same file
-            return stored.describe() if isinstance(stored, MappedRows) and not process.settings.address else None
+            return (
+                stored.describe_for_process()
+                if isinstance(stored, MappedPixelRows) and not process.settings.address
+                else None
+            )
 
-        facts, arrays = (None, list[Any]()) if draws else flatten(run.images, describe)
+        facts, arrays = (None, list[Any]()) if draws else flatten_splits(run.images, describe)
         about = {
             "kind": "begin",
             "experiment": run.experiment,
@@ -75,11 +79,11 @@ class RayGrid(LocalGrid):
             "facts": json.dumps(facts) if facts else "",
             "shapes": array_forms(arrays),
         }
-        self.workers = process.begin(about, [array_bytes(array) for array in arrays])
+        self.workers = process.begin_run(about, [view_array_bytes(array) for array in arrays])
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
         """Send messages; bytes that several of them share are sent once."""
-        numbered = self.number(messages)
+        numbered = self.number_messages(messages)
         self._pending |= numbered
         data: list[Any] = []
         places: dict[int, int] = {}  # identity of a buffer -> its place in the frame

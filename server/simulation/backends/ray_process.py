@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from common.config import Experiment
-from common.errors import BadInput, CannotGoOn, Fault
+from common.errors import BadInput, Fault, ProgramCannotContinue
 from common.system.stopping import block_if_stopping, removed_if_stopped
 from server.simulation.backends import transfer
 from server.simulation.backends.cluster import WorkerSettings, cannot_join_fault, driver_environment, own_module_paths
@@ -63,7 +63,7 @@ class RayProcess:
                 start_new_session=True,  # a signal to the coordinator's group is the coordinator's to act on
             )
 
-    def begin(self, about: dict[str, Any], data: Sequence[Any]) -> int:
+    def begin_run(self, about: dict[str, Any], data: Sequence[Any]) -> int:
         """Send the data of a run; return how many sites train at a time.
 
         Raises:
@@ -88,7 +88,7 @@ class RayProcess:
         except OSError:
             raise self._read_end_reason() from None
 
-    def receive(self, within_s: float | None = None) -> transfer.Frame | None:
+    def receive(self, within_s: float | None = None) -> transfer.TransferFrame | None:
         """Return the next frame; None if none comes within this time.
 
         Raises:
@@ -104,7 +104,7 @@ class RayProcess:
         if frame.about["kind"] == "fault":
             raise BadInput(Fault(**fault) for fault in frame.about["faults"])
         if frame.about["kind"] == "stopped":
-            raise _run_stopped(frame.about["reason"])
+            raise _make_run_stopped_error(frame.about["reason"])
         return frame
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class RayProcess:
         self._process.wait()
         self._log.close()
 
-    def _read_end_reason(self) -> CannotGoOn:
+    def _read_end_reason(self) -> ProgramCannotContinue:
         """Return the reason why the process has ended: the last line about it in its output."""
         block_if_stopping()
         self._process.wait()
@@ -132,10 +132,10 @@ class RayProcess:
         lines = self._log.read().decode(errors="replace").splitlines()
         reasons = [line.strip() for line in lines if REASON.search(line)]
         reason = reasons[-1] if reasons else f"exit code {self._process.returncode}"
-        return _run_stopped(f"the process that drives Ray has ended: {reason}")
+        return _make_run_stopped_error(f"the process that drives Ray has ended: {reason}")
 
 
-def _run_stopped(reason: str) -> CannotGoOn:
+def _make_run_stopped_error(reason: str) -> ProgramCannotContinue:
     from strategies.engine.events import RunStopped  # imports torch, which would delay the start of Ray
 
     return RunStopped(f"{reason.rstrip('.')}; --resume goes on from the last round.")
@@ -159,7 +159,7 @@ def start_ray_process(experiment: Experiment) -> Iterator[RayProcess | None]:
     remove_abandoned_folders(Path(place))
     scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
     remove = partial(shutil.rmtree, scratch, ignore_errors=True)
-    with removed_if_stopped(remove), lock_run_scratch(scratch):
+    with removed_if_stopped(remove), lock_scratch_folder(scratch):
         process = RayProcess(
             WorkerSettings(
                 workers=section.workers,
@@ -178,7 +178,7 @@ def start_ray_process(experiment: Experiment) -> Iterator[RayProcess | None]:
 
 
 @contextmanager
-def lock_run_scratch(scratch: Path) -> Iterator[None]:
+def lock_scratch_folder(scratch: Path) -> Iterator[None]:
     """Hold the lock of a run's temporary folder, which the system releases however this process ends."""
     with (scratch / LOCK).open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

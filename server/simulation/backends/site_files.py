@@ -27,7 +27,7 @@ class WatchedFolder:
         self.folder = folder
         self._files = _file_states(folder)
 
-    def changes(self) -> list[Change]:
+    def list_changes(self) -> list[Change]:
         """Return the changes since the last call, to be applied to another copy of the folder."""
         before, self._files = self._files, _file_states(self.folder)
         removed: list[Change] = [(path, REMOVED, b"") for path in sorted(before.keys() - self._files.keys())]
@@ -45,7 +45,7 @@ class WatchedFolder:
             return path, start, file.read()
 
 
-def folder_contents(folder: Path) -> list[Change]:
+def read_folder_files(folder: Path) -> list[Change]:
     """Return all files of a folder; an empty list where there is no such folder."""
     return [(path, 0, (folder / path).read_bytes()) for path in sorted(_file_states(folder))]
 

@@ -15,12 +15,12 @@ import ray
 from flwr.clientapp import ClientApp
 
 from common.config import Experiment
-from common.data.base.image_set import unflatten
-from common.data.images.pixel_cache import MappedRows
-from common.errors import stop_on
-from common.simulation import receive_data
+from common.data.base.image_set import rebuild_splits
+from common.data.images.pixel_cache import MappedPixelRows
+from common.errors import raise_faults
+from common.simulation import store_received_data
 from server.simulation.backends.cluster import node_versions, version_faults
-from server.simulation.backends.inline import call_app, import_site_app, make_site_context, prepare_flower
+from server.simulation.backends.inline import call_client_app, import_site_app, make_site_context, prepare_flower
 from server.simulation.backends.site_files import Change, WatchedFolder, apply_changes, replace_folder
 from server.simulation.backends.transfer import pack_message, unpack_message
 
@@ -61,12 +61,16 @@ class SiteWorker:
         Raises:
             BadInput: If this node has other versions.
         """
-        stop_on(version_faults(setup["versions"], {socket.gethostname(): node_versions()}))
+        raise_faults(version_faults(setup["versions"], {socket.gethostname(): node_versions()}))
         self._frozen = replace_folder(self._folder / FROZEN, ())
         self._count, base = setup["sites"], Path(setup["base"])
         experiment = Experiment.model_validate_json(setup["experiment"])
         if setup["facts"]:  # else images are drawn as they are read, here by the data set's own plug-in
-            receive_data(experiment, base, unflatten(json.loads(setup["facts"]), setup["images"], MappedRows.open))
+            store_received_data(
+                experiment,
+                base,
+                rebuild_splits(json.loads(setup["facts"]), setup["images"], MappedPixelRows.open_described),
+            )
         self._app = import_site_app(setup["experiment"], base, self._folder)
         context = ray.get_runtime_context()
         gpus = len(context.get_accelerator_ids().get("GPU", ()))
@@ -88,9 +92,9 @@ class SiteWorker:
             apply_changes(self._folder / FROZEN, ray.get([call["frozen"][name] for name in missing]))
             self._frozen = WatchedFolder(self._folder / FROZEN)
         message = unpack_message(call["head"], [array.data for array in arrays])
-        head, sent = pack_message(call_app(self._app, message, make_site_context(call["place"], self._count)))
+        head, sent = pack_message(call_client_app(self._app, message, make_site_context(call["place"], self._count)))
         data = [np.frombuffer(array, np.uint8) for array in sent]  # Ray copies these bytes once, ``bytes`` twice
-        return head, data, site_folder.changes(), self._frozen.changes()
+        return head, data, site_folder.list_changes(), self._frozen.list_changes()
 
     def close(self) -> None:
         """Remove the worker's folder."""

@@ -24,7 +24,7 @@ _ARRAYS = "arrays"
 
 
 @dataclass(frozen=True)
-class Frame:
+class TransferFrame:
     """A line of JSON and raw bytes, sent between the coordinator and the process that drives Ray.
 
     Attributes:
@@ -61,7 +61,7 @@ def send_frame(connection: socket.socket, about: dict[str, Any], data: Sequence[
         connection.sendall(view)
 
 
-def receive_frame(connection: socket.socket) -> Frame:
+def receive_frame(connection: socket.socket) -> TransferFrame:
     """Wait for one frame.
 
     Raises:
@@ -69,7 +69,7 @@ def receive_frame(connection: socket.socket) -> Frame:
     """
     (size,) = _HEAD_SIZE.unpack(_receive_bytes(connection, _HEAD_SIZE.size))
     about = json.loads(bytes(_receive_bytes(connection, size)))
-    return Frame(about, [_receive_bytes(connection, size) for size in about.pop(_SIZES)])
+    return TransferFrame(about, [_receive_bytes(connection, size) for size in about.pop(_SIZES)])
 
 
 def _receive_bytes(connection: socket.socket, size: int) -> memoryview:

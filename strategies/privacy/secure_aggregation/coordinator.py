@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import quoted
+from common.errors import quote_names
 from common.wire.codec import R
 from common.wire.records import Record
 from common.wire.secure_aggregation import (
@@ -22,20 +22,20 @@ from common.wire.secure_aggregation import (
     SharesRequest,
 )
 from strategies.privacy.secure_aggregation.crypto import (
+    MaskingStatement,
     SecretsError,
-    SiteStatement,
     StatementError,
     add_mask,
     agree_secret,
     join_shares,
     private_key_from_bytes,
-    read_statement,
+    read_masking_statement,
 )
 from strategies.privacy.secure_aggregation.masked_rounds import count_needed_survivors
-from strategies.privacy.secure_aggregation.noise_shares import NoiseShares
+from strategies.privacy.secure_aggregation.noise_shares import DistributedNoise
 from strategies.privacy.secure_aggregation.site import may_open_segment
 from strategies.privacy.secure_aggregation.vectors import (
-    Segment,
+    MaskedSegment,
     SegmentLayout,
     convert_from_fixed_point,
     is_plausible_sum,
@@ -54,7 +54,7 @@ class QueryFn(Protocol):
 
 
 @dataclass(frozen=True)
-class SumRequest:
+class MaskedSumRequest:
     """Request for one sum.
 
     Attributes:
@@ -69,7 +69,7 @@ class SumRequest:
     classes: tuple[str, ...]
     layout: SegmentLayout
     largest: float
-    shares: NoiseShares | None = None
+    shares: DistributedNoise | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class UnmaskedSum:
         integers: The sum before it was turned into numbers.
     """
 
-    request: SumRequest
+    request: MaskedSumRequest
     vector: NDArray[np.float64]
     survivors: tuple[str, ...]
     divisor: int
@@ -98,31 +98,31 @@ class UnmaskedSum:
 class MaskedSummation:
     """Opens the sum of one round's masked updates, stage by stage."""
 
-    request: SumRequest
+    request: MaskedSumRequest
     ask: QueryFn
-    _statements: dict[str, SiteStatement] = field(default_factory=dict)
+    _statements: dict[str, MaskingStatement] = field(default_factory=dict)
     _members: tuple[str, ...] = ()
     _divisor: int = 0
 
-    def opened(self) -> UnmaskedSum:
+    def open_sum(self) -> UnmaskedSum:
         """Go through all stages of masking; return the opened sum.
 
         Raises:
             MaskingFailed: If too few sites are left at any of them, or what they gave does not fit together.
         """
-        letters = self._letters(self._keys())
+        letters = self._collect_encrypted_shares(self._collect_keys())
         taking_part = sorted(letters)
-        total, survivors = self._masked(letters)
+        total, survivors = self._collect_masked_updates(letters)
         segments = list_segments({site: statement.rows for site, statement in self._statements.items()})
         try:
-            self._take_off(total, taking_part, survivors, segments)
+            self._remove_masks(total, taking_part, survivors, segments)
         except SecretsError as error:
             raise MaskingFailed(f"{error}.") from None
-        return self._checked(total, taking_part, survivors, segments)
+        return self._check_sum(total, taking_part, survivors, segments)
 
     # ------------------------------------------------------------------ stages
 
-    def _keys(self) -> SharesRequest:
+    def _collect_keys(self) -> SharesRequest:
         """Have the sites state their keys: those of an earlier attempt at this round, if there was one."""
         sum_request = self.request
         self._members = tuple(sorted(sum_request.rows))
@@ -133,12 +133,14 @@ class MaskedSummation:
         if earlier:
             self._members, self._divisor = min(earlier)
             if missing := sorted(set(self._members) - set(sum_request.rows)):
-                problem = f"this round, or one from the same model, was masked before, among {quoted(self._members)}"
+                problem = (
+                    f"this round, or one from the same model, was masked before, among {quote_names(self._members)}"
+                )
                 raise MaskingFailed(
-                    f"{problem}: it can be done again with the same sites, and lacks {quoted(missing)}."
+                    f"{problem}: it can be done again with the same sites, and lacks {quote_names(missing)}."
                 )
             answers = self._ask_for_keys()
-        self._refuse_fewer(answers, max(self._needed, 2), "stated their keys")
+        self._refuse_fewer(answers, max(self._needed_site_count, 2), "stated their keys")
         ordered = [answers[site] for site in sorted(answers)]
         return SharesRequest(
             sum_request.run,
@@ -155,7 +157,7 @@ class MaskedSummation:
         self._statements = {}
         for site, answer in self.ask(dict.fromkeys(self._members, request), KeysAnswer, 2):
             try:
-                statement = read_statement(answer.statement)
+                statement = read_masking_statement(answer.statement)
             except StatementError:
                 continue
             if (statement.run, statement.round, statement.site) != (sum_request.run, sum_request.round, site):
@@ -164,81 +166,85 @@ class MaskedSummation:
                 self._statements[site], answers[site] = statement, answer
         return answers
 
-    def _letters(self, request: SharesRequest) -> dict[str, dict[str, bytes]]:
+    def _collect_encrypted_shares(self, request: SharesRequest) -> dict[str, dict[str, bytes]]:
         """Return sender -> recipient -> encrypted shares."""
         others = {site: set(self._statements) - {site} for site in self._statements}
         by_sender = {
             site: dict(zip(answer.recipients, answer.letters, strict=True))
-            for site, answer in self.ask(dict.fromkeys(self._statements, request), SharesAnswer, self._needed)
+            for site, answer in self.ask(
+                dict.fromkeys(self._statements, request), SharesAnswer, self._needed_site_count
+            )
             if set(answer.recipients) == others[site]
         }
-        self._refuse_fewer(by_sender, self._needed, "shared their secrets")
+        self._refuse_fewer(by_sender, self._needed_site_count, "shared their secrets")
         return by_sender
 
-    def _masked(self, letters: Mapping[str, Mapping[str, bytes]]) -> tuple[Integers, list[str]]:
+    def _collect_masked_updates(self, letters: Mapping[str, Mapping[str, bytes]]) -> tuple[Integers, list[str]]:
         """Return the masked sum, and the sites that are in it."""
         sum_request, layout = self.request, self.request.layout
-        total = np.zeros(layout.size(sum_request.classes), np.uint32)
+        total = np.zeros(layout.vector_size(sum_request.classes), np.uint32)
         opened = {site for statement in self._statements.values() for site in statement.opened}  # by an earlier attempt
         requests = dict[str, MaskedRequest]()
         for site in (site for site in letters if not opened or site in opened):
             senders = tuple(sorted(set(letters) - {site}))
             written = tuple(letters[sender][site] for sender in senders)
-            numbers = layout.size(sum_request.rows[site])
+            numbers = layout.vector_size(sum_request.rows[site])
             requests[site] = MaskedRequest(sum_request.run, sum_request.round, senders, written, numbers)
-        self._refuse_fewer(requests, self._needed, "are those whose sum was opened before")
+        self._refuse_fewer(requests, self._needed_site_count, "are those whose sum was opened before")
         survivors = list[str]()
-        for site, answer in self.ask(requests, MaskedAnswer, self._needed):
+        for site, answer in self.ask(requests, MaskedAnswer, self._needed_site_count):
             rows = sum_request.rows[site]
-            if answer.vector.shape == (layout.size(rows),):
-                places = layout.places(sum_request.classes, rows, body=True)
-                for place, own in zip(places, layout.places(rows, rows, body=True), strict=True):
+            if answer.vector.shape == (layout.vector_size(rows),):
+                places = layout.slices_of_classes(sum_request.classes, rows, body=True)
+                for place, own in zip(places, layout.slices_of_classes(rows, rows, body=True), strict=True):
                     total[place] += answer.vector[own]
                 survivors.append(site)
-        self._refuse_fewer(survivors, self._needed, "sent a masked update")
+        self._refuse_fewer(survivors, self._needed_site_count, "sent a masked update")
         return total, sorted(survivors)
 
     # ------------------------------------------------------------------ unmasking
 
-    def _take_off(
-        self, total: Integers, taking_part: list[str], survivors: list[str], segments: Iterable[Segment]
+    def _remove_masks(
+        self, total: Integers, taking_part: list[str], survivors: list[str], segments: Iterable[MaskedSegment]
     ) -> None:
         """Take off the survivors' own masks, and those that they have in common with sites that are gone."""
-        masks, keys = self._revealed(survivors)
+        masks, keys = self._collect_revealed_shares(survivors)
         sum_request, layout = self.request, self.request.layout
         for segment in segments:
             if may_open_segment(segment, set(survivors), self._statements):
                 for site in sorted(set(segment.owners) & set(survivors)):
-                    secret = join_shares(masks.get((site, segment.name), [])[: self._needed])
-                    places = layout.places(sum_request.classes, segment.classes, body=segment.body)
+                    secret = join_shares(masks.get((site, segment.name), [])[: self._needed_site_count])
+                    places = layout.slices_of_classes(sum_request.classes, segment.classes, body=segment.is_body)
                     add_mask(total, places, secret, subtract=True)
         for gone in sorted(set(taking_part) - set(survivors)):
             stated = self._statements[gone]
-            key = private_key_from_bytes(join_shares(keys.get(gone, [])[: self._needed]), stated.masking_key)
+            key = private_key_from_bytes(join_shares(keys.get(gone, [])[: self._needed_site_count]), stated.masking_key)
             for site in survivors:
                 theirs = self._statements[site]
                 common = tuple(name for name in theirs.rows if name in stated.rows)
-                places = layout.places(sum_request.classes, common, body=True)
+                places = layout.slices_of_classes(sum_request.classes, common, body=True)
                 # A survivor subtracted the mask where its name comes last.
                 add_mask(total, places, agree_secret(key, theirs.masking_key), subtract=site < gone)
 
-    def _revealed(self, survivors: list[str]) -> tuple[dict[tuple[str, str], list[bytes]], dict[str, list[bytes]]]:
+    def _collect_revealed_shares(
+        self, survivors: list[str]
+    ) -> tuple[dict[tuple[str, str], list[bytes]], dict[str, list[bytes]]]:
         """Return shares of masks by survivor and segment, and shares of keys by site that is gone."""
         sum_request = self.request
         request = RevealRequest(sum_request.run, sum_request.round, tuple(survivors))
         masks, keys = dict[tuple[str, str], list[bytes]](), dict[str, list[bytes]]()
         answered = set[str]()
-        for site, answer in self.ask(dict.fromkeys(survivors, request), RevealAnswer, self._needed):
+        for site, answer in self.ask(dict.fromkeys(survivors, request), RevealAnswer, self._needed_site_count):
             answered.add(site)
             for owner, segment, share in zip(answer.owners, answer.segments, answer.shares, strict=True):
                 masks.setdefault((owner, segment), []).append(share)
             for gone, share in zip(answer.gone, answer.key_shares, strict=True):
                 keys.setdefault(gone, []).append(share)
-        self._refuse_fewer(answered, self._needed, "gave their shares")
+        self._refuse_fewer(answered, self._needed_site_count, "gave their shares")
         return masks, keys
 
-    def _checked(
-        self, total: Integers, taking_part: list[str], survivors: list[str], segments: Iterable[Segment]
+    def _check_sum(
+        self, total: Integers, taking_part: list[str], survivors: list[str], segments: Iterable[MaskedSegment]
     ) -> UnmaskedSum:
         sum_request, left = self.request, set(survivors)
         rows, closed = dict[str, tuple[str, ...]](), list[str]()
@@ -249,20 +255,20 @@ class MaskedSummation:
             elif owners:
                 closed += segment.classes
         unopened = [name for name in sum_request.classes if name not in rows]
-        for place in sum_request.layout.places(sum_request.classes, unopened, body=False):
+        for place in sum_request.layout.slices_of_classes(sum_request.classes, unopened, body=False):
             total[place] = 0
-        vector, sites = self._numbers(total), tuple(sorted(survivors))
+        vector, sites = self._integers_to_numbers(total), tuple(sorted(survivors))
         return UnmaskedSum(sum_request, vector, sites, self._divisor, rows, tuple(sorted(closed)), total)
 
-    def _numbers(self, total: Integers) -> NDArray[np.float64]:
+    def _integers_to_numbers(self, total: Integers) -> NDArray[np.float64]:
         """Return the sum as it was before it was turned into integers."""
-        grid = self.request.shares.grid(self._divisor) if self.request.shares else None
-        if not (grid.plausible(total) if grid else is_plausible_sum(total, self._divisor)):
+        grid = self.request.shares.make_grid(self._divisor) if self.request.shares else None
+        if not (grid.is_plausible_sum(total) if grid else is_plausible_sum(total, self._divisor)):
             raise MaskingFailed("the sum is not one of updates: a site's masks do not fit what it stated.")
-        return grid.values(total) if grid else convert_from_fixed_point(total, self.request.largest)
+        return grid.integers_to_values(total) if grid else convert_from_fixed_point(total, self.request.largest)
 
     @property
-    def _needed(self) -> int:
+    def _needed_site_count(self) -> int:
         """Return how many sites must stay to the end, which is how many shares make each site's secrets."""
         honest = self.request.shares.honest if self.request.shares else 0
         cohort = max((statement.cohort for statement in self._statements.values()), default=0)
@@ -271,5 +277,5 @@ class MaskedSummation:
     def _refuse_fewer(self, sites: Iterable[str], needed: int, what: str) -> None:
         names = sorted(sites)
         if len(names) < needed:
-            who = quoted(names) or "nobody"
+            who = quote_names(names) or "nobody"
             raise MaskingFailed(f"{len(names)} sites {what} ({who}), {needed} are needed.")

@@ -153,7 +153,7 @@ class SecretShares(BaseModel):
     key: Base64Bytes
     masks: dict[str, Base64Bytes]
 
-    def written(self) -> bytes:
+    def to_json_bytes(self) -> bytes:
         return self.model_dump_json().encode()
 
 
@@ -181,7 +181,7 @@ class StatementError(ValueError):
     """A statement that does not count, with the reason."""
 
 
-class SiteStatement(BaseModel):
+class MaskingStatement(BaseModel):
     """A site's signed statement of what it was asked to do in one round of secure aggregation.
 
     Attributes:
@@ -225,11 +225,11 @@ class SiteStatement(BaseModel):
             raise ValueError("keys must be points of NIST P-256, compressed, in hexadecimal digits")
         return self
 
-    def written(self) -> bytes:
+    def signed_text(self) -> bytes:
         """Return the text that is signed."""
         return self.model_dump_json().encode()
 
-    def disagreement(self, other: "SiteStatement") -> str:
+    def describe_disagreement(self, other: "MaskingStatement") -> str:
         """Return a phrase on what the other site was asked that this site was not; empty where they agree.
 
         The coordinator asks; a site that it asks otherwise could add nothing to the sum, or another site's update
@@ -247,24 +247,24 @@ class SiteStatement(BaseModel):
         return next((f"received another {name}" for name in common if self.shared[name] != other.shared[name]), "")
 
 
-def read_statement(text: bytes) -> SiteStatement:
+def read_masking_statement(text: bytes) -> MaskingStatement:
     """Read a statement.
 
     Raises:
         StatementError: If the text is no statement.
     """
     try:
-        return SiteStatement.model_validate_json(text)
+        return MaskingStatement.model_validate_json(text)
     except ValidationError as error:
         raise StatementError(f"is no statement of a site's keys: {error.errors()[0]['msg']}") from None
 
 
-def sign_statement(statement: bytes, key: ec.EllipticCurvePrivateKey) -> bytes:
+def sign_masking_statement(statement: bytes, key: ec.EllipticCurvePrivateKey) -> bytes:
     """Sign a statement with a site's own key."""
     return key.sign(statement, SIGNED_WITH)
 
 
-def refuse_unsigned(statement: bytes, signature: bytes, identity: str) -> None:
+def refuse_unsigned_statement(statement: bytes, signature: bytes, identity: str) -> None:
     """Raise :class:`StatementError` if this key did not sign this statement."""
     try:
         key = load_ssh_public_key(identity.encode())

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import quoted
+from common.errors import quote_names
 from common.system.files import write_atomically
 from strategies.privacy.secure_aggregation.crypto import SecretsError
 from strategies.privacy.secure_aggregation.vectors import compute_share_threshold
@@ -42,27 +42,27 @@ class MaskedRound:
     noise: str = ""
     divisor: int = 0
 
-    def masking(self, members: Collection[str]) -> "MaskedRound":
+    def as_masked_among(self, members: Collection[str]) -> "MaskedRound":
         """Return the round as masked among these sites.
 
         Raises:
             SecretsError: If the site has masked it among others.
         """
         if self.members not in ((), masking := tuple(sorted(members))):
-            raise SecretsError(f"this round was masked among {quoted(self.members)}, and is among no others")
+            raise SecretsError(f"this round was masked among {quote_names(self.members)}, and is among no others")
         return replace(self, members=masking)
 
-    def opening(self, survivors: Collection[str]) -> "MaskedRound":
+    def as_opened_for(self, survivors: Collection[str]) -> "MaskedRound":
         """Return the round as opened for the sum of these sites.
 
         Raises:
             SecretsError: If the site has opened another sum of the round.
         """
         if self.opened not in ((), opened := tuple(sorted(survivors))):
-            raise SecretsError(f"the sum of {quoted(self.opened)} was opened in this round, and no other is")
+            raise SecretsError(f"the sum of {quote_names(self.opened)} was opened in this round, and no other is")
         return replace(self, opened=opened)
 
-    def with_noise(self, drawn_for: str) -> "MaskedRound":
+    def as_masked_with_noise(self, drawn_for: str) -> "MaskedRound":
         """Return the round as masked with a share of noise.
 
         Raises:
@@ -85,7 +85,7 @@ def count_needed_survivors(members: int, cohort: int, honest: int = 0) -> int:
     return max(compute_share_threshold(members, honest), cohort)
 
 
-class MaskedRoundMemory:
+class MaskedRoundStore:
     """Stores the rounds that a site masked, in a folder with one file for each run.
 
     Args:
@@ -96,7 +96,7 @@ class MaskedRoundMemory:
     def __init__(self, folder: Path | None = None, *, durable: bool = True) -> None:
         self._folder, self._durable = folder, durable
 
-    def of(self, run: str, server_round: int, start: str = "") -> MaskedRound:
+    def read_round(self, run: str, server_round: int, start: str = "") -> MaskedRound:
         """Return the members and opened sums of this round, and of any that began with the same model.
 
         Args:
@@ -112,12 +112,12 @@ class MaskedRoundMemory:
                 notes += [note for note in self._rounds(path.stem).values() if start in note.get("starts", ())]
         done = MaskedRound()
         for note in notes:
-            done = done.masking(note["members"]) if note.get("members") else done
-            done = done.opening(note["opened"]) if note.get("opened") else done
+            done = done.as_masked_among(note["members"]) if note.get("members") else done
+            done = done.as_opened_for(note["opened"]) if note.get("opened") else done
         divisors = [int(note.get("divisor") or len(note["members"])) for note in notes if note.get("members")]
         return replace(done, noise=str(notes[0].get("noise", "")), divisor=next(iter(divisors), 0))
 
-    def note(self, run: str, server_round: int, done: MaskedRound, start: str = "") -> None:
+    def store_round(self, run: str, server_round: int, done: MaskedRound, start: str = "") -> None:
         """Store a masked round on disk before the site answers.
 
         Raises:

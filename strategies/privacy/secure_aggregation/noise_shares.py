@@ -34,7 +34,7 @@ ROOM: Final = 8.0
 
 
 @dataclass(frozen=True)
-class ShareGrid:
+class NoiseShareGrid:
     """The grid of one round.
 
     Attributes:
@@ -49,7 +49,7 @@ class ShareGrid:
     steps: float
     limit: int
 
-    def masked_input(self, update: NDArray[np.float32], bits: BitStream) -> Integers:
+    def add_noise_share(self, update: NDArray[np.float32], bits: BitStream) -> Integers:
         """Return one site's addend before its masks: the update on the grid and a share of the noise.
 
         Args:
@@ -59,18 +59,18 @@ class ShareGrid:
         noisy = truncated + draw_discrete_gaussian(len(update), bits, self.scale_bits)
         return (noisy & 0xFFFFFFFF).astype(np.uint32)
 
-    def plausible(self, total: Integers) -> bool:
+    def is_plausible_sum(self, total: Integers) -> bool:
         """Return whether these integers can be a sum; with a mask left on, numbers are soon out of range."""
         signed = total.view(np.int32).astype(np.int64)
         return not len(signed) or bool(np.abs(signed).max() <= self.limit)
 
-    def values(self, total: Integers) -> NDArray[np.float64]:
+    def integers_to_values(self, total: Integers) -> NDArray[np.float64]:
         """Return a sum as it was before it was brought to the grid."""
         return total.view(np.int32) / np.float64(self.steps)
 
 
 @dataclass(frozen=True)
-class NoiseShares:
+class DistributedNoise:
     """The distributed noise of a run, of which each site adds a share.
 
     Attributes:
@@ -83,7 +83,7 @@ class NoiseShares:
     noise_multiplier: float
     honest: int
 
-    def grid(self, divisor: int) -> ShareGrid:
+    def make_grid(self, divisor: int) -> NoiseShareGrid:
         """Return the grid for ``divisor`` sites, as fine as the range allows; updates lie up to twice the bound apart.
 
         All sites of a round have the same, no matter who is lost: noise on a coarser one would hide an update less.
@@ -97,10 +97,10 @@ class NoiseShares:
         bits = min(SCALE_BITS, math.ceil(math.log2(HALF_RANGE / needed)) - 1)
         if bits < LEAST_SCALE_BITS:
             raise SecretsError("a sum has no room for updates beside so little noise, or for so many sites")
-        return ShareGrid(bits, divisor, in_shares * 2.0**bits, math.ceil(needed * 2.0**bits) + divisor)
+        return NoiseShareGrid(bits, divisor, in_shares * 2.0**bits, math.ceil(needed * 2.0**bits) + divisor)
 
 
-def make_noise_shares(plan: Plan, method: SiteMethod) -> NoiseShares | None:
+def make_distributed_noise(plan: Plan, method: SiteMethod) -> DistributedNoise | None:
     """Return the noise that the sites of a run add together; None where each adds its own or there is none."""
     section = plan.privacy
     if section.noise != "distributed":
@@ -108,7 +108,7 @@ def make_noise_shares(plan: Plan, method: SiteMethod) -> NoiseShares | None:
     protection = make_site_privacy(plan, method, 1)
     assert protection is not None, "it has a level"
     assert section.honest_sites is not None, "the schema says"
-    return NoiseShares(section.max_update_norm, protection.noise_multiplier, section.honest_sites)
+    return DistributedNoise(section.max_update_norm, protection.noise_multiplier, section.honest_sites)
 
 
 def bound_log_probability_gap(sites: int, deviation: float) -> float:

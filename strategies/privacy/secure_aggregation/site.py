@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from numpy.typing import NDArray
 
 from common.errors import WireError
-from common.wire.records import Groups
+from common.wire.records import ModelGroups
 from common.wire.secure_aggregation import (
     Integers,
     KeysAnswer,
@@ -34,8 +34,8 @@ from common.wire.secure_aggregation import (
 from strategies.privacy.noise import BitStream
 from strategies.privacy.secure_aggregation.crypto import (
     SECRET_BYTES,
+    MaskingStatement,
     SecretShares,
-    SiteStatement,
     StatementError,
     add_mask,
     agree_secret,
@@ -44,16 +44,16 @@ from strategies.privacy.secure_aggregation.crypto import (
     make_key_pair,
     private_key_bytes,
     public_key_hex,
+    read_masking_statement,
     read_shares,
-    read_statement,
-    refuse_unsigned,
-    sign_statement,
+    refuse_unsigned_statement,
+    sign_masking_statement,
     split_secret,
 )
-from strategies.privacy.secure_aggregation.masked_rounds import MaskedRoundMemory, count_needed_survivors
-from strategies.privacy.secure_aggregation.noise_shares import NoiseShares
+from strategies.privacy.secure_aggregation.masked_rounds import MaskedRoundStore, count_needed_survivors
+from strategies.privacy.secure_aggregation.noise_shares import DistributedNoise
 from strategies.privacy.secure_aggregation.vectors import (
-    Segment,
+    MaskedSegment,
     compute_share_threshold,
     convert_to_fixed_point,
     count_out_of_range,
@@ -78,8 +78,8 @@ class SigningIdentity:
 
 
 @dataclass(frozen=True)
-class RequestDigest:
-    """Hashes of a site's request, which the sites of a round compare; see :class:`SiteStatement`.
+class RequestHashes:
+    """Hashes of a site's request, which the sites of a round compare; see :class:`MaskingStatement`.
 
     Attributes:
         start: Hash of the model alone, which stays at the site and shows when a model comes again.
@@ -92,7 +92,7 @@ class RequestDigest:
 
 
 @dataclass(frozen=True)
-class ParticipationTerms:
+class MaskingTerms:
     """The terms on which a site takes part in secure aggregation.
 
     Attributes:
@@ -115,13 +115,13 @@ class ParticipationTerms:
     identity: SigningIdentity | None = None
     peers: Mapping[str, str] = field(default_factory=dict)
     cohort: int = 2
-    digest: RequestDigest = field(default_factory=RequestDigest)
-    masked: MaskedRoundMemory = field(default_factory=MaskedRoundMemory)
-    shares: NoiseShares | None = None
+    digest: RequestHashes = field(default_factory=RequestHashes)
+    masked: MaskedRoundStore = field(default_factory=MaskedRoundStore)
+    shares: DistributedNoise | None = None
     noise: Callable[[str], bytes] = lambda covered: os.urandom(SECRET_BYTES)
 
 
-class SiteRound:
+class SiteMaskingRound:
     """One site's part in the secure aggregation of one round: its secrets and its answers.
 
     Args:
@@ -132,25 +132,25 @@ class SiteRound:
         cut: How many numbers of the update are beyond the range and were cut.
     """
 
-    def __init__(self, run: str, server_round: int, site: str, update: Groups, terms: ParticipationTerms) -> None:
+    def __init__(self, run: str, server_round: int, site: str, update: ModelGroups, terms: MaskingTerms) -> None:
         self.run, self.round, self.site = run, server_round, site
         self._terms = terms
         self._layout, self._rows, vector = flatten_update(update)
         self._update: NDArray[np.float32] | None = vector
         self.cut = count_out_of_range(vector, terms.largest)
         self._sealing, self._masking = make_key_pair(), make_key_pair()
-        self._done = terms.masked.of(run, server_round, terms.digest.start)
+        self._done = terms.masked.read_round(run, server_round, terms.digest.start)
         self._members: tuple[str, ...] = ()
         self._divisor = 0
-        self._statements: Mapping[str, SiteStatement] = {}
-        self._segments: tuple[Segment, ...] = ()
+        self._statements: Mapping[str, MaskingStatement] = {}
+        self._segments: tuple[MaskedSegment, ...] = ()
         self._own: dict[str, bytes] = {}  # segment -> secret of this site's own mask
         self._letters: dict[str, SecretShares] = {}  # sender -> shares, this site's own too
         self._answered: dict[type, tuple[Request, MaskingAnswer]] = {}
 
     # ------------------------------------------------------------------ four stages
 
-    def keys(self, request: KeysRequest) -> KeysAnswer:
+    def answer_with_keys(self, request: KeysRequest) -> KeysAnswer:
         """State this round's public keys, and what this site was asked.
 
         Where the coordinator names other members before anything is shared, it gets another statement with new keys.
@@ -158,37 +158,37 @@ class SiteRound:
         if SharesAnswer not in self._answered and self._answered.get(KeysAnswer, (request,))[0] != request:
             del self._answered[KeysAnswer]
             self._sealing, self._masking = make_key_pair(), make_key_pair()
-        return self._once(request, KeysAnswer, self._state_keys)
+        return self._answer_once(request, KeysAnswer, self._state_keys)
 
-    def shares(self, request: SharesRequest) -> SharesAnswer:
+    def answer_with_shares(self, request: SharesRequest) -> SharesAnswer:
         """Share this site's secrets among all sites.
 
         Raises:
             MaskingRefused: If the statements are too few, or not those of different sites of this round.
         """
-        return self._once(request, SharesAnswer, self._share)
+        return self._answer_once(request, SharesAnswer, self._share)
 
-    def masked(self, request: MaskedRequest) -> MaskedAnswer:
+    def answer_with_masked_update(self, request: MaskedRequest) -> MaskedAnswer:
         """Mask the update, with a mask for each site that takes part and masks of its own.
 
         Raises:
             MaskingRefused: If too few sites are left.
             SecretsError: If a letter cannot be read.
         """
-        return self._once(request, MaskedAnswer, self._mask)
+        return self._answer_once(request, MaskedAnswer, self._mask)
 
-    def reveal(self, request: RevealRequest) -> RevealAnswer:
+    def answer_with_revealed_shares(self, request: RevealRequest) -> RevealAnswer:
         """Give what takes the masks off the survivors' sum: once, and of each site one of its two secrets.
 
         Raises:
             MaskingRefused: If too few sites survive, or this site is not among them.
         """
-        return self._once(request, RevealAnswer, self._reveal)
+        return self._answer_once(request, RevealAnswer, self._reveal)
 
     @property
-    def agreed(self) -> str:
+    def agreement_hash(self) -> str:
         """Return a hash of this attempt's statements and of the sites whose sum was opened, equal at all of them."""
-        stated = [self._statements[site].written().decode() for site in sorted(self._statements)]
+        stated = [self._statements[site].signed_text().decode() for site in sorted(self._statements)]
         return hashlib.sha256(json.dumps([stated, self._done.opened]).encode()).hexdigest()
 
     @property
@@ -199,7 +199,7 @@ class SiteRound:
         few = [segment for segment, least in zip(own, needed, strict=True) if len(segment.owners) < least]
         return tuple(name for segment in few for name in segment.classes)
 
-    def _once(self, request: Any, kind: type[Answer], answer: Callable[[Any], Answer]) -> Answer:
+    def _answer_once(self, request: Any, kind: type[Answer], answer: Callable[[Any], Answer]) -> Answer:
         """Answer a stage; the same again where the same is asked again, and nothing where anything else is."""
         if (request.run, request.round) != (self.run, self.round):
             raise MaskingRefused(f"{self.site} holds an update of round {self.round}, not of {request.round}.")
@@ -223,14 +223,14 @@ class SiteRound:
         if self._divisor < len(self._members) or compute_share_threshold(self._divisor) > len(self._members):
             raise MaskingRefused(f"of {self._divisor} sites, {len(self._members)} are too few to go on with.")
         self._refuse_too_few(len(self._members))
-        statement = self._statement.written()
+        statement = self._statement.signed_text()
         identity = self._terms.identity
-        signature = sign_statement(statement, identity.key) if identity else b""
+        signature = sign_masking_statement(statement, identity.key) if identity else b""
         return KeysAnswer(self.run, self.round, self.site, statement, signature, identity.line if identity else "")
 
     @property
-    def _statement(self) -> SiteStatement:
-        return SiteStatement(
+    def _statement(self) -> MaskingStatement:
+        return MaskingStatement(
             run=self.run,
             round=self.round,
             site=self.site,
@@ -250,12 +250,12 @@ class SiteRound:
     # ------------------------------------------------------------------ shares
 
     def _share(self, request: SharesRequest) -> SharesAnswer:
-        self._statements = self._checked(request)
+        self._statements = self._check_statements(request)
         sites = sorted(self._statements)
         self._segments = list_segments({site: statement.rows for site, statement in self._statements.items()})
         own = [segment.name for segment in self._segments if self.site in segment.owners]
         self._own = {name: os.urandom(SECRET_BYTES) for name in own}
-        needed = self._needed
+        needed = self._needed_site_count
         keys = split_secret(private_key_bytes(self._masking), needed, len(sites))
         masks = {name: split_secret(secret, needed, len(sites)) for name, secret in self._own.items()}
         letters = {
@@ -271,22 +271,22 @@ class SiteRound:
         }
         self._letters[self.site] = letters.pop(self.site)
         written = [
-            encrypt_for(letters[to].written(), self._sealing, self._statements[to].sealing_key) for to in letters
+            encrypt_for(letters[to].to_json_bytes(), self._sealing, self._statements[to].sealing_key) for to in letters
         ]
         return SharesAnswer(self.run, self.round, self.site, tuple(letters), tuple(written))
 
-    def _checked(self, request: SharesRequest) -> dict[str, SiteStatement]:
+    def _check_statements(self, request: SharesRequest) -> dict[str, MaskingStatement]:
         """Return the statements by site; all must be of this round, of different sites, with different keys."""
-        by_site: dict[str, SiteStatement] = {}
+        by_site: dict[str, MaskingStatement] = {}
         for text, signature, identity in zip(request.statements, request.signatures, request.identities, strict=True):
             try:
-                statement = read_statement(text)
-                self._refuse_stranger(statement, text, signature, identity)
+                statement = read_masking_statement(text)
+                self._refuse_unknown_site(statement, text, signature, identity)
             except StatementError as error:
                 raise MaskingRefused(f"a relayed statement {error}.") from None
             if (statement.run, statement.round) != (self.run, self.round) or statement.site in by_site:
                 raise MaskingRefused("the relayed statements are not one a site, of this round.")
-            if why := self._statement.disagreement(statement):
+            if why := self._statement.describe_disagreement(statement):
                 raise MaskingRefused(f"{statement.site} {why}: its update may not hide that of {self.site}.")
             by_site[statement.site] = statement
         keys = [key for statement in by_site.values() for key in (statement.sealing_key, statement.masking_key)]
@@ -299,10 +299,10 @@ class SiteRound:
         self._refuse_too_few(len(by_site))
         return by_site
 
-    def _refuse_stranger(self, statement: SiteStatement, text: bytes, signature: bytes, identity: str) -> None:
+    def _refuse_unknown_site(self, statement: MaskingStatement, text: bytes, signature: bytes, identity: str) -> None:
         if self._terms.identity is None or statement.site == self.site:
             return
-        refuse_unsigned(text, signature, identity)
+        refuse_unsigned_statement(text, signature, identity)
         peers = self._terms.peers
         if peers and peers.get(statement.site, "").split()[:2] != identity.split()[:2]:
             raise StatementError(f"of {statement.site} is signed with a key that this site's policy does not know")
@@ -319,26 +319,26 @@ class SiteRound:
         if request.numbers != len(self._update):
             raise MaskingRefused(f"the update has {len(self._update)} numbers, not {request.numbers}.")
         letters = zip(request.senders, request.letters, strict=True)
-        self._letters |= {sender: self._opened(sender, letter) for sender, letter in letters}
-        self._done = replace(self._done.masking({self.site, *others}), divisor=self._divisor)
+        self._letters |= {sender: self._decrypt_shares(sender, letter) for sender, letter in letters}
+        self._done = replace(self._done.as_masked_among({self.site, *others}), divisor=self._divisor)
         if terms.shares is None:
             vector = convert_to_fixed_point(self._update, 1 if terms.counts else self._divisor, terms.largest)
         else:
-            vector = self._with_share(self._update, terms.shares)
-        self._note()
+            vector = self._add_noise_share(self._update, terms.shares)
+        self._store_masked_round()
         self._update = None
         self._add_masks(vector, others)
         return MaskedAnswer(self.run, self.round, self.site, vector)
 
-    def _with_share(self, update: NDArray[np.float32], shares: NoiseShares) -> Integers:
+    def _add_noise_share(self, update: NDArray[np.float32], shares: DistributedNoise) -> Integers:
         """Add this site's share of the noise to the update; the same share if the same round is masked again."""
-        grid = shares.grid(self._divisor)
+        grid = shares.make_grid(self._divisor)
         covered = hashlib.sha256(json.dumps([self.run, self.round, self._done.members, vars(grid)]).encode())
         covered.update(update.tobytes())
-        self._done = self._done.with_noise(covered.hexdigest())
-        return grid.masked_input(update, BitStream(self._terms.noise(covered.hexdigest())))
+        self._done = self._done.as_masked_with_noise(covered.hexdigest())
+        return grid.add_noise_share(update, BitStream(self._terms.noise(covered.hexdigest())))
 
-    def _opened(self, sender: str, sealed: bytes) -> SecretShares:
+    def _decrypt_shares(self, sender: str, sealed: bytes) -> SecretShares:
         text = decrypt_from(sealed, self._sealing, self._statements[sender].sealing_key)
         letter = read_shares(text, (self.run, self.round, sender, self.site))
         if set(letter.masks) != {segment.name for segment in self._segments if sender in segment.owners}:
@@ -348,12 +348,12 @@ class SiteRound:
     def _add_masks(self, vector: Integers, others: list[str]) -> None:
         for segment in self._segments:
             if self.site in segment.owners:
-                places = self._layout.places(self._rows, segment.classes, body=segment.body)
+                places = self._layout.slices_of_classes(self._rows, segment.classes, body=segment.is_body)
                 add_mask(vector, places, self._own[segment.name])
         for other in others:
             theirs = self._statements[other]
             common = tuple(name for name in self._rows if name in theirs.rows)
-            places = self._layout.places(self._rows, common, body=True)
+            places = self._layout.slices_of_classes(self._rows, common, body=True)
             add_mask(vector, places, agree_secret(self._masking, theirs.masking_key), subtract=self.site > other)
 
     # ------------------------------------------------------------------ unmasking
@@ -363,8 +363,8 @@ class SiteRound:
         if MaskedAnswer not in self._answered or self.site not in survivors or not survivors <= took_part:
             raise MaskingRefused("the survivors are not sites that masked their updates together with this one.")
         self._refuse_too_few(len(survivors))
-        self._done = self._done.opening(survivors)
-        self._note()
+        self._done = self._done.as_opened_for(survivors)
+        self._store_masked_round()
         openable = [segment for segment in self._segments if may_open_segment(segment, survivors, self._statements)]
         shown = [(site, segment.name) for segment in openable for site in segment.owners if site in survivors]
         gone = tuple(sorted(took_part - survivors))
@@ -384,20 +384,22 @@ class SiteRound:
         return answer
 
     @property
-    def _needed(self) -> int:
+    def _needed_site_count(self) -> int:
         """Return how many sites must stay to the end, which is how many shares make this site's secrets."""
         honest = self._terms.shares.honest if self._terms.shares else 0
         return count_needed_survivors(self._divisor, self._terms.cohort, honest)
 
-    def _note(self) -> None:
-        self._terms.masked.note(self.run, self.round, self._done, self._terms.digest.start)
+    def _store_masked_round(self) -> None:
+        self._terms.masked.store_round(self.run, self.round, self._done, self._terms.digest.start)
 
     def _refuse_too_few(self, sites: int) -> None:
-        if sites < self._needed:
-            raise MaskingRefused(f"{sites} of {len(self._members)} sites are left, {self._needed} are needed.")
+        if sites < self._needed_site_count:
+            raise MaskingRefused(
+                f"{sites} of {len(self._members)} sites are left, {self._needed_site_count} are needed."
+            )
 
 
-def may_open_segment(segment: Segment, survivors: set[str], statements: Mapping[str, SiteStatement]) -> bool:
+def may_open_segment(segment: MaskedSegment, survivors: set[str], statements: Mapping[str, MaskingStatement]) -> bool:
     """Return whether a segment's sum may be opened: it is of enough sites, or all of them allow fewer."""
     left = [site for site in segment.owners if site in survivors]
     if not left:
@@ -405,7 +407,7 @@ def may_open_segment(segment: Segment, survivors: set[str], statements: Mapping[
     return len(left) >= count_needed_owners(left, statements) or all(statements[site].alone for site in left)
 
 
-def count_needed_owners(owners: Collection[str], statements: Mapping[str, SiteStatement]) -> int:
+def count_needed_owners(owners: Collection[str], statements: Mapping[str, MaskingStatement]) -> int:
     """Return the fewest sites whose sum these sites help to open."""
     return max(2, *(statements[site].cohort for site in owners))
 

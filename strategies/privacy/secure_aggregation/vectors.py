@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.config import Plan
-from common.wire.records import Groups
+from common.wire.records import ModelGroups
 from common.wire.secure_aggregation import Integers
 from strategies.local.site_method import SiteMethod
 
@@ -51,29 +51,29 @@ class SegmentLayout:
     features: int
 
     @property
-    def body(self) -> int:
+    def body_size(self) -> int:
         return self.trunk + self.norm
 
     @property
-    def row(self) -> int:
+    def row_size(self) -> int:
         return self.features + 1
 
-    def size(self, rows: Sequence[str]) -> int:
+    def vector_size(self, rows: Sequence[str]) -> int:
         """Return how many numbers the vector of a site with these rows has."""
-        return self.body + len(rows) * self.row
+        return self.body_size + len(rows) * self.row_size
 
-    def places(self, rows: Sequence[str], classes: Sequence[str], *, body: bool) -> Iterator[slice]:
+    def slices_of_classes(self, rows: Sequence[str], classes: Sequence[str], *, body: bool) -> Iterator[slice]:
         """Yield where the body and these classes lie in the vector of a site with these rows."""
         if body:
-            yield slice(0, self.body)
+            yield slice(0, self.body_size)
         position = {name: place for place, name in enumerate(rows)}
         for name in classes:
-            start = self.body + position[name] * self.row
-            yield slice(start, start + self.row)
+            start = self.body_size + position[name] * self.row_size
+            yield slice(start, start + self.row_size)
 
 
 @dataclass(frozen=True)
-class Segment:
+class MaskedSegment:
     """Numbers that the same sites send; masks of their own cover them."""
 
     name: str
@@ -81,11 +81,11 @@ class Segment:
     owners: tuple[str, ...]
 
     @property
-    def body(self) -> bool:
+    def is_body(self) -> bool:
         return self.name == BODY
 
 
-def list_segments(rows: Mapping[str, Collection[str]]) -> tuple[Segment, ...]:
+def list_segments(rows: Mapping[str, Collection[str]]) -> tuple[MaskedSegment, ...]:
     """Return the body, then the other segments by their first class.
 
     Args:
@@ -97,17 +97,18 @@ def list_segments(rows: Mapping[str, Collection[str]]) -> tuple[Segment, ...]:
         owners = tuple(site for site in everybody if name in rows[site])
         classes.setdefault(owners, []).append(name)
     return tuple(
-        Segment(BODY if owners == everybody else names[0], tuple(names), owners) for owners, names in classes.items()
+        MaskedSegment(BODY if owners == everybody else names[0], tuple(names), owners)
+        for owners, names in classes.items()
     )
 
 
-def flatten_update(update: Groups) -> tuple[SegmentLayout, tuple[str, ...], NDArray[np.float32]]:
+def flatten_update(update: ModelGroups) -> tuple[SegmentLayout, tuple[str, ...], NDArray[np.float32]]:
     """Return the layout, the rows and the numbers of an update as one vector."""
     head = update.head
     rows = tuple(sorted(head.class_names)) if head else ()
     arrays = [array for array in (update.trunk, update.norm) if array is not None]
     if head:
-        ordered = head.rows(rows)
+        ordered = head.select_rows(rows)
         arrays.append(np.column_stack([ordered.weight, ordered.bias]).ravel())
     sizes = (0 if update.trunk is None else len(update.trunk), 0 if update.norm is None else len(update.norm))
     return SegmentLayout(*sizes, head.features if head else 0), rows, np.concatenate(arrays, dtype=np.float32)
@@ -117,8 +118,8 @@ def split_vector(
     layout: SegmentLayout, rows: tuple[str, ...], vector: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], ...]:
     """Return trunk, norm, weights ``(rows, features)`` and biases of a vector."""
-    head = vector[layout.body :].reshape(len(rows), layout.row)
-    return vector[: layout.trunk], vector[layout.trunk : layout.body], head[:, :-1], head[:, -1]
+    head = vector[layout.body_size :].reshape(len(rows), layout.row_size)
+    return vector[: layout.trunk], vector[layout.trunk : layout.body_size], head[:, :-1], head[:, -1]
 
 
 # ---------------------------------------------------------------------- numbers as integers

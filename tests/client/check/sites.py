@@ -8,13 +8,13 @@ import numpy as np
 from PIL import Image
 
 from client.check.findings import CheckResult
-from client.check.machine import Gpu, Machine
-from client.check.run import check
+from client.check.machine import Gpu, MachineMeasurements
+from client.check.run import check_site
 from client.site.site_file import make_site_folder
 from common.config import read_experiment
 from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
-from common.security.identity import SiteKit, public_key_line, read_key, write_toml
-from server.coordinator.folder import Coordinator
+from common.security.identity import SiteConnectionKit, public_key_line, read_key, write_toml
+from server.coordinator.folder import CoordinatorFolder
 from tests.client.handshakes import coordinator_in
 from tests.federations import DIGITS
 
@@ -31,7 +31,7 @@ label_columns = ["{CLASSES[0]}", "{CLASSES[1]}"]
 image_size = 32
 """
 GB = 10**9
-GOOD_MACHINE = Machine(
+GOOD_MACHINE = MachineMeasurements(
     disk_free=80 * GB,
     memory=32 * GB,
     memory_free=24 * GB,
@@ -50,7 +50,7 @@ class Hospital:
     """Its folder, and the coordinator that it has a kit of."""
 
     folder: Path
-    coordinator: Coordinator
+    coordinator: CoordinatorFolder
 
     def image(self, row: int) -> Path:
         return self.folder / "images" / f"{row:05}.png"
@@ -76,16 +76,18 @@ class Hospital:
         """With a kit for this address."""
         line = public_key_line(read_key(self.folder / "north.key"), "north")
         authority = self.coordinator.ca_certificate.read_text(encoding="ascii")
-        kit = SiteKit(coordinator="trial", address=address, site="north", public_key=line, ca_certificate=authority)
+        kit = SiteConnectionKit(
+            coordinator="trial", address=address, site="north", public_key=line, ca_certificate=authority
+        )
         write_toml(self.folder / "north.kit", kit, "For tests.")
         return self
 
-    def checked(self, machine: Machine = GOOD_MACHINE, **options: object) -> CheckResult:
+    def checked(self, machine: MachineMeasurements = GOOD_MACHINE, **options: object) -> CheckResult:
         """Return the result of ``flwr-client check`` on this machine."""
         (self.folder / "experiment.toml").write_text(DIGITS, encoding="utf-8")
         experiment = read_experiment(self.folder / "experiment.toml").experiment
         usual = {"environment": {}, "experiment": experiment, "look": lambda settings: machine}
-        return check(self.folder, **usual | options)[0]
+        return check_site(self.folder, **usual | options)[0]
 
     def checked_at(self, port: int, host: str = "127.0.0.1") -> CheckResult:
         """Return the result with a kit for this port."""

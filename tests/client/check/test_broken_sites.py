@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import client.check.connection
-from client.check.findings import CheckResult, Finding, Severity
+from client.check.findings import CheckFinding, CheckResult, Severity
 from client.check.machine import Gpu
 from client.connection.exit_codes import ExitCode
 from common import __version__
@@ -25,7 +25,7 @@ from common.wire.fleet_protocol import WIRE_VERSION
 from server.coordinator.authority import issue_server_certificate
 from server.deployment.superlink.authentication import AdmittedKeys, Caller
 from server.deployment.superlink.fleet_server import hello_handler
-from server.deployment.superlink.refused_calls import StrangerCalls
+from server.deployment.superlink.refused_calls import UnknownCallerCounts
 from tests.certificates import self_signed
 from tests.client.check.sites import GB, GOOD_MACHINE, SMALL_GPU, Hospital, hospital_in, write_images
 from tests.client.handshakes import (
@@ -43,7 +43,7 @@ from tests.client.handshakes import (
 DATA_ONLY = {"offline": True}
 
 
-def worst(result: CheckResult, code: ExitCode, severity: Severity = Severity.FAULT) -> Finding:
+def worst(result: CheckResult, code: ExitCode, severity: Severity = Severity.FAULT) -> CheckFinding:
     """The most severe finding, which has this code."""
     assert result.most_severe is not None
     assert (result.exit_code, result.most_severe.severity) == (code, severity)
@@ -155,7 +155,7 @@ class EveryKey(dict[bytes, Caller]):
 
 def checked_by(hospital: Hospital, read: Callable[[], Mapping[bytes, Caller]]) -> CheckResult:
     """The check against the coordinator's own answer, where these keys are admitted."""
-    handler = hello_handler(AdmittedKeys(read), StrangerCalls())
+    handler = hello_handler(AdmittedKeys(read), UnknownCallerCounts())
     with grpc_server(handler, tls_of(hospital.coordinator)) as port:
         return hospital.checked_at(port)
 

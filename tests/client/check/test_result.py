@@ -13,7 +13,7 @@ import torch
 
 from client.check import training
 from client.check.data import check_data
-from client.check.findings import CheckArea, CheckResult, ClassCounts, make_page_console, print_result
+from client.check.findings import CheckArea, CheckResult, ClassCounts, make_narrow_console, print_result
 from client.check.machine import estimate_needs
 from client.check.pictures import looks_inverted
 from client.check.training import find_planned_training
@@ -27,7 +27,7 @@ from common.data.sources.built_in import draw_phantoms
 from common.models.network import SplitNetwork, build
 from common.system.stopping import STOPPED_ON_REQUEST
 from common.wire.records import RollCall
-from server.deployment.supervisor import RunExit
+from server.deployment.supervisor import RunExitCode
 from tests.client.check.sites import CLASSES, Hospital
 from tests.common.data.dicom_files import dicom
 from tests.federations import DIGITS
@@ -87,7 +87,7 @@ def test_labels_of_a_hidden_class_are_noted_as_untrained_exactly_where_a_masked_
     assert len(notes) == untrained
     (hospital.folder / "e.toml").write_text(f"{DIGITS}\n[privacy]\nsecure_aggregation = true\n", encoding="utf-8")
     plan, site = make_plan(read_experiment(hospital.folder / "e.toml").experiment), open_site(settings)
-    assert (site.trained_on("train", plan) is not site.train) == untrained
+    assert (site.images_to_train_on("train", plan) is not site.train) == untrained
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_screen_has_faults_before_warnings_and_repeats_the_first_at_the_end() 
     data.note("a note")
     data.fault(ExitCode.COLUMN, "no [Effusion] column", "Name it.")
     counts = [ClassCounts("Mass", 3, 90, 0, (True, False), 10)]
-    print_result(CheckResult("north", (CheckArea("connection", ["well"]), data)), counts, make_page_console(file))
+    print_result(CheckResult("north", (CheckArea("connection", ["well"]), data)), counts, make_narrow_console(file))
     text = file.getvalue()
     assert max(len(line) for line in text.splitlines()) <= 100
     assert "\x1b" not in text
@@ -225,8 +225,8 @@ def test_the_tables_of_exit_codes_are_those_of_the_code() -> None:
     others = [code for code, who in listed if who not in (runs, simulations, audits)]
     assert others == sorted([*map(int, ExitCode), STOPPED_ON_REQUEST])
     assert [code for code, who in listed if who == audits] == [1]
-    assert [code for code, who in listed if who == simulations] == [int(RunExit.STOPPED), STOPPED_ON_REQUEST]
-    of_runs = [int(code) for code in RunExit if code not in (RunExit.DONE, RunExit.BAD_INPUT)]
+    assert [code for code, who in listed if who == simulations] == [int(RunExitCode.STOPPED), STOPPED_ON_REQUEST]
+    of_runs = [int(code) for code in RunExitCode if code not in (RunExitCode.DONE, RunExitCode.BAD_INPUT)]
     assert [code for code, who in listed if who == runs] == of_runs
     of_start = [int(code) for code in ExitCode if code < 20]
     assert [code for code, _ in listed_codes("hospital-it.md", "## When it ends")] == of_start

@@ -20,15 +20,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from common.data.base.spec import NpzSpec, Rendering
+from common.data.base.spec import NpzSpec, PictureRendering
 from common.data.images.headers import read_dicom_heads
 from common.data.images.reading import ImageForm
 from common.data.images.store import decode_pictures
-from common.data.load import load
+from common.data.load import load_dataset
 from common.data.tables.csv import read_columns
 from common.errors import BadInput
 from common.models.weights import convert_checkpoint
-from server.export.pictures import read_pictures
+from server.export.pictures import read_unlabelled_pictures
 
 MIB = 1 << 20
 GIGABYTES = 2900
@@ -461,11 +461,11 @@ def weights() -> bytes:
 
 def images_of(file: Path, **keys: str) -> str:
     spec = NpzSpec(kind="npz", path=file.name, classes=("a", "b"), **keys)
-    return f"{len(load(spec, file.parent).train)} images"
+    return f"{len(load_dataset(spec, file.parent).train)} images"
 
 
 def read_picture(file: Path) -> str:
-    form = ImageForm(8, color=False, resize="pad", rendering=Rendering("middle", "coronal"))
+    form = ImageForm(8, color=False, resize="pad", rendering=PictureRendering("middle", "coronal"))
     decoded = decode_pictures([file.name], lambda row: file, form)
     return f"refused: {decoded.skipped[0].reason}" if decoded.skipped else "a picture"
 
@@ -475,7 +475,7 @@ READERS: Mapping[str, tuple[Callable[[Path], str], Bombs, str]] = {
     "npz": (images_of, NPZ, ".npz"),
     "patients": (partial(images_of, patient_key="patient"), {"a patient of a long name": long_name}, ".npz"),
     "unlabelled": (
-        lambda file: str(read_pictures(file, ImageForm(8, color=False, resize="pad")).names),
+        lambda file: str(read_unlabelled_pictures(file, ImageForm(8, color=False, resize="pad")).names),
         {"one large test image": large_test_image},
         ".npz",
     ),

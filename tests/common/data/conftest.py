@@ -101,5 +101,5 @@ def mixture(classes: Classes, each: int = 1) -> Splits:
         patients += [f"{task}/{index // each}" for index in range(len(of_task))]
         sources += [task] * len(of_task)
     train = image_set(np.concatenate(blocks), patients, sources)
-    nothing = train.rows(np.arange(0))
+    nothing = train.select_rows(np.arange(0))
     return Splits(train, nothing, nothing)

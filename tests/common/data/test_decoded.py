@@ -9,11 +9,11 @@ import pytest
 from common.data.base.image_set import (
     SkippedImage,
     Splits,
-    array_bytes,
     array_forms,
     array_from_bytes,
-    flatten,
-    unflatten,
+    flatten_splits,
+    rebuild_splits,
+    view_array_bytes,
 )
 from tests.common.data.conftest import splits_of
 
@@ -24,15 +24,15 @@ def splits() -> Splits:
     blank, random = splits_of(20, 3).train, np.random.default_rng(0)
     pictures = random.integers(0, 256, (len(blank), 4, 6, 3), dtype=np.uint8)
     train = replace(blank, stored=pictures, skipped=(SkippedImage("a.png", "is empty"),), missing=2)
-    return Splits(train, train.rows(np.array([7, 3, 3])), train.rows(np.arange(0)))
+    return Splits(train, train.select_rows(np.array([7, 3, 3])), train.select_rows(np.arange(0)))
 
 
 def test_a_data_set_comes_back_from_its_layout_and_the_bytes_of_its_arrays(splits: Splits) -> None:
-    layout, arrays = flatten(splits)
+    layout, arrays = flatten_splits(splits)
     assert sum(array.dtype == np.uint8 for array in arrays) == 1  # parts share their pictures
-    bytes_of = [bytes(array_bytes(array)) for array in arrays]  # as another process has them
+    bytes_of = [bytes(view_array_bytes(array)) for array in arrays]  # as another process has them
     received = [array_from_bytes(data, *form) for data, form in zip(bytes_of, array_forms(arrays), strict=True)]
-    again = unflatten(json.loads(json.dumps(layout)), received)
+    again = rebuild_splits(json.loads(json.dumps(layout)), received)
     for part, same in zip(splits.parts, again.parts, strict=True):
         for name in ("images", "labels", "patients", "sources"):
             np.testing.assert_array_equal(getattr(part, name), getattr(same, name))
@@ -40,6 +40,6 @@ def test_a_data_set_comes_back_from_its_layout_and_the_bytes_of_its_arrays(split
 
 
 def test_parts_that_share_their_pictures_share_them_again(splits: Splits) -> None:
-    layout, arrays = flatten(splits)
-    again = unflatten(layout, arrays)
+    layout, arrays = flatten_splits(splits)
+    again = rebuild_splits(layout, arrays)
     assert again.train.stored is again.validation.stored is arrays[layout["train"]["stored"]]

@@ -15,12 +15,12 @@ from PIL import Image
 from pydicom.dataset import Dataset
 
 from common.data.base.decoded_size import LARGEST_MB, SHARE_OF_MEMORY, available_memory, content_limit
-from common.data.base.spec import FolderSpec, NpzSpec, Rendering
+from common.data.base.spec import FolderSpec, NpzSpec, PictureRendering
 from common.data.images import bands
 from common.data.images.dicom import dicom_pixels
-from common.data.images.headers import jpeg_2000_tables
+from common.data.images.headers import jpeg_2000_decoder_bytes
 from common.data.images.reading import decode_picture
-from common.data.load import load
+from common.data.load import load_dataset
 from common.data.sources.npz_file import open_arrays
 from common.data.tables.csv import read_columns
 from common.errors import BadInput
@@ -58,7 +58,7 @@ def png(mode: str, *size: int) -> bytes:
 @pytest.mark.parametrize(("mode", "needed"), [("L", 1), ("I;16", 2), ("RGB", 4), ("LA", 4)])
 def test_the_key_says_what_a_picture_may_take(mode: str, needed: int) -> None:
     content = png(mode, 1024, 1024)  # a MiB in grey of 8 bits
-    bound = Rendering(largest_mb=needed, bit_depth=16)
+    bound = PictureRendering(largest_mb=needed, bit_depth=16)
     assert decode_picture(content, bound).size == (1024, 1024)
     with pytest.raises(ValueError, match="largest_mb"):
         decode_picture(png(mode, 1024, 1025), bound)
@@ -67,7 +67,7 @@ def test_the_key_says_what_a_picture_may_take(mode: str, needed: int) -> None:
 def test_a_dicom_pictures_bytes_are_counted_with_samples_and_bits() -> None:
     content = plain(source(12), 12, Rows=1024, Columns=1024)  # two bytes a pixel
     with pytest.raises(ValueError, match="takes 2 MiB, 1 MiB are allowed"):
-        dicom_pixels(content, Rendering(largest_mb=1))
+        dicom_pixels(content, PictureRendering(largest_mb=1))
 
 
 def save_npz(folder: Path, side: int) -> None:
@@ -84,9 +84,9 @@ def spec(**more: Any) -> NpzSpec:
 def test_an_npz_file_beyond_the_limit_is_refused(tmp_path: Path, side: int, image_size: int | None) -> None:
     save_npz(tmp_path, side)
     with pytest.raises(BadInput, match="largest_mb") as caught:
-        load(spec(largest_mb=1, image_size=image_size), tmp_path)
+        load_dataset(spec(largest_mb=1, image_size=image_size), tmp_path)
     assert [fault.where for fault in caught.value.faults] == ["data.path"]
-    assert len(load(spec(largest_mb=4), tmp_path).train) > 0
+    assert len(load_dataset(spec(largest_mb=4), tmp_path).train) > 0
 
 
 def test_npz_images_are_in_memory_once(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_npz_images_are_in_memory_once(tmp_path: Path) -> None:
     labels = np.arange(1000) % 2
     np.savez(tmp_path / "a.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
     tracemalloc.start()
-    splits = load(spec(validation_fraction=0.5), tmp_path)
+    splits = load_dataset(spec(validation_fraction=0.5), tmp_path)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert sum(part.stored.nbytes for part in splits.parts) == 2 * images.nbytes
@@ -110,7 +110,7 @@ def test_chosen_rows_are_those_of_the_whole_array(
     path = tmp_path_factory.mktemp("npz") / "a.npz"
     np.savez(path, a=array)
     with open_arrays(path) as arrays:
-        np.testing.assert_array_equal(arrays.rows("a", rows), array[rows])
+        np.testing.assert_array_equal(arrays.read_rows("a", rows), array[rows])
 
 
 def test_a_table_of_many_blocks_holds_the_cells_of_its_lines(tmp_path: Path) -> None:
@@ -137,7 +137,9 @@ def test_a_table_of_a_folder_has_the_key_too(tmp_path: Path, largest_mb: int, wh
     (tmp_path / "a.csv").write_text("image,Mass\n" + "x" * 200 + ",1\n" + "a,1\n" * 5000, encoding="utf-8")  # 3.8 MiB
     folder = {"kind": "folder", "images": "pictures", "labels": "a.csv", "image_column": "image"}
     with pytest.raises(BadInput) as caught:  # in the end because there is no picture
-        load(FolderSpec.model_validate({**folder, "label_columns": ["Mass"], "largest_mb": largest_mb}), tmp_path)
+        load_dataset(
+            FolderSpec.model_validate({**folder, "label_columns": ["Mass"], "largest_mb": largest_mb}), tmp_path
+        )
     assert [fault.where for fault in caught.value.faults] == [where]
 
 
@@ -180,7 +182,7 @@ TILE, BLOCK = 9216, 768
     ],
 )
 def test_tables_of_jpeg_2000_are_counted_by_tiles_and_blocks(frame: bytes, expected: int) -> None:
-    assert jpeg_2000_tables(frame) == expected
+    assert jpeg_2000_decoder_bytes(frame) == expected
 
 
 def test_the_style_of_a_later_tile_counts() -> None:
@@ -189,4 +191,4 @@ def test_the_style_of_a_later_tile_counts() -> None:
     style = b"\xff\x52\0\x0c" + bytes([0, 0, 0, 1, 0, 0, 0, 0, 0, 1])  # blocks of 4 x 4
     part = b"\xff\x90\0\x0a\0\0" + (14 + len(style)).to_bytes(4, "big") + b"\0\2" + style + b"\xff\x93"
     first = b"\xff\x90\0\x0a\0\0" + (14).to_bytes(4, "big") + b"\0\2\xff\x93"
-    assert jpeg_2000_tables(frame[:place] + first + part + b"\xff\xd9") == TILE + 256 * (BLOCK + 2)
+    assert jpeg_2000_decoder_bytes(frame[:place] + first + part + b"\xff\xd9") == TILE + 256 * (BLOCK + 2)

@@ -21,9 +21,9 @@ from client.site.site_file import read_file_only
 from common.data.base.image_set import Splits, patients_known
 from common.data.base.spec import DicomwebSpec
 from common.data.dicomweb import client, search
-from common.data.dicomweb.archive import MARK, ImageCache
+from common.data.dicomweb.archive import MARK, PacsImageCache
 from common.data.images.dicom import dicom_pixels
-from common.data.load import load
+from common.data.load import load_dataset
 from common.data.sources.dicomweb import open_dicomweb
 from common.errors import BadInput
 from tests.common.data.dicom_files import deflated
@@ -83,7 +83,7 @@ def shown(pictures: list[Picture]) -> set[bytes]:
 def fault_of(folder: Path, settings: DicomwebSpec) -> str:
     """All that a person reads when the data cannot be loaded."""
     with pytest.raises(BadInput) as bad:
-        load(settings, folder)
+        load_dataset(settings, folder)
     return str(bad.value)
 
 
@@ -92,25 +92,25 @@ def fault_of(folder: Path, settings: DicomwebSpec) -> str:
 
 @pytest.mark.parametrize("column", ["study", "accession"])
 def test_all_pictures_of_the_tables_studies_are_loaded_page_by_page(pacs: FakePacs, folder: Path, column: str) -> None:
-    splits = load(spec(pacs, **{f"{column}_column": column}), folder)
+    splits = load_dataset(spec(pacs, **{f"{column}_column": column}), folder)
     assert all_pixels(splits) == shown(MEMBERS)
     assert max(int(request.query["offset"]) for request in pacs.requests if request.query) == 3
 
 
 def test_images_are_found_one_by_one_and_faster_where_their_study_is_named(pacs: FakePacs, folder: Path) -> None:
     alone = spec(pacs, labels="images.csv", instance_column="image", cache="one")
-    assert all_pixels(load(alone, folder)) == shown(MEMBERS)
+    assert all_pixels(load_dataset(alone, folder)) == shown(MEMBERS)
     searches = sum(bool(request.query) for request in pacs.requests)
     pacs.requests.clear()
     both = spec(pacs, labels="images.csv", instance_column="image", study_column="study", cache="two")
-    assert all_pixels(load(both, folder)) == shown(MEMBERS)
+    assert all_pixels(load_dataset(both, folder)) == shown(MEMBERS)
     assert sum(bool(request.query) for request in pacs.requests) < searches
 
 
 def test_the_second_load_asks_for_nothing(pacs: FakePacs, folder: Path) -> None:
-    first = load(spec(pacs), folder)
+    first = load_dataset(spec(pacs), folder)
     pacs.requests.clear()
-    second = load(spec(pacs), folder)
+    second = load_dataset(spec(pacs), folder)
     assert pacs.requests == []
     assert all_pixels(first) == all_pixels(second)
 
@@ -133,29 +133,29 @@ def test_lines_without_an_image_are_a_fault_or_left_out(pacs: FakePacs, folder: 
     assert "10 of 10 lines of labels.csv have no image" in fault_of(folder, spec(pacs, modalities=["CR"], cache="one"))
     pacs.pictures = MEMBERS[4:]
     assert "2 of 10 lines of labels.csv have no image in the PACS, line 2 first." in fault_of(folder, spec(pacs))
-    splits = load(spec(pacs, missing_files="ignore"), folder)
+    splits = load_dataset(spec(pacs, missing_files="ignore"), folder)
     assert splits.train.missing == 2
     pacs.pictures = MEMBERS
-    assert all_pixels(load(spec(pacs), folder)) == shown(MEMBERS)  # what was missing is asked for again
+    assert all_pixels(load_dataset(spec(pacs), folder)) == shown(MEMBERS)  # what was missing is asked for again
 
 
 # The cache
 
 
 def test_files_are_their_owners_alone(pacs: FakePacs, folder: Path) -> None:
-    load(spec(pacs), folder)
+    load_dataset(spec(pacs), folder)
     cache = folder / "dicomweb-cache"
     assert cache.stat().st_mode & 0o777 == 0o700
     assert {file.stat().st_mode & 0o777 for file in cache.iterdir()} == {0o600}
 
 
 def test_the_cache_stays_within_its_limit_and_the_least_recently_used_goes(tmp_path: Path) -> None:
-    cache = ImageCache(tmp_path / "cache", largest=10_000)
+    cache = PacsImageCache(tmp_path / "cache", largest=10_000)
     cache.open()
     data = MEMBERS[0].content[:132] + bytes(1868)  # 2,000 bytes
     for number in range(4):
         cache.store(f"1.{number}", data)
-        os.utime(cache.file(f"1.{number}"), (number, number))
+        os.utime(cache.image_path(f"1.{number}"), (number, number))
     assert cache.read("1.0") == data  # used just now
     for number in range(4, 30):
         cache.store(f"1.{number}", data)
@@ -167,20 +167,20 @@ def test_the_cache_stays_within_its_limit_and_the_least_recently_used_goes(tmp_p
 def test_a_cache_smaller_than_the_data_still_gives_all_of_it(pacs: FakePacs, folder: Path) -> None:
     size = len(MEMBERS[0].content)
     small = spec(pacs, cache_gb=3.5 * size / 1e9)
-    assert all_pixels(load(small, folder)) == shown(MEMBERS)
+    assert all_pixels(load_dataset(small, folder)) == shown(MEMBERS)
     cached = list((folder / "dicomweb-cache").glob("*.dcm"))
     assert 1 <= len(cached) <= 3
 
 
 def test_what_a_kill_left_is_removed_and_the_rest_is_taken_up(pacs: FakePacs, folder: Path) -> None:
-    load(spec(pacs), folder)
+    load_dataset(spec(pacs), folder)
     cache = folder / "dicomweb-cache"
     (cache / ".1.2.3.1.dcm.999999999-1.part").write_bytes(b"half")
     (cache / "1.2.3.1.dcm").write_bytes(b"")  # a power cut
     places = cache / "places.jsonl"
     places.write_bytes(places.read_bytes()[:-40])
     pacs.requests.clear()
-    assert all_pixels(load(spec(pacs), folder)) == shown(MEMBERS)
+    assert all_pixels(load_dataset(spec(pacs), folder)) == shown(MEMBERS)
     assert sum("/instances/" in request.path for request in pacs.requests) == 1
     assert not list(cache.glob(".*.part"))
     assert {request.path for request in pacs.requests if request.query} == {"/dicom-web/studies/1.2.9/instances"}
@@ -212,10 +212,10 @@ def test_a_password_from_a_file_and_a_token_from_the_environment(
     pacs: FakePacs, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pacs.secret = f"Basic {base64.b64encode(b'anna:a long: word').decode()}"
-    assert len(load(spec(pacs, **basic(folder, "anna:a long: word\n")), folder).train)
+    assert len(load_dataset(spec(pacs, **basic(folder, "anna:a long: word\n")), folder).train)
     pacs.secret = "Bearer t0ken.x-y"
     monkeypatch.setenv("PACS_TOKEN", "t0ken.x-y")
-    assert len(load(spec(pacs, authentication="bearer", secret_env="PACS_TOKEN", cache="two"), folder).train)
+    assert len(load_dataset(spec(pacs, authentication="bearer", secret_env="PACS_TOKEN", cache="two"), folder).train)
 
 
 def test_a_wrong_password_is_said_and_not_repeated(pacs: FakePacs, folder: Path, caplog: Any) -> None:
@@ -265,7 +265,7 @@ def test_a_proxy_of_the_environment_sees_nothing(pacs: FakePacs, folder: Path, m
         monkeypatch.setenv("HTTP_PROXY", proxy.url)
         monkeypatch.setenv("ALL_PROXY", proxy.url)
         monkeypatch.delenv("NO_PROXY", raising=False)
-        assert len(load(spec(pacs), folder).train)
+        assert len(load_dataset(spec(pacs), folder).train)
     assert proxy.requests == []
 
 
@@ -392,7 +392,7 @@ def test_the_same_page_again_and_again_is_the_end(pacs: FakePacs, folder: Path) 
     pacs.instead["/studies/1.2.0/"] = lambda request: (
         pacs.truth(request) if "/series/" in request.path else as_json([image.as_json() for image in MEMBERS[:2]])
     )
-    assert all_pixels(load(spec(pacs), folder)) == shown(MEMBERS)
+    assert all_pixels(load_dataset(spec(pacs), folder)) == shown(MEMBERS)
 
 
 # Images that are sent wrongly: each is left out with its reason, and the budget decides
@@ -448,7 +448,7 @@ def test_images_that_are_sent_wrongly_are_left_out_with_the_reason(pacs: FakePac
     wrong = MEMBERS[6]
     deflated_bomb()  # made before the server's time counts
     pacs.instead[f"/instances/{wrong.instance}"], reason = WRONG_IMAGES[name]
-    splits = load(spec(pacs, largest_mb=1), folder)
+    splits = load_dataset(spec(pacs, largest_mb=1), folder)
     skipped = [skip for part in splits.parts for skip in part.skipped]
     assert [skip.name for skip in skipped] == [f"{wrong.instance}.dcm"]
     assert reason in skipped[0].reason
@@ -504,7 +504,7 @@ def test_a_server_that_stops_is_said_once_and_what_has_arrived_is_kept(pacs: Fak
     assert cached >= 8
     pacs.instead.clear()
     pacs.requests.clear()
-    assert all_pixels(load(spec(pacs), folder)) == shown(MEMBERS)
+    assert all_pixels(load_dataset(spec(pacs), folder)) == shown(MEMBERS)
     assert len(pacs.requests) == len(MEMBERS) - cached
 
 
@@ -517,7 +517,7 @@ def test_a_server_that_is_overloaded_for_a_moment_is_asked_again(pacs: FakePacs,
         return reply(b"", status=503) if first else pacs.truth(request)
 
     pacs.instead["/series/"] = at_first
-    assert all_pixels(load(spec(pacs), folder)) == shown(MEMBERS)
+    assert all_pixels(load_dataset(spec(pacs), folder)) == shown(MEMBERS)
 
 
 def test_ctrl_c_breaks_off_what_is_under_way(pacs: FakePacs, folder: Path) -> None:
@@ -530,7 +530,7 @@ def test_ctrl_c_breaks_off_what_is_under_way(pacs: FakePacs, folder: Path) -> No
     begin = time.monotonic()
     try:
         with pytest.raises(KeyboardInterrupt):
-            load(spec(pacs, timeout_s=60), folder)
+            load_dataset(spec(pacs, timeout_s=60), folder)
     finally:
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - begin < 5

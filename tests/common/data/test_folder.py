@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from common.data.base.spec import FolderSpec
-from common.data.load import faults, load
+from common.data.load import dataset_faults, load_dataset
 from common.errors import BadInput
 
 WritePng = Callable[[str], None]
@@ -38,11 +38,14 @@ def spec(**settings: Any) -> FolderSpec:
 
 def test_the_patients_are_split_without_a_split_column(folder: Path) -> None:
     # Every second image has Edema, so all 20 patients are abnormal: 14, 2 and 4 of them, two images each.
-    assert [len(part) for part in load(spec(), folder).parts] == [28, 4, 8]
+    assert [len(part) for part in load_dataset(spec(), folder).parts] == [28, 4, 8]
 
 
 def test_pictures_are_padded_with_black_unless_stretched(folder: Path) -> None:
-    padded, stretched = load(spec(), folder).train.images, load(spec(resize="stretch"), folder).train.images
+    padded, stretched = (
+        load_dataset(spec(), folder).train.images,
+        load_dataset(spec(resize="stretch"), folder).train.images,
+    )
     assert padded[0][3].tolist() == [0, 200, 200, 200, 200, 0]  # 6 x 4 pixels become 6 x 6
     assert (stretched == 200).all()
 
@@ -58,19 +61,19 @@ def test_pictures_are_padded_with_black_unless_stretched(folder: Path) -> None:
 def test_uncertain_and_blank_mean_what_the_policy_says(
     folder: Path, settings: dict[str, str], expected: list[float]
 ) -> None:
-    splits = load(spec(split_column="part", validation_fraction=0, **settings), folder)
+    splits = load_dataset(spec(split_column="part", validation_fraction=0, **settings), folder)
     np.testing.assert_array_equal(splits.train.labels[:4, 0], np.array(expected, dtype=np.float32))
 
 
 def test_a_split_column_without_validation_rows_holds_out_training_patients(folder: Path) -> None:
-    splits = load(spec(split_column="part", validation_fraction=0.2), folder)
+    splits = load_dataset(spec(split_column="part", validation_fraction=0.2), folder)
     assert [len(part) for part in splits.parts] == [24, 6, 10]
 
 
 def test_findings_in_one_column_are_read_from_a_gzipped_table(folder: Path) -> None:
     (folder / "labels.csv.gz").write_bytes(gzip.compress((folder / "labels.csv").read_bytes()))
     settings = {"labels": "labels.csv.gz", "finding_column": "finding", "classes": ["Edema", "Mass"]}
-    splits = load(spec(**settings, split_column="part", validation_fraction=0), folder)
+    splits = load_dataset(spec(**settings, split_column="part", validation_fraction=0), folder)
     assert splits.train.labels[:2].tolist() == [[1, 1], [0, 0]]
 
 
@@ -98,14 +101,14 @@ def test_every_fault_names_its_key_and_what_stands_there(
 ) -> None:
     table = folder / "labels.csv"
     table.write_text(table.read_text().replace(old, new) if old else table.read_text())
-    messages = {fault.where: str(fault) for fault in faults(spec(**settings), folder)}
+    messages = {fault.where: str(fault) for fault in dataset_faults(spec(**settings), folder)}
     assert messages.keys() == expected.keys()
     assert all(expected[key] in message for key, message in messages.items())
 
 
 def test_missing_pictures_are_counted_where_the_key_says_so(folder: Path) -> None:
     (folder / "pictures" / "07.png").unlink()
-    splits = load(spec(missing_files="ignore"), folder)
+    splits = load_dataset(spec(missing_files="ignore"), folder)
     assert splits.train.missing == 1
     assert sum(map(len, splits.parts)) == 39
 
@@ -113,7 +116,7 @@ def test_missing_pictures_are_counted_where_the_key_says_so(folder: Path) -> Non
 def test_unreadable_pictures_are_left_out_and_listed_up_to_the_budget(folder: Path) -> None:
     (folder / "pictures" / "04.png").write_bytes(b"\x89PNG torn")
     (folder / "pictures" / "05.png").write_bytes(b"GIF89a")
-    splits = load(spec(), folder)
+    splits = load_dataset(spec(), folder)
     assert sum(map(len, splits.parts)) == 38
     skipped = {skip.name: skip.reason for part in splits.parts for skip in part.skipped}
     assert sorted(skipped) == ["04.png", "05.png"]
@@ -121,7 +124,7 @@ def test_unreadable_pictures_are_left_out_and_listed_up_to_the_budget(folder: Pa
     assert all((part.images.max(axis=(1, 2)) == 200).all() for part in splits.parts)
     (folder / "pictures" / "21.png").write_bytes(b"no picture")
     with pytest.raises(BadInput, match=rf'3 of 40 images .*skip_budget = 0.05.*"21.png" \({NOT_A_PICTURE}\)') as bad:
-        load(spec(), folder)
+        load_dataset(spec(), folder)
     assert [(fault.where, fault.cause) for fault in bad.value.faults] == [("data.images", "unreadable")]
 
 

@@ -16,7 +16,7 @@ from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 from pydicom.pixels.utils import pixel_array
 from pydicom.uid import ExplicitVRBigEndian
 
-from common.data.base.spec import Rendering
+from common.data.base.spec import PictureRendering
 from common.data.images.dicom import dicom_pixels
 from tests.common.data.dicom_files import dicom
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, plain, source
@@ -32,7 +32,7 @@ def four_frames(**elements: Any) -> bytes:
 
 @pytest.mark.parametrize(("frame", "expected"), [(1, [[0, 10]]), (2, [[0, 20]]), (4, [[40, 0]]), ("middle", [[30, 0]])])
 def test_the_chosen_frame_is_the_picture(frame: Any, expected: list[list[int]]) -> None:
-    assert dicom_pixels(four_frames(), Rendering(frame)).tolist() == expected
+    assert dicom_pixels(four_frames(), PictureRendering(frame)).tolist() == expected
 
 
 @pytest.mark.parametrize("syntax", [uid.RLELossless, uid.JPEGLSLossless, uid.JPEG2000Lossless])
@@ -40,7 +40,7 @@ def test_the_chosen_frame_is_the_picture(frame: Any, expected: list[list[int]]) 
 def test_the_chosen_frame_of_packed_ones_is_the_picture(syntax: str, frame: int) -> None:
     frames = np.tile(FOUR, (1, 40, 20))
     data = by_pydicom(dicom(frames, NumberOfFrames=4, **BRIGHTEST), syntax)
-    assert dicom_pixels(data, Rendering(frame)).tolist() == frames[frame - 1].tolist()
+    assert dicom_pixels(data, PictureRendering(frame)).tolist() == frames[frame - 1].tolist()
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_the_chosen_frame_of_packed_ones_is_the_picture(syntax: str, frame: int)
 )
 def test_no_frame_is_guessed(frame: Any, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        dicom_pixels(four_frames(), Rendering(frame))
+        dicom_pixels(four_frames(), PictureRendering(frame))
 
 
 @pytest.mark.parametrize("frame", [None, 1, "middle"])
 def test_a_file_of_one_frame_needs_no_choice(frame: Any) -> None:
-    assert dicom_pixels(dicom(FOUR[0], **BRIGHTEST), Rendering(frame)).tolist() == [[0, 10]]
+    assert dicom_pixels(dicom(FOUR[0], **BRIGHTEST), PictureRendering(frame)).tolist() == [[0, 10]]
 
 
 def test_a_frame_has_its_own_window_before_the_one_that_all_share() -> None:
@@ -67,8 +67,8 @@ def test_a_frame_has_its_own_window_before_the_one_that_all_share() -> None:
 
     groups = {"SharedFunctionalGroupsSequence": [group(10)], "PerFrameFunctionalGroupsSequence": [Dataset(), group(20)]}
     data = dicom(FOUR[:2], NumberOfFrames=2, **groups)
-    assert dicom_pixels(data, Rendering(1)).tolist() == [[0, 128]]  # 10 of 0 to 20
-    assert dicom_pixels(data, Rendering(2)).tolist() == [[0, 128]]  # 20 of 0 to 40
+    assert dicom_pixels(data, PictureRendering(1)).tolist() == [[0, 128]]  # 10 of 0 to 20
+    assert dicom_pixels(data, PictureRendering(2)).tolist() == [[0, 128]]  # 20 of 0 to 40
 
 
 @pytest.mark.parametrize("bits", [8, 16])

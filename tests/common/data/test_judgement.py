@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from common.data.tables.csv import Columns, read_columns
+from common.data.tables.csv import TableColumns, read_columns
 from common.data.tables.judgement import is_doubtful, judge_column, says_normal
 from common.data.tables.roles import guess_roles
 from common.errors import BadInput
 
 
-def columns_of(folder: Path, header: str, *lines: str) -> Columns:
+def columns_of(folder: Path, header: str, *lines: str) -> TableColumns:
     path = folder / "t.csv"
     path.write_text("\n".join((header, *(f"{n}.png,{line}" for n, line in enumerate(lines)))), encoding="utf-8")
     return read_columns(path, "labels")

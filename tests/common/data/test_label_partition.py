@@ -12,15 +12,15 @@ from pydantic import TypeAdapter
 
 from common.data.base.image_set import ImageSet, Splits
 from common.data.partition.by_label import (
-    deal_patients,
+    distribute_patients,
     ends_rounded_down,
-    ends_without_rest,
     pathological_shares,
     practical_shares,
+    site_ends_using_all,
 )
 from common.data.partition.checks import partition_faults
-from common.data.partition.division import Division, site_names
-from common.data.partition.partition import partition
+from common.data.partition.division import PartitionedDataset, site_names
+from common.data.partition.partition import partition_dataset
 from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput
 from tests.common.data.conftest import even_splits, evenly, one_class_each, splits_of
@@ -42,7 +42,7 @@ def counts(images: ImageSet, hands: list[NDArray[np.intp]]) -> list[list[int]]:
     return [images.labels[hand].sum(axis=0).astype(int).tolist() for hand in hands]
 
 
-def own_tests(division: Division) -> list[NDArray[np.intp]]:
+def own_tests(division: PartitionedDataset) -> list[NDArray[np.intp]]:
     return [part.test for part in division.parts if part.test is not None]
 
 
@@ -67,7 +67,7 @@ def test_sites_hold_as_many_images_of_each_class_as_in_the_authors_code(
     case = cases[f"non-iid-{shards}_C{classes}"]
     train, test = (np.repeat(np.arange(classes), case[f"{part}_total_per_class"]) for part in ("train", "test"))
     parts = one_class_each(train, classes, "t"), evenly(classes, classes, "v"), one_class_each(test, classes, "e")
-    division = partition(Splits(*parts), spec_of(kind="label_skew", shards=shards), seed=7)
+    division = partition_dataset(Splits(*parts), spec_of(kind="label_skew", shards=shards), seed=7)
     trains = [part.train for part in division.parts]
     assert counts(division.splits.train, trains) == case["train_counts_client_by_class"]
     assert counts(division.splits.test, own_tests(division)) == case["test_counts_client_by_class"]
@@ -78,7 +78,7 @@ def test_sites_hold_as_many_images_of_each_class_as_in_the_authors_code(
 @given(st.sampled_from(SPECS), st.sampled_from([0.0, 0.15, 0.5]), st.integers(0, 2**31))
 def test_no_patient_stands_in_two_sites_or_two_parts(keys: dict[str, Any], fraction: float, seed: int) -> None:
     spec = spec_of(**keys, seed=seed, validation_fraction=fraction)
-    division = partition(even_splits(each=2), spec, seed=0)
+    division = partition_dataset(even_splits(each=2), spec, seed=0)
     splits, parts = division.splits, division.parts
     hands = [set(splits.train.patients[part.train].tolist()) for part in parts]
     hands += [set(splits.validation.patients[part.validation].tolist()) for part in parts]
@@ -91,20 +91,20 @@ def test_no_patient_stands_in_two_sites_or_two_parts(keys: dict[str, Any], fract
 def test_a_dirichlet_deal_gives_every_image_to_one_site(sites: int, alpha: float, of: list[int], seed: int) -> None:
     random = np.random.default_rng(seed)
     shares = random.dirichlet(np.full(sites, alpha), 4)
-    hands = deal_patients(np.array(of, dtype=np.intp), shares, ends_without_rest, random)
+    hands = distribute_patients(np.array(of, dtype=np.intp), shares, site_ends_using_all, random)
     assert sorted(np.concatenate(hands).tolist()) == list(range(len(of)))
 
 
 def test_what_rounding_leaves_is_dropped() -> None:
     # Of 9 images .5 -> 4, .3 -> 2, .2 -> 1: the hands end at 4, 6 and 7, two images are nobody's.
     assert ends_rounded_down(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 6, 7]
-    assert ends_without_rest(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 7, 9]
+    assert site_ends_using_all(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 7, 9]
 
 
 @pytest.mark.parametrize("keys", SPECS)
 def test_all_sites_annotate_all_classes_and_the_test_part_stays_whole(keys: dict[str, Any]) -> None:
     splits = even_splits()
-    division = partition(splits, spec_of(**keys), seed=2)
+    division = partition_dataset(splits, spec_of(**keys), seed=2)
     assert {part.class_names for part in division.parts} == {("a", "b", "c", "d", "e")}
     assert division.splits.test is splits.test
     assert division.server is None
@@ -112,7 +112,7 @@ def test_all_sites_annotate_all_classes_and_the_test_part_stays_whole(keys: dict
 
 @pytest.mark.parametrize("keys", SPECS)
 def test_a_site_has_the_same_mixture_of_classes_in_training_and_test(keys: dict[str, Any]) -> None:
-    division = partition(even_splits(), spec_of(**keys), seed=2)
+    division = partition_dataset(even_splits(), spec_of(**keys), seed=2)
     train = np.array(counts(division.splits.train, [part.train for part in division.parts])) / 120
     test = np.array(counts(division.splits.test, own_tests(division))) / 100
     np.testing.assert_allclose(train, test, atol=1 / 100 + 1 / 120)  # a hand is off by one image at most in each part
@@ -121,7 +121,8 @@ def test_a_site_has_the_same_mixture_of_classes_in_training_and_test(keys: dict[
 def test_nothing_is_held_out_unless_asked_for_and_then_of_every_site() -> None:
     keys = {"kind": "label_skew", "shards": "practical", "sites": 4}
     whole, held = (
-        partition(even_splits(), spec_of(**keys, validation_fraction=fraction), seed=1) for fraction in (0.0, 0.25)
+        partition_dataset(even_splits(), spec_of(**keys, validation_fraction=fraction), seed=1)
+        for fraction in (0.0, 0.25)
     )
     assert [len(part.validation) for part in whole.parts] == [0, 0, 0, 0]
     sizes = [len(part.train) for part in whole.parts]
@@ -132,26 +133,26 @@ def test_nothing_is_held_out_unless_asked_for_and_then_of_every_site() -> None:
 def test_unreadable_images_are_listed_once() -> None:
     splits = even_splits()
     noted = replace(splits, train=replace(splits.train, missing=3))
-    division = partition(noted, spec_of(**SPECS[0]), seed=1)
+    division = partition_dataset(noted, spec_of(**SPECS[0]), seed=1)
     assert (division.splits.train.missing, division.splits.validation.missing) == (3, 0)
 
 
 @pytest.mark.parametrize("keys", SPECS)
 def test_images_of_several_classes_are_refused(keys: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=r"^partition.kind: deals images by their one class, but \d+ of 80 training "):
-        partition(splits_of(40, 5), spec_of(**keys), seed=1)
+        partition_dataset(splits_of(40, 5), spec_of(**keys), seed=1)
 
 
 def test_a_site_without_images_is_refused() -> None:
     splits = Splits(evenly(12, 3, "t"), evenly(3, 3, "v"), evenly(300, 3, "e"))
     with pytest.raises(BadInput, match=r"^partition.sites: .* would get no training image\. Take fewer sites, "):
-        partition(splits, spec_of(kind="label_skew", shards="practical", sites=12), seed=1)
+        partition_dataset(splits, spec_of(kind="label_skew", shards="practical", sites=12), seed=1)
 
 
 @given(st.floats(0.05, 2), st.integers(2, 200), st.integers(0, 1000))
 def test_a_dirichlet_deal_may_leave_sites_empty(alpha: float, sites: int, seed: int) -> None:
     splits = Splits(evenly(60, 3, "t"), evenly(3, 3, "v"), evenly(12, 3, "e"))
-    division = partition(splits, spec_of(kind="dirichlet", alpha=alpha, sites=sites), seed=seed)
+    division = partition_dataset(splits, spec_of(kind="dirichlet", alpha=alpha, sites=sites), seed=seed)
     names = [part.site for part in division.parts]
     assert sorted([*names, *division.empty_sites]) == list(site_names("site", sites))
     assert all(len(part.train) for part in division.parts)

@@ -7,18 +7,18 @@ import pytest
 
 from common.data.base.image_set import Splits
 from common.data.base.spec import DigitsSpec, PhantomSpec
-from common.data.load import faults, load
+from common.data.load import dataset_faults, load_dataset
 from common.data.sources import built_in
 from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
 
 
 @pytest.fixture(scope="module")
 def splits() -> Splits:
-    return load(PhantomSpec(kind="phantom", images=600, image_size=32), Path())
+    return load_dataset(PhantomSpec(kind="phantom", images=600, image_size=32), Path())
 
 
 def test_digits_are_1797_grey_images_of_ten_classes() -> None:
-    splits = load(DigitsSpec(kind="digits"), Path())
+    splits = load_dataset(DigitsSpec(kind="digits"), Path())
     assert [len(part) for part in splits.parts] == [1257, 179, 361]
     assert splits.train.images.shape[1:] == (8, 8)
     assert (splits.train.images.min(), splits.train.images.max()) == (0, 255)
@@ -73,4 +73,6 @@ def test_findings_change_the_brightness_as_they_do_in_patients(splits: Splits, f
 
 
 def test_made_data_has_no_faults() -> None:
-    assert faults(PhantomSpec(kind="phantom"), Path()) == faults(DigitsSpec(kind="digits"), Path()) == []
+    assert (
+        dataset_faults(PhantomSpec(kind="phantom"), Path()) == dataset_faults(DigitsSpec(kind="digits"), Path()) == []
+    )

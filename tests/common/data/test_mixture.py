@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from common.data.base.spec import MixtureSpec
 from common.data.images.reading import convert_color
-from common.data.load import faults, load
+from common.data.load import dataset_faults, load_dataset
 
 SCAN = {"kind": "npz", "path": "scan.npz", "classes": ["normal", "mass"], "patient_key": "patient"}
 PHOTO = {"kind": "npz", "path": "photo.npz", "classes": ["normal", "rash", "burn"]}
@@ -33,24 +33,24 @@ def spec(**keys: Any) -> MixtureSpec:
 
 @pytest.mark.parametrize(("color", "shape"), [(False, (5, 5)), (True, (5, 5, 3))])
 def test_all_images_are_brought_to_one_size_and_colour(base: Path, color: bool, shape: tuple[int, ...]) -> None:
-    splits = load(spec(color=color), base)
+    splits = load_dataset(spec(color=color), base)
     assert [part.images.shape for part in splits.parts] == [(12, *shape), (6, *shape), (8, *shape)]
     assert np.unique(splits.train.images).tolist() == [40]
 
 
 def test_classes_stand_task_after_task_under_the_tasks_name(base: Path) -> None:
     names = ("scan normal", "scan mass", "photo normal", "photo rash", "photo burn")
-    assert load(spec(), base).class_names == names
+    assert load_dataset(spec(), base).class_names == names
 
 
 def test_the_classes_of_other_tasks_are_unknown_not_absent(base: Path) -> None:
     nan = np.nan
     expected = [[1, 0, nan, nan, nan], [0, 1, nan, nan, nan], [nan, nan, 1, 0, 0], [nan, nan, 0, 1, 0]]
-    np.testing.assert_array_equal(load(spec(), base).train.labels[[0, 1, 6, 7]], expected)
+    np.testing.assert_array_equal(load_dataset(spec(), base).train.labels[[0, 1, 6, 7]], expected)
 
 
 def test_an_image_comes_from_its_task_and_patients_of_two_tasks_are_never_the_same(base: Path) -> None:
-    splits = load(spec(), base)
+    splits = load_dataset(spec(), base)
     assert splits.test.sources.tolist() == ["scan"] * 4 + ["photo"] * 4
     assert splits.train.patients[[1, 7]].tolist() == ["scan/1", "photo/unknown#1"]
     everyone = [patient for part in splits.parts for patient in part.patients]
@@ -59,19 +59,22 @@ def test_an_image_comes_from_its_task_and_patients_of_two_tasks_are_never_the_sa
 
 def test_a_tasks_own_settings_hold(base: Path) -> None:
     limited = {**PHOTO, "train_limit": 2, "keep": ["burn", "rash"]}
-    splits = load(spec(tasks={"scan": SCAN, "photo": limited}), base)
+    splits = load_dataset(spec(tasks={"scan": SCAN, "photo": limited}), base)
     assert splits.class_names == ("scan normal", "scan mass", "photo burn", "photo rash")
     assert splits.train.sources.tolist() == ["scan"] * 6 + ["photo"] * 2
 
 
 def test_the_faults_of_all_tasks_are_named_at_once(base: Path) -> None:
     wrong = spec(tasks={"scan": {**SCAN, "path": "scna.npz"}, "photo": {**PHOTO, "classes": ["normal"]}})
-    assert [fault.where for fault in faults(wrong, base)] == ["data.tasks.scan.path", "data.tasks.photo.classes"]
+    assert [fault.where for fault in dataset_faults(wrong, base)] == [
+        "data.tasks.scan.path",
+        "data.tasks.photo.classes",
+    ]
 
 
 def test_two_classes_that_come_to_one_name_are_refused(base: Path) -> None:
     twice = {"a": {**SCAN, "classes": ["b c", "d"]}, "a b": {**SCAN, "classes": ["c", "d"]}}
-    (fault,) = faults(spec(tasks=twice), base)
+    (fault,) = dataset_faults(spec(tasks=twice), base)
     assert (fault.where, '"a b c"' in fault.problem) == ("data.tasks", True)
 
 

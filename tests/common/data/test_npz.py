@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from common.data.base.spec import NpzSpec
 from common.data.images import store
-from common.data.images.pixel_cache import MappedRows
-from common.data.images.store import ImageStore
-from common.data.load import faults, load
+from common.data.images.pixel_cache import MappedPixelRows
+from common.data.images.store import DecodedImageStore
+from common.data.load import dataset_faults, load_dataset
 from common.data.sources import npz
 from common.data.sources.npz import stratified_rows
 
@@ -51,18 +51,18 @@ def spec(**settings: Any) -> NpzSpec:
 
 
 def sizes(base: Path, **settings: Any) -> list[int]:
-    return [len(part) for part in load(spec(**settings), base).parts]
+    return [len(part) for part in load_dataset(spec(**settings), base).parts]
 
 
 def test_a_class_number_becomes_one_column_per_class(save: Save) -> None:
-    splits = load(spec(), save())
+    splits = load_dataset(spec(), save())
     assert splits.train.labels[:4].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
     assert len({patient for part in splits.parts for patient in part.patients}) == 18  # each image is its own
 
 
 def test_zeros_and_ones_stay_and_nan_is_unknown(save: Save) -> None:
     labels = np.array([[0, 1, np.nan]] * 10)
-    splits = load(spec(image_size=7), save(**labelled(labels)))
+    splits = load_dataset(spec(image_size=7), save(**labelled(labels)))
     np.testing.assert_array_equal(splits.train.labels, labels.astype(np.float32))
     assert splits.test.images.shape == (4, 7, 7)
 
@@ -71,7 +71,7 @@ def test_zeros_and_ones_stay_and_nan_is_unknown(save: Save) -> None:
 def test_without_a_validation_part_training_patients_are_held_out(
     save: Save, fraction: float, expected: list[int]
 ) -> None:
-    splits = load(spec(patient_key="patient", validation_fraction=fraction), save(**NO_VALIDATION))
+    splits = load_dataset(spec(patient_key="patient", validation_fraction=fraction), save(**NO_VALIDATION))
     # 0.4 of 5 patients, 2 images each
     assert [len(part) for part in splits.parts] == expected
     assert not set(splits.train.patients.tolist()) & set(splits.validation.patients.tolist())
@@ -83,14 +83,14 @@ def test_images_of_a_large_file_are_kept_on_the_disk(
     save: Save, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     base, lines = save(**changes), list[str]()
-    expected = load(spec(**settings), base)
+    expected = load_dataset(spec(**settings), base)
     monkeypatch.setattr(npz, "KEPT_BYTES", 0)
     monkeypatch.setattr(store, "SETTLED_S", 0)
     for _ in range(2):
         lines.clear()
-        splits = load(spec(**settings), base, ImageStore(base / "cache", tell=lines.append))
+        splits = load_dataset(spec(**settings), base, DecodedImageStore(base / "cache", tell=lines.append))
         for part, same in zip(splits.parts, expected.parts, strict=True):
-            assert isinstance(part.stored, MappedRows) or not len(part)
+            assert isinstance(part.stored, MappedPixelRows) or not len(part)
             np.testing.assert_array_equal(part.images, same.images)
             np.testing.assert_array_equal(part.labels, same.labels)
     assert {"0 of them read now" in line for line in lines} == {True}
@@ -118,7 +118,7 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
 def test_every_fault_names_its_key(
     save: Save, changes: dict[str, Any], settings: dict[str, Any], where: list[str]
 ) -> None:
-    assert [fault.where for fault in faults(spec(**settings), save(**changes))] == where
+    assert [fault.where for fault in dataset_faults(spec(**settings), save(**changes))] == where
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -129,7 +129,7 @@ def test_a_file_that_numpy_does_not_pack_so_is_refused(save: Save, method: int) 
     with zipfile.ZipFile(base / "set.npz", "w", method) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    (fault,) = faults(spec(), base)
+    (fault,) = dataset_faults(spec(), base)
     assert "packed in an unusual way" in fault.problem
 
 
@@ -147,19 +147,19 @@ def test_a_limited_train_part_keeps_each_class_in_proportion(classes: list[int],
 def test_both_parts_can_be_limited(save: Save) -> None:
     base = save()
     assert sizes(base, train_limit=3, test_limit=3) == [3, 4, 3]
-    labels = load(spec(test_limit=3), base).test.labels
+    labels = load_dataset(spec(test_limit=3), base).test.labels
     assert labels.sum(axis=0).tolist() == [1, 1, 1]  # of 2, 1 and 1
 
 
 def test_only_the_classes_kept_are_labelled_in_their_order_and_no_image_of_several_labels_is_lost(save: Save) -> None:
-    splits = load(spec(keep=["z", "x"]), save(**labelled(SEVERAL)))
+    splits = load_dataset(spec(keep=["z", "x"]), save(**labelled(SEVERAL)))
     assert splits.class_names == ("z", "x")
     assert splits.train.labels[:3].tolist() == [[0, 0], [1, 1], [0, 0]]
     assert len(splits.train) == 10
 
 
 def test_an_image_whose_one_class_is_not_kept_is_left_out(save: Save) -> None:
-    splits = load(spec(keep=["z", "x"]), save())
+    splits = load_dataset(spec(keep=["z", "x"]), save())
     # classes of the ten: x y z x y z x y z x
     assert splits.train.labels.tolist() == [[0, 1], [1, 0]] * 3 + [[0, 1]]
-    np.testing.assert_array_equal(splits.train.images, load(spec(), save()).train.images[[0, 2, 3, 5, 6, 8, 9]])
+    np.testing.assert_array_equal(splits.train.images, load_dataset(spec(), save()).train.images[[0, 2, 3, 5, 6, 8, 9]])

@@ -30,10 +30,10 @@ from pydicom import uid
 
 import studies.cli
 from client.check.data import check_data
-from client.site.settings import read_settings
+from client.site.settings import read_site_settings
 from common.data.base.spec import DicomwebSpec
 from common.data.images.dicom import dicom_pixels
-from common.data.load import load
+from common.data.load import load_dataset
 from common.errors import BadInput
 from polyclinic import load as load_run
 from tests.certificates import self_signed
@@ -158,9 +158,9 @@ ROOT = Path(__file__).parents[3]
 LOAD = """
 import pathlib, sys
 from common.data.base.spec import DicomwebSpec
-from common.data.load import load
+from common.data.load import load_dataset
 folder = pathlib.Path(sys.argv[1])
-load(DicomwebSpec.model_validate_json((folder / "spec.json").read_text()), folder)
+load_dataset(DicomwebSpec.model_validate_json((folder / "spec.json").read_text()), folder)
 """
 SYNTAXES = (uid.JPEGLosslessSV1, uid.JPEGLSLossless, uid.RLELossless, uid.JPEG2000Lossless)
 
@@ -231,7 +231,7 @@ def as_toml(values: dict[str, Any]) -> str:
 @pytest.mark.parametrize("column", ["study", "accession"])
 def test_every_image_arrives_as_it_is_stored(pacs: Pacs, folder: Path, column: str) -> None:
     keys = {"study_column": None} if column == "accession" else {}
-    splits = load(spec(pacs, **keys, **{f"{column}_column": column}), folder)
+    splits = load_dataset(spec(pacs, **keys, **{f"{column}_column": column}), folder)
     assert sum(map(len, splits.parts)) == len(FILES)
     cached = {file.stem: file.read_bytes() for file in (folder / "dicomweb-cache").glob("*.dcm")}
     assert len(cached) == len(FILES)
@@ -246,15 +246,15 @@ def test_every_image_arrives_as_it_is_stored(pacs: Pacs, folder: Path, column: s
 def test_a_certificate_of_another_is_not_accepted(pacs: Pacs, folder: Path) -> None:
     self_signed(folder)
     with pytest.raises(BadInput, match=r"certificate of 127.0.0.1:\d+ is not accepted: self-signed certificate"):
-        load(spec(pacs), folder)
+        load_dataset(spec(pacs), folder)
     with pytest.raises(BadInput, match="is not accepted"):
-        load(spec(pacs, ca_file=None), folder)
+        load_dataset(spec(pacs, ca_file=None), folder)
 
 
 def test_a_wrong_password_is_refused(pacs: Pacs, folder: Path) -> None:
     (folder / "pacs.secret").write_text(f"{USER}:wrong", encoding="utf-8")
     with pytest.raises(BadInput, match=r"does not accept the authentication \(401\)"):
-        load(spec(pacs), folder)
+        load_dataset(spec(pacs), folder)
 
 
 def test_what_is_killed_at_any_instant_goes_on_and_keeps_no_half_file(pacs: Pacs, folder: Path) -> None:
@@ -272,7 +272,7 @@ def test_what_is_killed_at_any_instant_goes_on_and_keeps_no_half_file(pacs: Pacs
         for file in cache.glob("*.dcm"):
             dicom_pixels(file.read_bytes())
     assert len(list(cache.glob("*.dcm"))) < len(FILES)
-    splits = load(spec(pacs), folder)
+    splits = load_dataset(spec(pacs), folder)
     assert sum(map(len, splits.parts)) == len(FILES)
     assert not list(cache.glob(".*.part"))
 
@@ -282,7 +282,7 @@ def test_the_check_says_what_the_archive_answered(pacs: Pacs, folder: Path) -> N
     (folder / "labels.csv").write_text(f"{table}\n1.2.999,A999,1,0\n", encoding="utf-8")
     text = f'name = "north"\n[data]\n{as_toml(settings(pacs))}missing_files = "ignore"\n'
     (folder / "site.toml").write_text(text, encoding="utf-8")
-    checked = check_data(read_settings(folder), None).area
+    checked = check_data(read_site_settings(folder), None).area
     name = pacs.url.split("/")[2]
     first = f"{name} answers: 60 images of 30 studies for 31 lines of the table; its certificate is accepted"
     assert checked.passed[0] == first

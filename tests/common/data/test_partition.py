@@ -11,9 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from common.data.base.image_set import Splits
 from common.data.partition.checks import partition_faults
-from common.data.partition.division import SitePart, site_images
+from common.data.partition.division import SitePartition, site_images
 from common.data.partition.paper_tables import paper_class_lists
-from common.data.partition.partition import deal_classes, draw_class_lists, partition, random_owners
+from common.data.partition.partition import distribute_classes, draw_class_lists, partition_dataset, random_owners
 from common.data.partition.spec import (
     ClassListsSpec,
     ClassSubsetsSpec,
@@ -39,7 +39,7 @@ def missing_classes(**settings: Any) -> MissingClassesSpec:
     return MissingClassesSpec.model_validate({"kind": "missing_classes", **settings})
 
 
-def owners(parts: tuple[SitePart, ...]) -> dict[str, int]:
+def owners(parts: tuple[SitePartition, ...]) -> dict[str, int]:
     names = [name for part in parts for name in part.class_names]
     return {name: names.count(name) for name in names}
 
@@ -55,7 +55,7 @@ def test_the_class_tables_are_the_papers(vectors: Path, sweep: Any) -> None:
 @settings(max_examples=40)
 @given(st.integers(1, 5), st.integers(0, 6), st.integers(0, 2**31))
 def test_each_class_is_shared_by_all_or_owned_by_one(sites: int, shared: int, seed: int) -> None:
-    parts = partition(splits_of(40, 6), subsets(sites=sites, shared=shared), seed).parts
+    parts = partition_dataset(splits_of(40, 6), subsets(sites=sites, shared=shared), seed).parts
     counts = sorted(owners(parts).values())
     assert counts == sorted([1] * (6 - shared) + [sites] * shared)
     assert all(part.class_names == tuple(sorted(part.class_names)) and part.class_names for part in parts)
@@ -65,7 +65,7 @@ def test_each_class_is_shared_by_all_or_owned_by_one(sites: int, shared: int, se
 @given(st.integers(1, 6), st.integers(0, 2**31))
 def test_sites_have_different_patients_and_the_same_seed_the_same_sites(sites: int, seed: int) -> None:
     splits, spec = splits_of(40, 6), RandomOwnersSpec(kind="random_owners", sites=sites)
-    parts, again = (partition(splits, spec, seed).parts for _ in range(2))
+    parts, again = (partition_dataset(splits, spec, seed).parts for _ in range(2))
     hands = [set(splits.train.patients[part.train].tolist()) for part in parts]
     assert sum(map(len, hands)) == len(set().union(*hands))
     for part, same in zip(parts, again, strict=True):
@@ -84,7 +84,7 @@ def test_random_owners_leave_no_class_and_no_site_empty(sites: int, classes: int
 @given(st.integers(1, 6), st.integers(0, 8), st.integers(0, 2**31))
 def test_a_deal_with_a_minimum_still_gives_every_site_a_class(sites: int, minimum: int, seed: int) -> None:
     random = np.random.default_rng(seed)
-    owned = deal_classes(np.zeros(7, dtype=np.bool_), random.integers(0, 9, (sites, 7)), minimum, random)
+    owned = distribute_classes(np.zeros(7, dtype=np.bool_), random.integers(0, 9, (sites, 7)), minimum, random)
     assert owned.any(axis=1).all()
     assert (owned.sum(axis=0) == 1).all()
 
@@ -93,42 +93,42 @@ def test_a_class_goes_only_to_a_site_with_enough_positives() -> None:
     # Site 0 has 9 positives of classes 0 and 1, site 1 of classes 2 and 3: a minimum of 5 allows only one deal.
     positives = np.array([[9, 9, 1, 1], [1, 1, 9, 9]])
     for seed in range(10):
-        owned = deal_classes(np.zeros(4, dtype=np.bool_), positives, 5, np.random.default_rng(seed))
+        owned = distribute_classes(np.zeros(4, dtype=np.bool_), positives, 5, np.random.default_rng(seed))
         assert owned.tolist() == [[True, True, False, False], [False, False, True, True]]
 
 
 def test_unshared_classes_are_dealt_evenly() -> None:
-    parts = partition(splits_of(40, 8), subsets(sites=3, shared=["b", "d"]), seed=5).parts
+    parts = partition_dataset(splits_of(40, 8), subsets(sites=3, shared=["b", "d"]), seed=5).parts
     assert sorted(len(part.class_names) for part in parts) == [4, 4, 4]  # 2 shared and 6 / 3 dealt
     assert owners(parts)["b"] == owners(parts)["d"] == 3
 
 
 def test_names_of_more_than_nine_sites_sort_as_numbers() -> None:
-    parts = partition(splits_of(60, 10), subsets(sites=10), seed=1).parts
+    parts = partition_dataset(splits_of(60, 10), subsets(sites=10), seed=1).parts
     assert [part.site for part in parts][::9] == ["site-01", "site-10"]
     assert [part.site for part in parts] == sorted(part.site for part in parts)
 
 
 def test_fixed_lists_go_to_the_sites_they_name() -> None:
-    parts = partition(splits_of(20, 3), lists(north=["c", "a"], east=["b"]), seed=1).parts
+    parts = partition_dataset(splits_of(20, 3), lists(north=["c", "a"], east=["b"]), seed=1).parts
     assert [(part.site, part.class_names) for part in parts] == [("east", ("b",)), ("north", ("a", "c"))]
 
 
 def test_a_row_of_the_papers_table_is_dealt_with_the_papers_patients() -> None:
     splits = Splits(*(replace(part, class_names=NIH_CLASSES) for part in splits_of(60, 14).parts))
-    parts = partition(splits, ClassTableSpec(kind="class_table", table="clients", row=4), seed=1337).parts
+    parts = partition_dataset(splits, ClassTableSpec(kind="class_table", table="clients", row=4), seed=1337).parts
     assert tuple(part.class_names for part in parts) == paper_class_lists("clients", 4)
 
 
 def test_a_seed_in_the_spec_wins_over_the_runs() -> None:
     splits = splits_of(40, 6)
-    parts, same = (partition(splits, subsets(sites=3, seed=8), seed).parts for seed in (1, 2))
+    parts, same = (partition_dataset(splits, subsets(sites=3, seed=8), seed).parts for seed in (1, 2))
     assert [part.train.tolist() for part in parts] == [part.train.tolist() for part in same]
 
 
 def test_one_site_for_each_centre_holds_the_centres_images() -> None:
     splits = splits_of(30, 6)
-    parts = partition(splits, subsets(images="source", shared=2), seed=3).parts
+    parts = partition_dataset(splits, subsets(images="source", shared=2), seed=3).parts
     assert [part.site for part in parts] == ["centre-0", "centre-1", "centre-2"]
     assert sum(len(part.train) for part in parts) == len(splits.train)
     assert set(splits.train.sources[parts[1].train].tolist()) == {"centre-1"}
@@ -141,7 +141,7 @@ def by_centre(**settings: Any) -> ClassListsSpec:
 
 def test_negatives_of_a_class_in_the_test_part_are_those_of_centres_that_look_for_it() -> None:
     splits = splits_of(30, 3)
-    division = partition(splits, by_centre(), seed=3)
+    division = partition_dataset(splits, by_centre(), seed=3)
     test, before = division.splits.test, splits.test
     owners_of = {"a": ["centre-0", "centre-2"], "b": ["centre-0", "centre-1"], "c": ["centre-2"]}
     for column, (name, centres) in enumerate(owners_of.items()):
@@ -159,7 +159,7 @@ def test_negatives_of_a_class_in_the_test_part_are_those_of_centres_that_look_fo
 )
 def test_other_partitions_keep_all_labels_of_the_test_part(spec: PartitionSpec) -> None:
     splits = splits_of(30, 3)
-    division = partition(splits, spec, seed=3)
+    division = partition_dataset(splits, spec, seed=3)
     np.testing.assert_array_equal(division.splits.test.labels, splits.test.labels)
     assert division.splits.test.notes == ()
 
@@ -168,18 +168,18 @@ def test_a_centre_of_test_images_alone_says_what_it_looks_for_and_is_no_site() -
     splits = splits_of(30, 3)
     splits = replace(splits, test=replace(splits.test, sources=np.full(20, "centre-3")))
     with pytest.raises(BadInput, match=r'^partition.lists: says nothing of "centre-3"'):
-        partition(splits, by_centre(), seed=3)
+        partition_dataset(splits, by_centre(), seed=3)
     spec = by_centre()
-    division = partition(splits, spec.model_copy(update={"lists": {**spec.lists, "centre-3": ("c",)}}), seed=3)
+    division = partition_dataset(splits, spec.model_copy(update={"lists": {**spec.lists, "centre-3": ("c",)}}), seed=3)
     assert [part.site for part in division.parts] == ["centre-0", "centre-1", "centre-2"]
     assert np.isnan(division.splits.test.labels).all(axis=0).tolist() == [True, True, False]
     without = replace(splits.test, labels=np.full_like(splits.test.labels, np.nan))
-    partition(replace(splits, test=without), spec, seed=3)  # no label that anybody would have to explain
+    partition_dataset(replace(splits, test=without), spec, seed=3)  # no label that anybody would have to explain
 
 
 def test_a_site_sees_only_its_own_labels() -> None:
     splits = splits_of(20, 3)
-    part = partition(splits, lists(north=["c", "a"], east=["b"]), seed=1).parts[1]
+    part = partition_dataset(splits, lists(north=["c", "a"], east=["b"]), seed=1).parts[1]
     data = site_images(splits, part)
     assert data.class_names == ("a", "c")
     np.testing.assert_array_equal(data.train.labels, splits.train.labels[part.train][:, [0, 2]])
@@ -220,13 +220,15 @@ def test_a_partition_that_cannot_be_is_refused(
 
 def test_a_partition_that_the_data_does_not_allow_is_refused() -> None:
     with pytest.raises(BadInput, match=r"^partition.sites: 6 sites, but only 5 patients in the train part."):
-        partition(splits_of(5, 8), subsets(sites=6), seed=1)
+        partition_dataset(splits_of(5, 8), subsets(sites=6), seed=1)
     splits = splits_of(5, 3)
     nowhere = replace(splits, train=replace(splits.train, sources=np.full(len(splits.train), "")))
     with pytest.raises(BadInput, match=r"^partition.images: .* Name source_key or source_column"):
-        partition(nowhere, subsets(images="source"), seed=1)
+        partition_dataset(nowhere, subsets(images="source"), seed=1)
     with pytest.raises(BadInput, match=r'^partition.missing: no site annotates "d", "e"'):
-        partition(splits_of(30, 5), missing_classes(images="source", missing=4), seed=1)  # three centres, a class each
+        partition_dataset(
+            splits_of(30, 5), missing_classes(images="source", missing=4), seed=1
+        )  # three centres, a class each
 
 
 # ---------------------------------------------------------------------- lists that lack drawn classes (FedMLP)
@@ -276,7 +278,7 @@ def test_one_class_a_site_goes_round() -> None:
 
 def test_sites_with_missing_classes_have_patients_of_their_own_and_the_lists_of_the_draw() -> None:
     splits = splits_of(40, 5)
-    parts = partition(splits, missing_classes(sites=5, missing=1), seed=3).parts
+    parts = partition_dataset(splits, missing_classes(sites=5, missing=1), seed=3).parts
     assert [part.class_names for part in parts][:2] == [("a", "b", "c", "d"), ("a", "b", "d", "e")]  # ICH missing 1
     of_sites = [set(splits.train.patients[part.train].tolist()) for part in parts]
     assert sum(map(len, of_sites)) == len(set().union(*of_sites)) > 0

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from common.data.base.spec import Rendering
+from common.data.base.spec import PictureRendering
 from common.data.images.dicom import dicom_pixels
 from common.data.images.grey import apply_window
 from common.data.images.reading import ImageForm, decode_picture, fit_to_form, resize_images
@@ -32,7 +32,7 @@ def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
     ],
 )
 def test_grey_pictures_of_any_depth_get_8_bits(pixels: NDArray[Any], depth: int | None, expected: list[int]) -> None:
-    shown = decode_picture(encoded(Image.fromarray(pixels)), Rendering(bit_depth=depth))
+    shown = decode_picture(encoded(Image.fromarray(pixels)), PictureRendering(bit_depth=depth))
     assert np.asarray(shown).tolist() == [expected]
 
 
@@ -129,5 +129,5 @@ def test_a_camera_that_was_turned_makes_no_turned_picture(orientation: int, kind
     exif[0x0112] = orientation
     content = io.BytesIO()
     image.save(content, kind, exif=exif, **({"quality": 100} if kind == "JPEG" else {}))
-    picture = np.asarray(decode_picture(content.getvalue(), Rendering(bit_depth=16)))
+    picture = np.asarray(decode_picture(content.getvalue(), PictureRendering(bit_depth=16)))
     assert np.abs(picture.astype(int) - UPRIGHT[orientation](stored)).max() <= 1

@@ -10,9 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from client.check.source import open_source
-from client.site.settings import read_settings
+from client.site.settings import read_site_settings
 from common.data.base.spec import PluginSpec
-from common.data.load import faults, load
+from common.data.load import dataset_faults, load_dataset
 from common.data.sources import plugin
 from common.errors import BadInput
 from polyclinic.data import LabelledImages
@@ -31,15 +31,15 @@ def spec(**keys: object) -> PluginSpec:
 
 @pytest.mark.usefixtures("installed")
 def test_it_is_read_with_its_options_and_split_by_patient(tmp_path: Path) -> None:
-    assert faults(spec(), tmp_path) == []
-    splits = load(spec(options={"images": 200, "seed": 4}), tmp_path)
+    assert dataset_faults(spec(), tmp_path) == []
+    splits = load_dataset(spec(options={"images": 200, "seed": 4}), tmp_path)
     assert splits.class_names == ("horizontal", "vertical")
     patients = [set(part.patients) for part in splits.parts]
     assert sum(map(len, patients)) == len(set.union(*patients)) == 100  # of two images each
     assert [len(part) for part in splits.parts] == [2 * len(names) for names in patients]
-    again = load(spec(options={"images": 200, "seed": 4}), tmp_path)
+    again = load_dataset(spec(options={"images": 200, "seed": 4}), tmp_path)
     assert np.array_equal(splits.train.images, again.train.images)
-    assert load(spec(image_size=32), tmp_path).train.images.shape[1:] == (32, 32)
+    assert load_dataset(spec(image_size=32), tmp_path).train.images.shape[1:] == (32, 32)
 
 
 @pytest.mark.slow
@@ -53,10 +53,10 @@ def test_a_federation_trains_on_it(tmp_path: Path) -> None:
 
 
 def test_one_that_is_not_installed_is_named_before_anything_is_read(tmp_path: Path) -> None:
-    (fault,) = faults(spec(name="strips"), tmp_path)
+    (fault,) = dataset_faults(spec(name="strips"), tmp_path)
     assert "strips" in str(fault)
     with pytest.raises(BadInput, match="strips"):
-        load(spec(name="strips"), tmp_path)
+        load_dataset(spec(name="strips"), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["", "../stripes", "a b", "plugin:stripes"])
@@ -70,7 +70,7 @@ GOOD = LabelledImages(np.zeros((6, 8, 8), np.uint8), np.eye(6, 2, dtype=np.float
 
 def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, read: Callable[..., object]) -> None:
     monkeypatch.setattr(plugin, "load_entry_point", lambda group, name: read)
-    load(spec(), tmp_path)
+    load_dataset(spec(), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_parts_of_its_own_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         plugin, "load_entry_point", lambda group, name: lambda folder, options: replace(GOOD, parts=parts)
     )
-    splits = load(spec(), tmp_path)
+    splits = load_dataset(spec(), tmp_path)
     assert [len(part) for part in splits.parts] == [3, 1, 2]
 
 
@@ -124,7 +124,7 @@ def test_parts_of_its_own_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_hospital_can_check_and_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = '\n[data]\nkind = "plugin"\nname = "stripes"\nannotates = ["vertical"]\n[data.options]\nimages = 100\n'
     (tmp_path / "site.toml").write_text(f'name = "east"\n{text}')
-    source = open_source(read_settings(tmp_path))
+    source = open_source(read_site_settings(tmp_path))
     assert (len(source), source.patients_known) == (100, True)
     monkeypatch.setattr(plugin, "load_entry_point", lambda group, name: lambda folder, options: GOOD)
-    assert not open_source(read_settings(tmp_path)).patients_known
+    assert not open_source(read_site_settings(tmp_path)).patients_known

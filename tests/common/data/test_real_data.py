@@ -11,9 +11,9 @@ from common.data.base.image_set import Splits
 from common.data.base.spec import DataSpec, NihSpec
 from common.data.images.dicom import dicom_pixels
 from common.data.images.reading import ImageForm, decode_picture, fit_to_form
-from common.data.load import faults, load, open_table
-from common.data.partition.partition import partition
-from common.data.partition.spec import LabelSkewSpec, TasksSpec
+from common.data.load import dataset_faults, load_dataset, open_table
+from common.data.partition.partition import partition_dataset
+from common.data.partition.spec import LabelSkewSpec, TaskPartitionSpec
 
 ADAPTER: TypeAdapter[DataSpec] = TypeAdapter(DataSpec)
 
@@ -38,7 +38,7 @@ NPZ: dict[str, tuple[dict[str, Any], int, int, int]] = {
 
 
 def read(base: Path, **spec: Any) -> Splits:
-    return load(ADAPTER.validate_python(spec), base)
+    return load_dataset(ADAPTER.validate_python(spec), base)
 
 
 def disjoint(splits: Splits) -> bool:
@@ -114,7 +114,7 @@ def test_the_kermany_folder_keeps_its_official_test_part(real_data: Path) -> Non
         "split_column": "split",
         "image_size": 28,
     }
-    assert faults(ADAPTER.validate_python(settings), real_data) == []
+    assert dataset_faults(ADAPTER.validate_python(settings), real_data) == []
     splits = read(real_data, **settings)
     assert sizes(splits) == [4634, 582, 624]
     assert splits.train.labels.sum(axis=1).tolist() == [1.0] * 4634
@@ -173,7 +173,7 @@ def test_a_tenth_of_mnist_is_dealt_to_twelve_sites_as_fedsld_does(real_data: Pat
     )
     assert sizes(splits) == [6000, 0, 1000]
     spec = LabelSkewSpec(kind="label_skew", shards="pathological")
-    division = partition(splits, spec, seed=0)
+    division = partition_dataset(splits, spec, seed=0)
     classes = [division.splits.train.labels[part.train].any(axis=0).sum() for part in division.parts]
     assert sorted(set(classes)) == [2]
     # At most one image a class and owner is lost to rounding; ten classes have 24 owners in all.
@@ -194,8 +194,8 @@ MIXTURE = {
 @pytest.mark.parametrize("split", ["strong", "moderate"])
 def test_three_real_tasks_are_divided_as_unifed_divides_its_own(real_data: Path, split: Any) -> None:
     splits = read(real_data, **MIXTURE)
-    spec = TasksSpec(kind="tasks", split=split, sites_per_task=2)
-    division = partition(splits, spec, seed=0)
+    spec = TaskPartitionSpec(kind="tasks", split=split, sites_per_task=2)
+    division = partition_dataset(splits, spec, seed=0)
     assert [part.site for part in division.parts][::2] == ["busi-1", "ham-1", "mednist-1"]
     assert [len(part.class_names) for part in division.parts][::2] == [3, 7, 6]
     assert disjoint(division.splits)

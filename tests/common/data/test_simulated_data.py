@@ -7,50 +7,56 @@ import numpy as np
 import pytest
 
 from common.config import Experiment
-from common.data.base.image_set import flatten, unflatten
-from common.data.partition.partition import partition
-from common.data.partition.spec import LabelSkewSpec, TasksSpec
-from common.simulation import SimulatedData, receive_data, simulated_data, simulated_site, undivided_data
+from common.data.base.image_set import flatten_splits, rebuild_splits
+from common.data.partition.partition import partition_dataset
+from common.data.partition.spec import LabelSkewSpec, TaskPartitionSpec
+from common.simulation import (
+    SimulatedData,
+    images_of_simulated_site,
+    simulated_data,
+    store_received_data,
+    undivided_data,
+)
 from tests.common.data.conftest import even_splits, in_turn, mixture, splits_of
 
 
 def own_tests() -> SimulatedData:
     spec = LabelSkewSpec(kind="label_skew", shards="practical", sites=4)
-    division = partition(even_splits(), spec, seed=1)
+    division = partition_dataset(even_splits(), spec, seed=1)
     return SimulatedData(division.splits, division.parts)
 
 
 def of_tasks() -> SimulatedData:
     splits = mixture({"scan": in_turn(200, 2), "photo": in_turn(300, 3)})
-    division = partition(splits, TasksSpec(kind="tasks", split="strong", sites_per_task=2), seed=0)
+    division = partition_dataset(splits, TaskPartitionSpec(kind="tasks", split="strong", sites_per_task=2), seed=0)
     return SimulatedData(division.splits, division.parts, division.server)
 
 
 def test_a_site_with_test_images_of_its_own_tests_on_them() -> None:
     data = own_tests()
-    images = simulated_site(data, 2, "no")
+    images = images_of_simulated_site(data, 2, "no")
     assert 0 < len(images.test) < len(data.splits.test)
     np.testing.assert_array_equal(images.test.patients, data.splits.test.patients[data.parts[2].test])
 
 
 def test_a_pooled_site_tests_on_what_all_sites_test_on() -> None:
     data = own_tests()
-    pooled = simulated_site(data, 0, "negative").test.patients.tolist()
-    single = [name for site in range(4) for name in simulated_site(data, site, "no").test.patients.tolist()]
+    pooled = images_of_simulated_site(data, 0, "negative").test.patients.tolist()
+    single = [name for site in range(4) for name in images_of_simulated_site(data, site, "no").test.patients.tolist()]
     assert sorted(pooled) == sorted(single)
 
 
 def test_the_coordinator_tests_on_its_own_images_where_it_has_any() -> None:
     data = of_tasks()
     assert data.server is not None
-    assert data.test is data.server.test
+    assert data.test_images is data.server.test
     assert own_tests().server is None
     alone = own_tests()
-    assert alone.test is alone.splits.test
+    assert alone.test_images is alone.splits.test
 
 
 def test_a_site_of_a_task_sees_only_its_tasks_images_and_classes_in_all_three_parts() -> None:
-    images = simulated_site(of_tasks(), 0, "no")
+    images = images_of_simulated_site(of_tasks(), 0, "no")
     assert images.declaration.site == "photo-1"
     for part in (images.train, images.validation, images.test):
         assert set(part.sources.tolist()) == {"photo"}
@@ -60,7 +66,7 @@ def test_a_site_of_a_task_sees_only_its_tasks_images_and_classes_in_all_three_pa
 
 @pytest.mark.parametrize(("pooling", "filled"), [("negative", 0.0), ("masked", np.nan)])
 def test_pooled_tasks_take_each_others_classes_as_absent_or_unknown(pooling: Any, filled: float) -> None:
-    images = simulated_site(of_tasks(), 0, pooling).train
+    images = images_of_simulated_site(of_tasks(), 0, pooling).train
     photos = images.labels[images.sources == "photo"][:, :2]
     np.testing.assert_array_equal(photos, np.full_like(photos, filled))
 
@@ -92,18 +98,18 @@ def test_the_same_experiment_is_loaded_and_divided_once(tmp_path: Path) -> None:
     data = simulated_data(experiment, tmp_path)
     assert data is simulated_data(experiment, tmp_path)
     assert [part.site for part in data.parts] == ["one-1", "two-1"]
-    assert data.contract.class_names == ("one a", "one b", "one c", "two a", "two b", "two c")
+    assert data.label_contract.class_names == ("one a", "one b", "one c", "two a", "two b", "two c")
     assert data.server is not None
 
 
 def test_a_worker_reads_what_was_decoded_for_it_and_cuts_it_likewise(tmp_path: Path) -> None:
     experiment = tasks_in(tmp_path)
-    decoded, flat = simulated_data(experiment, tmp_path), flatten(undivided_data(experiment, tmp_path))
+    decoded, flat = simulated_data(experiment, tmp_path), flatten_splits(undivided_data(experiment, tmp_path))
     (tmp_path / "set.npz").unlink()
-    receive_data(experiment, tmp_path, unflatten(*flat))
+    store_received_data(experiment, tmp_path, rebuild_splits(*flat))
     received = simulated_data(experiment, tmp_path)
     for site in range(2):
-        expected, actual = simulated_site(decoded, site, "no"), simulated_site(received, site, "no")
+        expected, actual = images_of_simulated_site(decoded, site, "no"), images_of_simulated_site(received, site, "no")
         assert expected.declaration == actual.declaration
         assert any(actual.train.stored is array for array in flat[1])  # no copy for each site
         np.testing.assert_array_equal(expected.train.images, actual.train.images)

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.data.base.image_set import UNKNOWN_PATIENT, patients_known, unknown_patients
+from common.data.base.image_set import UNKNOWN_PATIENT, patients_known, placeholder_patients
 from common.data.base.splits import (
-    hold_out,
-    parts_of_images,
+    hold_out_patients,
+    part_of_each_image,
     patient_split,
     shared_patient_faults,
     split_patients_over_sites,
@@ -122,7 +122,7 @@ def test_a_size_skew_of_one_gives_the_nth_site_an_nth_of_what_the_first_gets() -
 
 def test_images_of_unknown_patients_are_split_as_by_their_running_numbers() -> None:
     abnormal = np.random.default_rng(0).random(500) < 0.3
-    unknown, numbers = unknown_patients(500), np.arange(500).astype(np.str_)
+    unknown, numbers = placeholder_patients(500), np.arange(500).astype(np.str_)
     split, same = patient_split(unknown, abnormal, 3), patient_split(numbers, abnormal, 3)
     for part in ("train", "validation", "test"):
         assert [name.removeprefix(UNKNOWN_PATIENT) for name in getattr(split, part)] == getattr(same, part).tolist()
@@ -142,14 +142,14 @@ def test_ids_that_are_numbers_are_sorted_as_numbers() -> None:
 
 def test_a_held_out_part_takes_whole_patients() -> None:
     patients = np.array([str(index // 3) for index in range(90)])
-    held = hold_out(patients, np.ones(90, dtype=np.bool_), 0.2)
+    held = hold_out_patients(patients, np.ones(90, dtype=np.bool_), 0.2)
     assert held.sum() == 18  # 6 of 30 patients, 3 images each
     assert not set(patients[held]) & set(patients[~held])
 
 
 def test_parts_are_named_for_each_image() -> None:
     patients = np.array([str(index) for index in range(10)])
-    parts = parts_of_images(patients, patient_split(patients, np.ones(10, dtype=np.bool_)))
+    parts = part_of_each_image(patients, patient_split(patients, np.ones(10, dtype=np.bool_)))
     assert sorted(parts.tolist()) == ["test"] * 2 + ["train"] * 7 + ["validation"]
 
 

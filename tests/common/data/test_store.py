@@ -22,12 +22,12 @@ from PIL import Image
 
 import polyclinic as pc
 from common.data.base.image_set import ImageSet
-from common.data.base.spec import Rendering
+from common.data.base.spec import PictureRendering
 from common.data.images import store
-from common.data.images.pixel_cache import IN_USE, PIXELS, ROWS, FolderInUse, MappedRows
+from common.data.images.pixel_cache import IN_USE, PIXELS, ROWS, CacheFolderLock, MappedPixelRows
 from common.data.images.pixels import pixels_on_device
 from common.data.images.reading import ImageForm
-from common.data.images.store import DecodedPictures, DecodingProgress, FileIdentity, ImageStore, decode_pictures
+from common.data.images.store import DecodedImageStore, DecodedPictures, DecodingProgress, FileIdentity, decode_pictures
 from common.errors import BadInput
 from tests.common.data.dicom_files import dicom
 
@@ -53,8 +53,8 @@ def every_set_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> ImageStore:
-    return ImageStore(tmp_path / "cache")
+def place(tmp_path: Path) -> DecodedImageStore:
+    return DecodedImageStore(tmp_path / "cache")
 
 
 class Reads:
@@ -69,7 +69,7 @@ class Reads:
 
 
 def decode(
-    files: Sequence[Path], place: ImageStore, form: ImageForm = FORM, reads: Callable[[int], Path] | None = None
+    files: Sequence[Path], place: DecodedImageStore, form: ImageForm = FORM, reads: Callable[[int], Path] | None = None
 ) -> DecodedPictures:
     identities = [FileIdentity.of(file) for file in files]
     names = [file.name for file in files]
@@ -77,7 +77,7 @@ def decode(
 
 
 def pixels(files: Sequence[Path], form: ImageForm = FORM) -> NDArray[np.uint8]:
-    return decode(files, ImageStore(), form).images
+    return decode(files, DecodedImageStore(), form).images
 
 
 @pytest.mark.parametrize("secret", [None, SECRET], ids=["plain", "encrypted"])
@@ -86,8 +86,8 @@ def test_a_cache_gives_the_pixels_of_the_decoder(tmp_path: Path, secret: bytes |
     files = write_pictures(tmp_path / "images", 20, color=color)
     files.insert(3, tmp_path / "images" / "torn.png")
     files[3].write_bytes(files[0].read_bytes()[:60])
-    form, place = replace(FORM, color=color), ImageStore(tmp_path / "cache", secret=secret)
-    plain = decode(files, ImageStore(), form)
+    form, place = replace(FORM, color=color), DecodedImageStore(tmp_path / "cache", secret=secret)
+    plain = decode(files, DecodedImageStore(), form)
     for _ in range(2):
         decoded = decode(files, place, form)
         np.testing.assert_array_equal(decoded.images, plain.images)
@@ -95,17 +95,17 @@ def test_a_cache_gives_the_pixels_of_the_decoder(tmp_path: Path, secret: bytes |
         assert decoded.skipped == plain.skipped
 
 
-def test_the_second_start_reads_no_file(tmp_path: Path, place: ImageStore) -> None:
+def test_the_second_start_reads_no_file(tmp_path: Path, place: DecodedImageStore) -> None:
     files = write_pictures(tmp_path / "images", 30)
     first, second = Reads(files), Reads(files)
     decode(files, place, reads=first)
     again = decode(files, place, reads=second)
     assert (first.count, second.count) == (30, 0)
-    assert isinstance(again.stored, MappedRows)
+    assert isinstance(again.stored, MappedPixelRows)
     np.testing.assert_array_equal(again.images, pixels(files))
 
 
-def test_only_new_and_changed_files_are_decoded(tmp_path: Path, place: ImageStore) -> None:
+def test_only_new_and_changed_files_are_decoded(tmp_path: Path, place: DecodedImageStore) -> None:
     files = write_pictures(tmp_path / "images", 10)
     decode(files, place)
     files += write_pictures(tmp_path / "images", 2, first=10)
@@ -117,7 +117,7 @@ def test_only_new_and_changed_files_are_decoded(tmp_path: Path, place: ImageStor
 
 
 def test_a_copy_and_a_new_name_are_read_but_not_decoded(
-    tmp_path: Path, place: ImageStore, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, place: DecodedImageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = write_pictures(tmp_path / "images", 6)
     expected = pixels(files)
@@ -131,7 +131,7 @@ def test_a_copy_and_a_new_name_are_read_but_not_decoded(
 
 
 def test_a_file_that_has_just_changed_is_read_again(
-    tmp_path: Path, place: ImageStore, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, place: DecodedImageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It may change once more without another time of change, as in Git's "racy" index.
     monkeypatch.setattr(store, "SETTLED_S", 60.0)
@@ -146,13 +146,13 @@ OTHER_FORMS = {
     "size": replace(FORM, size=9),
     "color": replace(FORM, color=True),
     "resize": replace(FORM, resize="stretch"),
-    "window": replace(FORM, rendering=Rendering(window=(40.0, 80.0))),
-    "frame": replace(FORM, rendering=Rendering(frame=1)),
+    "window": replace(FORM, rendering=PictureRendering(window=(40.0, 80.0))),
+    "frame": replace(FORM, rendering=PictureRendering(frame=1)),
 }
 
 
 @pytest.mark.parametrize("form", OTHER_FORMS.values(), ids=OTHER_FORMS)
-def test_another_form_is_decoded_by_itself(tmp_path: Path, place: ImageStore, form: ImageForm) -> None:
+def test_another_form_is_decoded_by_itself(tmp_path: Path, place: DecodedImageStore, form: ImageForm) -> None:
     files = write_pictures(tmp_path / "images", 4)
     decode(files, place)
     np.testing.assert_array_equal(decode(files, place, form).images, pixels(files, form))
@@ -160,7 +160,7 @@ def test_another_form_is_decoded_by_itself(tmp_path: Path, place: ImageStore, fo
 
 
 def test_another_release_of_a_decoder_decodes_again(
-    tmp_path: Path, place: ImageStore, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, place: DecodedImageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = write_pictures(tmp_path / "images", 4)
     decode(files, place)
@@ -173,7 +173,7 @@ def test_another_release_of_a_decoder_decodes_again(
 def test_encrypted_pictures_show_nothing_and_open_with_their_key_alone(tmp_path: Path) -> None:
     file = tmp_path / "flat.png"
     Image.fromarray(np.full((8, 8), 200, np.uint8)).save(file)
-    place = ImageStore(tmp_path / "cache", secret=SECRET)
+    place = DecodedImageStore(tmp_path / "cache", secret=SECRET)
     decode([file], place)
     (stored,) = (tmp_path / "cache").glob(f"*/{PIXELS}")
     assert bytes([200] * 8) not in stored.read_bytes()
@@ -184,7 +184,10 @@ def test_encrypted_pictures_show_nothing_and_open_with_their_key_alone(tmp_path:
 
 @pytest.mark.parametrize("secret", [None, SECRET], ids=["plain", "encrypted"])
 def test_a_row_that_was_changed_is_refused(tmp_path: Path, secret: bytes | None) -> None:
-    files, place = write_pictures(tmp_path / "images", 3), ImageStore(tmp_path / "cache", secret=secret, workers=1)
+    files, place = (
+        write_pictures(tmp_path / "images", 3),
+        DecodedImageStore(tmp_path / "cache", secret=secret, workers=1),
+    )
     decode(files, place)
     (stored,) = (tmp_path / "cache").glob(f"*/{PIXELS}")
     content = bytearray(stored.read_bytes())
@@ -198,7 +201,7 @@ def test_a_row_that_was_changed_is_refused(tmp_path: Path, secret: bytes | None)
 
 @pytest.mark.parametrize("row", [0, 57, 99])
 def test_pictures_that_are_copied_to_a_gpu_are_checked_before(
-    tmp_path: Path, place: ImageStore, monkeypatch: pytest.MonkeyPatch, row: int
+    tmp_path: Path, place: DecodedImageStore, monkeypatch: pytest.MonkeyPatch, row: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
     files = write_pictures(tmp_path / "images", 100)
@@ -221,7 +224,10 @@ EXCHANGES = {"exchanged": [0, 1, 5, 3, 4, 2, *range(6, 100)], "repeated": [0, 1,
 def test_rows_and_records_that_were_exchanged_are_refused(
     tmp_path: Path, secret: bytes | None, name: str, order: list[int]
 ) -> None:
-    files, place = write_pictures(tmp_path / "images", 100), ImageStore(tmp_path / "cache", secret=secret, workers=1)
+    files, place = (
+        write_pictures(tmp_path / "images", 100),
+        DecodedImageStore(tmp_path / "cache", secret=secret, workers=1),
+    )
     decode(files, place)
     (path,) = (tmp_path / "cache").glob(f"*/{name}")
     path.write_bytes(np.frombuffer(path.read_bytes(), np.uint8).reshape(100, -1)[order].tobytes())
@@ -235,18 +241,18 @@ def test_batches_from_the_disk_are_those_from_memory(tmp_path: Path, secret: byt
     files, form = write_pictures(tmp_path / "images", 23, color=color), replace(FORM, color=color)
     held, kept = (
         image_set_of(decode(files, place, form))
-        for place in (ImageStore(), ImageStore(tmp_path / "cache", secret=secret))
+        for place in (DecodedImageStore(), DecodedImageStore(tmp_path / "cache", secret=secret))
     )
     parts = list(torch.split(torch.randperm(23, generator=torch.Generator().manual_seed(0)), 4))
     for chosen in (np.arange(23), np.array([5, 2, 2, 9])):
-        memory, disk = (pixels_on_device(images.rows(chosen), "cpu") for images in (held, kept))
+        memory, disk = (pixels_on_device(images.select_rows(chosen), "cpu") for images in (held, kept))
         rows = [part[part < len(chosen)] for part in parts if (part < len(chosen)).any()]
         for expected, batch in zip(memory.read_ahead(rows), disk.read_ahead(rows), strict=True):
             assert torch.equal(expected, batch)
             assert expected.stride() == batch.stride()
         for expected, batch in zip(memory.batches(4), disk.batches(4), strict=True):
             assert torch.equal(expected, batch)
-    assert [len(batch) for batch in pixels_on_device(kept.rows(np.arange(0)), "cpu").batches(4)] == [0]
+    assert [len(batch) for batch in pixels_on_device(kept.select_rows(np.arange(0)), "cpu").batches(4)] == [0]
 
 
 def image_set_of(decoded: DecodedPictures) -> ImageSet:
@@ -255,7 +261,7 @@ def image_set_of(decoded: DecodedPictures) -> ImageSet:
     return ImageSet(decoded.stored, labels, ("a",), names, names, places=decoded.places)
 
 
-def test_a_reader_that_is_left_early_ends_its_thread(tmp_path: Path, place: ImageStore) -> None:
+def test_a_reader_that_is_left_early_ends_its_thread(tmp_path: Path, place: DecodedImageStore) -> None:
     kept = pixels_on_device(image_set_of(decode(write_pictures(tmp_path / "images", 9), place)), "cpu")
     before = threading.active_count()
     batches = kept.batches(1)
@@ -299,7 +305,7 @@ def read(row):
     count += 1
     time.sleep(float(sys.argv[3]))
     return files[row]
-place = store.ImageStore(Path(sys.argv[2]), workers=2)
+place = store.DecodedImageStore(Path(sys.argv[2]), workers=2)
 identities = [store.FileIdentity.of(file) for file in files]
 decoded = store.decode_pictures([file.name for file in files], read, ImageForm(8, color=False, resize="pad"), place,
                                 identify=identities.__getitem__)
@@ -317,7 +323,9 @@ def kept_bytes(cache: Path) -> int:
     return sum(path.stat().st_size for path in cache.glob(f"*/{ROWS}"))
 
 
-def test_a_killed_program_leaves_whole_pictures_that_are_not_decoded_again(tmp_path: Path, place: ImageStore) -> None:
+def test_a_killed_program_leaves_whole_pictures_that_are_not_decoded_again(
+    tmp_path: Path, place: DecodedImageStore
+) -> None:
     files = sorted(write_pictures(tmp_path / "images", 200))
     for _ in range(3):
         before = kept_bytes(tmp_path / "cache")
@@ -346,7 +354,7 @@ def test_records_that_a_crash_cut_off_do_not_count(
     tmp_path_factory: pytest.TempPathFactory, cut: int, which: str
 ) -> None:
     folder = tmp_path_factory.mktemp("cut")
-    files, place = write_pictures(folder / "images", 7), ImageStore(folder / "cache")
+    files, place = write_pictures(folder / "images", 7), DecodedImageStore(folder / "cache")
     decode(files, place)
     (path,) = (folder / "cache").glob(f"*/{which}")
     os.truncate(path, max(0, path.stat().st_size - cut))
@@ -355,7 +363,7 @@ def test_records_that_a_crash_cut_off_do_not_count(
 
 
 def test_pictures_of_one_content_are_decoded_once_by_many_threads(
-    tmp_path: Path, place: ImageStore, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, place: DecodedImageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (file,) = write_pictures(tmp_path / "images", 1)
     copies = [tmp_path / f"copy{number}.png" for number in range(16)]
@@ -363,7 +371,7 @@ def test_pictures_of_one_content_are_decoded_once_by_many_threads(
         copy.write_bytes(file.read_bytes())
     real, threads = store.decode_picture, list[int]()
 
-    def slow(content: bytes | Path, rendering: Rendering, side: int) -> Image.Image:
+    def slow(content: bytes | Path, rendering: PictureRendering, side: int) -> Image.Image:
         threads.append(threading.get_ident())
         time.sleep(0.05)
         return real(content, rendering, side)
@@ -387,7 +395,7 @@ def test_files_whose_window_misses_all_values_are_named_at_each_start(tmp_path: 
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     files = [tmp_path / name for name in contents]
-    for place in (ImageStore(), *[ImageStore(tmp_path / "cache", secret=secret)] * 2):
+    for place in (DecodedImageStore(), *[DecodedImageStore(tmp_path / "cache", secret=secret)] * 2):
         decoded = decode(files, place)
         assert decoded.blank == ("below.dcm", "above.dcm", "copy.dcm")
         assert decoded.places[4] == decoded.places[0]
@@ -397,7 +405,10 @@ def test_files_whose_window_misses_all_values_are_named_at_each_start(tmp_path: 
 
 
 def test_a_new_data_set_takes_the_place_of_the_one_used_longest_ago(tmp_path: Path) -> None:
-    files, room = write_pictures(tmp_path / "images", 10), ImageStore(tmp_path / "cache", limit_bytes=10 * (64 + 81))
+    files, room = (
+        write_pictures(tmp_path / "images", 10),
+        DecodedImageStore(tmp_path / "cache", limit_bytes=10 * (64 + 81)),
+    )
     for time_of_use, side in enumerate((8, 9)):
         decode(files, room, replace(FORM, size=side))
         (newest,) = (f for f in (tmp_path / "cache").glob(f"*/{IN_USE}") if f.stat().st_mtime > 1000)
@@ -408,7 +419,7 @@ def test_a_new_data_set_takes_the_place_of_the_one_used_longest_ago(tmp_path: Pa
 
 
 def test_another_data_set_of_the_same_form_takes_the_place_of_the_first(tmp_path: Path) -> None:
-    room = ImageStore(tmp_path / "cache", limit_bytes=1000)
+    room = DecodedImageStore(tmp_path / "cache", limit_bytes=1000)
     for first in (0, 10, 0):
         files, reads = write_pictures(tmp_path / f"images{first}", 10, first=first), Reads([])
         reads.files = files
@@ -419,7 +430,7 @@ def test_another_data_set_of_the_same_form_takes_the_place_of_the_first(tmp_path
 
 
 def test_a_data_set_that_grows_over_the_limit_with_rows_of_others_begins_anew(tmp_path: Path) -> None:
-    room = ImageStore(tmp_path / "cache", limit_bytes=1000)
+    room = DecodedImageStore(tmp_path / "cache", limit_bytes=1000)
     decode(write_pictures(tmp_path / "others", 5, first=100), room)
     decode(write_pictures(tmp_path / "images", 8), room)
     gc.collect()
@@ -429,7 +440,7 @@ def test_a_data_set_that_grows_over_the_limit_with_rows_of_others_begins_anew(tm
 
 
 def test_a_data_set_that_cannot_fit_removes_no_other(tmp_path: Path) -> None:
-    room = ImageStore(tmp_path / "cache", limit_bytes=1000)
+    room = DecodedImageStore(tmp_path / "cache", limit_bytes=1000)
     files = write_pictures(tmp_path / "images", 5)
     for side in (8, 9):
         decode(files, room, replace(FORM, size=side))
@@ -442,11 +453,11 @@ def test_a_data_set_that_cannot_fit_removes_no_other(tmp_path: Path) -> None:
 def test_the_share_of_the_disk_that_stays_free_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "SPARE_BYTES", 1 << 60)
     with pytest.raises(BadInput, match=r"of which .* stay free.* simulation\.image_cache_gb = 0"):
-        decode(write_pictures(tmp_path / "images", 3), ImageStore(tmp_path / "cache"))
+        decode(write_pictures(tmp_path / "images", 3), DecodedImageStore(tmp_path / "cache"))
 
 
 def test_pictures_in_use_stay(tmp_path: Path) -> None:
-    files, room = write_pictures(tmp_path / "images", 10), ImageStore(tmp_path / "cache", limit_bytes=700)
+    files, room = write_pictures(tmp_path / "images", 10), DecodedImageStore(tmp_path / "cache", limit_bytes=700)
     used = decode(files, room)
     with pytest.raises(BadInput, match="has room for 60 B"):
         decode(files, room, replace(FORM, size=9))
@@ -456,20 +467,20 @@ def test_pictures_in_use_stay(tmp_path: Path) -> None:
 def test_the_key_of_a_limit_that_is_too_small_is_named(tmp_path: Path) -> None:
     files = write_pictures(tmp_path / "images", 10)
     with pytest.raises(BadInput, match=r"10 images take 640 B .*at most|may take 600 B \(simulation\.image_cache_gb\)"):
-        decode(files, ImageStore(tmp_path / "cache", limit_bytes=600))
+        decode(files, DecodedImageStore(tmp_path / "cache", limit_bytes=600))
 
 
 def test_without_a_folder_too_many_images_are_refused_before_the_first_is_decoded(tmp_path: Path) -> None:
     reads = Reads([])
     with pytest.raises(BadInput, match=r"10,000,000 images take 160 TB .*simulation\.image_cache_gb"):
-        decode_pictures(["a"] * 10**7, reads, replace(FORM, size=4000), ImageStore())
+        decode_pictures(["a"] * 10**7, reads, replace(FORM, size=4000), DecodedImageStore())
     assert reads.count == 0
 
 
 def test_a_folder_that_cannot_be_used_is_said_and_does_without(tmp_path: Path) -> None:
     files, lines = write_pictures(tmp_path / "images", 3), list[str]()
     (tmp_path / "cache").write_text("a file")
-    decoded = decode(files, ImageStore(tmp_path / "cache" / "images", tell=lines.append))
+    decoded = decode(files, DecodedImageStore(tmp_path / "cache" / "images", tell=lines.append))
     np.testing.assert_array_equal(decoded.images, pixels(files))
     assert "images are decoded at each start" in lines[0]
 
@@ -485,7 +496,7 @@ def write_users_folder(folder: Path) -> None:
 def test_a_folder_that_holds_other_things_gets_a_folder_inside_and_stays_as_it_is(tmp_path: Path) -> None:
     files, folder = write_pictures(tmp_path / "images", 10), tmp_path / "home"
     write_users_folder(folder)
-    room = ImageStore(folder, limit_bytes=1000)
+    room = DecodedImageStore(folder, limit_bytes=1000)
     for side in (8, 9, 10):
         form = replace(FORM, size=side)
         np.testing.assert_array_equal(decode(files, room, form).images, pixels(files, form))
@@ -499,13 +510,13 @@ def test_a_folder_that_holds_other_things_gets_a_folder_inside_and_stays_as_it_i
 def test_an_empty_folder_is_used_with_the_rights_it_has(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o2775)
-    decode(write_pictures(tmp_path / "images", 3), ImageStore(tmp_path / "cache"))
+    decode(write_pictures(tmp_path / "images", 3), DecodedImageStore(tmp_path / "cache"))
     assert (tmp_path / "cache").stat().st_mode & 0o7777 == 0o2775
     assert len(list((tmp_path / "cache").glob(f"*/{PIXELS}"))) == 1
 
 
 def test_a_folder_that_somebody_put_into_the_cache_stays(tmp_path: Path) -> None:
-    files, room = write_pictures(tmp_path / "images", 10), ImageStore(tmp_path / "cache", limit_bytes=1000)
+    files, room = write_pictures(tmp_path / "images", 10), DecodedImageStore(tmp_path / "cache", limit_bytes=1000)
     decode(files, room)
     write_users_folder(tmp_path / "cache" / "thesis")
     gc.collect()
@@ -516,7 +527,7 @@ def test_a_folder_that_somebody_put_into_the_cache_stays(tmp_path: Path) -> None
 def test_a_lock_that_failed_is_no_error_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file")
     with pytest.raises(OSError, match="file"):
-        FolderInUse(tmp_path / "file" / "cache")
+        CacheFolderLock(tmp_path / "file" / "cache")
     gc.collect()  # an error in __del__ would be a warning, and fail the test
 
 
@@ -533,7 +544,7 @@ def test_a_file_is_another_one_if_its_place_on_the_disk_its_size_or_a_time_diffe
 
 
 def test_few_files_leave_nothing_on_the_disk(
-    tmp_path: Path, place: ImageStore, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, place: DecodedImageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "SMALL_BYTES", 1 << 20)
     decode(write_pictures(tmp_path / "images", 3), place)

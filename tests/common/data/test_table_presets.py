@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from common.data.base.spec import ChexpertSpec, DataSpec, MimicSpec, NihSpec
-from common.data.load import faults, load, open_table
+from common.data.load import dataset_faults, load_dataset, open_table
 from common.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
 
 WritePng = Callable[[str], None]
@@ -33,7 +33,7 @@ def chexpert(tmp_path: Path, write_png: WritePng) -> Path:
 
 def test_chexpert_keeps_frontal_images_and_takes_uncertain_and_blank_as_negative(chexpert: Path) -> None:
     spec = ChexpertSpec(kind="chexpert", images=".", labels="train.csv", image_size=8)
-    splits = load(spec, chexpert)
+    splits = load_dataset(spec, chexpert)
     assert [len(part) for part in splits.parts] == [6, 0, 4]  # 2 + 8 patients, rounded down
     assert splits.class_names == CHEXPERT_CLASSES
     patients = [*splits.train.patients, *splits.test.patients]
@@ -53,7 +53,7 @@ def test_chexpert_may_be_given_as_its_own_folder_and_uncertain_as_unknown(chexpe
 def test_a_chexpert_table_without_a_class_is_refused(chexpert: Path) -> None:
     text = (chexpert / "train.csv").read_text()
     (chexpert / "train.csv").write_text(text.replace("Pleural Other", "Pleural Others"))
-    (fault,) = faults(ChexpertSpec(kind="chexpert", images=".", labels="train.csv"), chexpert)
+    (fault,) = dataset_faults(ChexpertSpec(kind="chexpert", images=".", labels="train.csv"), chexpert)
     assert (fault.where, fault.remedy) == ("data.labels", 'Did you mean "Pleural Others"?')
 
 
@@ -77,19 +77,19 @@ def mimic_spec(**settings: Any) -> MimicSpec:
 
 
 def test_mimic_is_a_test_set_of_the_twenty_classes_by_default(mimic: Path) -> None:
-    splits = load(mimic_spec(), mimic)
+    splits = load_dataset(mimic_spec(), mimic)
     assert [len(part) for part in splits.parts] == [0, 0, 11]
     assert len(splits.class_names) == 20
 
 
 def test_mimic_may_be_split_by_patient_and_cut_to_some_classes(mimic: Path) -> None:
-    splits = load(mimic_spec(split="patients", classes=["Edema", "Mass"], views=["PA"]), mimic)
+    splits = load_dataset(mimic_spec(split="patients", classes=["Edema", "Mass"], views=["PA"]), mimic)
     assert len(splits.train) == 3  # 2 patients with a positive, 4 without: int(1.4) + int(2.8)
     assert splits.class_names == ("Edema", "Mass")
 
 
 def test_a_mimic_column_is_named_with_the_nearest(mimic: Path) -> None:
-    (fault,) = faults(mimic_spec(classes=["Oedema"]), mimic)
+    (fault,) = dataset_faults(mimic_spec(classes=["Oedema"]), mimic)
     assert fault.remedy == 'Did you mean "Edema"?'
 
 
@@ -118,7 +118,7 @@ LISTS = {"train_val_list": "train_val_list.txt", "test_list": "test_list.txt"}
 
 
 def test_nihs_own_lists_are_obeyed_and_validation_is_held_out(nih: Path) -> None:
-    splits = load(nih_spec(**LISTS, validation_fraction=0.34), nih)
+    splits = load_dataset(nih_spec(**LISTS, validation_fraction=0.34), nih)
     assert [len(part) for part in splits.parts] == [8, 4, 4]  # 2 of 6 + 2 of 6 held out
     assert sorted(splits.test.patients.tolist()) == ["13", "14", "15", "16"]
 
@@ -137,16 +137,16 @@ def test_different_files_of_one_name_are_refused_and_links_to_a_file_are_not(nih
     write_png("elsewhere/other.png")
     assert len(open_table(nih_spec(), nih).files) == 16
     write_png("all/00000003_000.png")
-    (fault,) = faults(nih_spec(), nih)
+    (fault,) = dataset_faults(nih_spec(), nih)
     assert (fault.where, fault.problem.count("00000003_000.png")) == ("data.images", 2)
 
 
 def test_an_image_in_neither_list_and_a_missing_list_are_faults(nih: Path) -> None:
     (nih / "test_list.txt").write_text("00000013_000.png\n00000014_000.png\n00000015_000.png\n")
-    (fault,) = faults(nih_spec(**LISTS), nih)
+    (fault,) = dataset_faults(nih_spec(**LISTS), nih)
     assert (fault.where, '"00000016_000.png"' in fault.problem) == ("data.train_val_list", True)
     (nih / "test_list.txt").unlink()
-    assert [fault.where for fault in faults(nih_spec(**LISTS), nih)] == ["data.test_list"]
+    assert [fault.where for fault in dataset_faults(nih_spec(**LISTS), nih)] == ["data.test_list"]
 
 
 def test_a_data_set_is_read_by_its_kind() -> None:

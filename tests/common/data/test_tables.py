@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 
-from common.data.base.names import find_similar, names_of_array, normalized
+from common.data.base.names import array_to_names, find_similar, normalize_name
 from common.data.base.spec import FolderSpec
 from common.data.images import store
-from common.data.images.store import ImageStore
-from common.data.load import load, open_table
+from common.data.images.store import DecodedImageStore
+from common.data.load import load_dataset, open_table
 from common.data.tables.csv import read_columns
 from common.data.tables.labels import LabelTable
 from common.data.tables.roles import find_synonyms, guess_roles
@@ -74,17 +74,17 @@ SPACES = " \t\n\r\x0b\x0c\x1c\x85\u00a0\u1680\u2000\u2007\u2009\u2028\u202f\u205
 
 @given(st.text())
 def test_a_normalised_name_stays_as_it_is(text: str) -> None:
-    assert normalized(normalized(text)) == normalized(text)
+    assert normalize_name(normalize_name(text)) == normalize_name(text)
 
 
 @pytest.mark.parametrize("sign", INVISIBLE)
 def test_signs_without_a_glyph_are_no_part_of_a_name(sign: str) -> None:
-    assert normalized(f"{sign}p{sign}1{sign}") == "p1"
+    assert normalize_name(f"{sign}p{sign}1{sign}") == "p1"
 
 
 @pytest.mark.parametrize("space", SPACES)
 def test_all_white_space_is_one_space(space: str) -> None:
-    assert normalized(f"{space}Lung{space} Mass{space}") == "Lung Mass"
+    assert normalize_name(f"{space}Lung{space} Mass{space}") == "Lung Mass"
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_names_with_other_letters_or_numbers_are_not_similar(name: str, other: s
 
 
 def test_a_text_in_a_formula_is_that_text() -> None:
-    assert normalized('="007"') == normalized(' ="007 "\u200b') == "007"
-    assert normalized('="a"&"b"') == '="a"&"b"'
+    assert normalize_name('="007"') == normalize_name(' ="007 "\u200b') == "007"
+    assert normalize_name('="a"&"b"') == '="a"&"b"'
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_text_in_a_formula_is_that_text() -> None:
     ],
 )
 def test_names_come_from_arrays_of_any_kind(values: NDArray[Any], names: list[str]) -> None:
-    assert names_of_array(values).tolist() == names
+    assert array_to_names(values).tolist() == names
 
 
 def test_a_table_in_use_is_not_read_again_unless_it_has_changed(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_any_cell_is_read_as_by_a_slow_reference_or_refused(folder: Path, cells:
         labels = read(folder, table.encode(errors="surrogatepass")).labels[:, 0]
     except BadInput:
         # A leading zero or a lone point is a number to Python and none to a label; nothing else may be refused.
-        odd = any(re.search(r"[01]{2}|^\W*\.|[+-]$", normalized(cell)) for cell in cells)
+        odd = any(re.search(r"[01]{2}|^\W*\.|[+-]$", normalize_name(cell)) for cell in cells)
         assert odd or None in expected or any(unicodedata.category(letter) == "Cs" for cell in cells for letter in cell)
         return
     assert None not in expected
@@ -523,7 +523,7 @@ ALIKE = ["{0}.0", "00{0}", "P{0}", "p {0}", "p-0{0}"]
 
 def fold_all(name: str) -> str:
     """The numbers and words of a patient's name, with nothing that a person may write in two ways."""
-    bare = re.sub(r"^p[^\w]*(?=\d)", "", normalized(name).casefold())
+    bare = re.sub(r"^p[^\w]*(?=\d)", "", normalize_name(name).casefold())
     words = re.findall(r"\d+|[a-z]+", re.sub(r"^(\d+)\.0+$", r"\1", bare))
     return " ".join(word.lstrip("0") or "0" if word.isdecimal() else word for word in words)
 
@@ -695,9 +695,9 @@ def test_copies_of_a_picture_whose_rows_disagree_are_named(
     (tmp_path / "t.csv").write_text(f"file,id,Mass,Edema\na.png,p0,1,0\nb.png,{row}\nc.png,p2,0,1\n")
     settings = {"images": "scans", "labels": "t.csv", "image_column": "file", "patient_column": "id"}
     spec = FolderSpec.model_validate({"kind": "folder", "label_columns": ("Mass", "Edema"), **settings})
-    place = ImageStore(tmp_path / "cache" if is_cached else None)
+    place = DecodedImageStore(tmp_path / "cache" if is_cached else None)
     for _ in range(2):
-        notes = load(spec, tmp_path, place).train.notes
+        notes = load_dataset(spec, tmp_path, place).train.notes
         assert ['"b.png" is "a.png"' in note for note in notes] == [True] * count
 
 
@@ -710,15 +710,15 @@ def test_the_second_start_reads_nothing_of_the_pictures(tmp_path: Path, monkeypa
     (tmp_path / "t.csv").write_text("file,id,Mass\na.png,p0,1\nb.png,p1,0\n")
     settings = {"images": "scans", "labels": "t.csv", "image_column": "file", "patient_column": "id"}
     spec = FolderSpec.model_validate({"kind": "folder", "label_columns": ("Mass",), **settings})
-    place, opened, open_file = ImageStore(tmp_path / "cache"), list[str](), Path.open
+    place, opened, open_file = DecodedImageStore(tmp_path / "cache"), list[str](), Path.open
 
     def note_name(path: Path, *arguments: Any, **others: Any) -> Any:
         opened.append(path.suffix)
         return open_file(path, *arguments, **others)
 
-    first = load(spec, tmp_path, place).train.notes
+    first = load_dataset(spec, tmp_path, place).train.notes
     monkeypatch.setattr(Path, "open", note_name)
-    assert load(spec, tmp_path, place).train.notes == first != ()
+    assert load_dataset(spec, tmp_path, place).train.notes == first != ()
     assert ".csv" in opened
     assert ".png" not in opened
 
@@ -733,13 +733,13 @@ AS_NOBODY = """
 import os, sys
 from pathlib import Path
 from common.data.base.spec import FolderSpec
-from common.data.load import faults
+from common.data.load import dataset_faults
 spec = FolderSpec(kind="folder", images="scans", labels="t.csv", image_column="file", label_columns=("Mass",),
     patient_column="id", missing_files=sys.argv[2])
-faults(spec, Path(sys.argv[1]))  # as root, so that all modules are loaded
+dataset_faults(spec, Path(sys.argv[1]))  # as root, so that all modules are loaded
 if os.geteuid() == 0:
     os.setgroups([]), os.setresgid(65534, 65534, 65534), os.setresuid(65534, 65534, 65534)
-print(*faults(spec, Path(sys.argv[1])))
+print(*dataset_faults(spec, Path(sys.argv[1])))
 """
 
 
@@ -766,12 +766,12 @@ from pathlib import Path
 resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))
 import numpy as np
 from common.data.base.spec import FolderSpec
-from common.data.load import faults
+from common.data.load import dataset_faults
 begin = time.process_time()
 labels = {"finding_column": "finding", "classes": ["Effusion", "Mass"]}
 spec = FolderSpec.model_validate({"kind": "folder", "images": "scans", "labels": "t.csv", "image_column": "file",
     "patient_column": "id", "source_column": "centre", "missing_files": "ignore", **labels})
-problems = faults(spec, Path(sys.argv[1]))
+problems = dataset_faults(spec, Path(sys.argv[1]))
 print([fault.where for fault in problems], time.process_time() - begin)
 """
 

@@ -18,8 +18,8 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from common.data.base.image_set import Splits, patients_known
 from common.data.base.spec import PluginSpec
 from common.data.images.pixels import pixels_on_device
-from common.data.images.store import ImageStore
-from common.data.load import load
+from common.data.images.store import DecodedImageStore
+from common.data.load import load_dataset
 from common.data.sources import plugin
 from common.data.sources.torch_dataset import TorchDatasetRows
 from common.errors import BadInput
@@ -55,7 +55,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Any], S
     def open_data(images: Any) -> Splits:
         given = images if isinstance(images, LabelledImages | Mapping) else LabelledImages(images)
         monkeypatch.setattr(plugin, "load_entry_point", lambda group, name: lambda folder, options: given)
-        return load(PluginSpec(kind="plugin", name="stripes"), tmp_path)
+        return load_dataset(PluginSpec(kind="plugin", name="stripes"), tmp_path)
 
     return open_data
 
@@ -177,7 +177,7 @@ def test_an_unread_key_that_looks_like_an_id_is_named_once(
     items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], key: f"p{row}", "image_id": row})
     monkeypatch.setattr(plugin, "load_entry_point", lambda group, name: lambda folder, options: LabelledImages(items))
     lines = list[str]()
-    load(PluginSpec(kind="plugin", name="stripes"), tmp_path, ImageStore(tell=lines.append))
+    load_dataset(PluginSpec(kind="plugin", name="stripes"), tmp_path, DecodedImageStore(tell=lines.append))
     assert [line for line in lines if "not read" in line] == [
         f'"{key}" of the items is not read: a patient\'s name is called "patient"'
     ]

@@ -10,15 +10,15 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from client.gate.plan_costs import estimate_cost
+from client.gate.plan_costs import estimate_network_cost
 from common.errors import BadInput
-from common.models.network import build, model_faults
+from common.models.network import build, network_build_faults
 from common.models.saved import load_model
 from common.models.state import layout_of, read_state, write_state
 from common.models.zoo import registry
 from common.models.zoo.spec import ModelSpec
-from common.plugins import MODELS, find_entry_point, stamp_of
-from server.export.weights import make_weights
+from common.plugins import MODELS, find_entry_point, identify_plugin
+from server.export.weights import convert_pretrained_weights
 from tests.federations import federation
 from tests.third_parties import install
 
@@ -51,7 +51,7 @@ STAIRS = ("plugin:stairs", 1, 16)
 
 
 def stairs_fault() -> str:
-    (fault,) = model_faults(spec(*STAIRS), Path())
+    (fault,) = network_build_faults(spec(*STAIRS), Path())
     return str(fault)
 
 
@@ -101,19 +101,19 @@ def test_a_federation_trains_it_and_the_saved_model_is_read_back(name: str, tmp_
     ],
 )
 def test_a_network_that_cannot_be_made_is_said_before_anything_is_trained(name: str, words: str) -> None:
-    (fault,) = model_faults(spec(name), Path())
+    (fault,) = network_build_faults(spec(name), Path())
     assert words in str(fault)
 
 
 def test_images_that_are_too_small_for_a_network_are_a_fault() -> None:
-    (fault,) = model_faults(spec("plugin:stairs", size=2), Path())
+    (fault,) = network_build_faults(spec("plugin:stairs", size=2), Path())
     assert "does not take images of 2 pixels and 1 channels" in str(fault)
 
 
 @pytest.mark.parametrize("package", ["monai", "torchxrayvision"])
 def test_a_library_that_is_not_installed_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
-    (fault,) = model_faults(spec(f"{package}:densenet121"), Path())
+    (fault,) = network_build_faults(spec(f"{package}:densenet121"), Path())
     assert f"pip install {package}" in str(fault)
 
 
@@ -134,7 +134,9 @@ def test_a_librarys_own_weights_become_a_trunk_that_says_the_same(
     torch.manual_seed(3)
     original = whole().eval()
     torch.save(original.state_dict(), tmp_path / "theirs.pth")
-    sha256 = make_weights(architecture, tmp_path / "theirs.pth", tmp_path / "trunk.safetensors", image_size=64)
+    sha256 = convert_pretrained_weights(
+        architecture, tmp_path / "theirs.pth", tmp_path / "trunk.safetensors", image_size=64
+    )
     channels = 3 if architecture.startswith("timm") else 1
     more = {"weights": "trunk.safetensors", "weights_sha256": sha256}
     network = build(spec(architecture, channels, 64, **more), ("a",), 0, tmp_path).eval()
@@ -146,7 +148,7 @@ def test_a_librarys_own_weights_become_a_trunk_that_says_the_same(
         original(pixels)
         assert torch.allclose(network.backbone(pixels), features[0].flatten(1), atol=1e-5)
     with pytest.raises(BadInput, match="exists"):
-        make_weights(architecture, tmp_path / "theirs.pth", tmp_path / "trunk.safetensors")
+        convert_pretrained_weights(architecture, tmp_path / "theirs.pth", tmp_path / "trunk.safetensors")
 
 
 @pytest.mark.parametrize("name", ["timm:", "timm:../x", "keras:resnet18", "plugin:a b", "timm:" + "x" * 200])
@@ -178,12 +180,12 @@ def test_a_plug_in_that_makes_something_else_is_named(
 
 
 def test_a_changed_file_changes_the_stamp_and_nothing_is_imported_for_it(stairs: Path) -> None:
-    before = stamp_of(MODELS, "stairs")
+    before = identify_plugin(MODELS, "stairs")
     assert (before.package, before.version) == ("stairs", "1.0")
     stairs.write_text(stairs.read_text().replace("GELU", "ReLU"))
-    assert stamp_of(MODELS, "stairs").sha256 != before.sha256
+    assert identify_plugin(MODELS, "stairs").sha256 != before.sha256
     stairs.write_text("raise SystemExit('imported')\n")
-    assert stamp_of(MODELS, "stairs").version == "1.0"
+    assert identify_plugin(MODELS, "stairs").version == "1.0"
 
 
 def test_two_packages_with_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,8 +206,8 @@ def test_a_package_that_cannot_be_imported_is_named(stairs: Path) -> None:
 def test_code_that_looks_at_values_can_be_built_and_counted(stairs: Path) -> None:
     looks = "_ = [r.item() for r in __import__('torch').ones(2)]"
     stairs.write_text(stairs.read_text().replace("return nn.Sequential(", f"{looks}\n    return nn.Sequential("))
-    assert model_faults(spec(*STAIRS), Path()) == []
-    assert estimate_cost(spec(*STAIRS), rows=2).parameters > 5000
+    assert network_build_faults(spec(*STAIRS), Path()) == []
+    assert estimate_network_cost(spec(*STAIRS), rows=2).parameters > 5000
 
 
 @pytest.mark.parametrize("ends", ["raise TypeError('no')", "raise SystemExit(3)"])
@@ -216,12 +218,12 @@ def test_a_factory_that_raises_is_a_fault(ends: str, stairs: Path) -> None:
 
 def test_what_runs_keeps_the_stamp_of_the_files_that_were_imported(stairs: Path) -> None:
     build(spec(*STAIRS), CLASSES, 3)
-    before = stamp_of(MODELS, "stairs")
+    before = identify_plugin(MODELS, "stairs")
     stairs.write_text(stairs.read_text() + "\n")
-    assert stamp_of(MODELS, "stairs") == before
+    assert identify_plugin(MODELS, "stairs") == before
 
 
 def test_a_module_without_files_has_no_stamp(stairs: Path) -> None:
     stairs.unlink()
     with pytest.raises(BadInput, match="the files of stairs cannot be read"):
-        stamp_of(MODELS, "stairs")
+        identify_plugin(MODELS, "stairs")

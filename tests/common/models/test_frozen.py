@@ -9,9 +9,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from client.site.memory import FrozenParts
+from client.site.memory import FrozenPartFiles
 from common.errors import BadInput
-from common.models.network import SplitNetwork, build, freeze_batch_norm, model_faults, train_mode, unfreeze
+from common.models.network import SplitNetwork, build, freeze_batch_norm, network_build_faults, train_mode, unfreeze
 from common.models.saved import load_model, save_model
 from common.models.state import (
     FrozenPart,
@@ -187,7 +187,7 @@ def test_running_statistics_are_means_over_the_batches_of_a_round() -> None:
     ("train", "reason"), [("last:40", "40"), ("last:41", "asks for 41 layers, and the backbone has 40 with parameters")]
 )
 def test_what_freezes_nothing_is_a_fault(train: str, reason: str) -> None:
-    (fault,) = model_faults(spec(train), Path())
+    (fault,) = network_build_faults(spec(train), Path())
     assert fault.where == "model.train"
     with pytest.raises(BadInput, match=reason):
         network(train)
@@ -198,7 +198,7 @@ def test_weights_that_are_no_numbers_are_refused_before_anything_is_trained(tmp_
     with torch.no_grad():
         whole.backbone.conv1.weight[0] = float("nan")
     save_model(tmp_path, whole, label_contract_sha256="")
-    (fault,) = model_faults(spec("head", weights=str(tmp_path / "model.safetensors")), Path())
+    (fault,) = network_build_faults(spec("head", weights=str(tmp_path / "model.safetensors")), Path())
     assert "not finite" in str(fault)
 
 
@@ -211,13 +211,13 @@ def test_a_damaged_file_is_not_here_and_what_is_no_weights_file_is_not_read(tmp_
     (weights / "endless.safetensors").symlink_to("/dev/zero")
     with (weights / "large.safetensors").open("wb") as large:
         large.truncate(10**12)  # a hole: it takes no room
-    parts = FrozenParts(tmp_path / "frozen", weights, durable=False)
-    assert not parts.holds(named)
-    parts.keep(part, part.sha256)
-    assert parts.holds(named)
+    parts = FrozenPartFiles(tmp_path / "frozen", weights, durable=False)
+    assert not parts.has_part(named)
+    parts.store_received_part(part, part.sha256)
+    assert parts.has_part(named)
     (path,) = (tmp_path / "frozen").iterdir()
     content = bytearray(path.read_bytes())
     content[1000] ^= 1
     path.write_bytes(content)
-    assert not parts.holds(named)
+    assert not parts.has_part(named)
     assert not path.exists()

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from client.gate.plan_costs import estimate_cost
+from client.gate.plan_costs import estimate_network_cost
 from common.errors import BadInput
-from common.models.network import SplitNetwork, build, model_faults, train_mode
+from common.models.network import SplitNetwork, build, network_build_faults, train_mode
 from common.models.saved import load_model, save_model
 from common.models.state import FrozenPart, layout_of, read_state, write_state
 from common.models.trained import add_low_rank, merge_low_rank
@@ -83,7 +83,7 @@ def test_it_travels_little_and_the_costs_count_it() -> None:
     layout = layout_of(network)
     size, whole = (sum(part.size for part in each.trunk) for each in (layout, layout_of(build(spec("all"), NAMES, 1))))
     assert size < 0.01 * whole
-    assert estimate_cost(spec("lora:4"), rows=2).trained == size + 2 * 513
+    assert estimate_network_cost(spec("lora:4"), rows=2).trained == size + 2 * 513
 
 
 def test_a_finished_model_is_loaded_exported_and_begun_from(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_file_of_products_that_do_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_no_layer_has_is_a_fault() -> None:
-    (fault,) = model_faults(spec("lora:600"), Path())
+    (fault,) = network_build_faults(spec("lora:600"), Path())
     assert "asks for rank 600" in str(fault)
     with pytest.raises(ValueError, match="pattern"):
         spec("lora:0")

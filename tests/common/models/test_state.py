@@ -8,10 +8,10 @@ from common.models.network import Head, SplitNetwork, build, initial_head
 from common.models.state import (
     ModelState,
     layout_of,
-    named_tensors,
     read_state,
     state_from_tensors,
     state_sha256,
+    state_to_tensors,
     write_state,
 )
 from common.models.zoo.spec import ModelSpec
@@ -50,8 +50,8 @@ def test_a_state_written_into_another_network_is_read_back_bit_for_bit(names: li
     again = read_state(target)
     assert again.trunk.tobytes() == state.trunk.tobytes()
     assert again.norm.tobytes() == state.norm.tobytes()
-    assert again.head.rows(names).weight.tobytes() == state.head.weight.tobytes()
-    assert again.head.rows(names).bias.tobytes() == state.head.bias.tobytes()
+    assert again.head.select_rows(names).weight.tobytes() == state.head.weight.tobytes()
+    assert again.head.select_rows(names).bias.tobytes() == state.head.bias.tobytes()
 
 
 @settings(max_examples=20)
@@ -59,7 +59,7 @@ def test_a_state_written_into_another_network_is_read_back_bit_for_bit(names: li
 def test_a_network_takes_its_own_rows_of_a_larger_head(names: list[str]) -> None:
     whole, site = read_state(network()), network(tuple(names), seed=1)
     write_state(site, head=whole.head)
-    np.testing.assert_array_equal(read_state(site).head.weight, whole.head.rows(names).weight)
+    np.testing.assert_array_equal(read_state(site).head.weight, whole.head.select_rows(names).weight)
 
 
 def test_a_read_state_is_a_copy_and_a_written_one_is_not_held_on_to() -> None:
@@ -103,12 +103,12 @@ def test_a_wrong_size_is_refused_before_anything_is_written() -> None:
 
 
 def test_rows_come_by_name_in_the_order_asked_and_a_missing_one_is_named() -> None:
-    rows = head().rows(("c", "a"))
+    rows = head().select_rows(("c", "a"))
     assert rows.class_names == ("c", "a")
     assert rows.weight.tolist() == [[-5.0, 6.0], [1.0, -2.0]]
     assert rows.bias.tolist() == [9.0, 7.0]
     with pytest.raises(LookupError, match='no row for "d"; this head has "a", "b", "c"'):
-        head().rows(("a", "d"))
+        head().select_rows(("a", "d"))
 
 
 @pytest.mark.parametrize(
@@ -149,13 +149,13 @@ def test_slices_find_a_tensor_in_its_group() -> None:
 
 def test_named_tensors_and_back_is_the_same_state() -> None:
     state, layout = read_state(network()), layout_of(network())
-    again = state_from_tensors(named_tensors(state, layout), layout, NAMES)
+    again = state_from_tensors(state_to_tensors(state, layout), layout, NAMES)
     assert state_sha256(again, layout) == state_sha256(state, layout)
 
 
 def test_named_tensors_of_another_shape_are_refused_by_name() -> None:
     layout = layout_of(network())
-    named = named_tensors(read_state(network()), layout) | {"head.bias": np.zeros(9, np.float32)}
+    named = state_to_tensors(read_state(network()), layout) | {"head.bias": np.zeros(9, np.float32)}
     with pytest.raises(ValueError, match=r"head\.bias: expected \(5,\), got \(9,\)"):
         state_from_tensors(named, layout, NAMES)
 
@@ -169,4 +169,4 @@ def test_the_hash_notices_one_changed_bit() -> None:
 
 def test_a_new_row_for_a_late_class_needs_no_other_class() -> None:
     late = initial_head(("Hernia",), features=5, seed=0)
-    assert np.array_equal(late.weight, read_state(network((*NAMES, "Hernia"))).head.rows(("Hernia",)).weight)
+    assert np.array_equal(late.weight, read_state(network((*NAMES, "Hernia"))).head.select_rows(("Hernia",)).weight)

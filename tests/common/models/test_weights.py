@@ -12,7 +12,7 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 
 from common.errors import BadInput
-from common.models.network import SplitNetwork, build, model_faults
+from common.models.network import SplitNetwork, build, network_build_faults
 from common.models.saved import save_model
 from common.models.weights import convert_checkpoint, convert_efficientnet_lite0
 from common.models.zoo.networks import EfficientNetLite0
@@ -45,12 +45,12 @@ def test_a_finished_model_is_a_weights_file_for_other_classes_and_another_neck(t
 
 
 def test_a_missing_file_and_one_of_something_else_are_faults_and_a_sound_one_is_none(tmp_path: Path) -> None:
-    assert "No such file" in model_faults(spec(), tmp_path)[0].problem
+    assert "No such file" in network_build_faults(spec(), tmp_path)[0].problem
     save_model(tmp_path, tiny(), label_contract_sha256="")
-    assert model_faults(spec(), tmp_path) == []
-    assert model_faults(ModelSpec(architecture="tiny_cnn", image_size=16), tmp_path) == []
+    assert network_build_faults(spec(), tmp_path) == []
+    assert network_build_faults(ModelSpec(architecture="tiny_cnn", image_size=16), tmp_path) == []
     (tmp_path / "model.safetensors").write_bytes(b"not tensors")
-    assert "no safetensors file" in model_faults(spec(), tmp_path)[0].problem
+    assert "no safetensors file" in network_build_faults(spec(), tmp_path)[0].problem
 
 
 def test_missing_unknown_and_misshapen_tensors_are_named_all_at_once(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_missing_unknown_and_misshapen_tensors_are_named_all_at_once(tmp_path: P
     backbone["backbone.0.1.bias"] = torch.zeros(7)
     del backbone["backbone.2.0.weight"]
     safetensors.torch.save_file(backbone, tmp_path / "model.safetensors")
-    missing, unknown, misshapen = (fault.problem for fault in model_faults(spec(), tmp_path))
+    missing, unknown, misshapen = (fault.problem for fault in network_build_faults(spec(), tmp_path))
     assert 'lacks tensors: "2.0.weight"' in missing
     assert 'unknown tensors: "extra.weight"' in unknown
     assert '"0.1.bias (7,) instead of (24,)"' in misshapen
