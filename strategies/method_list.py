@@ -97,7 +97,7 @@ def read_planned_experiment(path: Path) -> ExperimentFile:
 
 
 def prefix_with_file(file: ExperimentFile, fault: Fault) -> Fault:
-    """Return a fault whose place is a key, with the file's name before it; an argument of Python is in no file."""
+    """Prefix the file's name to the place of a fault at a TOML key; return a fault of a Python argument unchanged."""
     if is_python_argument(fault.where):
         return fault
     return replace(fault, where=f"{file.path.name}: {fault.where}")

@@ -1,4 +1,7 @@
-"""``benchmark.toml``: data sets, label patterns, methods and forms; and the runs of a form."""
+"""``benchmark.toml``: data sets, label patterns, methods and variants; and the runs of a variant.
+
+A variant is a table ``[forms.NAME]`` of the file: a benchmark of one size, such as ``small`` or ``full``.
+"""
 
 import hashlib
 import json
@@ -73,12 +76,12 @@ class BenchmarkDataSet(TomlSection):
 
 
 class BenchmarkVariant(TomlSection):
-    """One size of the benchmark.
+    """One variant of the benchmark, a table ``[forms.NAME]`` of ``benchmark.toml``: rounds, seeds, data and methods.
 
     Attributes:
         blocks: Pairs of a data set and a pattern, in the order of their runs.
-        methods: Labels of the rows of this form; all rows where empty.
-        rates: Form whose runs choose the learning rates; this form's own where empty.
+        methods: Labels of the methods of this variant; all methods where empty.
+        rates: Name of the variant whose runs choose the learning rates; this variant itself where empty.
         set: Overrides in all runs.
         sizes: Data set -> overrides in the runs on it.
     """
@@ -204,10 +207,11 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class BenchmarkVariantPlan:
-    """The runs of one form.
+    """The runs of one variant of the benchmark.
 
     Attributes:
         folder: Folder with ``benchmark.toml`` and the experiment files of the data sets.
+        form: The variant.
     """
 
     benchmark: Benchmark
@@ -216,10 +220,10 @@ class BenchmarkVariantPlan:
 
     @classmethod
     def read_variant(cls, folder: Path, form: str) -> "BenchmarkVariantPlan":
-        """Read the benchmark in a folder, and choose one of its forms.
+        """Read the benchmark in a folder, and choose its variant named ``form``.
 
         Raises:
-            BadInput: If the folder has no benchmark, or the benchmark no such form.
+            BadInput: If the folder has no benchmark, or the benchmark no such variant.
         """
         benchmark = read_benchmark(folder)
         if form not in benchmark.forms:
@@ -229,13 +233,13 @@ class BenchmarkVariantPlan:
 
     @property
     def form_methods(self) -> list[BenchmarkMethod]:
-        """Return the methods of the form, in the order of the file."""
+        """Return the methods of the variant, in the order of the file."""
         labels = self.form.methods
         return [method for method in self.benchmark.methods if method.label in labels or not labels]
 
     @property
     def rates_form(self) -> BenchmarkVariant:
-        """Return the form whose runs choose the learning rates."""
+        """Return the variant whose runs choose the learning rates."""
         return self.benchmark.forms[self.form.rates] if self.form.rates else self.form
 
     def methods(self, data: str) -> list[BenchmarkMethod]:
@@ -244,15 +248,19 @@ class BenchmarkVariantPlan:
         return [method for method in self.form_methods if own or not method.own_images]
 
     def data_sets(self) -> list[str]:
-        """Return the data sets of the form, in the order of its blocks."""
+        """Return the data sets of the variant, in the order of its blocks."""
         return list(dict.fromkeys(data for data, _ in self.form.blocks))
 
     def patterns(self, data: str) -> list[str]:
-        """Return the patterns of a data set, in the order of the form's blocks."""
+        """Return the patterns of a data set, in the order of the variant's blocks."""
         return [pattern for name, pattern in self.form.blocks if name == data]
 
     def representative_runs(self) -> Iterator[tuple[PlannedRun, str]]:
-        """Yield a run of each method on each data set, and of one method for each further pattern, with a name."""
+        """Yield the runs by which the settings of all runs can be checked, each with a title for error messages.
+
+        On the first pattern of each data set there is one run for each method; on each further pattern of the data set
+        there is one run, of the first method.
+        """
         rate, seed, complete = self.benchmark.learning_rates[0], self.benchmark.tuning_seed, set[str]()
         for data, pattern in self.form.blocks:
             methods = self.methods(data)
@@ -277,7 +285,7 @@ class BenchmarkVariantPlan:
                     yield self.make_planned_run(data, pattern, method, rates[method.label], seed)
 
     def make_planned_run(self, data: str, pattern: str, method: BenchmarkMethod, lr: float, seed: int) -> PlannedRun:
-        """Return one run, with the settings of its pattern, its method and the form."""
+        """Return one run, with the overrides for its pattern and its method and those of the variant."""
         partition = next(each for each in self.benchmark.patterns if each.name == pattern)
         sizes = [f"size_skew={partition.size_skew}"] if partition.size_skew else []
         lists = ['kind="missing_classes"', "missing=0"] if method.all_labels else partition.set

@@ -20,7 +20,7 @@ COLUMNS = ("Mean rank", "AUROC", "mAP", "Balanced accuracy", "Against {reference
 
 
 def benchmark_as_markdown(result: BenchmarkResult) -> str:
-    """Return headline, ranks, the table over all blocks, that of each data set and block, and what they rest on."""
+    """Return the benchmark as Markdown: title, ranks, tables over all blocks and by data set and block, conditions."""
     head = ["method", "mean rank", "AUROC", "mAP", "balanced accuracy", f"against {result.reference}", "CPU s", "MB"]
     ranked = [[method.label, *method_cells(result, method)] for method in result.methods if not method.beyond]
     beyond = [[method.label, *method_cells(result, method)] for method in result.methods if method.beyond]
@@ -64,7 +64,7 @@ def write_benchmark_report(result: BenchmarkResult, destination: Path) -> Path:
 
 
 def done_sentence(result: BenchmarkResult) -> str:
-    """Return how many of the form's runs are done, as a sentence."""
+    """Return a sentence on how many of the variant's planned runs are finished, such as ``"12 of 40 runs."``."""
     return f"{result.done:,} of {count_with_noun(result.planned, 'run')}."
 
 

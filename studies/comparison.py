@@ -77,7 +77,10 @@ class MethodResult:
 
 @dataclass(frozen=True)
 class MethodContrast:
-    """The test of the reference against one other method. Holm's family is all methods with this subset and pairing."""
+    """The test of the reference against one other method, over a subset of the classes.
+
+    Holm's correction is over all methods that are tested with the same subset and pairing.
+    """
 
     other: str
     subset: Subset
@@ -126,12 +129,14 @@ class MethodComparison:
     """The content of the comparison's tables and report.
 
     Attributes:
-        methods: The reference first, then in the order of the runs.
+        reference: Label of the method that each other method is tested against.
+        methods: The results of the reference, then of the other methods in the order of the runs.
         class_groups: ``"shared"``, ``"some"``, ``"unique"`` or ``"varies"`` (by seed) -> class names.
-        contrasts: One for every other method, subset and pairing.
+        contrasts: One test for every other method, subset of the classes (all, shared, unique) and pairing (by class,
+            or by class and seed).
         cautions: Sentences on what makes the comparison uneven.
-        site_gains: The reference against every other method, site by site.
-        kinds: Label -> name of the method.
+        site_gains: The differences between the reference and every other method, site by site.
+        kinds: Label of a method in tables, which the experiment may choose -> name of the method, such as ``fedavg``.
         external: The comparison on the external test set; None unless every run has one.
     """
 
@@ -150,7 +155,7 @@ class MethodComparison:
         return [measure for measure in MEASURES if any(measure in method.measures for method in self.methods)]
 
     def find_contrast(self, other: str, subset: Subset = "all", pairing: Pairing = "classes") -> MethodContrast:
-        """Return the contrast with one other method; by default the one that decides."""
+        """Return the contrast with one other method; by default the deciding one, over all classes."""
         key = (other, subset, pairing)
         return next(each for each in self.contrasts if (each.other, each.subset, each.pairing) == key)
 

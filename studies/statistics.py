@@ -60,7 +60,7 @@ class PairedTest:
 
 
 def compare_over_classes(reference: Scores, other: Scores, generator: np.random.Generator) -> PairedTest:
-    """Test pairs of class means over the seeds that both methods have, as the paper does."""
+    """Test pairs of class means over the seeds that both methods have, as Kulkarni et al. do."""
     by_class: dict[str, list[tuple[float, float]]] = {}
     pairs = _common_pairs(reference, other)
     for (_, name), pair in pairs.items():

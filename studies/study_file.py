@@ -1,4 +1,7 @@
-"""``study.toml``: the experiments of each table, the paper's numbers, and the differences from the paper."""
+"""``study.toml``: a study that repeats a published paper.
+
+The file names the experiments of each of the paper's tables, the paper's numbers, and our differences from the paper.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -75,18 +78,21 @@ class MeanOverClasses(TomlSection):
 
 
 class PaperTable(TomlSection):
-    """One table of a paper.
+    """One table of the paper that the study repeats.
 
     Attributes:
         experiment: Path from the study's folder, with ``{method}`` and ``{setting}``.
         measures: Names, or means over named classes.
-        reference: The method that the others are tested against; empty for no tests.
-        paper: Method -> setting by setting, the numbers in the order of ``measures``; shorter where the paper has less.
-        paper_unit: Unit of those numbers; ours are fractions.
-        tests: Pairs of the tests against the reference: ``settings``, on the first measure, or ``classes`` in each
-            setting, on AUROC.
+        reference: Title of the method that each other method is tested against; empty for no tests.
+        paper: Title of a method -> for each setting the paper's numbers in the order of ``measures``; fewer where the
+            paper lacks the last ones.
+        paper_unit: Unit of the numbers in ``paper``; our own numbers are fractions.
+        tests: What a paired test of a method against the reference pairs. ``settings`` is one test, with a pair of
+            means of the first measure for each setting; ``classes`` is one test in each setting, with a pair of AUROCs
+            for each class. With 4 settings and 10 classes a method has one test of 4 pairs, or 4 tests of 10 pairs.
         figures: ``sweep``: measures along ``x``; ``curves``: accuracy at the sites by round; ``density``: over sites.
-        quick: Titles of the settings, or of the methods, that the quick scale runs; all where none is named.
+        quick: Titles of the settings and methods that the quick scale runs; where it names no setting, all settings
+            run, and where it names no method, all methods.
         differs: Differences from the paper in this table alone.
     """
 

@@ -89,9 +89,12 @@ class IncomingRequest:
         return work, self._check_initial_model(work) if verdict.allowed else verdict
 
     def _check_initial_model(self, work: RequestedWork) -> PolicyVerdict:
-        """Check that a run begins with the first model of its plan, in round 1 or where sites are ranked before it.
+        """Check that a run starts from the initial model that its plan determines; return the verdict on the request.
 
-        A model that is passed on comes from the site before. In a simulation, who writes the plan owns the machine.
+        Only the first request to train is checked: that of round 0, in which every site trains one epoch so that the
+        sites can be ordered by it (UniFed), or that of round 1. Round 1 of a sequential method is not checked, because
+        there the model comes from the site before this one. Requests in a simulation are not checked either, because
+        the author of the plan controls the simulated site. A request that cannot be decoded is left to its handler.
         """
         begins = work.round == 0 or (work.round == 1 and not work.method.sequential)
         trains = self._fields.get("wire.record") == TrainRequest.__name__

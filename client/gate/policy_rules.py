@@ -32,8 +32,8 @@ PRIVACY_RANGES: Mapping[str, tuple[float, float]] = {
     "delta": (1e-12, 0.1),
     "noise_multiplier": (0.001, 1e6),
 }
-"""Smallest and largest of each, in a plan with privacy; a noise multiplier of 0 stands for no noise. Accountants find
-noise for these in seconds; beyond, some search for ever."""
+"""Smallest and largest value of each key, in a plan with privacy; a noise multiplier of 0 stands for no noise.
+Accountants find the noise for values in these ranges in seconds; outside of them some accountants never end."""
 ROUNDING = 1e-5
 """Share by which a clipped update may be longer than its bound, because of float32."""
 
@@ -45,12 +45,15 @@ class RequestedWork:
     """The work that a coordinator asks for, as the rules of a policy see it.
 
     Attributes:
-        round: 0 at the roll call.
-        test: The model is to be tested, too.
-        rows: Of the model's head: the site's own classes at the roll call, later those of the request.
-        images: An upper bound of the site's training images, which follows from the number that the site reports.
-        device: The site's: ``cpu`` or ``cuda``.
-        gpus: How many GPUs each batch is split across there.
+        plan: The run's plan.
+        method: The site's half of the plan's method.
+        round: Number of the round; 0 at the roll call.
+        test: True if the request asks for a test of the model, too.
+        rows: Number of rows of the model's head: at the roll call one for each of the site's own classes, later one for
+            each class that the request names.
+        images: An upper bound of the number of the site's training images, computed from the number that it reports.
+        device: The device on which the site computes: ``cpu`` or ``cuda``.
+        gpus: Number of the site's GPUs across which each batch is split.
     """
 
     plan: Plan

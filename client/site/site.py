@@ -115,7 +115,11 @@ class Site:
         return self._hidden_classes_cache[part]
 
     def undisclosable_images(self, part: str) -> Few:
-        """Return a mask ``(n,)`` of the images of one part whose labels nothing that leaves may rest on."""
+        """Mark ``(n,)`` the images of one part whose labels must not influence anything that the site sends.
+
+        They show hidden classes only, or no class, where the known absence of the other classes would disclose that an
+        image shows a hidden class; see :func:`mark_images_of_hidden_classes`.
+        """
         smallest, images = self.policy.smallest_count, getattr(self, part)
         return (
             self.unsaid[part]
@@ -149,7 +153,7 @@ class Site:
         """Return the rows of the images of :meth:`images_to_train_on` that a run uses; None if it uses all images.
 
         An image all of whose labels were removed because of the classes that it shows is left out: the effect of an
-        unlabelled image would disclose that it is one of these. Where no image would be left, all stay.
+        unlabelled image would disclose that it shows a hidden class. Where no image would be left, all stay.
         """
         if labelled is self.train:
             return None

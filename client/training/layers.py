@@ -143,7 +143,7 @@ def _zero_update_result(task: LocalTask, request: TrainRequest) -> LocalResult:
     write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
     statistics: Arrays = {}
     if task.method.traffic.statistics:  # of the received model; noise is on them, as on all that leaves
-        local = task.method.local_round(make_client_context(task, request))
+        local = task.method.make_local_round(make_client_context(task, request))
         statistics = local.statistics(network, np.zeros(plan.training.epochs, np.float32))
     return LocalResult(
         state=received,

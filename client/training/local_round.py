@@ -97,7 +97,7 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
         derive_seed(plan.run.seed, request.round, task.site.name), plan.training.threads
     ) as generator:
         validation = task.examples("validation") if task.validation_chooses else None  # see StopCriterion
-        local = task.method.local_round(make_client_context(task, request))
+        local = task.method.make_local_round(make_client_context(task, request))
         if task.warms_up:
             warm_up_head(task, validation, generator)
         trained, optimizer = train_local_epochs(task, request, local, validation, generator)
@@ -333,5 +333,5 @@ def selection_loss(task: LocalTask, validation: ValidationMetrics) -> float | No
 
     The loss is 1 minus the AUROC where that is the run's criterion and the validation part defines it.
     """
-    auroc = validation.mean_auroc if task.method.chosen_by(task.plan.evaluation) == "auroc" else None
+    auroc = validation.mean_auroc if task.method.criterion_for(task.plan.evaluation) == "auroc" else None
     return validation.loss if auroc is None else 1 - auroc

@@ -103,7 +103,11 @@ class HeldUpdates:
         return self._held_update(site).round.answer_with_masked_update(request)
 
     def answer_with_revealed_shares(self, site: Site, request: RevealRequest) -> RevealAnswer:
-        """Return the shares by which the coordinator opens the sum; only now later rounds go on from this memory."""
+        """Return the shares by which the coordinator unmasks the sum of the survivors' updates.
+
+        Only now is the state that the site stored after this training marked as settled, so that later rounds start
+        from it.
+        """
         update = self._held_update(site)
         answer = update.round.answer_with_revealed_shares(request)
         if update.left is not None:

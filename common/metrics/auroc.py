@@ -106,7 +106,7 @@ class ClassMetrics:
     errors: Mapping[Figure, float] = field(default_factory=dict)
 
     def figure_with_error(self, name: Figure) -> ValueWithError | None:
-        """Return a figure with its error; None where the figure is undefined or its error too large."""
+        """Return a figure with the bound of its error; None where it is undefined or that bound is too large."""
         value: float | None = getattr(self, name)
         return None if value is None else ValueWithError(value, self.errors.get(name, 0.0))
 
@@ -132,7 +132,7 @@ class ClassGroupAuroc:
 
     @property
     def mean_with_error(self) -> ValueWithError | None:
-        """The mean AUROC with its error."""
+        """The mean AUROC with its error bound: the exact mean lies within ``value`` ± ``error``; None if undefined."""
         return None if self.mean_auroc is None else ValueWithError(self.mean_auroc, self.error)
 
 
@@ -189,7 +189,10 @@ class FinalTestSummary:
     withheld: str = ""
 
     def mean_with_error(self, name: Figure) -> ValueWithError | None:
-        """Return the mean of a figure over all classes, with its error."""
+        """Return the mean of a figure over all classes with its error bound; None if undefined.
+
+        The exact mean lies within ``value`` ± ``error``.
+        """
         value: float | None = getattr(self, f"mean_{name}")
         return None if value is None else ValueWithError(value, self.errors.get(name, 0.0))
 
@@ -210,7 +213,8 @@ class FinalTestSummary:
     def image_counts_of_class(self, name: str) -> tuple[int | None, int | None]:
         """Return the numbers of positive and negative test images of a class; None where no site reports them.
 
-        For a mean over sites they are the sums over sites if these were pooled, else those of the largest site.
+        For a mean over sites the numbers are summed over the sites if their test parts were pooled; else they are those
+        of the largest site.
         """
         added_up = self.pooled.per_class.get(name) if self.pooled and self.note != GLOBAL_MODEL else None
         result = added_up or self.per_class[name]

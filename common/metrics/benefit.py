@@ -68,7 +68,7 @@ class FederationBenefit:
     def better_models(self) -> tuple[SiteModel, ...]:
         """The models that rank better than chance and whose gain over the one trained alone is above zero."""
         ahead = (model for model in OVER_ALONE if side_of_zero(self.gain[model].interval) == "above")
-        return tuple(model for model in ahead if self._ranks_above_chance(model))
+        return tuple(model for model in ahead if self._model_ranks_above_chance(model))
 
     @property
     def recommended_training(self) -> Choice:
@@ -80,9 +80,9 @@ class FederationBenefit:
         if self.better_models:
             return "federation"
         worse = side_of_zero(self.gain["federated"].interval) == "below"
-        return "alone" if worse and self._ranks_above_chance("alone") else "open"
+        return "alone" if worse and self._model_ranks_above_chance("alone") else "open"
 
-    def _ranks_above_chance(self, model: SiteModel) -> bool:
+    def _model_ranks_above_chance(self, model: SiteModel) -> bool:
         """Return True for a model that ranks better than chance; otherwise its lead over another means nothing."""
         return self.mean[model].interval[0] > CHANCE
 

@@ -97,12 +97,15 @@ def convert_efficientnet_lite0(destination: Path) -> str:
 def convert_checkpoint(architecture: Architecture, checkpoint: Path, destination: Path, image_size: int = 0) -> str:
     """Write a local state dict (``.pth`` or ``.safetensors``) as a weights file; return its SHA-256.
 
-    Its tensors are named as by the library that the architecture is of; for our ``densenet121``, ``resnet18`` and
-    ``vgg11`` as by torchvision (there ``vgg11_bn``). DenseNet files with the key names of before torchvision 0.3 are
-    accepted.
+    The state dict must use the tensor names of the library that provides the architecture. For ``densenet121``,
+    ``resnet18`` and ``vgg11`` that library is torchvision, which calls the last one ``vgg11_bn``. DenseNet files with
+    the tensor names used before torchvision 0.3 are accepted, too.
 
     Args:
-        image_size: Image size of the network, where shapes depend on it; 0 for the smallest.
+        architecture: Architecture whose backbone the tensors must fit.
+        checkpoint: File with the state dict.
+        destination: Weights file to write.
+        image_size: Image size of the network, where tensor shapes depend on it; 0 for the smallest.
 
     Raises:
         BadInput: If the file is unreadable or is not of this architecture.

@@ -91,8 +91,12 @@ def find_entry_point(group: str, name: str) -> EntryPoint:
 def register_local_plugin(group: str, part: Any) -> str:
     """Register a Python object of this process as a plug-in without a package; return its name. For simulations only.
 
-    The name holds the hash of the part's code and values, so that the same part has the same name in another process
-    and a changed part another name. Other processes, such as Ray's workers, do not know the part.
+    The name contains a hash of the object's code and values: the same object gets the same name in every process, and a
+    changed object gets a new name. The registration holds in this process only, not in others such as Ray's workers.
+
+    Args:
+        group: Entry-point group of the plug-in, such as :data:`MODELS`.
+        part: The object to register.
     """
     plain = re.sub("[^A-Za-z0-9_]", "", getattr(part, "__name__", type(part).__name__)) or "part"
     name = f"own-{plain[:60]}-{hash_python_object(part)[:12]}"

@@ -344,7 +344,7 @@ def round_to_form(values: Float32, form: Form) -> Float32:
         return np.clip(values, -largest, largest).astype(np.float16).astype(np.float32)
     if form == "int8":
         exponents = _block_exponents(values)
-        return _multiply_by_scales(_round_to_whole(values, exponents), exponents)
+        return _multiply_by_scales(_quantise_to_int8(values, exponents), exponents)
     return values
 
 
@@ -354,7 +354,7 @@ def pack_numbers(values: Float32, form: Form) -> bytes:
         return values.astype("<f2").tobytes()
     if form == "int8":
         exponents = _block_exponents(values)
-        return exponents.tobytes() + _round_to_whole(values, exponents).tobytes()
+        return exponents.tobytes() + _quantise_to_int8(values, exponents).tobytes()
     return np.ascontiguousarray(values, "<f4").tobytes()
 
 
@@ -414,7 +414,7 @@ def _block_exponents(values: Float32) -> NDArray[np.int8]:
     return np.clip(exponents, _LOWEST, 120).astype(np.int8)
 
 
-def _round_to_whole(values: Float32, exponents: NDArray[np.int8]) -> NDArray[np.int8]:
+def _quantise_to_int8(values: Float32, exponents: NDArray[np.int8]) -> NDArray[np.int8]:
     whole = np.rint(np.ldexp(values, -_repeat_for_each_number(exponents, len(values))))
     return np.clip(whole, -_LARGEST, _LARGEST).astype(np.int8)
 

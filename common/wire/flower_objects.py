@@ -1,8 +1,8 @@
 """A Flower message and its objects on the wire: all our uses of Flower's private names, but for cryptography.
 
-Flower cuts a message into a tree of objects named by their SHA-256, and arrays into chunks. Its own way there copies
-every array six times and its way back four times; these once. ``tests/test_flower_names.py`` counts the private names
-and says what changed where Flower moves one.
+Flower cuts a message into a tree of objects named by their SHA-256, and arrays into chunks. Flower's own functions copy
+every array six times to write a message and four times to read it; the functions here copy it once each time.
+``tests/test_flower_names.py`` counts the private names and says what changed where Flower moves one.
 """
 
 import hashlib

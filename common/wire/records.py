@@ -2,7 +2,8 @@
 
 :mod:`common.wire.codec` writes them into Flower's records and reads them back. The attributes of the records that a
 hospital sends are explained in plain words for its own people: ``flwr-client preview`` and docs/what-leaves.md print
-these explanations (:mod:`client.preview.data_dictionary`). Words in backquotes there are keys of the site's policy.
+these explanations (:mod:`client.preview.data_dictionary`). A name in backquotes and brackets there is the key of the
+site's policy that governs the figure: whether it is sent, or how it is rounded.
 """
 
 import re
@@ -156,7 +157,7 @@ class ModelGroups:
 
 
 def arrays_under(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the arrays whose names begin with ``prefix/``, by the rest of their names, as files on disk name them."""
+    """Return the arrays whose names begin with ``prefix/``, keyed by the name without that prefix."""
     return {name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")}
 
 
@@ -171,7 +172,8 @@ def is_run_name(run: str) -> bool:
 def check_head_rows(head: Head | None, class_names: Sequence[str]) -> None:
     """Check that a model's head has exactly the rows that a request names, in that order.
 
-    Under masks sites compare the models that they received row by row: these must be the models that they train.
+    Under secure aggregation sites compare the models that they received, row by row; the compared rows must be the
+    rows that they train.
 
     Raises:
         WireError: If the rows differ.
@@ -211,7 +213,7 @@ class RollCallAnswer:
             alone where these are left out.
         validation_samples: How many validation images there are; -1 where they are of few patients (`smallest_count`).
         patients: How many patients the training images are of (`round_counts_to`).
-        layout: A hash of the network's structure: that both sides build the same one.
+        layout: A hash of the network's structure, which shows that coordinator and site build the same network.
         version: The release of this program.
         positives: How many training images show each class; only where the method asks and `label_counts` allows it, -1
             for a class kept back by `smallest_count`.
@@ -279,11 +281,12 @@ class Request:
     """The fields that every request to a site has.
 
     Attributes:
-        class_names: The head rows that the site holds in this run, in the order of its head.
-        counted: Last round in which this site's reply counted, 0 for none; its memory of that round becomes final.
+        class_names: The classes of the head rows that the site holds in this run, in the order of its head.
+        counted: Last round in which this site's reply counted, 0 for none; the site then keeps the state that it stored
+            in that round, and starts later rounds from it.
         best: Round after which the model was best so far, -1 for none yet; the site keeps its own parts of that model.
         left_out: Why this site's last reply did not count, with the round; empty where it counted.
-        frozen: The frozen part of the model as its trunk, for a site that does not have it; else empty.
+        frozen: The frozen part of the model, in the group ``trunk``, for a site without a copy on its disk; else empty.
     """
 
     run: Text
@@ -335,18 +338,21 @@ def _check_correct(images: int | None, correct: int | None) -> None:
 class TrainReply:
     """Answer to a request to train: the update (new minus received model), and figures of the round.
 
+    A name in brackets is the key of the site's policy that governs the figure.
+
     Attributes:
         train_samples: How many training images there are (`round_counts_to`), without those that show hidden classes
             alone where these are left out.
         train_loss: The mean loss on the training images in the last epoch (`training_figures`); not in a run with
             noise, like every loss and test result (`metrics_outside_privacy`).
         validation_loss: The loss of the received model on this site's validation images, exact (`training_figures`).
-        validation_auroc: Its AUROC on them, mean over this site's classes, exact (`training_figures`).
+        validation_auroc: The AUROC of the received model on this site's validation images, mean over this site's
+            classes, exact (`training_figures`).
         seconds: How long the round took; 0 in a run with privacy and under secure aggregation.
         update: How training changed the numbers of the network: `trunk`, `norm` (with means and variances of features)
             and `head` (a row a class), as far as the method averages them and `parts` allows it.
-        epochs: How many times it went over the training images.
-        statistics: The method's statistics, by name; see below.
+        epochs: How many times training went over the training images.
+        statistics: The method's statistics, by name; each is explained under "Statistics" in docs/what-leaves.md.
         test_images: How many test images there are, where the experiment counts right ones each round (`test_metrics`).
         test_correct: How many of them the model puts into the right class (`test_metrics`).
         epsilon: What the run has cost this site so far, in a run with privacy.
@@ -382,7 +388,8 @@ class EvaluateReply:
 
     Attributes:
         validation_loss: The loss of the received model on this site's validation images, exact (`training_figures`).
-        validation_auroc: Its AUROC on them, mean over this site's classes, exact (`training_figures`).
+        validation_auroc: The AUROC of the received model on this site's validation images, mean over this site's
+            classes, exact (`training_figures`).
         class_names: The classes that were tested; none unless the run ends with this model (`test_metrics`).
         auroc: The exact AUROC of each class on the test images.
         average_precision: The exact average precision of each class on the test images.
@@ -400,8 +407,8 @@ class EvaluateReply:
         validation_positive_scores: Like `positive_scores`, of the validation images.
         validation_negative_scores: Like `negative_scores`, of the validation images.
         metric_names: Metrics of plug-ins, where the experiment asks for them and `metrics` allows them.
-        metric_values: What they say of each class, on the test images; nothing of a class kept back by
-            `smallest_count`.
+        metric_values: The value of each of these metrics for each class, on the test images; none for a class kept back
+            by `smallest_count`.
         masked_classes: Under secure aggregation: the classes whose two histograms of test images leave in a sum over
             sites alone; under the rules of `histogram_classes`.
     """

@@ -152,7 +152,17 @@ def add_options_to_faults(labelled: LabelledInput) -> Iterator[None]:
 def missing_class_column_faults(
     data: Path, columns: TableColumns, class_names: Sequence[str], finding_column: str | None
 ) -> list[Fault]:
-    """Return the fault of a csv that has neither a column of these classes nor the run's own column of classes."""
+    """Return the fault of a csv file without any column that its labels could be read from.
+
+    There must be a column named after one of the classes, such as ``Edema``, or the column in which the run's own data
+    lists the classes of an image, such as ``Finding Labels``.
+
+    Args:
+        data: The csv file, which the fault names.
+        columns: The columns of the csv file.
+        class_names: The classes of the run; without any there is no fault.
+        finding_column: The run's ``data.finding_column``; None where it has none.
+    """
     if not class_names or finding_column in columns or any(name in columns for name in class_names):
         return []
     expected = f"at least one of {quote_names(class_names)}"

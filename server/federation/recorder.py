@@ -276,7 +276,7 @@ class RunRecorder(RunCallbacks):
                 watcher.left_out(site, reason)
 
     def _note_refused_calls(self) -> None:
-        """Note the calls of hospitals that were refused since the last time, with the names of both sites."""
+        """Write an event for each newly refused call: its caller and, if another, the site that the call was about."""
         for call in self.setting.refused_calls():
             self.setting.folder.append_event("refused_call", **call)
 

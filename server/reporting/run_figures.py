@@ -302,7 +302,11 @@ def draw_difficulty_by_round(rounds: Sequence[RoundLine]) -> Markup:
 
 
 def draw_prototype_similarity(prototypes: PrototypeSimilarity) -> Markup:
-    """Draw cosines between the positives of every two classes, and angles between negatives and positives of each."""
+    """Draw how similar the prototypes (mean features) of the classes are.
+
+    The heat map has the cosine similarity of the positive prototypes for every pair of classes; the bar chart has, for
+    each class, the angle between its negative and its positive prototype.
+    """
     names, between = prototypes.classes, np.array(prototypes.positives, np.float64)
     others = between[~np.eye(len(names), dtype=bool)]
     # Cosines of these features lie near 1: colours begin at the least similar pair.

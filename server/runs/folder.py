@@ -21,7 +21,7 @@ from common.system.files import (
 )
 from common.system.plain_text import json_text
 from server.runs.live_status import SIGNED_OFF
-from server.runs.tracking import Tracker, round_scalars, summary_scalars
+from server.runs.tracking import Tracker, final_test_scalars, round_scalars
 
 RECEIPT, SUMMARY = "receipt.json", "summary.json"
 DEMO_MARK = "demo.txt"
@@ -199,7 +199,7 @@ class RunFolder:
         """Write ``summary.json``."""
         text = json_text(summary, indent=1) + "\n"
         write_atomically(self.path / SUMMARY, text.encode())
-        self._send_to_trackers(summary_scalars(summary), summary["rounds"])
+        self._send_to_trackers(final_test_scalars(summary), summary["rounds"])
 
     def _send_to_trackers(self, values: Mapping[str, float], step: int) -> None:
         for tracker in self.trackers:

@@ -108,7 +108,7 @@ def round_scalars(line: Mapping[str, Any]) -> dict[str, float]:
     return {tag: value for tag, value in figures.items() if value is not None}
 
 
-def summary_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
+def final_test_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
     """Return the figures of the final test in ``summary.json``, by tag, without those that are undefined."""
     test = summary["test"]
     figures = {

@@ -280,7 +280,7 @@ class Coordinator:
         validation = FederationValidation.of_replies(accepted)
         model, moments = update_global_model(self.method, server_round, outcome.merged.means, self.state.moments)
         state = make_state_after_round(
-            record_validation(self.state, validation, site_method.chosen_by(self.plan.evaluation)),
+            record_validation(self.state, validation, site_method.criterion_for(self.plan.evaluation)),
             server_round,
             accepted,
             absent,
@@ -347,7 +347,8 @@ class Coordinator:
         self.last_validation = FederationValidation.of_replies(received.accepted)
         for layer in self.layers:
             layer.on_validation(self.last_validation, received.absent)
-        judged = record_validation(self.state, self.last_validation, self.method.site.chosen_by(self.plan.evaluation))
+        criterion = self.method.site.criterion_for(self.plan.evaluation)
+        judged = record_validation(self.state, self.last_validation, criterion)
         self.state = record_absent_sites(judged, "evaluation", received.accepted, received.absent)
 
     def test(self, grid: Grid) -> ExchangeReplies[EvaluateReply]:

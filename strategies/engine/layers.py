@@ -248,7 +248,10 @@ def find_harmful_site(whole: FederationValidation, without: Mapping[str, Federat
 
 
 def _majority_bound(values: list[float], none: float) -> float:
-    """Return the largest value that more than half of all values reach; ``none`` if too few sites state one."""
+    """Return the largest b such that more than half of the values are >= b.
+
+    With fewer values than :data:`FEWEST_JUDGES`, ``none`` is returned.
+    """
     return sorted(values)[(len(values) - 1) // 2] if len(values) >= FEWEST_JUDGES else none
 
 
@@ -283,7 +286,7 @@ class RollbackLayer(CoordinatorRoundLayer):
     def is_trial_due(
         self, state: FederationState, losses: Mapping[str, float], updates: int, *, too_long: bool
     ) -> bool:
-        """Return True if models without each site must be tried before a round's updates count.
+        """Return True if leave-one-site-out models must be evaluated before a round's updates count.
 
         Args:
             state: The state before the round.

@@ -52,7 +52,16 @@ class MaskingQueries:
         self.bytes_up: dict[str, int] = {}
 
     def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
-        """See :class:`~strategies.privacy.secure_aggregation.coordinator.QueryFn`."""
+        """Send each site its request; yield the name and answer of each site whose answer is valid, as answers arrive.
+
+        A site without a valid answer is recorded in :attr:`absent` with the reason.
+
+        Args:
+            requests: Site -> its request.
+            expected: Record class of a valid answer.
+            enough: Number of valid answers from which on lost sites are not waited for; raised to the fewest replies
+                that the run requires.
+        """
         coordinator, stage = self._coordinator, STAGES[type(next(iter(requests.values())))]
         self.absent |= dict.fromkeys(requests, f"no reply to {stage.replace('_', ' ')} in time")
         names = {coordinator.sites.members[site].node_id: site for site in requests}
@@ -82,7 +91,7 @@ class MaskingQueries:
 
 
 class SecureAggregationLayer(CoordinatorRoundLayer):
-    """Has sites send masked updates apart from their replies, so that only the sum of updates is opened."""
+    """Has sites send masked updates apart from their replies, so that only the sum of updates is unmasked."""
 
     updates_in_replies = False
 
@@ -106,7 +115,7 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
         return chosen
 
     def wrap_merge(self, merge: Merge) -> Merge:
-        """Return a function that opens the sum of the masked updates, and is used in the place of ``merge``."""
+        """Return a function that unmasks the sum of the masked updates; it takes the place of ``merge``."""
         return self._open_masked_sum
 
     def _open_masked_sum(self, received: ExchangeReplies[TrainReply]) -> RoundOutcome:
@@ -147,7 +156,7 @@ def open_test_histograms(
 ) -> dict[str, SummedHistogram]:
     """Return for each class the sum of the sites' masked score histograms of the test; closed sums are absent.
 
-    The result is empty in a run without secure aggregation, and where the sum cannot be opened; then the callbacks
+    The result is empty in a run without secure aggregation, and where the sum cannot be unmasked; then the callbacks
     receive the reason.
 
     Args:
@@ -177,7 +186,7 @@ def open_test_histograms(
 
 
 def convert_sum_to_means(opened: UnmaskedSum, model: ModelState) -> UpdateMeans:
-    """Turn an opened sum of updates into mean updates of trunk, batch normalisation and head."""
+    """Turn an unmasked sum of updates into mean updates of trunk, batch normalisation and head."""
     request, part = opened.request, 1 / opened.divisor
     trunk, norm, weight, bias = split_vector(request.layout, request.classes, opened.vector)
     whole = sum_in_order(part for _ in opened.survivors)

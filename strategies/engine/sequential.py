@@ -279,7 +279,7 @@ class SequentialCoordinator(Coordinator):
         if self._own and self._own.validation.has_known_labels:
             validation = replace(self._own.validate_model(self.state.model), tallies=validation.tallies)
         self.last_validation = validation
-        self.state = record_validation(self.state, validation, self.method.site.chosen_by(self.plan.evaluation))
+        self.state = record_validation(self.state, validation, self.method.site.criterion_for(self.plan.evaluation))
 
 
 def make_coordinator(

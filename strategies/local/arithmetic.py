@@ -124,7 +124,7 @@ def time_training_steps(plan: Plan, arithmetics: Sequence[Arithmetic]) -> dict[A
             unfreeze(network)
         turns = [
             {
-                arithmetic: _run_training_step(networks[arithmetic.memory_format], images, arithmetic)
+                arithmetic: _time_training_step(networks[arithmetic.memory_format], images, arithmetic)
                 for arithmetic in arithmetics
             }
             for _ in range(1 + STEPS)
@@ -132,7 +132,7 @@ def time_training_steps(plan: Plan, arithmetics: Sequence[Arithmetic]) -> dict[A
     return {arithmetic: min(turn[arithmetic] for turn in turns[1:]) for arithmetic in arithmetics}
 
 
-def _run_training_step(network: SplitNetwork, images: torch.Tensor, arithmetic: Arithmetic) -> float:
+def _time_training_step(network: SplitNetwork, images: torch.Tensor, arithmetic: Arithmetic) -> float:
     began = time.process_time()
     with autocast(images.device, arithmetic.precision):
         logits = network(images.float())

@@ -210,7 +210,7 @@ class SiteMethod:
         """
         return "auroc" if self.task == "multi_label" else "loss"
 
-    def chosen_by(self, evaluation: EvaluationSection) -> Criterion:
+    def criterion_for(self, evaluation: EvaluationSection) -> Criterion:
         """Return the criterion of a run: the experiment's, or the method's own where it names none."""
         return self.criterion if evaluation.criterion == "method" else evaluation.criterion
 
@@ -271,7 +271,7 @@ class SiteMethod:
         """Return the round of training: its objective, and how the site makes its statistics and its stored state."""
         return LocalRound(plain(self.local_loss(context.statistics, context.examples, context.spec)))
 
-    def local_round(self, context: ClientContext) -> LocalRound:
+    def make_local_round(self, context: ClientContext) -> LocalRound:
         """Return the round of :meth:`client`, with a pull to the received model where ``proximal_mu`` is set."""
         mu = self.parameters.proximal_mu
         if not mu:

@@ -98,7 +98,11 @@ class Method(Strategy):
 
     @property
     def head_mean(self) -> HeadMean:
-        """Return a function that makes the running mean of head rows: in FedAvg the mean over all sites."""
+        """Return the factory of the accumulator that averages head rows: in FedAvg over all sites.
+
+        The factory takes the class names and the width of the head's rows; the accumulator takes the sites' heads one
+        by one.
+        """
         return WholeHeadMean
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:

@@ -53,17 +53,24 @@ Float64 = NDArray[np.float64]
 
 
 class CBAFedParameters(Parameters):
-    """The ``[method]`` table.
+    """The ``[method]`` table of CBAFed.
+
+    In stage 2 an unlabelled entry of class c becomes positive if the received model's probability is above ``tau_c``,
+    and negative if it is below ``1 - tau_c``. The threshold is
+    ``tau_c = clip(p_c + threshold_base - std(p), threshold_lowest, threshold_highest)``, where p_c is class c's share
+    of all entries that the sites trained on, and std is the standard deviation over classes. A mixing replaces the
+    model by ``share * earlier model + (1 - share) * model``.
 
     Attributes:
-        stage_one_rounds: Number of rounds before the first pseudo labels.
-        threshold_base: Constant of the thresholds, to which a class's share is added.
+        stage_one_rounds: Number of rounds before the first pseudo-labels.
+        threshold_base: Constant of the thresholds in the formula above.
         threshold_lowest: Lower bound of all thresholds.
         threshold_highest: Upper bound of all thresholds.
         residual_every: Rounds from one mixing with the earlier model to the next; 0 never mixes.
         residual_stage_one: Share of the earlier model in stage 1.
         residual: Share of the earlier model in stage 2.
-        balanced: True to weigh positives by the site's entries of their class divided by its positives.
+        balanced: True to weigh the positives of each class by ``entries / positives``, where both are the site's counts
+            of labels and pseudo-labels of the class.
         pseudo_label_reduction: ``classes`` gives the pseudo-labels of each class a mean of their own; ``entries``
             takes one mean over labels and pseudo-labels.
     """
@@ -84,7 +91,7 @@ class CBAFedParameters(Parameters):
 
 
 def compute_pseudo_label_thresholds(entries: Floats, base: float, lowest: float, highest: float) -> Float64:
-    """Return ``tau_c = p_c + base - std(p)``, with the standard deviation of a sample; ``(classes,)``.
+    """Return ``tau_c = clip(p_c + base - std(p), lowest, highest)``, with the sample SD over classes; ``(classes,)``.
 
     Args:
         entries: Number of entries of each class that all sites trained on, ``(classes,)``.
@@ -95,7 +102,10 @@ def compute_pseudo_label_thresholds(entries: Floats, base: float, lowest: float,
 
 
 def count_trained_entries(reply: SiteReply) -> Float64:
-    """Return how many labels and tags of each class a site trained on, at most its images; ``(classes,)``."""
+    """Return how many labels and pseudo-labels of each class a site trained on, ``(classes,)``.
+
+    Each count is capped at the site's number of training images.
+    """
     return np.nan_to_num(reply.statistics["entries"].astype(np.float64)).clip(0, reply.train_samples)
 
 

@@ -197,7 +197,7 @@ def compute_prototype_margins(features: Floats, negative: Floats, positive: Floa
     return cosine(negative) - cosine(positive)
 
 
-def compute_tagged_share(difficulty: float, rate: float) -> float:
+def compute_share_to_tag(difficulty: float, rate: float) -> float:
     """Return tau = d T, the share of images to tag in a round, kept between 0 and 1 for any difficulty sent."""
     return min(1.0, max(0.0, difficulty) * rate)
 
@@ -383,8 +383,8 @@ class FedMLPRound:
             new = tag_surest_images(
                 compute_prototype_margins(features, negative, positive),
                 every[:, column] < 0,
-                compute_tagged_share(ease, parameters.tag_rate_negative),
-                compute_tagged_share(ease, parameters.tag_rate_positive),
+                compute_share_to_tag(ease, parameters.tag_rate_negative),
+                compute_share_to_tag(ease, parameters.tag_rate_positive),
                 parameters.rounding,
             )
             every[:, column] = np.where(every[:, column] >= 0, every[:, column], new)  # an old tag never changes
@@ -442,7 +442,7 @@ class FedMLP(Method):
 
     @property
     def head_mean(self) -> HeadMean:
-        """Return the mean of head rows: with ``heads = "own"`` over a class's owners, as in surgical aggregation."""
+        """Return the class that averages head rows: with ``heads = "own"`` each row over its class's owners only."""
         return OwnersMean if self.site.parameters.heads == "own" else WholeHeadMean
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:

@@ -313,7 +313,7 @@ class FedSLD(Method):
 
     @property
     def head_mean(self) -> HeadMean:
-        """Return the mean of head rows: with ``heads = "own"`` over a class's owners, as in surgical aggregation."""
+        """Return the class that averages head rows: with ``heads = "own"`` each row over its class's owners only."""
         return OwnersMean if self.site.parameters.heads == "own" else WholeHeadMean
 
     def roll_call_faults(self, context: RoundContext) -> list[Fault]:

@@ -68,5 +68,5 @@ class SurgicalAggregation(Method):
 
     @property
     def head_mean(self) -> HeadMean:
-        """Return the mean over a class's owners."""
+        """Return the class that averages each head row over the sites that annotate the row's class."""
         return OwnersMean

@@ -122,7 +122,14 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ReplyNoise:
-    """Adds noise to a site's update and statistics, which hides all data that the site has."""
+    """Adds Gaussian noise to a site's update and statistics, for differential privacy of the site's whole data set.
+
+    Attributes:
+        max_update_norm: Largest Euclidean norm of the update; a longer update is scaled down to it.
+        max_statistics_norm: Largest Euclidean norm of the statistics together, likewise.
+        noise_multiplier: Standard deviation of the noise over the sensitivity; 0 adds no noise.
+        noise: Source of the random noise.
+    """
 
     max_update_norm: float
     max_statistics_norm: float

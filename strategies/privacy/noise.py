@@ -94,7 +94,7 @@ def _try_discrete_laplace(count: int, bits: BitStream, scale_bits: int) -> tuple
 
 
 def _draw_run_lengths(count: int, bits: BitStream) -> Integers:
-    """Draw how often in a row an event of probability exp(-1) happens."""
+    """Draw ``(count,)`` run lengths: how often in a row an event of probability exp(-1) happens."""
     lengths, active = np.zeros(count, np.int64), np.arange(count)
     while active.size:
         active = active[_draw_exp_events(np.ones(active.size, np.uint64), bits, 0)]
@@ -123,10 +123,19 @@ def _draw_exp_events(exponent: Words, bits: BitStream, unit_bits: int) -> NDArra
 def _draw_by_alternating_series(
     count: int, happened: Callable[[NDArray[np.intp]], NDArray[np.bool_]], bits: BitStream
 ) -> NDArray[np.bool_]:
-    """Draw events of probability exp(-x): the first failure among draws of x/1, x/2, x/3, ... has an odd number.
+    """Draw ``count`` events, each of its own probability exp(-x), where x is from 0 to 1 (algorithm 1).
+
+    For each event trials of probability x/1, x/2, x/3, ... are made until the first one fails; the event happens if the
+    number of that trial is odd.
 
     Args:
-        happened: Draws events of probability x, for some of the places.
+        count: Number of events.
+        happened: Takes the indices of the events that are still undecided, and draws for each a trial of its
+            probability x; returns a bool for each index.
+        bits: Source of the random bits of the other factors 1/2, 1/3, ...
+
+    Returns:
+        bool ``(count,)``, True where the event happens.
     """
     result, active, k = np.zeros(count, bool), np.arange(count), 1
     while active.size:

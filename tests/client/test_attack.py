@@ -18,7 +18,7 @@ from client.preview.attack.counts import (
     infer_counts_from_hash,
     infer_counts_from_head,
     infer_counts_from_losses,
-    infer_counts_from_rounding,
+    infer_counts_from_score_digits,
     infer_counts_from_trunk,
 )
 from client.preview.attack.coverage import BY_FIELD, BY_STATISTIC
@@ -131,7 +131,9 @@ def test_an_update_without_labels_of_hidden_classes_holds_counts_of_large_classe
 def test_digits_give_rounded_counts_away_unless_no_score_leaves(tmp_path: Path) -> None:
     rounded = {"smallest_count": 10, "round_counts_to": 5}
     levels: tuple[Level, ...] = ("trusted", "private")
-    trusted, private = (infer_counts_from_rounding(adversary(hospital(tmp_path / at, at, **rounded))) for at in levels)
+    trusted, private = (
+        infer_counts_from_score_digits(adversary(hospital(tmp_path / at, at, **rounded))) for at in levels
+    )
     assert trusted.recovered >= 2
     assert (trusted.of, figures(private)) == (3, (0, 3))
 

@@ -19,7 +19,7 @@ from server.deployment.superlink.object_store import (
     SPARE_OBJECTS,
     ObjectFiles,
     ObjectPush,
-    PullResponseCache,
+    PullObjectResponseCache,
     ReplySizeBound,
     requested_masked_update_bytes,
 )
@@ -139,7 +139,7 @@ def pull_response(content: bytes) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         files, name = ObjectFiles(Path(folder)), "a" * 64
         files.write(name, content)
-        return PullResponseCache(files).response(name) or b""
+        return PullObjectResponseCache(files).response(name) or b""
 
 
 def without_content(request: PushObjectRequest) -> PushObjectRequest:
@@ -241,7 +241,7 @@ def test_what_is_pulled_is_kept_for_a_while_and_no_longer(tmp_path: Path, monkey
     old, new = "a" * 64, "b" * 64
     files.write(old, b"1" * 1000)
     files.write(new, b"2" * 2000)
-    answers = PullResponseCache(files)
+    answers = PullObjectResponseCache(files)
     first = answers.response(old)
     assert first == pull_response(b"1" * 1000)
     now[0] += object_store.PULL_CACHE_S - 1
@@ -259,7 +259,7 @@ def test_what_is_pulled_is_kept_for_a_while_and_no_longer(tmp_path: Path, monkey
 def test_no_more_is_kept_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_store, "PULL_CACHE_BYTES", 3000)
     files = ObjectFiles(tmp_path)
-    answers = PullResponseCache(files)
+    answers = PullObjectResponseCache(files)
     for name in "abc":
         files.write(name * 64, name.encode() * 1200)
         assert answers.response(name * 64) == pull_response(name.encode() * 1200)

@@ -21,9 +21,9 @@ from server.runs.tracking import (
     MLflowTracker,
     TensorBoardTracker,
     TrackingStore,
+    final_test_scalars,
     open_store,
     round_scalars,
-    summary_scalars,
 )
 from server.simulation.simulate import simulate
 from tests.federations import DIGITS, experiment, federation
@@ -118,7 +118,7 @@ def test_what_a_round_or_a_class_does_not_have_is_left_out() -> None:
     test = {**dict.fromkeys(("mean_auroc", "mean_average_precision", "mean_balanced_accuracy"))}
     test |= {"shared_classes": group, "unique_classes": group, "multi_class": {"accuracy": 0.5, "f1": 0.25}}
     test |= {"per_class": {"rare": undefined, "edema": {**undefined, "auroc": 0.75}}}
-    assert summary_scalars({"test": test}) == {"test/accuracy": 0.5, "test/f1": 0.25, "test auroc/edema": 0.75}
+    assert final_test_scalars({"test": test}) == {"test/accuracy": 0.5, "test/f1": 0.25, "test auroc/edema": 0.75}
 
 
 def test_the_coordinators_own_training_and_accuracies_are_figures_too() -> None:

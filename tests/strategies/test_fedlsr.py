@@ -99,7 +99,7 @@ def objective_at(
     )
     batch = MiniBatch(torch.arange(3), images, labels, annotated, augmented, contextlib.nullcontext(), generator)
     with torch.no_grad():
-        return float(method.site.local_round(situation).objective(network, batch)), network(images), batch
+        return float(method.site.make_local_round(situation).objective(network, batch)), network(images), batch
 
 
 def test_of_two_equal_views_only_sharpening_and_entropy_are_left() -> None:

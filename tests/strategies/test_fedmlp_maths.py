@@ -16,7 +16,7 @@ from strategies.methods.fedmlp import (
     compute_difficulty,
     compute_prototype_margins,
     compute_prototypes,
-    compute_tagged_share,
+    compute_share_to_tag,
     consistency_loss,
     cross_entropies,
     first_stage_loss,
@@ -343,7 +343,7 @@ def test_rounding_up_tags_at_least_one_and_never_more_than_there_are(images: int
     [(0.6, 0.005, 0.003), (0.8, 2.0, 1.0), (-0.5, 0.2, 0.0), (0.25, 0.2, 0.05), (1e30, 0.2, 1.0)],
 )
 def test_the_share_tagged_is_difficulty_times_rate(difficulty: float, rate: float, share: float) -> None:
-    assert compute_tagged_share(difficulty, rate) == pytest.approx(share)
+    assert compute_share_to_tag(difficulty, rate) == pytest.approx(share)
 
 
 @authors

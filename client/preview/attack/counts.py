@@ -108,7 +108,7 @@ def infer_counts_from_losses(at: Adversary) -> AttackResult:
     )
 
 
-def infer_counts_from_rounding(at: Adversary) -> AttackResult:
+def infer_counts_from_score_digits(at: Adversary) -> AttackResult:
     """Find exact counts from the digits of scores, where counts are reported rounded."""
     step, test, pairs = at.site.policy.round_counts_to, at.site.test, dict[str, set[tuple[int, int]]]()
     whole = Fraction(1, 10**6)  # a number that is less than this away from a whole one counts as whole

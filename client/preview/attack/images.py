@@ -55,7 +55,8 @@ def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
     plan = at.make_plan("fedsld_cnn", size, 1e3)
     network = at.build_network(plan)
     # The attacker learns from other images how brightness is spread.
-    _set_brightness_thresholds(network, next((part for part in (at.site.test, at.site.validation) if len(part)), train))
+    alike = next((part for part in (at.site.test, at.site.validation) if len(part)), train)
+    _set_weights_to_compare_brightness(network, alike)
     reply = at.request_training(plan, read_state(network))
     truth = compute_dense_layer_input(network, train)
     slices, dense = layout_of(network).slices(), fedsld_cnn_layers(network).dense
@@ -91,7 +92,7 @@ def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
 
 
 @torch.no_grad()
-def _set_brightness_thresholds(network: SplitNetwork, alike: ImageSet) -> None:
+def _set_weights_to_compare_brightness(network: SplitNetwork, alike: ImageSet) -> None:
     """Set the network's weights so that its dense units compare an image's mean with rising thresholds."""
     set_pixel_passing_weights(network)
     dense, inputs = fedsld_cnn_layers(network).dense, compute_dense_layer_input(network, alike)

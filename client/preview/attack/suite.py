@@ -21,7 +21,7 @@ from client.preview.attack.counts import (
     infer_counts_from_hash,
     infer_counts_from_head,
     infer_counts_from_losses,
-    infer_counts_from_rounding,
+    infer_counts_from_score_digits,
     infer_counts_from_trunk,
 )
 from client.preview.attack.images import SIZE, attack_by_imprinting, invert_gradients
@@ -103,7 +103,7 @@ ATTACKS: Mapping[str, Attack] = {
     coverage.MATCHED: _membership_attack(matched_filter_attack),
     coverage.LIRA: _membership_attack(likelihood_attack),
     coverage.LOSSES: _attack_on_site(infer_counts_from_losses),
-    coverage.DIGITS: _attack_on_site(infer_counts_from_rounding),
+    coverage.DIGITS: _attack_on_site(infer_counts_from_score_digits),
     coverage.ROWS: _attack_on_site(infer_counts_from_head),
     coverage.TRUNK: _attack_on_site(infer_counts_from_trunk),
     coverage.HASHES: _attack_on_site(infer_counts_from_hash),

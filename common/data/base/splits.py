@@ -1,10 +1,10 @@
 """Splits that keep all images of a patient together.
 
 :func:`patient_split` and :func:`split_patients_over_sites` follow Kulkarni et al., "Surgical Aggregation", ML4H 2024,
-step by step. numpy's legacy generator is used on purpose: with it the paper's own patient lists come out, id by id. A
-patient is abnormal if any label of any of its images is positive; both groups are split alike. :class:`PatientIndex`
-and :class:`StratifiedSplitter` handle patients where other papers handle single images: with one image each it is the
-same.
+step by step. numpy's legacy generator is used on purpose: with it the splits have the same patients as theirs, id by
+id. A patient is abnormal if any label of any of its images is positive; abnormal and other patients are split alike.
+:class:`PatientIndex` and :class:`StratifiedSplitter` handle patients where other papers handle single images; with one
+image for each patient the result is the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,18 +69,20 @@ def patient_split(
 def split_patients_over_sites(
     patients: Names, abnormal: NDArray[np.bool_], sites: int, random: np.random.RandomState, size_skew: float = 0.0
 ) -> tuple[Names, ...]:
-    """Deal the patients of one part over sites, abnormal ones first; the remainder is dropped, as in the paper.
+    """Deal the patients of one part over sites, as Kulkarni et al. do: abnormal ones first, the remainder dropped.
 
-    The paper deals the train part and then, with the same ``random`` going on, the validation part.
+    To repeat their split, call this for the train part and then, with the same generator ``random``, for the
+    validation part.
 
     Args:
-        size_skew: The n-th site gets a share in proportion to ``n ** -size_skew``; in the paper equal ones.
+        size_skew: The n-th site gets a share of the patients in proportion to ``n ** -size_skew``; 0, as in Kulkarni
+            et al., gives all sites equal shares.
     """
     if size_skew:
         sizes = np.arange(1, sites + 1) ** -size_skew
         shares = [float(size) for size in sizes / sizes.sum()]
     else:
-        shares = [1 / sites] * sites  # exactly: the paper's numbers depend on how a product with it is rounded
+        shares = [1 / sites] * sites  # exactly: Kulkarni's numbers depend on how a product with it is rounded
     groups = group_patients_by_abnormality(patients, abnormal)
     for group in groups:
         random.shuffle(group)
@@ -107,7 +109,10 @@ def group_patients_by_abnormality(patients: Names, abnormal: NDArray[np.bool_]) 
 
 
 def sort_patients(patients: Names) -> Names:
-    """Sort patient ids, as numbers where all are numbers (``"9"`` before ``"10"``); placeholders by their number."""
+    """Sort patient ids: as numbers where every id is one (``"9"`` before ``"10"``), else as text.
+
+    A placeholder, :data:`UNKNOWN_PATIENT` followed by the image's running number, counts as that number.
+    """
     names = [patient.removeprefix(UNKNOWN_PATIENT) for patient in patients]
     if all(name.isdecimal() for name in names):
         return patients[np.argsort([int(name) for name in names], kind="stable")]

@@ -160,7 +160,7 @@ def _posterize(images: Tensor, strengths: Tensor) -> Tensor:
 
 
 def _solarize(images: Tensor, strengths: Tensor) -> Tensor:
-    """Invert the pixels above a threshold from 0 to 256."""
+    """Invert the pixels at or above a threshold, which is 256 times the strength drawn for the image."""
     return torch.where(images >= 256 * strengths[:, None, None, None], 255 - images, images)
 
 

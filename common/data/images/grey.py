@@ -213,14 +213,17 @@ class StoredPixelBits:
 
 
 class GreyscalePipeline:
-    """The way of one picture's stored numbers to grey of 8 bits (DICOM PS3.4 N.2).
+    """Transforms the stored pixel values of one DICOM image to 8-bit grey values (DICOM PS3.4 N.2).
 
     Args:
-        dataset: Its elements, where single pictures have theirs.
-        window: A window in the place of the file's own.
+        dataset: The elements of the file. In a multi-frame file those of the frame must have been copied to the top
+            level of the data set, where a single-frame file has them.
+        numbers: The bits of a stored pixel that hold its value.
+        allocated: Number of bits in which a pixel is stored, with those beside its value.
+        window: Window to apply instead of the file's own; None for the file's own.
 
     Raises:
-        ValueError: Naming the element, if the file does not say how it is shown.
+        ValueError: Naming the element that is missing, wrong or contradicts another, if the transform is not defined.
     """
 
     def __init__(self, dataset: Any, numbers: StoredPixelBits, allocated: int, window: Window | None) -> None:

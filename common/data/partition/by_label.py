@@ -59,7 +59,7 @@ def ends_rounded_down(share: Shares, count: int) -> NDArray[np.intp]:
     return np.cumsum((share * count).astype(np.intp))
 
 
-def site_ends_using_all(share: Shares, count: int) -> NDArray[np.intp]:
+def part_ends_without_remainder(share: Shares, count: int) -> NDArray[np.intp]:
     """Return where each site's part of ``count`` patients ends; the last part ends at ``count``: no patient remains."""
     ends = (np.cumsum(share) * count).astype(np.intp)
     ends[-1] = count
@@ -74,7 +74,7 @@ def distribute_patients(
     Args:
         classes: ``(n,)`` class of each patient.
         shares: ``(classes, sites)``.
-        ends: :func:`ends_rounded_down` or :func:`site_ends_using_all`.
+        ends: :func:`ends_rounded_down` or :func:`part_ends_without_remainder`.
 
     Returns:
         The numbers of the patients of each site.
@@ -100,7 +100,7 @@ def partition_by_label(splits: Splits, spec: LabelPartitionSpec, seed: int) -> P
     random: Random
     if isinstance(spec, DirichletSpec):
         random = generator = np.random.default_rng(seed)
-        shares, ends = generator.dirichlet(np.full(spec.sites, spec.alpha), classes), site_ends_using_all
+        shares, ends = generator.dirichlet(np.full(spec.sites, spec.alpha), classes), part_ends_without_remainder
     else:
         random = legacy = np.random.RandomState(seed % (1 << 32))
         draw = practical_shares if spec.shards == "practical" else pathological_shares

@@ -475,7 +475,7 @@ def item_label_mask(item: DatasetItem, classes: int) -> NDArray[np.bool_]:
     """Return the mask of an item, ``(classes,)``: True where a label is known.
 
     Raises:
-        ValueError: If what stands in the place of a mask is none.
+        ValueError: If the item's mask is not an array with a 0 or a 1 for each class.
     """
     try:
         mask = plain_array(item.mask).squeeze()

@@ -253,7 +253,7 @@ def _read_table_in_blocks(path: Path, where: str, limit: int) -> TableColumns:
                     next_block = lines.letters + _BLOCK
             table.store()
         except csv.Error as error:
-            line = line if table is None else table.next_line
+            line = line if table is None else table.next_line_number
             problem = f"the row of {path.name} that begins in line {line} cannot be read: {error}."
             remedy = "A cell that begins with a quote ends with one, and quotes within it are written twice."
             raise BadInput([Fault(where, problem, remedy)]) from None
@@ -324,7 +324,7 @@ class _TableBuilder:
         self._lines = list[NDArray[np.int32]]()
 
     @property
-    def next_line(self) -> int:
+    def next_line_number(self) -> int:
         """The line in which the row after those in ``rows`` begins."""
         return self._line + sum(map(_count_lines, self.rows))
 
@@ -333,7 +333,7 @@ class _TableBuilder:
 
         Raises:
             BadInput: If they take more memory than the table may.
-            csv.Error: If a cell holds rows; ``next_line`` is then the line of that cell's row.
+            csv.Error: If a cell holds rows; ``next_line_number`` is then the line of that cell's row.
         """
         rows, self.rows = self.rows, []
         counts = np.fromiter(map(_count_lines, rows), np.int32, len(rows))

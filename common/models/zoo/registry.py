@@ -46,11 +46,11 @@ def external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
     """
     source, _, inner = spec.architecture.partition(":")
     module = _SOURCES[source](inner, spec.channels, spec.image_size)
-    features = _apply_to_one_image(module, spec)  # a lazy layer becomes a dense one
+    features = _probe_with_noise_image(module, spec)  # a lazy layer becomes a dense one
     if spec.own_head is not None:
         _detach_head(module, spec, spec.own_head)
         try:
-            features = _apply_to_one_image(module, spec)
+            features = _probe_with_noise_image(module, spec)
         except BadInput as bad:  # its forward looks at the layer, or reshapes the logits
             problem = f'{describe_network(spec)} fails without "{spec.head}": {bad.faults[0].problem}'
             raise BadInput([Fault("model.head", problem, "Return the output of that layer as it is.")]) from None
@@ -181,7 +181,7 @@ def _make_unknown_network_error(name: str, names: list[str]) -> BadInput:
     return BadInput([Fault("model.architecture", f'{source} has no network "{name}".', near)])
 
 
-def _apply_to_one_image(module: nn.Module, spec: ModelSpec) -> Tensor:
+def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
     """Return a network's output ``(1, width)`` for one image of noise, in evaluation mode, which changes no state.
 
     Raises:
@@ -243,7 +243,7 @@ def _record_outputs(
         layer.register_forward_hook(lambda _, __, output, name=name: outputs.update({name: output}))
         for name, layer in layers.items()
     ]
-    output = _apply_to_one_image(module, spec)
+    output = _probe_with_noise_image(module, spec)
     for hook in hooks:
         hook.remove()
     return outputs, output
@@ -282,7 +282,7 @@ def plugin_head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
             if spec.own_head is not None:
                 external_backbone(spec)
             module = _build_plugin(spec.architecture.removeprefix(PLUGIN), spec.channels, spec.image_size)
-            _apply_to_one_image(module, spec)  # a lazy layer becomes a dense one
+            _probe_with_noise_image(module, spec)  # a lazy layer becomes a dense one
             if spec.norm == "group":
                 replace_with_group_norm(copy.deepcopy(module))
         except BadInput as bad:

@@ -39,7 +39,7 @@ from common.wire.fleet_protocol import (
 from server.coordinator.state import record_sign_off, remove_sign_off
 from server.deployment.superlink.authentication import AdmittedKeys, Caller, CallRefused
 from server.deployment.superlink.messages import ReplyOutcome, StoredMessage, SuperLinkStorage, parse_message
-from server.deployment.superlink.object_store import ObjectPush, PullResponseCache, is_object_id
+from server.deployment.superlink.object_store import ObjectPush, PullObjectResponseCache, is_object_id
 
 WAITING_CALLS = 500
 """Calls that may wait for a message at a time, half of all threads; others get an empty response at once."""
@@ -148,7 +148,7 @@ class FleetService:
     def __init__(self, storage: SuperLinkStorage, admitted: AdmittedKeys, folder: Path | None = None) -> None:
         self._folder, self.processes = folder, SiteProcesses()
         self._sites, self._runs, self._messages = storage.sites, storage.runs, storage.messages
-        self._admitted, self._pulls = admitted, PullResponseCache(storage.files)
+        self._admitted, self._pulls = admitted, PullObjectResponseCache(storage.files)
         self._waiting = threading.Semaphore(WAITING_CALLS)
 
     # ------------------------------------------------------------------ presence

@@ -52,7 +52,7 @@ from server.deployment.superlink.object_store import (
     ReplySizeBound,
     requested_masked_update_bytes,
 )
-from server.deployment.superlink.process import CLOCK, OBJECTS, steady_clock
+from server.deployment.superlink.process import CLOCK, OBJECTS, open_shared_steady_clock
 from server.deployment.superlink.request_signing import Recipient, RequestSigner
 from server.runs.live_status import describe_sign_off
 from strategies.engine.events import ReplyArrival
@@ -104,7 +104,7 @@ def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]
                 files=ObjectFiles(coordinator.state / OBJECTS),
                 signer=RequestSigner(*signing_key_and_certificate(coordinator), read_recipients),
                 earlier_replies=earlier_replies,
-                clock=steady_clock(coordinator.state / CLOCK),
+                clock=open_shared_steady_clock(coordinator.state / CLOCK),
                 signed_off=partial(read_sign_offs, coordinator.state),
             )
             yield grid

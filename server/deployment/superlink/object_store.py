@@ -123,7 +123,7 @@ PULL_CACHE_BYTES, PULL_CACHE_S = 64 * 2**20, 30.0
 _OBJECT_AVAILABLE = PullObjectResponse(object_found=True, object_available=True).SerializeToString()
 
 
-class PullResponseCache:
+class PullObjectResponseCache:
     """Serialized responses to PullObject: all hospitals pull the same trunk at about the same time.
 
     A response stays for :data:`PULL_CACHE_S` after each pull; all of them hold :data:`PULL_CACHE_BYTES` at most.

@@ -165,7 +165,7 @@ def copy_lines(source: IO[bytes], log: RotatingLog) -> threading.Thread:
 # ---------------------------------------------------------------------- its clock
 
 
-def steady_clock(file: Path) -> Callable[[], float]:
+def open_shared_steady_clock(file: Path) -> Callable[[], float]:
     """Return a clock of Unix time that SuperLink and runs share, and that setting the machine's clock does not move.
 
     The SuperLink decides by this clock when a message expires and whether a site is lost. Otherwise a machine clock

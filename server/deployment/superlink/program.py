@@ -22,7 +22,7 @@ from server.deployment.superlink.database import FILE
 from server.deployment.superlink.fleet_server import serve_hospitals
 from server.deployment.superlink.messages import SuperLinkStorage
 from server.deployment.superlink.object_store import ObjectFiles
-from server.deployment.superlink.process import CLOCK, OBJECTS, steady_clock
+from server.deployment.superlink.process import CLOCK, OBJECTS, open_shared_steady_clock
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     state: Path = options.state
     certificates = options.authority.read_bytes(), options.certificate.read_bytes(), options.key.read_bytes()
-    storage = SuperLinkStorage.open(state / FILE, ObjectFiles(state / OBJECTS), steady_clock(state / CLOCK))
+    storage = SuperLinkStorage.open(state / FILE, ObjectFiles(state / OBJECTS), open_shared_steady_clock(state / CLOCK))
     connections = count_possible_connections(options.connections)
     hospitals, _ = serve_hospitals(options.fleet, storage, certificates, state, connections)
     programs = serve_control(ControlSocket(state).grpc_address, storage)

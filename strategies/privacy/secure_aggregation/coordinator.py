@@ -44,23 +44,25 @@ from strategies.privacy.secure_aggregation.vectors import (
 
 
 class MaskingFailed(Exception):
-    """The sum of this round cannot be opened; nothing about any single update is known."""
+    """The sum of this round cannot be unmasked; nothing about any single update is known."""
 
 
 class QueryFn(Protocol):
-    """Puts one question to each of some sites and yields answers as they come; who does not answer is left out."""
+    """Sends each site its request and yields (site, answer) as answers arrive; silent sites are left out."""
 
     def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]: ...
 
 
 @dataclass(frozen=True)
 class MaskedSumRequest:
-    """Request for one sum.
+    """The specification of one sum of masked updates that the coordinator asks the sites for.
 
     Attributes:
-        rows: Site -> classes whose rows it must send, sorted.
-        classes: All rows of the sum, sorted.
-        shares: The noise that the sites add together; None for none.
+        rows: Site -> classes whose head rows it must send, sorted.
+        classes: Classes of all head rows of the sum, sorted.
+        layout: Layout of an update's numbers in the masked vector.
+        largest: Bound of each number of an update; numbers beyond are cut.
+        shares: The distributed noise, of which each site adds a share to its update; None for no noise.
     """
 
     run: str
@@ -77,11 +79,11 @@ class UnmaskedSum:
     """A sum whose masks are taken off.
 
     Attributes:
-        vector: Sum of updates divided by ``divisor``, over the body and all rows; rows that are not opened are zero.
+        vector: Sum of updates divided by ``divisor``, over the body and all rows; rows that stay masked are zero.
         survivors: The sites whose updates are in the sum, sorted.
         divisor: Number of sites that were asked in the round's first attempt.
-        rows: Class -> survivors that own it, for the rows that are opened.
-        closed: Rows that too few sites were left in, which do not want them opened.
+        rows: Class -> survivors that own it, for the head rows that are unmasked.
+        closed: Rows that stay masked, because too few of their sites survived and not all of these allow it.
         integers: The sum before it was turned into numbers.
     """
 
@@ -96,7 +98,7 @@ class UnmaskedSum:
 
 @dataclass
 class MaskedSummation:
-    """Opens the sum of one round's masked updates, stage by stage."""
+    """Unmasks the sum of one round's masked updates, stage by stage."""
 
     request: MaskedSumRequest
     ask: QueryFn
@@ -105,7 +107,7 @@ class MaskedSummation:
     _divisor: int = 0
 
     def open_sum(self) -> UnmaskedSum:
-        """Go through all stages of masking; return the opened sum.
+        """Go through all stages of masking; return the unmasked sum.
 
         Raises:
             MaskingFailed: If too few sites are left at any of them, or what they gave does not fit together.

@@ -1,9 +1,10 @@
 """The memory of a site of the rounds that it masked: among which sites, and whose sum it helped to open.
 
-A round that is asked again, after the coordinator was killed or because it would like another sum, gets a sum of the
-same sites or none: the difference of two sums shows the sites that are in one of them only. All sites of a list of
-members need two thirds of that list to open a sum, any two such majorities have a site in common, and that site opens
-one sum. So two sums of one round have the same sites, or none in common.
+To *open* a sum is to reveal the shares that unmask it. A round that is asked again, after the coordinator was killed or
+because it would like another sum, gets a sum of the same sites or none: the difference of two sums shows the sites that
+are in one of them only. All sites of a list of members need two thirds of that list to open a sum, any two such
+majorities have a site in common, and that site opens only one of the two sums. So two sums of one round have the same
+sites, or none in common.
 
 The same holds for two rounds, of one run or two, that begin with one model: where training draws nothing by chance,
 their updates are the same.
@@ -31,8 +32,8 @@ class MaskedRound:
     """A round that the site masked.
 
     Attributes:
-        members: The sites that masked together, sorted; empty before.
-        opened: The sites whose sum this site helped to open, sorted; empty before.
+        members: The sites that masked together, sorted; empty before this site has masked.
+        opened: The sites whose sum this site helped to unmask by revealing its shares, sorted; empty before.
         noise: Hash of what its share of distributed noise covers; empty for none.
         divisor: Number that its update was divided by; 0 before.
     """
@@ -43,20 +44,22 @@ class MaskedRound:
     divisor: int = 0
 
     def as_masked_among(self, members: Collection[str]) -> "MaskedRound":
-        """Return the round as masked among these sites.
+        """Return the round with ``members`` recorded as the sites that masked together.
 
         Raises:
-            SecretsError: If the site has masked it among others.
+            SecretsError: If the round was already masked among other sites.
         """
         if self.members not in ((), masking := tuple(sorted(members))):
             raise SecretsError(f"this round was masked among {quote_names(self.members)}, and is among no others")
         return replace(self, members=masking)
 
     def as_opened_for(self, survivors: Collection[str]) -> "MaskedRound":
-        """Return the round as opened for the sum of these sites.
+        """Return the round with ``survivors`` recorded as the sites whose sum this site helps to unmask.
+
+        A site reveals the shares that unmask a sum for only one set of survivors in each round.
 
         Raises:
-            SecretsError: If the site has opened another sum of the round.
+            SecretsError: If the site has already revealed its shares for the sum of other sites.
         """
         if self.opened not in ((), opened := tuple(sorted(survivors))):
             raise SecretsError(f"the sum of {quote_names(self.opened)} was opened in this round, and no other is")
@@ -97,13 +100,14 @@ class MaskedRoundStore:
         self._folder, self._durable = folder, durable
 
     def read_round(self, run: str, server_round: int, start: str = "") -> MaskedRound:
-        """Return the members and opened sums of this round, and of any that began with the same model.
+        """Return the members and the unmasked sum of this round, merged with those of rounds from the same model.
 
         Args:
             start: Hash of the model that the round begins with; empty for none that is known.
 
         Raises:
-            SecretsError: If these rounds were masked among different sites, or opened for different ones.
+            SecretsError: If these rounds were masked among different sites, or their unmasked sums are of different
+                sites.
             ValueError: If a file is damaged: what the site does not know it must not do again.
         """
         notes = [self._rounds(run).get(str(server_round), {})]

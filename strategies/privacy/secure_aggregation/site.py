@@ -1,8 +1,9 @@
 """The hospital's half: one round's secrets, in memory only, and four answers that never contradict one another.
 
 What a site must not do is decided here: mask with fewer than two sites or with sites that were asked otherwise, take a
-total of weights from anybody but the sites themselves, help to open two different sums of one round, give a site's key
-and its own mask away both, open a row that only one site is left in, or answer one stage in two ways.
+total of weights from anybody but the sites themselves, help to unmask two different sums of one round, reveal both a
+site's mask key and the seed of its own mask, unmask a row that only one site is left in, or answer one stage in two
+ways.
 """
 
 import hashlib
@@ -98,14 +99,14 @@ class MaskingTerms:
     Attributes:
         largest: Bound of a number of its update; numbers beyond are cut.
         counts: Whether the numbers are counts, which are summed as they are: not divided, and without rounding.
-        alone: Whether rows that fewer sites of the round own than ``cohort`` may be opened.
+        alone: Whether rows that fewer sites of the round own than ``cohort`` may be unmasked.
         identity: The key of the site; None in simulation.
         peers: Site -> OpenSSH line of the key that its statement must be signed with; empty trusts the coordinator to
             relay the right statements.
-        cohort: Fewest sites whose sum it helps to open.
+        cohort: Fewest sites whose sum it helps to unmask.
         digest: Hashes of the request, which every other site of the round must have received too.
         masked: The rounds that it has masked so far.
-        shares: The noise that the sites add together; None for none.
+        shares: The distributed noise, of which each site adds a share to its update; None for no noise.
         noise: Returns the key for a share of noise from a hash of what the share covers: one key for one hash.
     """
 
@@ -178,7 +179,10 @@ class SiteMaskingRound:
         return self._answer_once(request, MaskedAnswer, self._mask)
 
     def answer_with_revealed_shares(self, request: RevealRequest) -> RevealAnswer:
-        """Give what takes the masks off the survivors' sum: once, and of each site one of its two secrets.
+        """Reveal the shares that remove the masks from the sum of the survivors' updates.
+
+        They are shares of the mask key of each dropped site, and of the seeds of each survivor's own masks: of no site
+        both. Only one request in a round is answered; if the same request comes again, it gets the same answer.
 
         Raises:
             MaskingRefused: If too few sites survive, or this site is not among them.
@@ -187,7 +191,7 @@ class SiteMaskingRound:
 
     @property
     def agreement_hash(self) -> str:
-        """Return a hash of this attempt's statements and of the sites whose sum was opened, equal at all of them."""
+        """Return a hash of this attempt's statements and of the sites in the unmasked sum, equal at all these sites."""
         stated = [self._statements[site].signed_text().decode() for site in sorted(self._statements)]
         return hashlib.sha256(json.dumps([stated, self._done.opened]).encode()).hexdigest()
 
@@ -400,7 +404,7 @@ class SiteMaskingRound:
 
 
 def may_open_segment(segment: MaskedSegment, survivors: set[str], statements: Mapping[str, MaskingStatement]) -> bool:
-    """Return whether a segment's sum may be opened: it is of enough sites, or all of them allow fewer."""
+    """Return whether a segment's sum may be unmasked: it is of enough sites, or all of them allow fewer."""
     left = [site for site in segment.owners if site in survivors]
     if not left:
         return False
@@ -408,7 +412,7 @@ def may_open_segment(segment: MaskedSegment, survivors: set[str], statements: Ma
 
 
 def count_needed_owners(owners: Collection[str], statements: Mapping[str, MaskingStatement]) -> int:
-    """Return the fewest sites whose sum these sites help to open."""
+    """Return the fewest sites whose sum the sites of this round help to unmask."""
     return max(2, *(statements[site].cohort for site in owners))
 
 

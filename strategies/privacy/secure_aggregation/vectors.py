@@ -3,9 +3,9 @@
 Updates are integers modulo 2**32, whose sums are exact in any order.
 
 All sites count alike: weights that differ and are known would tell in a sum which part is whose. Of n sites each number
-u of an update is cut to [-r, r] and becomes round(u * 2**30 / (r * n)). So no sum leaves [-2**30 - n/2, 2**30 + n/2]:
-what does is no sum of updates but what is left of a mask. The mean errs by at most r * n / 2**31, divided by the part
-of the sites that survives.
+u of an update is cut to [-r, r] and becomes round(u * 2**30 / (r * n)). So each number of a sum of updates
+lies in [-2**30 - n/2, 2**30 + n/2]; a value outside this range was not unmasked correctly. The mean errs by at most
+r * n / 2**31, divided by the share of the sites whose updates are in the sum.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -158,7 +158,7 @@ def count_out_of_range(update: NDArray[np.float32], largest: float) -> int:
 def is_plausible_sum(total: Integers, sites: int) -> bool:
     """Return False if a number is outside the range of a sum of ``sites`` updates.
 
-    With a mask that was not removed about half of all numbers are.
+    If a mask was not removed, about half of all numbers are outside that range.
     """
     signed = total.view(np.int32)
     limit = ONE + sites

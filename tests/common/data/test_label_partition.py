@@ -14,9 +14,9 @@ from common.data.base.image_set import ImageSet, Splits
 from common.data.partition.by_label import (
     distribute_patients,
     ends_rounded_down,
+    part_ends_without_remainder,
     pathological_shares,
     practical_shares,
-    site_ends_using_all,
 )
 from common.data.partition.checks import partition_faults
 from common.data.partition.division import PartitionedDataset, site_names
@@ -91,14 +91,14 @@ def test_no_patient_stands_in_two_sites_or_two_parts(keys: dict[str, Any], fract
 def test_a_dirichlet_deal_gives_every_image_to_one_site(sites: int, alpha: float, of: list[int], seed: int) -> None:
     random = np.random.default_rng(seed)
     shares = random.dirichlet(np.full(sites, alpha), 4)
-    hands = distribute_patients(np.array(of, dtype=np.intp), shares, site_ends_using_all, random)
+    hands = distribute_patients(np.array(of, dtype=np.intp), shares, part_ends_without_remainder, random)
     assert sorted(np.concatenate(hands).tolist()) == list(range(len(of)))
 
 
 def test_what_rounding_leaves_is_dropped() -> None:
     # Of 9 images .5 -> 4, .3 -> 2, .2 -> 1: the hands end at 4, 6 and 7, two images are nobody's.
     assert ends_rounded_down(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 6, 7]
-    assert site_ends_using_all(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 7, 9]
+    assert part_ends_without_remainder(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 7, 9]
 
 
 @pytest.mark.parametrize("keys", SPECS)
