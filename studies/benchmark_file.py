@@ -30,8 +30,8 @@ class BenchmarkMethod(TomlSection):
     Attributes:
         title: Name in the table; the method's name where empty.
         set: Overrides; ``{third}`` is a third of the rounds.
-        beyond: What the method has that hospitals do not have, such as all images in one place. A method with such an
-            advantage is shown, but not ranked.
+        beyond: Advantage of the method that hospitals do not have, such as all images in one place. Such a method is
+            shown, but not ranked.
         all_labels: Every site annotates every class.
         own_images: The coordinator has images of its own, taken from the sites by the data set's key ``own``.
     """

@@ -354,7 +354,7 @@ class TrainReply:
         epochs: How many times training went over the training images.
         statistics: The method's statistics, by name; each is explained under "Statistics" in docs/what-leaves.md.
         test_images: How many test images there are, where the experiment counts right ones each round (`test_metrics`).
-        test_correct: How many of them the model puts into the right class (`test_metrics`).
+        test_correct: How many test images the model puts into the right class (`test_metrics`).
         epsilon: What the run has cost this site so far, in a run with privacy.
         arithmetic: The format of numbers and memory, such as `float32, channels_last`, and the number of GPUs where
             there are several.
@@ -398,7 +398,7 @@ class EvaluateReply:
         negatives: How many test images do not show each class; -1 under the same rule.
         model_sha256: A hash of the network that was tested.
         test_images: How many test images there are, where the experiment counts right ones each round (`test_metrics`).
-        test_correct: How many of them the model puts into the right class (`test_metrics`).
+        test_correct: How many test images the model puts into the right class (`test_metrics`).
         histogram_classes: The classes of the two histograms, where the experiment asks and `score_histograms` allows
             it; none kept back by `smallest_count`.
         positive_scores: For each of `histogram_classes` the scores of test images that show it, in 1,024 bins.
@@ -504,10 +504,10 @@ class BenefitReply:
         auroc: The exact AUROC of each model and class on the test images.
         mean: The mean of these AUROCs for each model.
         mean_low: Where the 95 % interval of each mean begins.
-        mean_high: Where it ends.
+        mean_high: Where the 95 % interval of each mean ends.
         gain: How much the mean of each other model is above that of the model trained here alone.
         gain_low: Where the 95 % interval of each such difference begins.
-        gain_high: Where it ends.
+        gain_high: Where the 95 % interval of each such difference ends.
         over_patients: Whether the data says which images are of one patient.
     """
 

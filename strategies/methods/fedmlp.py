@@ -238,7 +238,7 @@ def cross_entropies(logits: Tensor, targets: Tensor, adjustment: Tensor | None) 
     """Return the binary cross-entropy of each entry ``(batch, classes)``, 0 where its target is NaN.
 
     Args:
-        adjustment: Of :func:`logit_adjustment`, ``(classes,)``: added to the logits.
+        adjustment: The result of :func:`logit_adjustment`, ``(classes,)``, which is added to the logits.
     """
     adjusted = logits if adjustment is None else logits + adjustment
     entries = binary_cross_entropy_with_logits(adjusted, targets.nan_to_num(), reduction="none")

@@ -61,7 +61,7 @@ class FedSLDParameters(Parameters):
         reduction: ``sum_over_batch`` divides the weighted losses by the number of images, ``sum`` (eq. 3 as written) by
             nothing, ``weighted_mean`` by the sum of the weights.
         heads: ``own`` gives each site the rows of its own classes only, averaged as in surgical aggregation.
-        missing: How a class counts that a site does not annotate.
+        missing: Treatment in the loss of the classes that a site does not annotate.
     """
 
     weighting: Weighting = "samples"

@@ -49,7 +49,7 @@ def patient_split(
     Args:
         patients: ``(n,)`` patient of each image.
         abnormal: ``(n,)`` True where the image has a positive label.
-        fractions: Of train and validation, taken of the abnormal and of the other patients alike.
+        fractions: Fractions of the patients for train and validation, the same among abnormal and other patients.
     """
     random = np.random.RandomState(seed)
     groups = group_patients_by_abnormality(patients, abnormal)
@@ -144,7 +144,7 @@ def has_positive_label(labels: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 
 def shared_patient_faults(where: str, patients: Mapping[str, Names]) -> list[Fault]:
-    """Find patients that stand in two parts, given the patients of each part by its name."""
+    """Return a fault for each two parts that share patients, given the patients of each part by the part's name."""
     faults = []
     for (first, of_first), (second, of_second) in combinations(patients.items(), 2):
         shared = sort_patients(np.intersect1d(of_first, of_second))
@@ -217,7 +217,7 @@ class PatientIndex:
 
 @dataclass(frozen=True)
 class StratifiedSplitter:
-    """Splits patients so that both sides have each class in proportion.
+    """Splits patients in two groups so that each class has the same share in both groups.
 
     Attributes:
         classes: ``(patients,)`` column of each patient's class; the number of columns where it has none.

@@ -356,7 +356,7 @@ def shared_picture_faults(where: str, digests: Mapping[str, NDArray[np.uint64]])
     """Return a fault for each two parts of which more than a few pictures are equal.
 
     Args:
-        digests: Of the pictures that were read, by part.
+        digests: Hashes of the pictures that were read, by part.
     """
     return [
         Fault(where, f'has {shared} equal pictures in "{first}" and "{second}".', "Give each part images of its own.")

@@ -83,7 +83,7 @@ def count_needed_survivors(members: int, cohort: int, honest: int = 0) -> int:
         members: Sites of the round's first attempt: a later attempt has fewer, of whom as many may side with the
             coordinator.
         cohort: Fewest sites whose sum a site helps to open.
-        honest: Sites that help the coordinator in nothing; see :func:`compute_share_threshold`.
+        honest: Number of sites that do not help the coordinator in anything; see :func:`compute_share_threshold`.
     """
     return max(compute_share_threshold(members, honest), cohort)
 

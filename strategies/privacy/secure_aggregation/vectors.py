@@ -31,7 +31,7 @@ def compute_share_threshold(sites: int, honest: int = 0) -> int:
     more: that help counts in both halves, so twice the shares have to exceed ``honest + 2 * (sites - honest)``.
 
     Args:
-        honest: Of the sites, so many help the coordinator in nothing; 0 where nothing is promised about that.
+        honest: Number of sites that do not help the coordinator in anything; 0 where nothing is promised about that.
     """
     two_thirds = -(-2 * sites // 3)
     return max(two_thirds, sites - -(-honest // 2) + 1) if honest else two_thirds
