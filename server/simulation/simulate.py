@@ -13,8 +13,7 @@ from rich.console import Console
 
 from common.config import Experiment, ExperimentFile, make_plan
 from common.data.base.image_set import ImageSet, SkippedImage, describe_skipped, sample_sha256
-from common.data.load import dataset_faults as data_faults
-from common.data.load import external_faults, external_images, refuse_unknown_test_classes
+from common.data.load import dataset_faults, external_faults, external_images, refuse_unknown_test_classes
 from common.data.partition.checks import partition_faults
 from common.errors import BadInput, Fault, raise_faults
 from common.models.gpu import describe_gpus, visible_gpus
@@ -266,7 +265,7 @@ def check_experiment(
     faults += _section_faults(experiment)
     faults += network_build_faults(experiment.model, file.base_folder)
     if experiment.data is not None:
-        faults += data_faults(experiment.data, file.base_folder)
+        faults += dataset_faults(experiment.data, file.base_folder)
     faults += external_faults(experiment.external_test, file.base_folder)
     # Empty where only the data can tell.
     keys = ("keep", "class_names", "classes")  # those of a table are by its own names in "classes"

@@ -126,7 +126,7 @@ class ReplyNoise:
 
     Attributes:
         max_update_norm: Largest Euclidean norm of the update; a longer update is scaled down to it.
-        max_statistics_norm: Largest Euclidean norm of the statistics together, likewise.
+        max_statistics_norm: Largest Euclidean norm of the statistics together; longer ones are scaled down to it.
         noise_multiplier: Standard deviation of the noise over the sensitivity; 0 adds no noise.
         noise: Source of the random noise.
     """

@@ -200,7 +200,7 @@ NO_WEIGHTS = {"surgical": (*WITHOUT, "method.trunk=fedavg"), "fedmlp": WITHOUT}
 @pytest.mark.parametrize("folder", sorted({path.parent.name for path in AFTER_A_PAPER}))
 def test_every_row_of_a_papers_table_fits_its_data(folder: str, scale: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # A table of a hundred thousand rows takes seconds to check, and many experiments have the same.
-    faults, data_faults = dict[tuple[str, Path], list[Fault]](), simulate.data_faults
+    faults, data_faults = dict[tuple[str, Path], list[Fault]](), simulate.dataset_faults
 
     def checked_once(spec: Any, base: Path) -> list[Fault]:
         key = spec.model_dump_json(), base

@@ -189,7 +189,7 @@ def test_every_event_that_is_written_has_a_sentence_and_stands_in_the_docs() -> 
         node
         for file in (ROOT / "server").rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "event"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append_event"
     ]
     assert {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)} == set(SENTENCES)
     page = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")

@@ -97,7 +97,7 @@ def test_sigterm_reaches_the_one_that_leads_and_it_is_not_begun_again(tmp_path: 
     code = (
         "import sys; from server.deployment import supervisor\n"
         f"supervisor.PROGRAM = {program!r}\n"
-        "sys.exit(supervisor.supervise(['run'], lambda: 0, print, resume=False))"
+        "sys.exit(supervisor.supervise_run(['run'], lambda: 0, print, resume=False))"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as supervisor:
         eventually(lambda: lives(tmp_path), "it leads")

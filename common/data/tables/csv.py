@@ -180,6 +180,9 @@ def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> TableC
             problem = _not_text_problem(path)
         remedy = "Name a csv file." if problem == PICTURE else f"{SAVE_AS_UTF8} In Excel: CSV UTF-8."
         raise BadInput([Fault(where, f"{path.name} {problem}", remedy)])
+    except PermissionError:
+        remedy = "Give the account that runs this program the right to read it."
+        raise BadInput([Fault(where, f"{path.name} cannot be read: permission denied.", remedy)]) from None
     except (OSError, EOFError, zlib.error):
         raise BadInput([Fault(where, f"{path.name} cannot be read: damaged or cut off.", "Copy it again.")]) from None
 

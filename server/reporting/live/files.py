@@ -30,6 +30,7 @@ LONGEST = 240
 
 SENTENCES = {
     "begun": "the run began",
+    "data_read": "the data were read",
     "begun_anew": "the run began again from round 1: no checkpoint could be read",
     "resumed": "the run was resumed after round {round}",
     "checkpoint_broken": "checkpoint {file} could not be read: {reason}",

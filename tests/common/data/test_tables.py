@@ -750,6 +750,8 @@ def test_a_folder_that_cannot_be_listed_is_a_fault_by_its_name(name: str, missin
         folder = touch(Path(made), "a/0.png", name)
         folder.chmod(0o755)
         (folder / "t.csv").write_text(f"file,id,Mass\na/0.png,p0,1\n{name},p1,1\n")
+        for entry in (folder / "t.csv", *folder.rglob("*")):  # another test may have left its umask
+            entry.chmod(0o755)
         (folder / "scans" / "b").chmod(0)
         command = [sys.executable, "-c", AS_NOBODY, made, missing]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
