@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -208,9 +209,15 @@ def _view_bytes(array: NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
+_NORM_LAYERS: WeakKeyDictionary[Model, frozenset[str]] = WeakKeyDictionary()
+"""Names of the batch normalisations of the networks in use, which every round asks for."""
+
+
 def _tensors_by_group(network: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the live float tensors of trunk and norm by name, in the network's order."""
-    norms = {name for name, module in network.named_modules() if is_batch_norm(module)}
+    if (norms := _NORM_LAYERS.get(network)) is None:
+        layers = (name for name, module in network.named_modules() if is_batch_norm(module))
+        norms = _NORM_LAYERS[network] = frozenset(layers)
     trunk, norm = dict[str, Tensor](), dict[str, Tensor]()
     for name, tensor in network.state_dict().items():
         if tensor.is_floating_point() and not name.startswith("head.") and name not in network.frozen:
