@@ -53,12 +53,12 @@ def audit_report(
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BadInput([Fault(str(receipt), f"is no receipt that can be read: {error!r}.")]) from None
         received = _list_received_replies(content, site)
-        left = {entry.get("sha256") for entry in AuditLog(state).entries() if entry.get("direction") == "out"}
+        sent_hashes = {entry.get("sha256") for entry in AuditLog(state).entries() if entry.get("direction") == "out"}
         missing = [
             f"{receipt.name}: it names a reply of {site} of {when} ({sha256[:12]}...) that this audit does not have: "
             "somebody else sent it, or the audit was changed."
             for sha256, when in received.items()
-            if sha256 not in left
+            if sha256 not in sent_hashes
         ]
         faults += missing if received else [f"{receipt.name}: knows nothing of {site}."]
         if received and not missing:

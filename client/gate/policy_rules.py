@@ -199,14 +199,14 @@ def _plugin_fault(group: str, name: str, allowed: tuple[str, ...], plan: Plan) -
     inner = name.removeprefix(PLUGIN)
     theirs = [stamp for stamp in plan.plugins if (stamp.group, stamp.name) == (group, inner)]
     try:
-        own = [identify_plugin(group, inner)] if name.startswith(PLUGIN) else []
+        site_stamps = [identify_plugin(group, inner)] if name.startswith(PLUGIN) else []
     except BadInput as bad:
         return f"it cannot be made here: {bad.faults[0]}"
-    if own == theirs:
+    if site_stamps == theirs:
         return ""
     return (
         f"the coordinator has {quote_names(map(str, theirs)) or 'none'}, this site "
-        f"{quote_names(map(str, own)) or 'none'}"
+        f"{quote_names(map(str, site_stamps)) or 'none'}"
     )
 
 

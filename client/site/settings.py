@@ -13,8 +13,7 @@ from client.site.site_file import FILE, SiteFile, SiteSettings, read_with_faults
 from common.contract import LabelDeclaration, merge_declarations
 from common.data.base.image_set import PARTS, ImageSet
 from common.data.images.store import DecodedImageStore, remove_store
-from common.data.load import dataset_faults as data_faults
-from common.data.load import load_dataset
+from common.data.load import dataset_faults, load_dataset
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from common.models.gpu import describe_gpus, visible_gpus
 from common.security.identity import derive_storage_key, read_key
@@ -49,7 +48,7 @@ def find_gpu_fault(file: SiteFile, visible: int) -> Fault | None:
 def list_data_faults(settings: SiteSettings) -> list[Fault]:
     """List what is wrong with a site's data set, as far as that shows without reading pictures."""
     return [
-        replace(fault, where=f"{FILE}: {fault.where}") for fault in data_faults(settings.file.data, settings.folder)
+        replace(fault, where=f"{FILE}: {fault.where}") for fault in dataset_faults(settings.file.data, settings.folder)
     ]
 
 

@@ -212,14 +212,14 @@ def export_run_model(
 def read_comparison_images(folder: Path, spec: ModelSpec, check: Path | None) -> tuple[Sequence[Pixels], str]:
     """Return the images to compare on, in batches ``(n, channels, height, width)``, and a description of them."""
     if check is None:
-        own = None
+        test = None
         with suppress(BadInput, ValueError):  # no run, or its files are on another machine
             experiment = Experiment.model_validate(read_run(folder).summary.experiment)
             data = experiment.data or experiment.server_data
-            own = None if data is None else load_dataset(data, Path(), user_image_store()).test
-        if own is not None and len(own):
+            test = None if data is None else load_dataset(data, Path(), user_image_store()).test
+        if test is not None and len(test):
             return (
-                _image_batches(own.select_rows(_spread_rows(len(own))).images, spec),
+                _image_batches(test.select_rows(_spread_rows(len(test))).images, spec),
                 "test images of the run's own experiment",
             )
         generator, size = np.random.default_rng(0), spec.image_size

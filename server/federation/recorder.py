@@ -312,7 +312,7 @@ class RunRecorder(RunCallbacks):
         self._note_left_out(record.round)  # late joiners that declined
         self.ledger.aggregated(record, state, coordinator.sites.contract.hash)
         judged, sites = asdict(coordinator.last_validation), coordinator.sites
-        self.totals.bytes_down, self.totals.bytes_up = Counter(sites.bytes_down), Counter(sites.bytes_up)
+        self.totals.bytes_down, self.totals.bytes_up = sites.bytes_down, sites.bytes_up
         self.checkpoints.save(
             Checkpoint(self.setting.run, state, self._experiment_json, self.totals.state_for_checkpoint(), judged)
         )

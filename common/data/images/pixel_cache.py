@@ -243,8 +243,9 @@ class CacheRowWriter:
     """
 
     def __init__(self, cache: PixelCache) -> None:
-        self._cache, self.places = cache, cache.rows_by_content()
-        self._next = self._lasting = len(cache.keys())
+        keys = cache.keys()
+        self._cache, self.places = cache, {key: row for row, key in enumerate(keys)}
+        self._next = self._lasting = len(keys)
         self._rows = (cache.folder / ROWS).open("ab", buffering=0)
         self._files = (cache.folder / FILES).open("ab", buffering=0)
         self._blank = (cache.folder / BLANK).open("ab", buffering=0)

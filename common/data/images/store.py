@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
@@ -251,10 +251,10 @@ class _PictureDecoding:
             BadInput: If the cache has no room for them.
             OSError: If the folder cannot be used.
         """
-        cache = _open_cache(self.store, root, asdict(self.form), self.form.shape)
+        open_cache = partial(_open_cache, self.store, root, asdict(self.form), self.form.shape)
+        cache = open_cache()
         if missing := self._find_rows(cache, cache.rows_by_content()):
-            if not _free_cache_space(cache, len(missing), len(self.names), self.store):
-                cache = _open_cache(self.store, root, asdict(self.form), self.form.shape)
+            cache = _make_cache_room(cache, len(missing), len(self.names), self.store, open_cache)
             with cache.open_for_writing(
                 lambda: self.store.tell("another program decodes these images: waiting for it")
             ) as out:
@@ -422,14 +422,15 @@ def cache_large_file_pictures(
     if store.folder is None or (identity := FileIdentity.of(file)) is None:
         return None
     with _cache_errors(store):
-        cache = _open_cache(store, store.folder, form, tuple(form["shape"]))
+        open_cache = partial(_open_cache, store, store.folder, form, tuple(form["shape"]))
+        cache = open_cache()
         whole, began = cache.content_keys_by_file().get(cache.hash_file_identity(identity.about)), time.time()
         content = whole or cache.content_key(file)
         keys = [blake3(content + name.encode()).digest() for name in names]
         places, written = cache.rows_by_content(), list[int]()
         if whole is None or not set(keys) <= places.keys():
-            if not _free_cache_space(cache, len(set(keys) - places.keys()), len(set(keys)), store):
-                cache = _open_cache(store, store.folder, form, tuple(form["shape"]))
+            missing, count = len(set(keys) - places.keys()), len(set(keys))
+            cache = _make_cache_room(cache, missing, count, store, open_cache)
             with cache.open_for_writing(
                 lambda: store.tell("another program reads these images: waiting for it")
             ) as out:
@@ -483,7 +484,9 @@ def _print_cache_location(store: DecodedImageStore, root: Path, count: int, deco
     store.tell(f"{count_with_noun(count, 'image')}, {decoded:,} of them read now; {kept}, {limit}")
 
 
-def _free_cache_space(cache: PixelCache, missing: int, count: int, store: DecodedImageStore) -> bool:
+def _make_cache_room(
+    cache: PixelCache, missing: int, count: int, store: DecodedImageStore, open_cache: Callable[[], PixelCache]
+) -> PixelCache:
     """Remove what other data sets left in the cache, where there is no room for so many further rows.
 
     First go other forms. If all of them are too few, this form goes too, with the rows of other data sets.
@@ -491,9 +494,10 @@ def _free_cache_space(cache: PixelCache, missing: int, count: int, store: Decode
     Args:
         missing: Number of pictures to be added.
         count: Number of all pictures of the data set.
+        open_cache: Opens the cache, or makes it anew.
 
     Returns:
-        False if the cache is removed, and has to be opened anew for all pictures.
+        The same cache, or a new one without rows if its form had to go.
 
     Raises:
         BadInput: If that does not suffice; nothing is removed then.
@@ -501,10 +505,10 @@ def _free_cache_space(cache: PixelCache, missing: int, count: int, store: Decode
     root, needed = cache.folder.parent, missing * cache.row_bytes
     free = min(store.limit_bytes - cached_pixel_bytes(root), shutil.disk_usage(root).free - SPARE_BYTES)
     if needed <= free or remove_unused(root, needed - free, spare=cache.folder):
-        return True
+        return cache
     cache.close()
     if remove_unused(root, count * cache.row_bytes - free):
-        return False
+        return open_cache()
     problem = (
         f"has room for {format_bytes(max(0, free))}, and {count_with_noun(missing, 'image')} take "
         f"{format_bytes(needed)} once decoded."

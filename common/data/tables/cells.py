@@ -215,8 +215,8 @@ def _class_with_words(part: str, classes: Sequence[str]) -> str | None:
     """Return the first class whose name has every word of a part of a cell, or a word nearly like it, and more."""
     words = _WORD.findall(part.casefold())
     for label in classes:
-        own = _WORD.findall(label.casefold())
-        if all(difflib.get_close_matches(word, own, 1, _ALIKE) for word in words):
+        class_words = _WORD.findall(label.casefold())
+        if all(difflib.get_close_matches(word, class_words, 1, _ALIKE) for word in words):
             return label
     return None
 

@@ -41,9 +41,8 @@ def contradicting_copies(
     if changed:
         sentences.append(
             f"{count_with_noun(len(changed), 'image')} with the very bytes of an earlier one of the same patient, but "
-            "other "
-            f"labels: {list_first_and_count_rest(changed, _LISTED)}. Write one line for each picture, with all that it "
-            "shows."
+            f"other labels: {list_first_and_count_rest(changed, _LISTED)}. Write one line for each picture, with all "
+            "that it shows."
         )
     if others:
         sentences.append(

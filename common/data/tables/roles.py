@@ -153,8 +153,8 @@ def guess_roles(
     Raises:
         BadInput: If no column is sure to hold labels, or one holds labels and cells that are none.
     """
-    known = (image, *([source] if source else []), *findings)
-    patient = patient or patient_column(columns, known)
+    settled = (image, *([source] if source else []), *findings)
+    patient = patient or patient_column(columns, settled)
     part_values = {
         name: {cell.casefold() for cell in columns.column(name).cells} for name in columns if _SPLIT.match(name)
     }

@@ -64,11 +64,11 @@ def is_batch_norm(layer: nn.Module) -> bool:
     """
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return True
-    own = {name: value for name, value in layer.named_buffers(recurse=False) if value.is_floating_point()}
-    if {"running_mean", "running_var"} <= own.keys():
+    buffers = {name: value for name, value in layer.named_buffers(recurse=False) if value.is_floating_point()}
+    if {"running_mean", "running_var"} <= buffers.keys():
         return True
-    values = [*own.values(), *layer.parameters(recurse=False)]
-    return len(own) > 1 and len({value.shape for value in values}) == 1 and values[0].ndim == 1
+    values = [*buffers.values(), *layer.parameters(recurse=False)]
+    return len(buffers) > 1 and len({value.shape for value in values}) == 1 and values[0].ndim == 1
 
 
 def make_single_value_safe(module: nn.Module) -> None:

@@ -156,8 +156,8 @@ def hello_handler(admitted: AdmittedKeys, strangers: UnknownCallerCounts) -> grp
             is_admitted = False
         if not is_admitted:
             strangers.count(context.peer(), "asked whether its key is admitted, which it is not")
-        known = "admitted" if is_admitted else "unknown"
-        answer = Hello(time=time.time(), release=__version__, wire=WIRE_VERSION, key=known)
+        standing = "admitted" if is_admitted else "unknown"
+        answer = Hello(time=time.time(), release=__version__, wire=WIRE_VERSION, key=standing)
         return answer.model_dump_json().encode()
 
     # As a stream of requests that nobody reads: a stranger may ask, and no byte of the request is accepted.
