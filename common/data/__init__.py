@@ -1,1 +1,1 @@
-"""Image sets, their sources, patient-disjoint splits and partitions over sites."""
+"""Load image data sets, split them by patient, and partition them over simulated sites."""

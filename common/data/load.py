@@ -88,7 +88,7 @@ def open_table(spec: FolderSpec | DicomwebSpec | NihSpec | ChexpertSpec | MimicS
     """Read and check the table of a folder of pictures, or of a PACS.
 
     Raises:
-        BadInput: With all faults.
+        BadInput: If a check fails; it lists all faults.
     """
     match spec:
         case FolderSpec():
@@ -139,8 +139,8 @@ def refuse_unknown_test_classes(
     """Refuse test images that label no class of the model.
 
     Args:
-        where: The place of the images, for the fault.
-        whose: Who has ``class_names``, for the fault.
+        where: The place of the images, for the error message.
+        whose: Who has ``class_names``, for the error message.
 
     Raises:
         BadInput: Naming the classes of both.

@@ -1,1 +1,1 @@
-"""An image set in memory, and what an experiment file says of one."""
+"""Data sets in memory, their settings in a configuration file, and splits by patient."""

@@ -1,8 +1,8 @@
-"""The memory that a file may take once it is decoded: one rule for every kind of file, applied before memory is taken.
+"""Limits on the memory that a file may take once it is decoded, checked before that memory is allocated.
 
-Three megabytes can claim or unpack to any number of gigabytes. A reader works out of a file's head how many bytes its
-content takes in memory, stops where these are more than the rule allows, and reads no further than the head has said.
-One key, ``data.largest_mb``, raises the limit.
+A file of three megabytes can decompress to any number of gigabytes. Each reader computes the decoded size from the
+file's header, refuses a file above the limit, and reads no more bytes than the header states. The configuration key
+``data.largest_mb`` raises the limit.
 """
 
 from functools import cache
@@ -20,44 +20,44 @@ SHARE_OF_MEMORY = 0.75
 
 
 def picture_limit(largest_mb: int = LARGEST_MB) -> int:
-    """Return the bytes that one decoded picture may take, including the memory that its decoder needs."""
+    """Return the bytes that one decoded picture may take, the decoder's working memory included."""
     return largest_mb << 20
 
 
 def content_limit(file_size: int, largest_mb: int = LARGEST_MB, *, in_memory: bool = True) -> int:
-    """Return the bytes that the content of a file of many pictures or lines may take.
+    """Return the bytes that the decoded content of a large file may take: a table, an npz file or an image volume.
 
     Args:
         file_size: Size of the file in bytes.
-        largest_mb: MiB that the content may take however small the file is.
-        in_memory: False for content that goes to the disk piece by piece.
+        largest_mb: MiB that are always allowed, even for a very small file.
+        in_memory: False for content that is written to the disk piece by piece.
     """
     memory = int(SHARE_OF_MEMORY * available_memory()) if in_memory else MOST_GROWTH * file_size
     return max(largest_mb << 20, min(MOST_GROWTH * file_size, memory))
 
 
 def refuse_oversized_file(claimed: int, limit: int) -> None:
-    """Refuse a file if the size that its head claims is above the limit.
+    """Raise an error if the size that a file's header states is above the limit.
 
     Raises:
-        ValueError: Naming both sizes and the key that raises the limit.
+        ValueError: With both sizes and the configuration key that raises the limit.
     """
     if claimed > limit:
         raise ValueError(size_problem(claimed, limit))
 
 
 def size_problem(claimed: int, limit: int) -> str:
-    """Return the sentence that says why a file is too large, without a full stop, for an error message."""
+    """Return the error message for a file that is too large, without a full stop."""
     return f"its content takes {format_mib(claimed)}, {format_mib(limit)} are allowed; data.largest_mb raises the bound"
 
 
 def format_mib(size: int) -> str:
-    """Format a number of bytes in MiB, rounded up; a size that no machine has, as a power of ten."""
+    """Format a number of bytes in MiB, rounded up; absurdly large numbers become a power of ten."""
     mebibytes = -(-size >> 20)
     return f"{mebibytes:,} MiB" if mebibytes < 10**9 else f"10^{len(str(mebibytes)) - 1} MiB"
 
 
 @cache
 def available_memory() -> int:
-    """Return the bytes of the machine's memory, or of the part of it that this container may use."""
+    """Return the bytes of memory that this process may use: the machine's, or the container's limit if it is lower."""
     return min(physical_memory(), container_limit())

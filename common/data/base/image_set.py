@@ -1,4 +1,4 @@
-"""Pictures and labels in the one form that the rest of the program reads, and as arrays for other processes."""
+"""Data sets in memory (:class:`ImageSet`, :class:`Splits`), and their conversion to arrays for other processes."""
 
 import hashlib
 import json
@@ -21,18 +21,19 @@ UNKNOWN_PATIENT = "unknown#"
 
 
 def placeholder_patients(count: int, start: int = 0) -> NDArray[np.str_]:
-    """Return placeholder patients ``(count,)``, one for each image, numbered from ``start``."""
+    """Return made-up patient names ``(count,)``, one per image, numbered from ``start``, for data without patients."""
     return np.char.add(UNKNOWN_PATIENT, np.arange(start, start + count).astype(np.str_))
 
 
 def patients_by_study(patients: Sequence[str], studies: Sequence[str]) -> list[str]:
-    """Return the patient of each image; of one without a name the only patient of its study, else a placeholder.
+    """Return a patient name for each image, and fill in missing names with the help of the study.
 
-    A placeholder stands for a study, or for an image without one.
+    An image without a name gets the patient of its study if the study has exactly one. Else it gets a placeholder,
+    which all unnamed images of the study share; an image without a study has a placeholder of its own.
 
     Args:
-        patients: ``(n,)`` names, empty where unknown; ``ANON`` is unknown too.
-        studies: ``(n,)`` UIDs, empty where unknown.
+        patients: ``(n,)`` names, empty where unknown; names such as ``ANON`` count as unknown too.
+        studies: ``(n,)`` StudyInstanceUIDs, empty where unknown.
     """
     named = defaultdict[str, set[str]](set)
     patients = ["" if is_nobody(patient) else patient for patient in patients]
@@ -47,30 +48,32 @@ def patients_by_study(patients: Sequence[str], studies: Sequence[str]) -> list[s
 
 
 def is_placeholder(patients: NDArray[np.str_]) -> NDArray[np.bool_]:
-    """Mark the patients ``(n,)`` that the data does not name."""
+    """Return a mask ``(n,)``, True where the patient name is a placeholder."""
     return np.asarray(np.char.find(patients, UNKNOWN_PATIENT) >= 0)
 
 
 def patients_known(patients: NDArray[np.str_]) -> bool:
-    """Return True if ``patients`` ``(n,)`` come from the data, with no placeholder of :func:`placeholder_patients`."""
+    """Return True if none of the patient names ``(n,)`` is a placeholder of :func:`placeholder_patients`."""
     return not is_placeholder(patients).any()
 
 
 @dataclass(frozen=True)
 class SkippedImage:
-    """An image that could not be read: left out, counted, listed."""
+    """An image that could not be read and is left out of the data set, with the reason."""
 
     name: str
     reason: str
 
 
 class PixelRows(ABC):
-    """Pictures that are read when they are needed; like an array ``(n, height, width[, 3])`` of uint8 by its rows.
+    """Base class of pictures that are read from the disk, or from a user's data set, only when they are needed.
+
+    Such an object behaves like a uint8 array ``(n, height, width[, 3])`` that is indexed along its first axis.
 
     Attributes:
-        shape: The shape of the array.
-        draws: True where each reading may draw pictures anew, by ``seed``; reading then uses the process's random
-            numbers, and has to keep to one thread.
+        shape: The shape of that array.
+        draws: True if reading applies random transforms, which follow from ``seed``. Such reading uses the process's
+            global random generators, so that only one thread may read.
     """
 
     shape: tuple[int, ...]
@@ -79,7 +82,7 @@ class PixelRows(ABC):
 
     @abstractmethod
     def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:
-        """Return the pictures at ``rows``, in that order; uint8, or float32 from 0 to 255."""
+        """Return the pictures with these indices, in the given order; uint8, or float32 from 0 to 255."""
 
     @property
     def ndim(self) -> int:
@@ -97,7 +100,7 @@ class PixelRows(ABC):
 
 
 def describe_skipped(skipped: Sequence[SkippedImage]) -> str:
-    """Return one sentence that names the first images that could not be read; empty without any."""
+    """Return a sentence that lists the first images that could not be read; empty if there are none."""
     if not skipped:
         return ""
     names = list_first_and_count_rest([f"{skip.name} ({skip.reason})" for skip in skipped], MOST_SKIPPED_NAMED)
@@ -106,7 +109,7 @@ def describe_skipped(skipped: Sequence[SkippedImage]) -> str:
 
 
 def describe_blank(names: Sequence[str]) -> str:
-    """Return one sentence that names the first DICOM files that are one grey; empty without any."""
+    """Return a sentence that lists the first DICOM files rendered in one uniform grey; empty if there are none."""
     if not names:
         return ""
     files = count_with_noun(len(names), "DICOM file is", "DICOM files are")
@@ -116,21 +119,20 @@ def describe_blank(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Pictures with their labels; rows of all arrays belong together.
+    """Images with their labels, patients and centres; index i of each array belongs to image i.
 
     Attributes:
-        stored: uint8, ``(m, height, width)`` for grey or ``(m, height, width, 3)`` for colour: an array, or rows that
-            are read when they are needed. Parts of one data set share it.
-        labels: float32 ``(n, classes)``: 1 present, 0 absent, NaN unknown (not annotated or uncertain), never 0 for it.
+        stored: The pictures: a uint8 array ``(m, height, width[, 3])``, or a :class:`PixelRows` of that shape. The
+            training, validation and test part of a data set share one store.
+        labels: float32 ``(n, classes)``: 1 present, 0 absent, NaN unknown (not annotated, or uncertain).
         class_names: Column names of ``labels``, in the order of the source.
-        patients: ``(n,)`` strings; images of one patient never stand on two sides of a split. Where unknown,
-            those of :func:`placeholder_patients`.
-        sources: ``(n,)`` strings, the centre an image came from; empty strings where unknown.
-        skipped: Images of the source that could not be read.
-        missing: Number of images that the source's table names but its folder does not hold.
-        places: ``(n,)``, the place of each picture in ``stored``; None where they are all of it, in order.
-        notes: Sentences on the table of labels and on its pictures that a person has to read, the same for all parts of
-            a data set.
+        patients: ``(n,)`` strings. All images of a patient are in the same part of a split. Unknown patients have the
+            names of :func:`placeholder_patients`.
+        sources: ``(n,)`` strings, the centre that each image came from; empty strings where unknown.
+        skipped: Images that could not be read and are left out.
+        missing: Number of images that the label table names and the image folder lacks.
+        places: ``(n,)``, the index of each image's picture in ``stored``; None if image i has picture i.
+        notes: Remarks for the user about the label table and the pictures; all parts of a data set have the same notes.
     """
 
     stored: NDArray[np.uint8] | PixelRows
@@ -157,9 +159,9 @@ class ImageSet:
 
     @property
     def images(self) -> NDArray[np.uint8]:
-        """All pictures in memory, ``(n, height, width[, 3])``: ``stored`` itself, or a new copy of those at ``places``.
+        """All pictures in memory, ``(n, height, width[, 3])``: ``stored`` itself, or a copy of those at ``places``.
 
-        Take some :meth:`select_rows` first where there may be many.
+        For a large set, call :meth:`select_rows` first, because all selected pictures are loaded.
         """
         if self.places is not None:
             return self.stored[self.places]
@@ -171,7 +173,7 @@ class ImageSet:
         return 1 if self.stored.ndim == 3 else int(self.stored.shape[3])
 
     def select_rows(self, index: NDArray[np.intp]) -> "ImageSet":
-        """Return the images at ``index``, in that order; no picture is copied."""
+        """Return the images with these indices, in the given order, without copying pictures."""
         return replace(
             self,
             places=index if self.places is None else self.places[index],
@@ -181,15 +183,15 @@ class ImageSet:
         )
 
     def only_classes(self, class_names: tuple[str, ...]) -> "ImageSet":
-        """Return the images with the label columns of ``class_names`` only, in that order."""
+        """Return the same images with only the label columns of ``class_names``, in that order."""
         columns = [self.class_names.index(name) for name in class_names]
         return replace(self, labels=np.ascontiguousarray(self.labels[:, columns]), class_names=tuple(class_names))
 
 
 def concatenate(sets: Sequence[ImageSet]) -> ImageSet:
-    """Return the images of all sets, one set after the other; the sets have the same classes, size and colour.
+    """Join several image sets, which have the same classes, image size and colour, into one.
 
-    No picture is copied where all sets have theirs in one store.
+    No picture is copied if all sets use the same store.
     """
     shared = all(images.stored is sets[0].stored for images in sets) and len(sets) > 1
     every = [np.arange(len(images)) if images.places is None else images.places for images in sets]
@@ -207,7 +209,7 @@ def concatenate(sets: Sequence[ImageSet]) -> ImageSet:
 
 @dataclass(frozen=True)
 class Splits:
-    """Training, validation and test part of one data set; no patient stands in two of them."""
+    """The training, validation and test part of one data set; each patient is in only one part."""
 
     train: ImageSet
     validation: ImageSet
@@ -223,7 +225,7 @@ class Splits:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the classes, which are the same in all parts."""
+        """The class names, which are the same in all parts."""
         return self.train.class_names
 
 
@@ -232,7 +234,7 @@ SAMPLED_PICTURES = 64
 
 
 def sample_sha256(splits: Splits) -> str:
-    """Hash all labels, patients and sources of a data set, and pixels of pictures at equal steps through each part."""
+    """Hash a data set to identify it: all labels, patients and centres, and the pixels of up to 64 images per part."""
     digest = hashlib.sha256(json.dumps(splits.class_names).encode())
     for images in splits.parts:
         steps = np.linspace(0, len(images) - 1, min(SAMPLED_PICTURES, len(images))).astype(np.intp)
@@ -249,10 +251,16 @@ Layout = dict[str, Any]
 def flatten_splits(
     splits: Splits, describe: Callable[[PixelRows], Any] = lambda stored: None
 ) -> tuple[Layout, list[NDArray[Any]]]:
-    """Return a data set, for another process, as a layout for JSON and its arrays; a shared array is there once.
+    """Convert a data set to JSON and a list of arrays, so that another process can rebuild it.
+
+    An array that several parts share is in the list once.
 
     Args:
-        describe: Returns what another process needs to read these pictures itself, as JSON; None to copy them.
+        describe: Given a :class:`PixelRows`, returns JSON by which the other process opens the pictures itself, or None
+            to copy all pictures into an array.
+
+    Returns:
+        The JSON, and the arrays that it refers to by index.
     """
     arrays: list[NDArray[Any]] = []
     numbers: dict[int, Any] = {}
@@ -278,10 +286,10 @@ def flatten_splits(
 def rebuild_splits(
     layout: Layout, arrays: Sequence[NDArray[Any]], opened: Callable[[Any], PixelRows] | None = None
 ) -> Splits:
-    """Rebuild the data set from the results of :func:`flatten_splits`, without copying an array.
+    """Rebuild a data set from the JSON and the arrays of :func:`flatten_splits`, without copying an array.
 
     Args:
-        opened: Opens the pictures that ``describe`` described.
+        opened: Opens pictures from the JSON that ``describe`` returned.
     """
     sets, stores = list[ImageSet](), dict[str, PixelRows]()
     for part in (layout[name] for name in PARTS):
@@ -300,15 +308,15 @@ def rebuild_splits(
 
 
 def view_array_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return the bytes of an array as a flat view."""
+    """Return the bytes of an array as a flat uint8 array, without a copy if the array is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def array_forms(arrays: Sequence[NDArray[Any]]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the type and the shape of each array, by which :func:`array_from_bytes` rebuilds it from its bytes."""
+    """Return the dtype and the shape of each array, which :func:`array_from_bytes` needs to restore it."""
     return [(array.dtype.str, array.shape) for array in arrays]
 
 
 def array_from_bytes(data: Any, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
-    """Return a read-only array over bytes of :func:`view_array_bytes`, without a copy."""
+    """Restore a read-only array from the bytes of :func:`view_array_bytes`, without a copy."""
     return np.frombuffer(data, dtype).reshape(shape)

@@ -1,8 +1,8 @@
-"""The one normalisation of all text that names something: columns, classes, findings, patients, hospitals and files.
+"""Normalisation and comparison of names in data: columns, classes, findings, patients, hospitals and files.
 
-Two spellings are one name only where nobody could see a difference: Unicode's forms of one letter (NFC), white space of
-every kind, signs without a glyph. Spellings that are merely alike, such as ``P-007`` and ``p7.0``, are never joined by
-a guess: :func:`find_similar` gives them to the caller, who reports them.
+:func:`normalize_name` removes only differences that nobody can see: Unicode variants of a letter (NFC), kinds of white
+space, invisible characters. Names that merely look alike, such as ``P-007`` and ``p7.0``, stay different;
+:func:`find_similar` finds them, so that the caller can report them.
 """
 
 import re
@@ -49,9 +49,9 @@ _BLANK = frozenset(("", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null"))
 
 
 def normalize_name(text: str) -> str:
-    """Return a name in its one form: NFC, single spaces, no spaces at its ends, no sign without a glyph.
+    """Normalise a name: Unicode NFC, single spaces, no leading or trailing space, no invisible characters.
 
-    The formula ``="007"`` is the text in it, with which programs keep a spreadsheet from dropping the zeros.
+    A spreadsheet formula such as ``="007"``, which protects leading zeros, is replaced by its text ``007``.
     """
     if not _CLEAN.fullmatch(text):
         visible = (letter for letter in text if letter.isspace() or not _has_no_glyph(letter))
@@ -61,7 +61,7 @@ def normalize_name(text: str) -> str:
 
 
 def normalize_multiline_text(text: str) -> str:
-    """Return a text whose names are normalised; line ends and tabs between names stay, as ``\\n`` and ``\\t``."""
+    """Normalise each name of a text with several lines or tabs; the line ends and tabs between names stay."""
     lines = ("\t".join(filter(None, map(normalize_name, line.split("\t")))) for line in text.splitlines())
     return "\n".join(filter(None, lines))
 
@@ -75,23 +75,23 @@ Name = Annotated[str, AfterValidator(normalize_name)]
 
 
 def is_blank(cell: str) -> bool:
-    """Return True for a normalised cell that says that there is no value: empty, ``NaN``, ``NA``, ``NULL``."""
+    """Return True if a normalised table cell has no value: empty, ``NaN``, ``NA`` or ``NULL``."""
     return len(cell) <= 4 and cell.casefold() in _BLANK
 
 
 def is_nameless(cell: str) -> bool:
-    """Return True for a normalised text that names nothing: a blank one, ``None``, or signs such as ``-`` and ``?``."""
+    """Return True if a normalised text names nothing: a blank cell, ``None``, or only signs such as ``-`` and ``?``."""
     is_word = len(cell) <= 4 and (cell.casefold() in _BLANK or cell.casefold() == "none")
     return is_word or not (cell[:1].isalnum() or any(map(str.isalnum, cell)))
 
 
 def is_nobody(name: str) -> bool:
-    """Return True for a normalised text that names no patient: :func:`is_nameless`, or a word such as ``ANON``."""
+    """Return True if a normalised text names no patient: it names nothing, or is a word such as ``ANON``."""
     return is_nameless(name) or name.casefold().replace(" ", "") in _NOBODY
 
 
 def name_similarity_key(name: str) -> str:
-    """Return a text that is equal for names so alike that they may be one: see :func:`find_similar`."""
+    """Return a comparison key, which is equal for similar names such as ``P-007`` and ``p7.0``."""
     if name.isascii():
         folded = _lower_without_tag(name)
         if simple := _LETTERS_AND_NUMBER.fullmatch(folded):  # most ids, at a fifth of the time
@@ -118,21 +118,22 @@ def _lower_without_tag(name: str) -> str:
 
 
 def normalize_spelling(name: str) -> str:
-    """Return a text that is equal for spellings of the name of one class, which may also differ in spaces."""
+    """Return a comparison key for class names, which is equal for spelling variants and ignores spaces."""
     return name_similarity_key(name).replace(" ", "")
 
 
 def find_similar(names: Sequence[str]) -> dict[str, str]:
-    """Find names that differ only in case, accents, signs, spaces, leading zeros, or the form of a number.
+    """Find names that may mean the same thing, because they differ only in spelling.
 
-    A word such as ``MRN`` or ``P`` in front of a number is no difference either, nor is a file's type behind it.
-    Letters of other alphabets that look like Latin ones are these, ``ae`` is ``ä``, and ``aa`` in a word ``å``.
+    Ignored are case, accents, punctuation, spaces, leading zeros and number formats, a prefix such as ``MRN`` or ``P``
+    before a number, and a file extension. Letters of other alphabets that look like Latin ones are equal to these,
+    ``ae`` is equal to ``ä``, and ``aa`` within a word to ``å``.
 
     Args:
-        names: Normalised names without repetition.
+        names: Distinct normalised names.
 
     Returns:
-        Each name that is like an earlier one, with the earliest of its kind.
+        For each name that is similar to an earlier name, the first such name.
     """
     # A million names are compared in a second by a coarse key, and in ten by the finer one.
     texts = (_lower_without_tag(name) if name.isascii() else name_similarity_key(name) for name in names)
@@ -147,7 +148,7 @@ def find_similar(names: Sequence[str]) -> dict[str, str]:
 
 
 def array_to_names(values: NDArray[np.generic]) -> NDArray[np.str_]:
-    """Return the names in an array of texts, bytes or numbers ``(n,)``: normalised, whole numbers without ``.0``."""
+    """Convert an array ``(n,)`` of texts, bytes or numbers to normalised names; 7.0 becomes ``7``."""
     values = np.asarray(values.tolist()) if values.dtype.kind == "O" else values
     distinct, inverse = np.unique(values, return_inverse=True)
     if distinct.dtype.kind == "S":

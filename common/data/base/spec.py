@@ -1,6 +1,6 @@
-"""Settings of a data set in a config file: checked by pydantic, unchanging afterwards.
+"""Settings of a data set in a configuration file, as immutable pydantic models.
 
-Paths are relative to the folder of the file that names them. Nothing is read here: :mod:`common.data.load` does that.
+Relative paths start from the folder of the configuration file. This module reads no data: :mod:`common.data.load` does.
 """
 
 import re
@@ -34,7 +34,7 @@ LegacySeed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 def _normalize_separator(separator: str) -> str:
-    """Return a separator with a single space for white space; one line end or tab alone stays what it is."""
+    """Replace each run of white space in a separator by one space; a separator that is one line end or tab stays."""
     alone = {"\r\n": "\n", "\r": "\n", "\n": "\n", "\t": "\t"}
     return alone.get(separator) or re.sub(r"\s+", " ", separator)
 
@@ -47,22 +47,23 @@ SPLIT_SEED = 1337
 
 
 class BaseDataSpec(BaseModel):
-    """Base of all settings of data: unknown keys are refused, and values cannot change."""
+    """Base class of all data settings: immutable, and unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
 class PictureRendering:
-    """The choice of one picture in a file, and of the window of its grey values.
+    """Options for rendering an image file as one 8-bit picture: which frame or slice, and which grey values.
 
     Attributes:
-        frame: Number of a DICOM file's frame or a NIfTI file's slice, from 1, or ``"middle"``; None for the only one.
+        frame: Number of the DICOM frame or NIfTI slice, from 1, or ``"middle"``; None for a file with only one.
         axis: The axis at right angles to the slices of a NIfTI volume.
-        window: Replaces the window of the file; where None, the file's own is used, or the range of the values.
+        window: Window centre and width that replace those of the file; None uses the file's own window, or else the
+            image's range of values.
         largest_mb: MiB that one decoded picture may take.
-        bit_depth: Bits that are used of the 16 of a PNG file's samples; None refuses such files.
-        jpeg_draft: True decodes a JPEG file at a fraction of its size where it is shrunk anyway.
+        bit_depth: Number of significant bits in 16-bit PNG samples; None refuses 16-bit PNG files.
+        jpeg_draft: True decodes a JPEG file at reduced scale if the picture is shrunk afterwards anyway.
     """
 
     frame: Frame | None = None
@@ -77,23 +78,24 @@ AS_IN_FILE = PictureRendering()
 
 
 class PictureTableSpec(BaseDataSpec):
-    """Settings of every data set that is a table of labels with pictures.
+    """Settings that all data sets share that consist of a label table and pictures.
 
     Attributes:
         labels: The table, ``.csv`` or ``.csv.gz``.
         image_size: Height and width in pixels after resizing.
-        resize: ``"pad"`` keeps the aspect ratio on black; ``"stretch"`` does not.
-        skip_budget: Part of the images that may be unreadable before the load stops.
-        missing_files: Rows of the table without a file are a "fault", or are left out and counted ("ignore").
-        frame: Of DICOM files of several, and of NIfTI volumes: its number from 1, or ``"middle"``; without it such a
-            file is unreadable.
+        resize: ``"pad"`` keeps the aspect ratio and pads with black; ``"stretch"`` does not keep it.
+        skip_budget: Fraction of unreadable images above which the data set is refused.
+        missing_files: ``"fault"`` refuses a table with rows whose image file is missing; ``"ignore"`` leaves these rows
+            out and counts them.
+        frame: Number of the frame in a multi-frame DICOM file, or of the slice in a NIfTI volume, from 1, or
+            ``"middle"``; without it such files are unreadable.
         axis: The axis at right angles to the slices of NIfTI volumes.
-        window: Centre and width of the grey values of DICOM and NIfTI files, in the place of their own.
-        largest_mb: MiB that one picture may take once it is decoded, and the table in any case.
-        bit_depth: Bits that are used of the 16 of a PNG file's samples, the same for all pictures: a file does not say
-            it. Without it such files are unreadable.
-        jpeg_draft: Decode JPEG files at a half, a quarter or an eighth of their size where that is not less than
-            ``image_size``: two to three times as fast, with slightly other pixels.
+        window: Window centre and width for DICOM and NIfTI files, instead of the window in the file.
+        largest_mb: MiB that one decoded picture may take, and that the table may always take.
+        bit_depth: Number of significant bits in 16-bit PNG samples, which a file does not state; without it 16-bit PNG
+            files are unreadable.
+        jpeg_draft: Decode JPEG files at a half, a quarter or an eighth of their size, but not below ``image_size``: two
+            to three times as fast, with slightly different pixels.
     """
 
     labels: str
@@ -116,29 +118,29 @@ class PictureTableSpec(BaseDataSpec):
 
 
 class PictureSpec(PictureTableSpec):
-    """Settings that all folders of picture files have in common; ``images`` is the folder."""
+    """Settings that all data sets share whose pictures are files in a folder; ``images`` is the folder."""
 
     images: str
 
 
 class LabelColumnsSpec(PictureTableSpec):
-    """Settings that name the columns of a hospital's own table.
+    """Settings that name the columns of a hospital's own label table.
 
-    Labels stand either in one column per class (``label_columns``: 1, 0, -1 uncertain, or blank), or as names in one
-    column (``finding_column``, with ``separator`` between them), each of which is one of ``classes``, of
-    ``other_findings`` or of ``no_finding``.
+    The table has either one column per class (``label_columns``, with cells 1, 0, -1 for uncertain, or blank), or one
+    column with names of findings (``finding_column``, with ``separator`` between the names). Each finding must be in
+    ``classes``, ``other_findings`` or ``no_finding``.
 
     Attributes:
-        other_findings: Findings in that column that are no class here; ``"*"`` stands for all that are unlike a class.
-        no_finding: Names that say that no class is present.
-        synonyms: A label column, or a name in ``finding_column`` -> the class that it means, where hospitals name one
-            class in several ways.
+        other_findings: Findings in ``finding_column`` that are no class of the model; ``"*"`` allows all findings that
+            do not resemble a class.
+        no_finding: Names in ``finding_column`` that say that no class is present.
+        synonyms: Maps a label column, or a name in ``finding_column``, to the class that it means.
         uncertain: The meaning of -1 in ``label_columns``.
-        blank: The meaning of an empty cell: of one class in ``label_columns``, of all classes in ``finding_column``.
-        similar_patients: Patients whose names differ only in case, punctuation, spaces or zeros are refused with their
-            lines ("fault"), or count as one patient and stand on one side of the split ("join").
-        split_column: Values train, val or validation, test; without it patients are split 70/10/20 (see ``splits``).
-        validation_fraction: Part of the training patients held out where ``split_column`` has no validation rows.
+        blank: The meaning of an empty cell: for one class in ``label_columns``, for all classes in ``finding_column``.
+        similar_patients: Names of patients that differ only in case, punctuation, spaces or zeros are refused
+            (``"fault"``), or count as one patient in the split (``"join"``).
+        split_column: Column with the values train, val or validation, and test; without it patients are split 70/10/20.
+        validation_fraction: Fraction of the training patients held out for validation if ``split_column`` names none.
     """
 
     label_columns: tuple[Name, ...] = ()
@@ -158,12 +160,12 @@ class LabelColumnsSpec(PictureTableSpec):
 
     @property
     def names_in_table(self) -> tuple[str, ...]:
-        """The names by which the table itself calls the classes."""
+        """The class names as written in the table, synonyms included."""
         return self.label_columns or tuple(dict.fromkeys((*self.classes, *self.synonyms)))
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes that the names of the table mean, each once."""
+        """The distinct classes, after synonyms are replaced."""
         return tuple(dict.fromkeys(self.synonyms.get(name, name) for name in self.names_in_table))
 
     @model_validator(mode="after")
@@ -194,7 +196,7 @@ class LabelColumnsSpec(PictureTableSpec):
 
 
 class FolderSpec(LabelColumnsSpec, PictureSpec):
-    """A table and a folder of PNG, JPEG, DICOM or NIfTI files (distinguished by content)."""
+    """A hospital's label table and a folder of PNG, JPEG, DICOM or NIfTI files, told apart by their content."""
 
     kind: Literal["folder"]
     image_column: Name
@@ -207,24 +209,24 @@ _ALONE = ("127.0.0.1", "localhost", "[::1]")
 
 
 class DicomwebSpec(LabelColumnsSpec):
-    """A table and a PACS that is read over DICOMweb (QIDO-RS and WADO-RS).
+    """A hospital's label table, and a PACS from which the images are read over DICOMweb (QIDO-RS and WADO-RS).
 
     Attributes:
         url: The address of both services, ``https://HOST/dicom-web``.
         instance_column: Column of SOPInstanceUIDs: each row is an image.
-        study_column: Column of StudyInstanceUIDs: each row is a study, and all its images have the row's labels. Beside
-            ``instance_column`` it says which study holds each row's image.
-        accession_column: Column of AccessionNumbers, in the place of StudyInstanceUIDs.
-        modalities: Keep only series of these, such as ``["DX", "CR"]``; all that hold pictures where empty.
-        ca_file: Certificates (PEM) that the server's is checked against; the system's where None.
+        study_column: Column of StudyInstanceUIDs: each row is a study, and all images of the study get the row's
+            labels. Together with ``instance_column`` it names the study that holds the row's image.
+        accession_column: Column of AccessionNumbers, instead of ``study_column``.
+        modalities: Modalities to keep, such as ``["DX", "CR"]``; if empty, all that hold pictures.
+        ca_file: File of CA certificates (PEM) for checking the server; None uses the system's.
         authentication: ``"bearer"`` sends a token, ``"basic"`` a name and a password.
         secret_file: Holds the token, or ``NAME:PASSWORD``; only its owner may read it.
-        secret_env: An environment variable that holds the secret instead of a file.
-        cache: The folder in which answers are stored.
-        cache_gb: Size that the folder may have; the least recently used files are removed first.
-        largest_mb: MiB that one image may take as it is sent, and once it is decoded.
-        timeout_s: Seconds to wait for a connection, and for the beginning of an answer.
-        connections: Number of connections that are open at a time.
+        secret_env: Environment variable that holds the secret, instead of ``secret_file``.
+        cache: Folder for downloaded images and search results.
+        cache_gb: Maximum size of the cache in GB; the least recently used images are removed first.
+        largest_mb: MiB that one image may take, both as downloaded and once decoded.
+        timeout_s: Seconds to wait for a connection, and for the beginning of a response.
+        connections: Maximum number of simultaneous connections.
     """
 
     kind: Literal["dicomweb"]
@@ -277,7 +279,7 @@ class DicomwebSpec(LabelColumnsSpec):
 
     @property
     def host(self) -> str:
-        """The host that the address names."""
+        """The host name or IP address in ``url``."""
         parts = _URL.fullmatch(self.url)
         assert parts
         return parts[1]
@@ -287,21 +289,23 @@ TaskName = Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")]
 
 
 class NpzSpec(BaseDataSpec):
-    """One npz file in MedMNIST's layout, ``{train,val,test}_{images,labels}``.
+    """One npz file in MedMNIST's layout, with arrays ``{train,val,test}_{images,labels}``.
 
-    Images may also be JPEG bytes: ``{train,test}_jpeg`` (one after another), ``_offsets`` ``(n + 1,)``, ``_labels``.
+    Instead of ``_images`` the file may hold JPEG files: their concatenated bytes in ``{train,test}_jpeg``, and the
+    position of each file's first byte in ``_offsets`` ``(n + 1,)``.
 
     Attributes:
-        classes: Names of the classes in label order; may be empty for MedMNIST's own files, MNIST and CIFAR-10.
-        keep: The classes to use, in this order; all where empty. Of a multi-label file all images stay; where an image
-            has one class, those of other classes are left out.
-        patient_key: ``"patient"`` means the arrays ``train_patient``, ``val_patient``, ``test_patient``.
-        source_key: The same for the centre an image came from.
-        train_limit: Keep at most so many training images, each combination of labels in proportion.
-        test_limit: The same for test images.
-        validation_fraction: Part of the training patients held out where the file has no ``val`` arrays; may be 0.
-        image_size: Height and width in pixels; the file's own where None.
-        largest_mb: MiB that the file may take in memory in any case, see :mod:`common.data.base.decoded_size`.
+        classes: Class names in label order; may be empty for the files of MedMNIST, MNIST and CIFAR-10.
+        keep: The classes to use, in this order; all if empty. In single-label data, images of other classes are left
+            out; in multi-label data all images stay.
+        patient_key: Suffix of the arrays of patients: ``"patient"`` means ``train_patient``, ``val_patient`` and
+            ``test_patient``.
+        source_key: Suffix of the arrays that name the centre of each image.
+        train_limit: Maximum number of training images, sampled in proportion to each combination of labels.
+        test_limit: Maximum number of test images, sampled in the same way.
+        validation_fraction: Fraction of the training patients held out if the file has no ``val`` arrays; may be 0.
+        image_size: Height and width in pixels; None keeps those of the file.
+        largest_mb: MiB that the arrays may always take, see :mod:`common.data.base.decoded_size`.
     """
 
     kind: Literal["npz"]
@@ -321,12 +325,13 @@ class NpzSpec(BaseDataSpec):
 
 
 class NihSpec(PictureSpec):
-    """NIH ChestX-ray14: ``labels`` is ``Data_Entry_2017*.csv``; images may lie in folders ``images_001/images``...
+    """NIH ChestX-ray14: ``labels`` is ``Data_Entry_2017*.csv``; images may be in subfolders (``images_001/images``).
 
     Attributes:
-        view: Keep one view position only.
-        train_val_list: NIH's ``train_val_list.txt``, with ``test_list``; without both the paper's 70/10/20 split.
-        validation_fraction: Part of the patients of ``train_val_list`` held out.
+        view: Keep only this view position; None keeps all.
+        train_val_list: NIH's ``train_val_list.txt``, given with ``test_list``; without both files patients are split
+            70/10/20, as in the surgical aggregation paper.
+        validation_fraction: Fraction of the patients in ``train_val_list`` that are held out for validation.
     """
 
     kind: Literal["nih"]
@@ -344,13 +349,14 @@ class NihSpec(PictureSpec):
 
 
 class ChexpertSpec(PictureSpec):
-    """CheXpert's official ``train.csv``; frontal images only, 13 classes, split by patient 70/10/20.
+    """CheXpert's official ``train.csv``: frontal images only, 13 classes, split 70/10/20 by patient.
 
-    ``images`` is the folder that ``Path`` starts from, or the ``CheXpert-v1.0*`` folder itself.
+    ``images`` is the folder to which the paths in column ``Path`` are relative, or the ``CheXpert-v1.0*`` folder
+    itself.
 
     Attributes:
-        uncertain: What -1 means; "negative" is U-Zeros, as in the surgical aggregation paper.
-        blank: What an empty cell means; the paper takes it as negative.
+        uncertain: The meaning of -1; ``"negative"`` is U-Zeros, as in the surgical aggregation paper.
+        blank: The meaning of an empty cell; ``"negative"`` in that paper.
     """
 
     kind: Literal["chexpert"]
@@ -362,9 +368,9 @@ class MimicSpec(PictureSpec):
     """MIMIC-CXR-JPG with the CXR-LT label table; ``images`` is the folder that holds ``files/p10/...``.
 
     Attributes:
-        classes: Label columns to keep; the 20 of NIH and CheXpert together by default.
+        classes: Label columns to keep; if empty, the 20 classes of NIH and CheXpert together.
         views: View positions to keep.
-        split: ``"test"`` puts everything into the test part (external test); ``"patients"`` splits 70/10/20.
+        split: ``"test"`` puts all images into the test part, for external tests; ``"patients"`` splits 70/10/20.
     """
 
     kind: Literal["mimic"]
@@ -376,7 +382,7 @@ class MimicSpec(PictureSpec):
 
 
 class DigitsSpec(BaseDataSpec):
-    """scikit-learn's 1,797 handwritten digits, 8x8: always at hand, nothing to download."""
+    """scikit-learn's 1,797 handwritten digits of 8x8 pixels, which need no download."""
 
     kind: Literal["digits"]
     image_size: Side | None = None
@@ -384,12 +390,12 @@ class DigitsSpec(BaseDataSpec):
 
 
 class PhantomSpec(BaseDataSpec):
-    """Procedural radiograph phantoms, synthetic: thorax, lungs, heart and nine findings that can be seen.
+    """Synthetic chest radiographs drawn by a program: thorax, lungs, heart and nine visible findings.
 
     Attributes:
-        images: Number of images in all three parts together; patients have 1 to 3.
+        images: Total number of images in the three parts; each patient has 1 to 3.
         image_size: Height and width in pixels.
-        seed: Same seed, same images.
+        seed: Seed of the images.
     """
 
     kind: Literal["phantom"]
@@ -400,15 +406,15 @@ class PhantomSpec(BaseDataSpec):
 
 
 class CompositesSpec(BaseDataSpec):
-    """Up to four pictures of an npz file with one class a picture, such as MNIST, side by side in one image.
+    """Multi-label images, each composed of up to four pictures of a single-label npz file such as MNIST.
 
     Attributes:
-        classes: As of the file; the earlier ones are the more frequent ones.
-        train, validation, test: Numbers of composites.
-        image_size: Height and width of a composite in pixels.
-        falling: Each class is so many times as frequent as the one before it.
-        seed: Same seed, same composites.
-        largest_mb: As of the file.
+        classes: Class names of the file, as in :class:`NpzSpec`; earlier classes are more frequent.
+        train, validation, test: Numbers of composed images.
+        image_size: Height and width of a composed image in pixels.
+        falling: Frequency of each class divided by that of the class before it.
+        seed: Seed of the composed images.
+        largest_mb: Limit for the file, as in :class:`NpzSpec`.
     """
 
     kind: Literal["composites"]
@@ -425,12 +431,12 @@ class CompositesSpec(BaseDataSpec):
 
 
 class PluginSpec(BaseDataSpec):
-    """A data set that an installed package of the user's own reads.
+    """A data set that a user's installed package reads.
 
     Attributes:
-        name: Of the entry point in the group ``polyclinic.datasets``.
-        options: Handed to the plug-in as they are.
-        image_size: Height and width in pixels; the plug-in's own where None.
+        name: Name of the entry point in the group ``polyclinic.datasets``.
+        options: Passed to the plug-in unchanged.
+        image_size: Height and width in pixels; None keeps those of the plug-in's images.
     """
 
     kind: Literal["plugin"]
@@ -442,13 +448,13 @@ class PluginSpec(BaseDataSpec):
 
 
 class MixtureSpec(BaseDataSpec):
-    """Several data sets as tasks of one data set: images of one size and colour, the classes of all tasks side by side.
+    """Several data sets, called tasks, combined into one with images of one size and the classes of all tasks.
 
-    Class ``normal`` of task ``busi`` is called ``busi normal``; each image's source is its task's name, and the
-    classes of other tasks are unknown to it, not absent.
+    Class ``normal`` of task ``busi`` is named ``busi normal``. The source of each image is the name of its task.
+    Classes of other tasks are unknown in an image, not absent.
 
     Attributes:
-        tasks: A data set for each task's name.
+        tasks: The data set of each task, by the task's name.
         image_size: Height and width in pixels, for all tasks.
     """
 
@@ -481,15 +487,15 @@ DataSpec = Annotated[
 
 
 class AugmentationSpec(BaseDataSpec):
-    """The ``[augmentation]`` part of an experiment; all off by default.
+    """Random changes to training images, from the section ``[augmentation]`` of an experiment; all off by default.
 
     Attributes:
-        rotation: Largest angle either way, as a fraction of a full turn: 0.2 is +-72 degrees.
-        horizontal_flip: Mirror every other image on average.
-        zoom: Height and width are scaled independently; 0.5 shows 0.5 to 1.5 times the original's extent.
+        rotation: Largest angle in either direction, as a fraction of a full turn: 0.2 is +-72 degrees.
+        horizontal_flip: True mirrors each image with probability 0.5.
+        zoom: Height and width are scaled independently: with 0.5 the result shows 0.5 to 1.5 times the original extent.
         contrast: 0.75 multiplies the distance from the image's mean by 0.25 to 1.75. Not clipped to 0..255.
-        translate: Largest shift either way, as a fraction of height and of width.
-        transform: ``plugin:NAME``, which changes the images after all that.
+        translate: Largest shift in either direction, as a fraction of the height and of the width.
+        transform: ``plugin:NAME``, a user's transform that is applied last.
     """
 
     rotation: Annotated[float, Field(ge=0, le=0.5)] = 0.0

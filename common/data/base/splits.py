@@ -1,10 +1,10 @@
-"""Splits that keep all images of a patient together.
+"""Splits of a data set into training, validation and test parts that keep all images of a patient together.
 
-:func:`patient_split` and :func:`split_patients_over_sites` follow Kulkarni et al., "Surgical Aggregation", ML4H 2024,
-step by step. numpy's legacy generator is used on purpose: with it the splits have the same patients as theirs, id by
-id. A patient is abnormal if any label of any of its images is positive; abnormal and other patients are split alike.
-:class:`PatientIndex` and :class:`StratifiedSplitter` handle patients where other papers handle single images; with one
-image for each patient the result is the same.
+:func:`patient_split` and :func:`split_patients_over_sites` reproduce the splits of Kulkarni et al., "Surgical
+Aggregation", ML4H 2024, patient by patient, and therefore use numpy's legacy generator. A patient is abnormal if any
+image of the patient has a positive label; abnormal and other patients are split in the same proportions.
+:class:`PatientIndex` and :class:`StratifiedSplitter` apply splits that other papers define for single images to
+patients; with one image per patient the result is the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ _REMEDY = "Take fewer sites_per_task, more images, or a larger server_fraction."
 
 @dataclass(frozen=True)
 class PatientSplit:
-    """Three disjoint lists of patients, by name or by number, in the order they were drawn."""
+    """Three disjoint lists of patients, as names or numbers, in the order in which they were drawn."""
 
     train: NDArray[Any]
     validation: NDArray[Any]
@@ -44,12 +44,12 @@ def patient_split(
     seed: int = SPLIT_SEED,
     fractions: tuple[float, float] = (0.7, 0.1),
 ) -> PatientSplit:
-    """Split patients into train, validation and test; the test part gets what rounding leaves.
+    """Split patients into training, validation and test; patients left over by rounding go to the test part.
 
     Args:
         patients: ``(n,)`` patient of each image.
         abnormal: ``(n,)`` True where the image has a positive label.
-        fractions: Fractions of the patients for train and validation, the same among abnormal and other patients.
+        fractions: Fractions for training and validation, applied to abnormal and to other patients separately.
     """
     random = np.random.RandomState(seed)
     groups = group_patients_by_abnormality(patients, abnormal)
@@ -69,14 +69,15 @@ def patient_split(
 def split_patients_over_sites(
     patients: Names, abnormal: NDArray[np.bool_], sites: int, random: np.random.RandomState, size_skew: float = 0.0
 ) -> tuple[Names, ...]:
-    """Deal the patients of one part over sites, as Kulkarni et al. do: abnormal ones first, the remainder dropped.
+    """Distribute the patients of one part over sites as Kulkarni et al. do; patients left over by rounding are dropped.
 
-    To repeat their split, call this for the train part and then, with the same generator ``random``, for the
-    validation part.
+    Abnormal and other patients are distributed separately. To reproduce the paper's split, call this for the training
+    part and then, with the same generator ``random``, for the validation part.
 
     Args:
-        size_skew: The n-th site gets a share of the patients in proportion to ``n ** -size_skew``; 0, as in Kulkarni
-            et al., gives all sites equal shares.
+        patients: ``(n,)`` patient of each image.
+        abnormal: ``(n,)`` True where the image has a positive label.
+        size_skew: Site n gets a share in proportion to ``n ** -size_skew``; 0, as in the paper, gives equal shares.
     """
     if size_skew:
         sizes = np.arange(1, sites + 1) ** -size_skew
@@ -96,22 +97,22 @@ def split_patients_over_sites(
 def hold_out_patients(
     patients: Names, abnormal: NDArray[np.bool_], fraction: float, seed: int = SPLIT_SEED
 ) -> NDArray[np.bool_]:
-    """Draw a ``fraction`` of the patients for validation; return ``(n,)``, True for their images."""
+    """Draw a ``fraction`` of the patients for validation, and return a mask ``(n,)`` of their images."""
     held_out = patient_split(patients, abnormal, seed, (1 - fraction, fraction)).validation
     return np.isin(patients, held_out)
 
 
 def group_patients_by_abnormality(patients: Names, abnormal: NDArray[np.bool_]) -> tuple[Names, Names]:
-    """Return the distinct patients with and without a positive image, each in ascending order."""
+    """Return the sorted names of patients with a positive image, and of those without one."""
     everyone = sort_patients(np.unique(patients))
     positive = np.isin(everyone, np.unique(patients[abnormal]))
     return everyone[positive], everyone[~positive]
 
 
 def sort_patients(patients: Names) -> Names:
-    """Sort patient ids: as numbers where every id is one (``"9"`` before ``"10"``), else as text.
+    """Sort patient names numerically if all are numbers (``"9"`` before ``"10"``), else as text.
 
-    A placeholder, :data:`UNKNOWN_PATIENT` followed by the image's running number, counts as that number.
+    A placeholder name, such as ``unknown#7``, counts as its number.
     """
     names = [patient.removeprefix(UNKNOWN_PATIENT) for patient in patients]
     if all(name.isdecimal() for name in names):
@@ -120,7 +121,7 @@ def sort_patients(patients: Names) -> Names:
 
 
 def part_of_each_image(patients: Names, split: PatientSplit) -> Names:
-    """Return ``"train"``, ``"validation"`` or ``"test"`` for each image, given the patient of each."""
+    """Return ``"train"``, ``"validation"`` or ``"test"`` for each image, given the image's patient and the split."""
     parts = np.full(len(patients), "test", dtype="<U10")
     parts[np.isin(patients, split.train)] = "train"
     parts[np.isin(patients, split.validation)] = "validation"
@@ -128,23 +129,28 @@ def part_of_each_image(patients: Names, split: PatientSplit) -> Names:
 
 
 def divide_into_splits(images: ImageSet, parts: Names) -> Splits:
-    """Divide images into train, validation and test; ``parts`` ``(n,)`` names the part of each image."""
+    """Divide images into the three parts; ``parts`` ``(n,)`` names the part of each image."""
     return Splits(*(images.select_rows(np.flatnonzero(parts == part)) for part in PARTS))
 
 
 def split_by_patient(images: ImageSet, seed: int) -> Splits:
-    """Split a whole set 70/10/20 by patient."""
+    """Split a data set 70/10/20 by patient into training, validation and test."""
     split = patient_split(images.patients, has_positive_label(images.labels), seed)
     return divide_into_splits(images, part_of_each_image(images.patients, split))
 
 
 def has_positive_label(labels: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Mark the images ``(n,)`` that have a positive label in ``labels`` ``(n, classes)``; unknown is not positive."""
+    """Return a mask ``(n,)`` of the images with at least one 1 in ``labels`` ``(n, classes)``."""
     return np.asarray((labels == 1).any(axis=1), dtype=np.bool_)
 
 
 def shared_patient_faults(where: str, patients: Mapping[str, Names]) -> list[Fault]:
-    """Return a fault for each two parts that share patients, given the patients of each part by the part's name."""
+    """Return a fault for each pair of parts that share patients.
+
+    Args:
+        where: The configuration key that the fault names.
+        patients: The patient of each image, by the part's name.
+    """
     faults = []
     for (first, of_first), (second, of_second) in combinations(patients.items(), 2):
         shared = sort_patients(np.intersect1d(of_first, of_second))
@@ -159,7 +165,7 @@ def shared_patient_faults(where: str, patients: Mapping[str, Names]) -> list[Fau
 
 
 def patient_name_faults(where: str, patients: Names) -> list[Fault]:
-    """Find names of no patient, and names so alike that they may be one patient's, who could stand in two parts."""
+    """Return faults for unusable patient names, and for similar names that may mean one patient."""
     names = np.unique(patients).tolist()
     faults = []
     if nameless := [name for name in names if is_nobody(name)]:
@@ -175,12 +181,13 @@ def patient_name_faults(where: str, patients: Names) -> list[Fault]:
 
 @dataclass(frozen=True)
 class PatientIndex:
-    """The patients of some images, numbered in the order of their first images.
+    """The patients of a set of images, numbered in order of first appearance.
 
     Attributes:
-        of_image: ``(n,)`` number of each image's patient.
-        first: ``(patients,)`` row of each patient's first image.
-        classes: ``(patients,)`` column of that image's first positive label; the number of columns where it has none.
+        of_image: ``(n,)`` patient number of each image.
+        first: ``(patients,)`` index of each patient's first image.
+        classes: ``(patients,)`` index of the first positive class of that image; the number of classes if none is
+            positive.
     """
 
     of_image: Numbers
@@ -189,7 +196,7 @@ class PatientIndex:
 
     @classmethod
     def of(cls, images: ImageSet) -> "PatientIndex":
-        """Number the patients of a set of images, in the order of their first images."""
+        """Number the patients of a set of images in order of first appearance."""
         _, first, inverse = np.unique(images.patients, return_index=True, return_inverse=True)
         number = np.empty(len(first), dtype=np.intp)
         number[np.argsort(first)] = np.arange(len(first))
@@ -198,7 +205,7 @@ class PatientIndex:
         return cls(number[inverse.reshape(-1)], np.sort(first), classes.astype(np.intp))
 
     def rows_of_patients(self, numbers: Numbers) -> Numbers:
-        """Return the rows of all images of the patients with these numbers, ascending."""
+        """Return the ascending indices of all images of the patients with these numbers."""
         order, begins = self._rows_by_patient
         patients = np.unique(numbers)
         counts = begins[patients + 1] - begins[patients]
@@ -207,9 +214,9 @@ class PatientIndex:
 
     @cached_property
     def _rows_by_patient(self) -> tuple[Numbers, Numbers]:
-        """Rows patient by patient ``(n,)``, and where each patient's begin in them, ``(patients + 1,)``.
+        """Image indices ``(n,)`` sorted by patient, and where each patient's indices begin, ``(patients + 1,)``.
 
-        Thousands of sites ask for theirs, and none of them should have to look through all images.
+        Computed once, because thousands of sites look up their images and none should search all of them.
         """
         counts = np.bincount(self.of_image, minlength=len(self.first))
         return np.argsort(self.of_image, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
@@ -217,12 +224,12 @@ class PatientIndex:
 
 @dataclass(frozen=True)
 class StratifiedSplitter:
-    """Splits patients in two groups so that each class has the same share in both groups.
+    """Splits patients into two groups in which each class has the same share.
 
     Attributes:
-        classes: ``(patients,)`` column of each patient's class; the number of columns where it has none.
-        class_names: Names of the columns.
-        seed: Seed of every split; each begins with it anew.
+        classes: ``(patients,)`` index of each patient's class; the number of classes if the patient has none.
+        class_names: The names of the classes.
+        seed: Seed with which each split starts.
     """
 
     classes: Numbers
@@ -230,10 +237,13 @@ class StratifiedSplitter:
     seed: int
 
     def split_off(self, numbers: Numbers, fraction: float, holder: str) -> tuple[Numbers, Numbers]:
-        """Split a ``fraction`` off the patients; return the rest and that fraction, both shuffled.
+        """Split patients in two, and return the remaining patients and the drawn ``fraction``, both shuffled.
+
+        Args:
+            holder: Who holds the patients, such as a site or task, for the error message.
 
         Raises:
-            BadInput: If a class has a single patient, or one side has no room for all classes.
+            BadInput: If a class has a single patient, or either group is too small to have all classes.
         """
         from sklearn.model_selection import train_test_split  # here: its import takes two seconds
 
@@ -251,7 +261,7 @@ class StratifiedSplitter:
         return rest, part
 
     def split_in_three(self, numbers: Numbers, holder: str) -> PatientSplit:
-        """Divide patients 70/10/20 into train, validation and test, the test part first."""
+        """Split patients 70/10/20 into training, validation and test; the test part is drawn first."""
         rest, test = self.split_off(numbers, TEST, holder)
         train, validation = self.split_off(rest, VALIDATION / (1 - TEST), holder)
         return PatientSplit(train, validation, test)

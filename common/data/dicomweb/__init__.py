@@ -1,1 +1,1 @@
-"""A PACS over DICOMweb: what it is asked, what it may answer, and what of that is kept on this machine."""
+"""Read images from a hospital's PACS over DICOMweb: search, download, and a cache on this machine."""

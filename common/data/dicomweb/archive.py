@@ -1,7 +1,7 @@
-"""Images of a hospital's PACS: the place and the bytes of each, and a cache of both on this machine.
+"""Find and download the images of a hospital's PACS, with a cache of images and search results on this machine.
 
-A file in the cache gets its name when it is whole, so a program that is killed leaves no half image. Only its owner may
-read the folder.
+An image is written to the cache under a temporary name and renamed when complete, so that an interrupted program leaves
+no partial image. Only the user who owns the folder can read it.
 """
 
 import base64
@@ -41,7 +41,7 @@ _LONGEST_SECRET = 16384
 
 @dataclass(frozen=True)
 class PacsImageKey:
-    """The name of an image or study in a row of the table; ``kind`` is "study", "accession" or "instance"."""
+    """Identifies the image or study of a table row in the PACS; ``kind`` is "study", "accession" or "instance"."""
 
     kind: str
     value: str
@@ -51,14 +51,14 @@ class PacsImageKey:
 
 
 class SearchResult(BaseModel):
-    """The places of the images that one search found, stored as a line of the cache."""
+    """The images that one search found and their UIDs; the cache stores each result as a line of JSON."""
 
     key: str
     images: tuple[ImageLocation, ...]
 
 
 class PacsImageCache:
-    """A folder of images as files, and of their places in the PACS as lines; several threads may use it."""
+    """A folder with downloaded image files, and with the search results that say where images are; thread-safe."""
 
     def __init__(self, folder: Path, largest: int) -> None:
         self.folder, self.largest = folder, largest
@@ -66,10 +66,10 @@ class PacsImageCache:
         self._size, self._written = 0, 0
 
     def open(self) -> None:
-        """Create the folder, or open the existing one.
+        """Create the cache folder, or open an existing one.
 
         Raises:
-            BadInput: If it holds files of somebody else, or cannot be written to.
+            BadInput: If the folder holds files that are not a cache's, or cannot be written to.
         """
         try:
             if self.folder.exists() and not self.folder.is_dir():
@@ -87,12 +87,12 @@ class PacsImageCache:
         self._size = sum(size for _, size, _ in self._list_files())
 
     def image_path(self, uid: str) -> Path:
-        """Return the path at which the cache keeps an image."""
+        """Return the path of the cached file for an image with this SOPInstanceUID."""
         assert UID.fullmatch(uid)
         return self.folder / f"{uid}.dcm"
 
     def read(self, uid: str) -> bytes | None:
-        """Return an image from the cache; None where it is not there, or no longer whole."""
+        """Return a cached image file; None if it is not cached, or is no DICOM file any more."""
         file = self.image_path(uid)
         try:
             data = file.read_bytes()
@@ -102,10 +102,10 @@ class PacsImageCache:
         return data if is_dicom(data) else None
 
     def store(self, uid: str, data: bytes) -> None:
-        """Write an image; where the limit leaves no room for it, the least recently used images are removed.
+        """Write an image to the cache, and remove the least recently used images if the size limit requires it.
 
         Raises:
-            OSError: If the disk has no room.
+            OSError: If the disk is full.
         """
         if len(data) > self.largest:
             return
@@ -128,7 +128,7 @@ class PacsImageCache:
             self._size -= size
 
     def _list_files(self) -> list[tuple[float, int, Path]]:
-        """Return the last use, the size and the path of each image."""
+        """Return the time of last use, the size and the path of each cached image."""
         files = []
         for file in self.folder.glob("*.dcm"):
             with suppress(FileNotFoundError):  # another program may remove files as well
@@ -137,7 +137,7 @@ class PacsImageCache:
         return files
 
     def load_image_locations(self) -> dict[str, tuple[ImageLocation, ...]]:
-        """Return the results of searches that :meth:`store_image_locations` wrote; incomplete lines are left out."""
+        """Return the cached search results by search key; damaged lines of the file are skipped."""
         places = dict[str, tuple[ImageLocation, ...]]()
         with suppress(OSError):
             for line in (self.folder / _PLACES).read_bytes().splitlines():
@@ -147,7 +147,7 @@ class PacsImageCache:
         return places
 
     def store_image_locations(self, results: Mapping[str, tuple[ImageLocation, ...]]) -> None:
-        """Write the places of images to the cache, each under the key of the search that found it."""
+        """Append search results to the cache: for each search key, the images that the PACS returned."""
         lines = [SearchResult(key=key, images=images).model_dump_json() for key, images in results.items()]
         descriptor = os.open(self.folder / _PLACES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -158,7 +158,7 @@ class PacsImageCache:
 
 
 class PacsArchive:
-    """Finds images in a PACS and reads them: a :class:`common.data.tables.labels.PictureReader`."""
+    """Finds and reads the images of a PACS; implements :class:`common.data.tables.labels.PictureReader`."""
 
     def __init__(self, client: DicomwebClient, cache: PacsImageCache, largest: int) -> None:
         self.client, self.cache, self.largest = client, cache, largest
@@ -166,23 +166,23 @@ class PacsArchive:
         self._disk: Fault | None = None
 
     def keep_connection_open(self) -> AbstractContextManager[object]:
-        """Return a context manager that keeps the connection open while pictures are read."""
+        """Return a context manager inside which the connection to the PACS stays open."""
         return self.client
 
     def faults(self) -> list[Fault]:
-        """Return why no more images could be read: a fault of the disk, of the server, or none."""
+        """Return why reading stopped before all images were read: a full disk, a failed server, or nothing."""
         failed = self.client.failed
         return [fault for fault in (self._disk, failed.fault if failed else None) if fault]
 
     def identify_content(self, file: Path) -> FileIdentity:
-        """Return the archive's address and the image's UID: by the DICOM standard, another content has another UID."""
+        """Identify an image by server address and SOPInstanceUID, because DICOM gives new content a new UID."""
         return FileIdentity(f"{self.client.server.url}\0{file.stem}")
 
     def find_images(self, keys: Iterable[PacsImageKey]) -> dict[PacsImageKey, tuple[ImageLocation, ...]]:
-        """Find the images that these keys name; searches whose results are in the cache are not sent again.
+        """Search the PACS for the images of all keys; results that are in the cache are not requested again.
 
         Raises:
-            BadInput: If the server gives no usable answer.
+            BadInput: If the server gives no usable response.
         """
         places, distinct = self.cache.load_image_locations(), list(dict.fromkeys(keys))
         new = [key for key in distinct if str(key) not in places]
@@ -195,10 +195,12 @@ class PacsArchive:
         return images
 
     def _send_searches(self, keys: Sequence[PacsImageKey]) -> dict[str, tuple[ImageLocation, ...]]:
-        """Send searches, and return the results that are not empty: images that are missing now may arrive later.
+        """Send searches in parallel, and return the results that are not empty.
+
+        Empty results are left out, so that they are not cached: the images may still arrive in the PACS.
 
         Raises:
-            BadInput: With the first answers that cannot be used.
+            BadInput: With the first responses that cannot be used.
         """
         unusable = list[Fault]()
 
@@ -218,12 +220,12 @@ class PacsArchive:
         return {key: images for key, images in results.items() if images}
 
     def read(self, file: Path) -> bytes | Path:
-        """Return an image from the cache, or fetch it from the server and store it in the cache.
+        """Return an image file from the cache, or download it and store it in the cache.
 
         Raises:
             ResponseUnusable: If the server does not give this image.
             ServerFailed: If the server gives no more images.
-            OSError: If the disk has no room.
+            OSError: If the disk is full.
         """
         uid = file.stem
         if (cached := self.cache.read(uid)) is not None:
@@ -242,10 +244,10 @@ class PacsArchive:
 
 
 def extract_instance(content: bytearray, media_type: str) -> bytes:
-    """Return the DICOM file in a WADO-RS answer: the one part of ``multipart/related`` (RFC 2046 and 2387).
+    """Extract the DICOM file from a WADO-RS response, which is ``multipart/related`` with one part (RFC 2046 and 2387).
 
     Raises:
-        ResponseUnusable: If the answer is of another kind, cut off, or not of one part.
+        ResponseUnusable: If the response has another media type, is incomplete, or has several parts.
     """
     header = Message()
     header["content-type"] = media_type.replace("\n", " ").replace("\r", " ")
@@ -278,16 +280,16 @@ def extract_instance(content: bytearray, media_type: str) -> bytes:
 
 
 def _printable_media_type(media_type: str) -> str:
-    """Return a content type that a server sent in a short, printable form, for an error message."""
+    """Return a short, printable form of the media type that a server sent, for an error message."""
     text = "".join(letter for letter in media_type.strip() if letter.isprintable())[:60]
     return f'"{text}"' if text else "of no kind"
 
 
 def _refuse_another_image(data: bytes, uid: str) -> None:
-    """Refuse a file that is no DICOM file, or is another image than the one that was requested.
+    """Raise an error if a downloaded file is no DICOM file, or is not the requested image.
 
     Raises:
-        ResponseUnusable: Saying which of the two.
+        ResponseUnusable: In both cases, with the reason.
     """
     try:
         head = read_dicom_elements(data, tags_by_keyword("SOPInstanceUID"))
@@ -299,10 +301,10 @@ def _refuse_another_image(data: bytes, uid: str) -> None:
 
 
 def open_archive(spec: DicomwebSpec, base: Path) -> PacsArchive:
-    """Read the secret and the certificates, and open the cache; no request is sent yet.
+    """Prepare access to a PACS without sending a request: read the secret and certificates, and open the cache.
 
     Raises:
-        BadInput: With every fault of these.
+        BadInput: If any of these fails; it lists all faults.
     """
     faults, context, header = list[Fault](), None, ""
     cache = PacsImageCache(base / spec.cache, int(spec.cache_gb * 1e9))
@@ -319,7 +321,7 @@ def open_archive(spec: DicomwebSpec, base: Path) -> PacsArchive:
 
 @contextmanager
 def _gather_faults(faults: list[Fault]) -> Iterator[None]:
-    """Add the faults of a :class:`BadInput`, raised inside the ``with``, to a list."""
+    """Catch a :class:`BadInput` raised inside the ``with`` block, and append its faults to a list."""
     try:
         yield
     except BadInput as bad:
@@ -327,10 +329,10 @@ def _gather_faults(faults: list[Fault]) -> Iterator[None]:
 
 
 def _tls_context(spec: DicomwebSpec, base: Path) -> ssl.SSLContext | None:
-    """Return the settings by which the server's certificate is checked; None for plain HTTP.
+    """Return the TLS context that checks the server's certificate; None for plain HTTP.
 
     Raises:
-        BadInput: If the file of certificates cannot be used.
+        BadInput: If the file of CA certificates cannot be used.
     """
     if spec.url.startswith("http:"):
         if spec.ca_file:
@@ -348,10 +350,11 @@ def _tls_context(spec: DicomwebSpec, base: Path) -> ssl.SSLContext | None:
 
 
 def _authorization_header(spec: DicomwebSpec, base: Path) -> str:
-    """Return the value of the header ``Authorization``, empty where none is sent.
+    """Return the value of the ``Authorization`` header; empty without authentication.
 
     Raises:
-        BadInput: If there is no such file or variable, others may read the file, or it holds no secret.
+        BadInput: If the secret's file or variable is missing, the secret is not valid, or other users can read the
+            file.
     """
     if spec.authentication is None:
         return ""
@@ -374,10 +377,10 @@ def _authorization_header(spec: DicomwebSpec, base: Path) -> str:
 
 
 def _read_secret(path: Path) -> str:
-    """Read a file that only its owner may read.
+    """Read a secret from a file, which only its owner may be able to read.
 
     Raises:
-        BadInput: If it cannot be read, others may read it, or it is too large.
+        BadInput: If the file cannot be read, is readable by others, or is too large.
     """
     where = "data.secret_file"
     try:

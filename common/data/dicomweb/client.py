@@ -1,8 +1,8 @@
-"""Requests to a hospital's PACS: each limited in size and time, several at once, the secret sent to this server alone.
+"""HTTP client for a hospital's PACS, with limits on the time and the size of each response.
 
-The PACS is the hospital's own; it could give wrong images in any case. The bounds are for servers that hang, break off
-or answer without end. An event loop in a thread of its own waits for the answers, because only there a limit of time
-holds for a whole request (name, handshake, a header that comes byte by byte), and there Ctrl-C can end it.
+The limits are for servers that hang, break off or respond without end. The requests run in an event loop in a separate
+thread: only there does a time limit hold for a whole request (name lookup, TLS handshake, slow headers), and Ctrl-C can
+cancel it. The secret is sent to no other server, because redirects are not followed.
 """
 
 import logging
@@ -33,10 +33,10 @@ for _name in ("httpx", "httpcore"):  # their lines hold addresses, in which iden
 
 
 class ServerFailed(Exception):
-    """Raised when further requests to the server would fail too; the fault gives the reason and the remedy.
+    """Raised when all further requests to the server would fail too; ``fault`` has the reason and a remedy.
 
     Attributes:
-        retry: True where another try, a little later, may succeed.
+        retry: True if the same request may succeed a little later.
     """
 
     def __init__(self, problem: str, remedy: str, *, retry: bool = False) -> None:
@@ -45,24 +45,24 @@ class ServerFailed(Exception):
 
 
 class ResponseUnusable(ValueError):
-    """Raised where one answer cannot be used; the text is the reason, for the list of images that are left out."""
+    """Raised when one response cannot be used; its text becomes the reason in the list of skipped images."""
 
 
 class ObjectNotFound(ResponseUnusable):
-    """Raised where the server does not have the requested object."""
+    """Raised when the server does not have the requested object (status 404)."""
 
 
 class NoResponse(ResponseUnusable):
-    """Raised where the server did not answer in time, or broke off."""
+    """Raised when the server did not respond completely in time, or closed the connection."""
 
 
 @dataclass(frozen=True)
 class PacsServer:
-    """The address of a hospital's PACS and the settings of the connections to it.
+    """The address of a hospital's PACS and the settings for connections to it.
 
     Attributes:
-        authorization: Value of the header, empty for none.
-        context: Checks the server's certificate; None for plain HTTP.
+        authorization: Value of the ``Authorization`` header; empty for none.
+        context: TLS context that checks the server's certificate; None for plain HTTP.
     """
 
     url: str
@@ -72,28 +72,28 @@ class PacsServer:
     connections: int
 
     def __repr__(self) -> str:
-        """Name the server without its secret."""
+        """Show the server's address without the secret."""
         return f"Server({self.url})"
 
     @property
     def name(self) -> str:
-        """The host and the port, for messages."""
+        """The server's host and port, for messages."""
         return httpx.URL(self.url).netloc.decode()
 
 
 @dataclass(frozen=True)
 class Response:
-    """The whole answer to a request, with status 200 or 204."""
+    """The body and the media type of a complete response with status 200 or 204."""
 
     content: bytearray
     media_type: str
 
 
 class DicomwebClient:
-    """Sends requests inside a ``with``, which may be entered again. Methods may be called from several threads.
+    """Sends requests to a PACS, inside a ``with`` block that may be entered several times; thread-safe.
 
     Attributes:
-        failed: The reason why no request makes sense any more; None where all is well.
+        failed: The error after which no more requests are sent; None while the server works.
     """
 
     def __init__(self, server: PacsServer) -> None:
@@ -110,7 +110,7 @@ class DicomwebClient:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Cancel all requests under way, so that the threads that wait for them go on at once."""
+        """Cancel all pending requests, so that threads that wait for a response continue at once."""
         for future in list(self._pending):
             future.cancel()
         self._portal.call(self._http.aclose)
@@ -118,14 +118,15 @@ class DicomwebClient:
         self._loop.__exit__(None, None, None)
 
     def get(self, path: str, accept: str, largest: int, parameters: Mapping[str, str] | None = None) -> Response:
-        """Fetch the object at a path below the address, of at most ``largest`` bytes.
+        """Send a GET request for a path below the server's address, and return the response.
 
         Args:
-            accept: Value of the header ``Accept``.
+            accept: Value of the ``Accept`` header.
+            largest: Maximum size of the response in bytes.
 
         Raises:
-            ServerFailed: If no request makes sense any more.
-            ResponseUnusable: If this one has no usable answer.
+            ServerFailed: If this and all further requests fail.
+            ResponseUnusable: If this request has no usable response.
         """
         if self.failed is not None:
             raise self.failed
@@ -186,7 +187,7 @@ class DicomwebClient:
             await anyio.sleep(pauses.pop(0))
 
     async def _send(self, request: httpx.Request, largest: int) -> Response:
-        """Send a request and read its answer, within the limits of time and size."""
+        """Send a request once, and read the response within the limits on time and size."""
         timeout_s, content = self.server.timeout_s, bytearray()
         try:
             with anyio.fail_after(timeout_s) as limit:
@@ -211,11 +212,11 @@ class DicomwebClient:
 
 
 def _refuse_unusable(response: httpx.Response, server: str, largest: int) -> None:
-    """Refuse an answer by its status and headers, before its content is read.
+    """Raise an error if the status or the headers of a response show that it cannot be used; its body is not yet read.
 
     Raises:
-        ServerFailed: If the status is about the whole server.
-        ResponseUnusable: If it is about this answer.
+        ServerFailed: If further requests would fail in the same way.
+        ResponseUnusable: If only this response is unusable.
     """
     status = response.status_code
     if status == 401:
@@ -249,7 +250,7 @@ def _refuse_larger(size: int, largest: int) -> None:
 
 
 def _connection_failure(error: Exception, server: str) -> ServerFailed:
-    """Return the reason why a connection failed, from the causes of the library's own exception."""
+    """Return a :class:`ServerFailed` that explains why the connection failed, from the causes of an exception."""
     for cause in _chain_of_causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             problem = f"the certificate of {server} is not accepted: {cause.verify_message}."
@@ -269,7 +270,7 @@ def _connection_failure(error: Exception, server: str) -> ServerFailed:
 
 
 def _chain_of_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception, its cause, the cause of that, and so on."""
+    """Yield an exception, its cause, the cause's cause, and so on."""
     for _ in range(10):  # a chain of causes may be a circle
         if error is None:
             return

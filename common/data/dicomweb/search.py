@@ -1,7 +1,7 @@
-"""Searches of a PACS by QIDO-RS, page by page: the images of a study, the place of an image.
+"""Search a PACS with QIDO-RS for the images of a study, or for one image.
 
-No answer is used before it is checked: a server that ignores the parameters of a search, as some do, would give one
-patient's labels to another's images.
+Each result is compared with the search, because some servers ignore search parameters: their results would give one
+patient's labels to another patient's images.
 """
 
 import json
@@ -40,7 +40,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ImageLocation:
-    """The UIDs by which the PACS finds an image; ``patient`` is its PatientID, empty where the server gives none."""
+    """Study, series and instance UID of an image in the PACS, with its PatientID (empty if the server gives none)."""
 
     study: Uid
     series: Uid
@@ -50,25 +50,25 @@ class ImageLocation:
 
     @property
     def path(self) -> str:
-        """The path of the image below the service's address."""
+        """The URL path of the image, relative to the service's address."""
         return f"/studies/{self.study}/series/{self.series}/instances/{self.instance}"
 
 
 def find_study_images(client: DicomwebClient, study: str) -> list[ImageLocation]:
-    """Find all pictures of a study, by StudyInstanceUID; none where the server does not have it.
+    """Find all images of the study with this StudyInstanceUID; empty if the server does not have the study.
 
     Raises:
-        ResponseUnusable, ServerFailed: If the answer cannot be used.
+        ResponseUnusable, ServerFailed: If a response cannot be used.
     """
     return [*_find_instances(client, f"/studies/{study}/instances", {"includefield": _INCLUDED}, study)]
 
 
 def find_accession_images(client: DicomwebClient, number: str) -> list[ImageLocation]:
-    """Find all pictures under an AccessionNumber.
+    """Find all images of the study with this AccessionNumber.
 
     Raises:
-        ResponseUnusable: If the number belongs to several studies, or the answer cannot be used.
-        ServerFailed: If the server gives no more answers.
+        ResponseUnusable: If the number belongs to several studies, or a response cannot be used.
+        ServerFailed: If the server gives no more responses.
     """
     results = list(_search_pages(client, "/studies", {"AccessionNumber": number}))
     studies = {_read_uid(result, "study") for result in results if _first_value(result, "accession") == number}
@@ -80,10 +80,10 @@ def find_accession_images(client: DicomwebClient, number: str) -> list[ImageLoca
 
 
 def find_image(client: DicomwebClient, uid: str) -> list[ImageLocation]:
-    """Find the place of an image, by SOPInstanceUID.
+    """Find the image with this SOPInstanceUID; the list is empty if the server does not have it.
 
     Raises:
-        ResponseUnusable, ServerFailed: If the answer cannot be used.
+        ResponseUnusable, ServerFailed: If a response cannot be used.
     """
     results = [*_find_instances(client, "/instances", {"SOPInstanceUID": uid, "includefield": _INCLUDED}, "")]
     same = [result for result in results if result.instance == uid]
@@ -103,10 +103,13 @@ SEARCHES: Mapping[str, Callable[[DicomwebClient, str], list[ImageLocation]]] = {
 def _find_instances(
     client: DicomwebClient, path: str, parameters: Mapping[str, str], study: str
 ) -> Iterator[ImageLocation]:
-    """Yield the pictures among the results of a search, which are all of ``study`` unless that is empty.
+    """Search for instances, and yield those that are images; structured reports and the like are left out.
+
+    Args:
+        study: StudyInstanceUID that all results must have; empty to allow any.
 
     Raises:
-        ResponseUnusable: If a result is of another study, or has no UID.
+        ResponseUnusable: If a result belongs to another study, or has no UID.
     """
     for result in _search_pages(client, path, parameters):
         if study and _first_value(result, "study") not in ("", study):
@@ -119,10 +122,12 @@ def _find_instances(
 
 
 def _search_pages(client: DicomwebClient, path: str, parameters: Mapping[str, str]) -> Iterator[Json]:
-    """Yield the results of all pages. Stop at a page without new results, because a server may ignore the offset.
+    """Request one page of results after the other, and yield all results.
+
+    The search stops at a page without new results, because some servers ignore the offset and repeat a page.
 
     Raises:
-        ResponseUnusable: If there is no end, or a page is no list of DICOM JSON.
+        ResponseUnusable: If there are too many pages, or a page is no DICOM JSON.
     """
     identity, uids = "study" if path == "/studies" else "instance", set[str]()
     for _ in range(MOST_PAGES):
@@ -160,7 +165,7 @@ def _parse_dicom_json(content: bytearray, media_type: str) -> list[Json]:
 
 
 def _first_value(result: Json, name: str) -> str:
-    """Return the first value of an attribute, empty where there is none."""
+    """Return the first value of a DICOM attribute in a search result; empty if there is none."""
     element = result.get(TAGS[name])
     values = element.get("Value") if isinstance(element, dict) else None
     first = values[0] if isinstance(values, list) and values else ""
@@ -168,10 +173,13 @@ def _first_value(result: Json, name: str) -> str:
 
 
 def _read_uid(result: Json, name: str) -> str:
-    """Return a UID of a result.
+    """Return the study, series or instance UID of a search result.
+
+    Args:
+        name: "study", "series" or "instance".
 
     Raises:
-        ResponseUnusable: If the result has no valid UID of this name.
+        ResponseUnusable: If the result has no valid UID of that kind.
     """
     uid = _first_value(result, name)
     if not UID.fullmatch(uid):

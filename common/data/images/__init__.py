@@ -1,1 +1,1 @@
-"""Image files to arrays: PNG, JPEG, DICOM."""
+"""Decode image files (PNG, JPEG, DICOM, NIfTI), cache the decoded pictures, and augment them for training."""

@@ -1,13 +1,14 @@
-"""Random changes to training images, weak and strong: a whole batch at once on its own device, in pixel space.
+"""Weak and strong random augmentation of a batch of training images, on the images' device.
 
-The weak ones are after Kulkarni et al., "Surgical Aggregation", ML4H 2024, whose Keras layers come in this order:
-rotation, horizontal flip, zoom, contrast; our translation stands before contrast. All but contrast make up one sampling
-grid, so an image is interpolated once, where Keras does it once per layer; pixels from outside are mirrored in.
+Weak augmentation follows the Keras layers of Kulkarni et al., "Surgical Aggregation", ML4H 2024, in this order:
+rotation, horizontal flip, zoom, contrast; we add a translation before the contrast. All steps but contrast are one
+affine transform, so that an image is interpolated once (in Keras once per layer). Reflection fills pixels from outside
+the image.
 
-The strong ones are RandAugment, then Cutout: Cubuk et al., "RandAugment", CVPR Workshops 2020, in the form that Sohn et
-al., "FixMatch", NeurIPS 2020, gave it in their appendix: each image gets two of fourteen changes (n = 2), each of a
-strength drawn anew from its whole range (m = 10), and then loses a square of half its side. Departure: pixels from
-outside are mirrored in as above; theirs become black. On grey images ``_change_saturation`` changes nothing.
+Strong augmentation is RandAugment (Cubuk et al., CVPR Workshops 2020) followed by Cutout, as in the appendix of Sohn et
+al., "FixMatch", NeurIPS 2020: each image gets two of fourteen operations (n = 2), each with a strength drawn uniformly
+from its whole range (m = 10), and then a grey square of half the image's side. Departure: reflection fills pixels from
+outside, where theirs become black. ``_change_saturation`` leaves grey images unchanged.
 """
 
 import math
@@ -27,17 +28,17 @@ DRAWS = 7
 
 
 def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) -> Tensor:
-    """Apply the weak random changes to float pixels ``(batch, channels, height, width)``.
+    """Apply weak random augmentation to float pixels ``(batch, channels, height, width)``.
 
-    The very same tensor is returned if all changes are off.
+    The input tensor itself is returned if all changes are off.
 
     Args:
         images: Float pixels, 0..255.
         spec: The kinds of changes and their largest amounts.
-        generator: On the CPU, wherever the images are, so that a GPU makes the same choices.
+        generator: A CPU generator even for images on a GPU, so that the random choices do not depend on the device.
 
     Raises:
-        BadInput: If the transform of a plug-in is not installed, or returns something else than such images.
+        BadInput: If the plug-in transform is not installed, or returns a tensor of another shape or type.
     """
     if spec == AugmentationSpec():
         return images
@@ -53,13 +54,14 @@ def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) 
 
 
 def apply_weak_changes(images: Tensor, spec: AugmentationSpec, draws: Tensor) -> Tensor:
-    """Apply the weak changes that the random numbers ``draws`` determine.
+    """Apply weak augmentation with given random numbers, so that the result is deterministic.
 
     Args:
         images: Float pixels ``(batch, channels, height, width)``.
         spec: The kinds of changes and their largest amounts.
-        draws: ``(7, batch)`` in [0, 1): rotation, shift up, shift left, vertical zoom, horizontal zoom, contrast (in
-            each of these 0.5 changes nothing, 0 and 1 are the extremes), and horizontal flip (below 0.5).
+        draws: ``(7, batch)`` in [0, 1): rotation, shift up, shift left, vertical zoom, horizontal zoom, contrast, and
+            horizontal flip. In the first six, 0.5 changes nothing, and 0 and 1 are the extremes; the flip applies below
+            0.5.
     """
     assert images.is_floating_point(), images.dtype
     turn, shift_y, shift_x, zoom_y, zoom_x, contrast = (2 * draws[:6] - 1).unbind()  # each (batch,), in [-1, 1)
@@ -80,7 +82,12 @@ def apply_weak_changes(images: Tensor, spec: AugmentationSpec, draws: Tensor) ->
 
 
 def rotation_matrices(turns: Tensor, images: Tensor) -> Tensor:
-    """Return rotation matrices ``(batch, 2, 2)`` from output to input places; x and y run from -1 to 1."""
+    """Return rotation matrices ``(batch, 2, 2)`` from output to input coordinates, which run from -1 to 1.
+
+    Args:
+        turns: ``(batch,)`` angles in full turns.
+        images: Pixels ``(batch, channels, height, width)``, which only give the aspect ratio.
+    """
     angles = 2 * math.pi * turns
     cos, sin = angles.cos(), angles.sin()
     aspect = images.shape[2] / images.shape[3]
@@ -88,7 +95,7 @@ def rotation_matrices(turns: Tensor, images: Tensor) -> Tensor:
 
 
 def apply_affine_transforms(images: Tensor, transforms: Tensor) -> Tensor:
-    """Sample each image bilinearly at places moved by its affine matrix in ``transforms``, ``(batch, 2, 3)``."""
+    """Transform each image by its affine matrix in ``transforms`` ``(batch, 2, 3)``, with bilinear interpolation."""
     grid = functional.affine_grid(transforms.to(images), list(images.shape), align_corners=False)
     return functional.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
 
@@ -102,22 +109,22 @@ _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
 def augment_strongly(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Apply two strong random changes and a Cutout to float pixels 0..255, ``(batch, channels, height, width)``.
+    """Apply strong random augmentation to float pixels ``(batch, channels, height, width)``: RandAugment and Cutout.
 
     Args:
-        images: Float pixels; cut off at 0 and 255.
-        generator: On the CPU, wherever the images are.
+        images: Float pixels, which are clamped to 0..255.
+        generator: A CPU generator even for images on a GPU.
     """
     return apply_strong_changes(images, torch.rand(_DRAWS, len(images), generator=generator))
 
 
 def apply_strong_changes(images: Tensor, draws: Tensor) -> Tensor:
-    """Apply the strong changes that the random numbers ``draws`` determine.
+    """Apply strong augmentation with given random numbers, so that the result is deterministic.
 
     Args:
         images: Float pixels ``(batch, channels, height, width)``.
-        draws: ``(6, batch)`` in [0, 1): which change and how strong, the same of the second; height and width of the
-            square's middle.
+        draws: ``(6, batch)`` in [0, 1): the first operation and its strength, the second operation and its strength,
+            and the vertical and horizontal centre of the Cutout square.
     """
     images = images.clamp(0, 255)
     for which, strengths in zip((draws[:-2:2] * len(CHANGES)).long(), draws[1:-2:2], strict=True):
@@ -141,7 +148,7 @@ def apply_strong_changes(images: Tensor, draws: Tensor) -> Tensor:
 
 
 def _autocontrast(images: Tensor, strengths: Tensor) -> Tensor:
-    """Stretch the values of each channel to 0..255; a channel of one value stays as it is."""
+    """Stretch the values of each channel to 0..255; a constant channel stays unchanged."""
     low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
     return torch.where(high > low, (images - low) * 255 / (high - low).clamp(min=1e-6), images)
 
@@ -154,18 +161,18 @@ def _equalize(images: Tensor, strengths: Tensor) -> Tensor:
 
 
 def _posterize(images: Tensor, strengths: Tensor) -> Tensor:
-    """Keep the 4 to 8 highest bits of each pixel."""
+    """Keep only the 4 to 8 highest bits of each pixel."""
     step = 2 ** (4 - (5 * strengths).floor())[:, None, None, None]
     return (images / step).floor() * step
 
 
 def _solarize(images: Tensor, strengths: Tensor) -> Tensor:
-    """Invert the pixels at or above a threshold, which is 256 times the strength drawn for the image."""
+    """Invert the pixels at or above a threshold, which is 256 times the image's strength."""
     return torch.where(images >= 256 * strengths[:, None, None, None], 255 - images, images)
 
 
 def _blend_pictures(other: Tensor, images: Tensor, strengths: Tensor) -> Tensor:
-    """Move images towards other pictures until 0.05 to 0.95 of their difference remains."""
+    """Blend images with other images; the original's weight is 0.05 to 0.95, depending on the strength."""
     return other + (images - other) * (0.05 + 0.9 * strengths[:, None, None, None])
 
 
@@ -177,20 +184,24 @@ def _change_saturation(images: Tensor, strengths: Tensor) -> Tensor:
 
 
 def _change_sharpness(images: Tensor, strengths: Tensor) -> Tensor:
-    """Blend images with their smoothed copy, in which a pixel counts five times and its eight neighbours once."""
+    """Blend images with a smoothed copy, whose kernel weighs the centre 5 and each of the eight neighbours 1."""
     sides = functional.pad(images, (1, 1, 1, 1), mode="replicate")
     smooth = (9 * functional.avg_pool2d(sides, 3, stride=1) + 4 * images) / 13
     return _blend_pictures(smooth, images, strengths)
 
 
 def _rotate(images: Tensor, strengths: Tensor) -> Tensor:
-    """Rotate images by up to 30 degrees either way."""
+    """Rotate images by up to 30 degrees in either direction."""
     linear = rotation_matrices((2 * strengths - 1) * 30 / 360, images)
     return apply_affine_transforms(images, torch.cat((linear, linear.new_zeros(len(images), 2, 1)), 2))
 
 
 def _shear_or_shift(images: Tensor, strengths: Tensor, place: tuple[int, int], most: float) -> Tensor:
-    """Shear or shift images: move one entry of the identity's ``(2, 3)`` matrix by up to ``most`` either way."""
+    """Shear or shift images by changing one entry of the affine identity matrix ``(2, 3)`` by up to ``most``.
+
+    Args:
+        place: Row and column of that entry.
+    """
     transforms = torch.eye(2, 3, device=images.device).repeat(len(images), 1, 1)
     transforms[:, place[0], place[1]] += (2 * strengths - 1) * most
     return apply_affine_transforms(images, transforms)

@@ -1,4 +1,4 @@
-"""Pictures in bands of some rows each, which saves memory where a conversion makes larger numbers of them."""
+"""Convert pictures to 8 bits in bands of rows, so that wide intermediate numbers take little memory."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +11,7 @@ BAND = 1 << 16
 
 
 def iterate_row_bands(pixels: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Yield a picture ``(height, width[, samples])`` in bands of some rows each, as views."""
+    """Yield views of consecutive bands of rows of a picture ``(height, width[, samples])``."""
     rows = max(1, BAND // pixels[0].size)
     yield from (pixels[start : start + rows] for start in range(0, len(pixels), rows))
 
@@ -19,19 +19,19 @@ def iterate_row_bands(pixels: NDArray[Any]) -> Iterator[NDArray[Any]]:
 def convert_by_row_bands(
     eight_bit: Callable[[NDArray[Any]], NDArray[np.uint8]], pixels: NDArray[Any]
 ) -> NDArray[np.uint8]:
-    """Convert a picture ``(height, width[, samples])`` to 8 bits band by band."""
+    """Apply a conversion to 8 bits to each band of rows of a picture ``(height, width[, samples])``."""
     parts = [eight_bit(band) for band in iterate_row_bands(pixels)]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def scale_to_8_bits(samples: NDArray[Any], bits: int, source: str) -> NDArray[np.uint8]:
-    """Scale samples ``(height, width[, samples])`` of so many bits to 8.
+    """Scale samples ``(height, width[, samples])`` with ``bits`` significant bits to 8 bits.
 
     Args:
-        source: What says the number of bits, for the fault.
+        source: The setting or DICOM element that states ``bits``, for the error message.
 
     Raises:
-        ValueError: If a sample has more bits.
+        ValueError: If a sample needs more bits.
     """
     if bits == 8 and samples.dtype == np.uint8:
         return samples

@@ -1,4 +1,4 @@
-"""One DICOM image to 8 bits, as a viewer would show it: rescaled, windowed, white bone on black air."""
+"""Decode a DICOM image to 8 bits as a viewer would show it: rescaled, windowed, high densities white."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -39,17 +39,17 @@ _FRAME_KEYWORDS = {
 
 
 def frame_count(dataset: Any) -> int:
-    """Return the number of frames of a DICOM file, 1 where it states none."""
+    """Return the number of frames of a DICOM file; 1 if the file does not state it."""
     return int(element_value(dataset, "NumberOfFrames") or 1)
 
 
 def frame_index(frame: Frame | None, count: int, subject: str) -> int:
-    """Return the index of the chosen frame or slice, from 0; the middle of an even number is the later of the two.
+    """Return the index, from 0, of the frame or slice that the user chose.
 
     Args:
-        frame: The choice; None where the user made none.
+        frame: Frame number from 1, or "middle" (the later of the two in the middle); None if the user chose none.
         count: Number of frames in the file.
-        subject: The beginning of a fault's sentence, such as "the DICOM file has 4 frames".
+        subject: Beginning of the error message, such as "the DICOM file has 4 frames".
 
     Raises:
         ValueError: If there are several frames and none is chosen, or there is no such frame.
@@ -64,9 +64,10 @@ def frame_index(frame: Frame | None, count: int, subject: str) -> int:
 
 
 def apply_functional_groups(dataset: Any, index: int) -> None:
-    """Copy a frame's rescaling, window or VOI LUT, of an enhanced file, to where single pictures have theirs.
+    """Copy the rescaling, window and VOI LUT of one frame to the top level of a multi-frame data set.
 
-    Source: DICOM PS3.3 C.7.6.16.2.9 and C.7.6.16.2.10; what a frame says of itself replaces what all frames share.
+    There single-frame files have these elements, so that later code treats both alike. Values of the frame take
+    precedence over those shared by all frames (DICOM PS3.3 C.7.6.16.2.9 and C.7.6.16.2.10).
     """
     shared, of_frames = (element_value(dataset, f"{kind}FunctionalGroupsSequence") for kind in ("Shared", "PerFrame"))
     groups = [*(shared or [])[:1], *(of_frames or [])[index : index + 1]]
@@ -96,18 +97,19 @@ _READ = tags_by_keyword(
 
 
 def dicom_pixels(data: bytes, rendering: PictureRendering = AS_IN_FILE) -> NDArray[np.uint8]:
-    """Return the pixels of :func:`decode_dicom`."""
+    """Decode a DICOM file to uint8 pixels, as :func:`decode_dicom` without its second result."""
     return decode_dicom(data, rendering)[0]
 
 
 def decode_dicom(data: bytes, rendering: PictureRendering = AS_IN_FILE) -> tuple[NDArray[np.uint8], bool]:
-    """Decode a DICOM file to ``(height, width)`` grey or ``(height, width, 3)`` colour.
+    """Decode a DICOM file to uint8 pixels, ``(height, width)`` for grey or ``(height, width, 3)`` for colour.
 
     Returns:
-        The pixels, and True if they are one grey because the window misses all of the different values in the file.
+        The pixels, and True if all are the same grey although the stored values differ, because the window misses them.
 
     Raises:
-        ValueError: If it holds no grey or colour picture, no such frame, or too large a one; or what pydicom raises.
+        ValueError: If the file has no grey or colour picture, lacks the chosen frame, or is too large. pydicom's own
+            exceptions also pass.
     """
     dataset = read_dicom_elements(data, largest_mb=rendering.largest_mb)
     refuse_large_elements(dataset, _READ, rendering.largest_mb)
@@ -132,14 +134,14 @@ def decode_dicom(data: bytes, rendering: PictureRendering = AS_IN_FILE) -> tuple
 
 @dataclass(frozen=True)
 class PixelLayout:
-    """What the head of a DICOM file says of the form of its pixels.
+    """The pixel format that a DICOM header states.
 
     Attributes:
         syntax: Transfer syntax.
         kind: Photometric interpretation.
-        samples: Samples of a pixel.
-        allocated: Bits that a sample takes.
-        stored: Bits of a sample that are its value.
+        samples: Samples per pixel.
+        allocated: Bits allocated per sample.
+        stored: Bits of a sample that hold its value.
         signed: True if samples are signed.
     """
 
@@ -160,10 +162,10 @@ class PixelLayout:
 
 
 def _read_layout(dataset: Any) -> PixelLayout:
-    """Read the form of the pixels; refuse a file that lacks what a picture needs, or is of a kind that is not read.
+    """Read the pixel format, and refuse files without pixels or with a format that is not supported.
 
     Raises:
-        ValueError: Naming what is missing or unusual.
+        ValueError: With the element that is missing or not supported.
     """
     if _PIXELS not in dataset:
         raise ValueError("the DICOM file holds no pixels")
@@ -193,10 +195,10 @@ def _read_layout(dataset: Any) -> PixelLayout:
 
 
 def _refuse_palette(dataset: Any) -> None:
-    """Refuse numbers in a palette that is missing, or of a kind that is not read.
+    """Refuse a palette-colour image whose palette is missing or segmented.
 
     Raises:
-        ValueError: Naming the kind.
+        ValueError: In both cases, with the reason.
     """
     if "SegmentedRedPaletteColorLookupTableData" in dataset:  # a few bytes of it may grow to any number of entries
         raise ValueError("its palette is segmented, which is not read here")
@@ -205,10 +207,10 @@ def _refuse_palette(dataset: Any) -> None:
 
 
 def _read_pixel_bit_layout(dataset: Any, layout: PixelLayout) -> StoredPixelBits:
-    """Return what the bits of a pixel mean; a codec gives values, without bits beside them.
+    """Return which bits of a stored pixel hold its value; decoded JPEG frames have no unused bits.
 
     Raises:
-        ValueError: If the value reaches below or above the bits that a pixel has.
+        ValueError: If the stated bits do not fit into the allocated ones.
     """
     stored, allocated = layout.stored, layout.allocated
     exact = not layout.syntax.is_encapsulated or layout.syntax == RLELossless
@@ -220,10 +222,10 @@ def _read_pixel_bit_layout(dataset: Any, layout: PixelLayout) -> StoredPixelBits
 
 
 def _decode_grey(dataset: Any, layout: PixelLayout, index: int, limit: int) -> NDArray[Any]:
-    """Decode one frame of grey or of numbers in a palette, ``(rows, columns)``, as :func:`_decode_frame` does.
+    """Decode one frame of a grey or palette-colour image to stored values ``(rows, columns)``.
 
     Raises:
-        ValueError: If it cannot be decoded here, or has another size than the file says.
+        ValueError: If the frame cannot be decoded here, or has another size than the header states.
     """
     size = layout.allocated // 8
     if layout.syntax.is_encapsulated or not layout.syntax.is_little_endian or size not in (1, 2, 4):
@@ -235,10 +237,10 @@ def _decode_grey(dataset: Any, layout: PixelLayout, index: int, limit: int) -> N
 
 
 def _decode_frame(dataset: Any, layout: PixelLayout, index: int, limit: int) -> NDArray[Any]:
-    """Decode one frame ``(rows, columns[, samples])``; where nothing packs the pixels, with the bits beside the values.
+    """Decode one frame to stored values ``(rows, columns[, samples])``; uncompressed pixels keep their unused bits.
 
     Raises:
-        ValueError: If it cannot be decoded here, or has another size than the file says.
+        ValueError: If the frame cannot be decoded here, or has another size than the header states.
     """
     syntax = layout.syntax
     if not is_readable(syntax):
@@ -258,10 +260,10 @@ def _decode_frame(dataset: Any, layout: PixelLayout, index: int, limit: int) -> 
 
 
 def _refuse_another_size(dataset: Any, layout: PixelLayout, index: int, limit: int) -> None:
-    """Refuse pixels of another size than the file states: the picture would be sheared, or the memory limit passed.
+    """Refuse pixel data whose size differs from the header, which would shear the picture or exceed the memory limit.
 
     Raises:
-        ValueError: Naming both sizes.
+        ValueError: With both sizes.
     """
     rows, columns, pixels = layout.rows, layout.columns, dataset[_PIXELS].value
     if not layout.syntax.is_encapsulated:
@@ -287,10 +289,7 @@ def _refuse_another_size(dataset: Any, layout: PixelLayout, index: int, limit: i
 
 
 def _apply_palette(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
-    """Look numbers up in the file's palette; return colours ``(height, width, 3)``.
-
-    Source: DICOM PS3.3 C.7.6.3.1.5 and C.7.6.3.1.6.
-    """
+    """Convert palette indices to 8-bit colours ``(height, width, 3)`` (DICOM PS3.3 C.7.6.3.1.5 and C.7.6.3.1.6)."""
     entries, first, bits = (int(value) for value in dataset.RedPaletteColorLookupTableDescriptor)
     entries = entries or 2**16
     order = "<" if dataset.file_meta.TransferSyntaxUID.is_little_endian else ">"

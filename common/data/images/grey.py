@@ -1,7 +1,7 @@
-"""Grey values of a DICOM file to 8 bits, by the elements of its head: padding, modality transform, VOI, polarity.
+"""Convert the stored values of a DICOM image to 8-bit grey: padding, modality transform, VOI window, polarity.
 
-How a pixel is shown depends on its number alone. So each number that occurs is converted once, into a table, and the
-pixels are looked up in it.
+Equal stored values get the same grey. So each distinct value is converted once into a lookup table, and the pixels are
+then looked up in that table.
 """
 
 import math
@@ -22,10 +22,13 @@ _USUAL_DEPTHS = (8, 10, 12, 14, 16)
 
 
 def apply_window(values: Numbers, center: float, width: float, function: str = "LINEAR") -> NDArray[np.float64]:
-    """Map the values of a window to 0..1, those beside it to 0 or 1 (DICOM PS3.3 C.11.2.1.2 and C.11.2.1.3).
+    """Map the values inside a window to 0..1, and those outside to 0 or 1 (DICOM PS3.3 C.11.2.1.2 and C.11.2.1.3).
+
+    Args:
+        function: The VOI LUT function: LINEAR, LINEAR_EXACT or SIGMOID.
 
     Raises:
-        ValueError: If the width is none, or the function is unknown.
+        ValueError: If the width is too small, or the function is unknown.
     """
     if width <= 0 or (function == "LINEAR" and width < 1):
         raise ValueError(f"window width {width:g} is too small")
@@ -43,7 +46,7 @@ def apply_window(values: Numbers, center: float, width: float, function: str = "
 
 
 def rescale_to_unit_range(values: Numbers, low: float, high: float) -> NDArray[np.float64]:
-    """Map values from ``low`` to ``high`` to 0..1, those beside them to 0 or 1."""
+    """Map the range from ``low`` to ``high`` linearly to 0..1, and clip values outside."""
     return np.clip((values - low) / max(high - low, 1e-9), 0, 1)
 
 
@@ -53,13 +56,13 @@ def _tag(keyword: str) -> BaseTag:
 
 
 def element_value(dataset: Any, keyword: str) -> Any:
-    """Return the value of an element, None where it is missing; pydicom's search for names is slow."""
+    """Return the value of a DICOM element; None if it is missing. Faster than pydicom's own access by keyword."""
     tag = _tag(keyword)
     return dataset[tag].value if tag in dataset else None
 
 
 def unsigned(dataset: Any, keyword: str) -> int | None:
-    """Return the value of an element of one unsigned number; None where it is missing or blank."""
+    """Return the value of a DICOM element that holds one unsigned integer; None if it is missing or empty."""
     raw = dataset.get_item(_tag(keyword))
     if isinstance(raw, RawDataElement) and raw.VR == "US" and isinstance(raw.value, bytes) and len(raw.value) == 2:
         return int.from_bytes(raw.value, "little" if raw.is_little_endian else "big")  # without pydicom's objects
@@ -68,10 +71,10 @@ def unsigned(dataset: Any, keyword: str) -> int | None:
 
 
 def element_number(dataset: Any, keyword: str) -> float | None:
-    """Return the first number of an element; None where the element is missing or blank.
+    """Return the first number of a DICOM element; None if the element is missing or empty.
 
     Raises:
-        ValueError: Naming the element, if it holds something else.
+        ValueError: If the element holds something else.
     """
     try:
         value = element_value(dataset, keyword)
@@ -89,12 +92,12 @@ def element_number(dataset: Any, keyword: str) -> float | None:
 
 @dataclass(frozen=True)
 class LookupTable:
-    """A table of a DICOM file (PS3.3 C.11.1.1 and C.11.2.1.1).
+    """A lookup table (LUT) of a DICOM file (PS3.3 C.11.1.1 and C.11.2.1.1).
 
     Attributes:
-        entries: ``(n,)``, in the order of the file's numbers.
-        first: The number that the first entry belongs to.
-        bits: Bits of an entry, as the file says.
+        entries: ``(n,)`` output values.
+        first: The input value that the first entry belongs to.
+        bits: Bits per entry, as the LUT descriptor states.
     """
 
     entries: NDArray[np.uint16]
@@ -102,22 +105,22 @@ class LookupTable:
     bits: int
 
     def look_up(self, numbers: Numbers) -> NDArray[np.uint16]:
-        """Return the entries of whole numbers; numbers outside of the table take its ends."""
+        """Return the table's outputs for input values; inputs outside the table get its first or last entry."""
         return self.entries[np.clip(np.round(numbers).astype(np.int64) - self.first, 0, len(self.entries) - 1)]
 
 
 def table_entries(data: Any, count: int, bits: int, order: str, name: str) -> NDArray[np.uint16]:
-    """Return the entries of a table: one a word, or of 8 bits two a word, the first in its low byte.
+    """Return the entries of a LUT, which the file stores as 16-bit words or as bytes packed two per word.
 
     Args:
-        data: Value of the element with the entries.
-        count: Number of entries that the file says.
-        bits: Bits of an entry that the file says.
-        order: Order of the bytes of a word, "<" or ">".
-        name: Name of the element, for the fault.
+        data: Value of the DICOM element that holds the entries.
+        count: Number of entries that the descriptor states.
+        bits: Bits per entry that the descriptor states.
+        order: Byte order of a word, "<" or ">".
+        name: Name of the element, for the error message.
 
     Raises:
-        ValueError: If there are fewer entries.
+        ValueError: If there are fewer entries than stated.
     """
     if isinstance(data, bytes):
         size, words = len(data), np.frombuffer(data + bytes(len(data) % 2), f"{order}u2").astype("<u2")
@@ -130,19 +133,19 @@ def table_entries(data: Any, count: int, bits: int, order: str, name: str) -> ND
 
 
 def lookup_entry_bits(top: int, stated: int, stored: int, name: str) -> int:
-    """Return the bits of a table's entries, of which the largest is ``top``.
+    """Determine how many bits the entries of a LUT really have, because some devices state a wrong number.
 
-    Devices write 16 into the descriptor of a table of 12 bits, and less than its entries have. The descriptor counts
-    where the table uses at least a quarter of its range, then the bits of the pixels, then a usual depth of which the
-    largest entry is white. No table becomes brighter than others of its device because it is dim.
+    Tried in this order: the stated bits, if the largest entry ``top`` uses at least a quarter of their range; the bits
+    of a stored pixel, under the same condition; a usual depth in which the largest entry is white.
 
     Args:
-        stated: Bits that the descriptor says.
-        stored: Bits of a pixel.
-        name: Name of the table, for the fault.
+        top: Largest entry of the table.
+        stated: Bits that the descriptor states.
+        stored: Bits of a stored pixel.
+        name: Name of the table, for the error message.
 
     Raises:
-        ValueError: If the depth cannot be decided.
+        ValueError: If none of these fits.
     """
     for bits in (stated, stored):
         if 0 < bits <= 16 and top < 1 << bits and (top >= 1 << bits - 2 or bits <= 8):
@@ -154,13 +157,14 @@ def lookup_entry_bits(top: int, stated: int, stored: int, name: str) -> int:
 
 
 def lookup_table(dataset: Any, keyword: str, *, signed: bool) -> LookupTable | None:
-    """Return the first table of a sequence that holds one; None where there is none.
+    """Read the first non-empty LUT of a DICOM sequence; None if there is none.
 
     Args:
-        signed: True where the numbers that are looked up may be negative, and so the first of them.
+        keyword: Keyword of the sequence.
+        signed: True if the table's input values can be negative.
 
     Raises:
-        ValueError: If a table is incomplete.
+        ValueError: If a LUT is incomplete.
     """
     for item in element_value(dataset, keyword) or ():
         if item.get("LUTDescriptor") is None or item.get("LUTData") in (None, b""):
@@ -182,13 +186,13 @@ def lookup_table(dataset: Any, keyword: str, *, signed: bool) -> LookupTable | N
 
 @dataclass(frozen=True)
 class StoredPixelBits:
-    """What the bits of a pixel mean.
+    """Which bits of a stored pixel hold its value.
 
     Attributes:
-        stored: Bits of the value.
-        unused: Bits below the value; older archives have some (HighBit > BitsStored - 1).
+        stored: Number of bits of the value.
+        unused: Number of unused bits below the value; some old files have them (HighBit > BitsStored - 1).
         signed: True if the value is signed.
-        exact: True where the bits beside the value are still there.
+        exact: True if the unused bits are still present in the decoded pixels.
     """
 
     stored: int
@@ -197,14 +201,14 @@ class StoredPixelBits:
     exact: bool
 
     def extract_values(self, numbers: Numbers) -> Numbers:
-        """Return the values of whole pixels without the bits beside them, with their sign."""
+        """Return the pixel values, with unused bits removed and the sign applied."""
         if not self.exact or self.stored == 8 * numbers.itemsize:
             return numbers
         value = (numbers.astype(np.int64) >> self.unused) & ((1 << self.stored) - 1)
         return value - ((value >> self.stored - 1) << self.stored) if self.signed else value
 
     def wrap_sign(self, value: int, allocated: int) -> int:
-        """Return a value that was written as unsigned, or as signed, in the sign of the pixels."""
+        """Correct a header value whose sign does not match the pixels, such as 65535 for -1 if pixels are signed."""
         if self.signed:
             for bits in (self.stored, allocated, 16):
                 if 1 << bits - 1 <= value < 1 << bits:
@@ -219,11 +223,11 @@ class GreyscalePipeline:
         dataset: The elements of the file. In a multi-frame file those of the frame must have been copied to the top
             level of the data set, where a single-frame file has them.
         numbers: The bits of a stored pixel that hold its value.
-        allocated: Number of bits in which a pixel is stored, with those beside its value.
+        allocated: Number of bits allocated per pixel, unused ones included.
         window: Window to apply instead of the file's own; None for the file's own.
 
     Raises:
-        ValueError: Naming the element that is missing, wrong or contradicts another, if the transform is not defined.
+        ValueError: If an element that defines the transform is missing, wrong or contradicts another.
     """
 
     def __init__(self, dataset: Any, numbers: StoredPixelBits, allocated: int, window: Window | None) -> None:
@@ -250,10 +254,10 @@ class GreyscalePipeline:
             self.function = str(element_value(dataset, "VOILUTFunction") or "LINEAR")
 
     def _rescale(self, dataset: Any) -> tuple[float, float]:
-        """Return RescaleSlope and RescaleIntercept; 1 and 0 where the file has neither.
+        """Return RescaleSlope and RescaleIntercept; 1 and 0 if the file has neither, or has a modality LUT.
 
         Raises:
-            ValueError: If it has one without the other, or a slope of 0.
+            ValueError: If the file has only one of them, or a slope of 0.
         """
         rescaling = None if self.modality_table else _number_pair(dataset, "RescaleSlope", "RescaleIntercept")
         if rescaling and rescaling[0] == 0:
@@ -262,24 +266,27 @@ class GreyscalePipeline:
 
     @property
     def uses_own_range(self) -> bool:
-        """True where the picture's own range of values is its window, because the file names none."""
+        """True if neither the file nor the user gives a window, so that the image's own range of values is shown."""
         return self.voi_table is None and self.window is None
 
     def modality_values(self, numbers: Numbers) -> Numbers:
-        """Return the output of the modality transform."""
+        """Return the output of the modality transform for stored pixels, such as Hounsfield units in CT."""
         values = self.numbers.extract_values(numbers)
         if self.modality_table:
             return self.modality_table.look_up(values)
         return values if (self.slope, self.intercept) == (1, 0) else values * self.slope + self.intercept
 
     def keeps_order(self, low: int, high: int) -> bool:
-        """Return True if numbers from ``low`` to ``high`` are their own values, and none is padding."""
+        """Return True if stored numbers from ``low`` to ``high`` have a linear modality transform and no padding.
+
+        Then the smallest and the largest number have the extreme modality values, and no other needs to be examined.
+        """
         numbers = self.numbers
         plain = not numbers.exact or (numbers.unused == 0 and low >= 0 and high < 1 << numbers.stored - numbers.signed)
         return plain and self.padding is None and self.modality_table is None
 
     def is_padding(self, numbers: Numbers) -> NDArray[np.bool_]:
-        """Mark pixels that fill a picture up to a rectangle (PS3.3 C.7.5.1.1.2)."""
+        """Return a mask of the padding pixels, which fill a picture up to a rectangle (PS3.3 C.7.5.1.1.2)."""
         if self.padding is None:
             return np.zeros(numbers.shape, np.bool_)
         low, high = self.padding
@@ -287,10 +294,10 @@ class GreyscalePipeline:
         return ((numbers >= low) & (numbers <= high)) | ((values >= low) & (values <= high))
 
     def display_values(self, numbers: Numbers, limits: tuple[float, float]) -> NDArray[np.uint8]:
-        """Return 8 bits for each number; padding is black.
+        """Return the 8-bit grey of each stored number; padding becomes black.
 
         Args:
-            limits: The picture's smallest and largest value, of which a file without a window is in need.
+            limits: Smallest and largest modality value of the image, used if there is no window.
         """
         values = self.modality_values(numbers)
         if self.voi_table:
@@ -305,10 +312,10 @@ class GreyscalePipeline:
 
 
 def _number_pair(dataset: Any, first: str, second: str) -> tuple[float, float] | None:
-    """Return the first numbers of two elements that belong together; None where the file has neither.
+    """Return the first numbers of two DICOM elements that belong together; None if the file has neither.
 
     Raises:
-        ValueError: If it has one without the other.
+        ValueError: If the file has only one of them.
     """
     numbers = element_number(dataset, first), element_number(dataset, second)
     if numbers[0] is None and numbers[1] is None:
@@ -320,10 +327,10 @@ def _number_pair(dataset: Any, first: str, second: str) -> tuple[float, float] |
 
 
 def render_grey(numbers: Numbers, display: GreyscalePipeline) -> NDArray[np.uint8]:
-    """Return a picture ``(height, width)`` in grey of 8 bits.
+    """Convert stored pixels ``(height, width)`` to 8-bit grey.
 
     Raises:
-        ValueError: If there is nothing but padding.
+        ValueError: If all pixels are padding.
     """
     low, high = int(numbers.min()), int(numbers.max())
     if high - low >= max(numbers.size, 256):  # few pixels of a wide range, or of 32 bits
@@ -341,12 +348,12 @@ def render_grey(numbers: Numbers, display: GreyscalePipeline) -> NDArray[np.uint
 def _numbers_with_extremes(
     unsigned: Numbers, table_numbers: Numbers, cells: Numbers, display: GreyscalePipeline
 ) -> NDArray[np.int64]:
-    """Return numbers of a picture among which are those of its smallest and its largest value.
+    """Return some stored numbers of a picture, among them those with its smallest and largest modality value.
 
     Args:
-        unsigned: The picture, its numbers without their sign.
+        unsigned: The picture, its numbers reinterpreted as unsigned.
         table_numbers: All whole numbers from the picture's smallest to its largest.
-        cells: The same without their sign.
+        cells: ``table_numbers`` reinterpreted as unsigned.
     """
     ends = table_numbers[[0, -1]]
     if not display.uses_own_range or display.keeps_order(*ends.tolist()):
@@ -368,10 +375,10 @@ def _numbers_with_extremes(
 
 
 def _extreme_values(bands: Any, display: GreyscalePipeline) -> tuple[float, float]:
-    """Return the smallest and the largest value of a picture without its padding.
+    """Return the smallest and the largest modality value of a picture, padding excluded.
 
     Raises:
-        ValueError: If a file without a window holds nothing but padding.
+        ValueError: If all pixels are padding and there is no window.
     """
     if not display.uses_own_range:
         return 0.0, 0.0

@@ -1,6 +1,6 @@
-"""DICOM files and packed frames, read with a limit on memory: elements, heads, and the size that a frame states.
+"""Read the headers of DICOM files and of compressed frames within a memory limit.
 
-Decoders believe what a frame says of its size and take the memory, so it is read before anything is unpacked.
+Decoders allocate the memory that a frame's header states. So the stated size is checked before a frame is decoded.
 """
 
 import io
@@ -46,7 +46,7 @@ _ITEMS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")
 
 
 class _LimitedReader:
-    """A binary file that limits the number of reads, and so the number of objects that pydicom makes of it."""
+    """A binary file that limits the number of reads, and thereby the number of Python objects that pydicom creates."""
 
     def __init__(self, content: BinaryIO, largest_mb: int) -> None:
         self._read, self._limit = content.read, picture_limit(largest_mb)
@@ -57,7 +57,7 @@ class _LimitedReader:
         """Read up to ``size`` bytes.
 
         Raises:
-            ValueError: If too many were read.
+            ValueError: If there were too many reads.
         """
         self._claimed += _OF_A_READ
         refuse_oversized_file(self._claimed, self._limit)
@@ -65,22 +65,22 @@ class _LimitedReader:
 
 
 def tags_by_keyword(*keywords: str) -> tuple[BaseTag, ...]:
-    """Return the tags of elements, by keyword, for :func:`read_dicom_elements` and :func:`refuse_large_elements`."""
+    """Convert DICOM keywords such as "PatientID" to pydicom tags."""
     return tuple(map(Tag, keywords))
 
 
 def read_dicom_elements(
     content: bytes | BinaryIO, tags: Sequence[BaseTag] | None = None, largest_mb: int = LARGEST_MB
 ) -> Any:
-    """Read the elements of a DICOM file.
+    """Read a DICOM file into a pydicom data set.
 
     Args:
         content: The bytes of the file, or the open file.
-        tags: Read only these elements, and none behind the pixels; all where None.
-        largest_mb: MiB that the elements may take, and that the file may inflate to.
+        tags: Read only these elements, and stop before the pixels; None reads all.
+        largest_mb: MiB that the elements may take, and that a deflated file may inflate to.
 
     Raises:
-        ValueError: If the file takes more memory than it may; or what pydicom raises.
+        ValueError: If the file takes more memory than allowed. pydicom's own exceptions also pass.
     """
     file = io.BytesIO(content) if isinstance(content, bytes) else content
     only, meta = None if tags is None else list[BaseTag | int](tags), None
@@ -98,10 +98,11 @@ def read_dicom_elements(
 
 
 def _inflate(packed: bytes, largest_mb: int) -> BinaryIO:
-    """Inflate the content of a deflated file.
+    """Decompress the content of a deflated DICOM file.
 
     Raises:
-        ValueError: If it becomes larger than it may; ``zlib.error`` if it is damaged.
+        ValueError: If the result exceeds the memory limit.
+        zlib.error: If the content is damaged.
     """
     inflater, inflated = zlib.decompressobj(-zlib.MAX_WBITS), io.BytesIO()
     limit = picture_limit(largest_mb)
@@ -113,13 +114,14 @@ def _inflate(packed: bytes, largest_mb: int) -> BinaryIO:
 
 
 def refuse_large_elements(dataset: Any, tags: Iterable[BaseTag], largest_mb: int) -> None:
-    """Refuse elements whose values would become more Python objects than memory allows.
+    """Refuse a data set with elements whose values would become too many Python objects.
 
     Args:
-        dataset: As :func:`read_dicom_elements` returns it: pydicom makes an element's values when they are first read.
+        dataset: The result of :func:`read_dicom_elements`; pydicom parses an element only on first access.
+        tags: The elements to check.
 
     Raises:
-        ValueError: If they take more memory than a picture may.
+        ValueError: If the values would take more memory than a picture may.
     """
     claimed = 0
     for tag in tags:
@@ -141,10 +143,10 @@ _OF_A_TILE, _OF_A_BLOCK = 9 << 10, 768
 
 
 def encoded_shape(frame: bytes) -> tuple[int, int, int]:
-    """Return rows, columns and samples a pixel that the head of a JPEG, JPEG-LS or JPEG 2000 frame states.
+    """Return the rows, columns and samples per pixel that the header of a JPEG, JPEG-LS or JPEG 2000 frame states.
 
     Raises:
-        ValueError: If its head is damaged, or does not say one size.
+        ValueError: If the header is damaged or ambiguous.
     """
     try:
         return _parse_jpeg_shape(frame) if frame.startswith(b"\xff\xd8") else _parse_jpeg_2000_shape(frame)
@@ -153,7 +155,7 @@ def encoded_shape(frame: bytes) -> tuple[int, int, int]:
 
 
 def _parse_jpeg_shape(frame: bytes) -> tuple[int, int, int]:
-    """Read the frame header, which is found by its marker (ITU-T T.81, B.2.2; T.87, C.2.2)."""
+    """Read the size of a JPEG or JPEG-LS frame from its frame header (ITU-T T.81, B.2.2; T.87, C.2.2)."""
     for marker, start, _ in jpeg_segments(frame):
         if (0xC0 <= marker <= 0xCF and marker not in _TABLES) or marker == _JPEG_LS:
             rows, columns, samples = struct.unpack_from(">HHB", frame, start + 1)
@@ -162,7 +164,7 @@ def _parse_jpeg_shape(frame: bytes) -> tuple[int, int, int]:
 
 
 def _parse_jpeg_2000_shape(frame: bytes) -> tuple[int, int, int]:
-    """Read the marker of image and tile size (ITU-T T.800, A.5.1), whose four bytes occur nowhere in packed data."""
+    """Read the size of a JPEG 2000 frame from its SIZ marker (ITU-T T.800, A.5.1), which must occur once."""
     if frame.count(_SIZ) != 1:
         raise ValueError("the head of its packed pixels is damaged")
     width, height, left, top = struct.unpack_from(">IIII", frame, frame.index(_SIZ) + 8)
@@ -171,12 +173,12 @@ def _parse_jpeg_2000_shape(frame: bytes) -> tuple[int, int, int]:
 
 
 def jpeg_2000_decoder_bytes(frame: bytes) -> int:
-    """Return the bytes that a JPEG 2000 decoder takes beside the pixels; 0 for another kind of frame.
+    """Estimate the bytes that a JPEG 2000 decoder needs besides the pixels; 0 for other kinds of frames.
 
-    The head of a frame may name tiles and blocks of one pixel, each of which has an entry in the decoder's tables.
+    A malicious frame may declare tiles and code blocks of one pixel, for each of which the decoder allocates memory.
 
     Raises:
-        ValueError: If its head is damaged.
+        ValueError: If the header is damaged.
     """
     if frame.startswith(b"\xff\xd8"):
         return 0
@@ -197,11 +199,11 @@ def jpeg_2000_decoder_bytes(frame: bytes) -> int:
 
 
 def _parse_coding_styles(frame: bytes, place: int, *, wide: bool) -> Iterator[tuple[int, bytes]]:
-    """Yield layers and style of every coding style (ITU-T T.800, A.6.1 and A.6.2), of main head and tile parts.
+    """Yield the number of layers and the coding parameters of each COD and COC marker (ITU-T T.800, A.6.1 and A.6.2).
 
     Args:
-        place: Of the length behind the marker of sizes.
-        wide: Whether components are counted in two bytes.
+        place: Position of the length field after the SIZ marker.
+        wide: True if component numbers take two bytes.
     """
     layers, part, marker = 1, 0, 0
     while place + 2 <= len(frame) and marker != 0xFFD9:
@@ -225,7 +227,7 @@ def _parse_coding_styles(frame: bytes, place: int, *, wide: bool) -> Iterator[tu
 
 
 def _count_code_blocks(width: int, height: int, style: bytes) -> int:
-    """Count the code blocks of a component of a tile over all resolutions; a precinct has one of each band or more."""
+    """Count the code blocks of one component of a tile over all resolution levels."""
     levels, exponents = style[0], (style[1] + 2, style[2] + 2)
     precincts, total = style[5:], 0
     for level in range(levels + 1):
@@ -245,10 +247,10 @@ _QUICKLY_UNPACKED = 2**22
 
 
 def rle_plane_size(frame: bytes) -> int:
-    """Return the bytes that the first segment of an RLE frame unpacks to: one for each pixel (DICOM PS3.5, annex G).
+    """Return the decompressed size of the first segment of an RLE frame: one byte per pixel (DICOM PS3.5, annex G).
 
     Raises:
-        ValueError: If its head is damaged.
+        ValueError: If the header is damaged.
     """
     try:
         segments, place, after = struct.unpack_from("<3I", frame)
@@ -283,12 +285,12 @@ _FRAME_VOI = (b"\x28\0\x32\x91", b"\0\x28\x91\x32")
 
 @dataclass(frozen=True)
 class DicomHead:
-    """Elements of a file; all are empty where it is no DICOM file, or is damaged.
+    """Selected header elements of a DICOM file; all empty if the file is damaged or no DICOM file.
 
     Attributes:
         syntax: Transfer syntax.
         patient, study: PatientID and StudyInstanceUID.
-        shown_by_range: True for a grey picture without a window or VOI LUT, which is shown over its own range.
+        shown_by_range: True for a grey image without window and VOI LUT, which is shown over its own range of values.
     """
 
     syntax: str = ""
@@ -302,13 +304,13 @@ NO_DICOM = DicomHead()
 
 
 def read_dicom_heads(files: Sequence[Path]) -> list[DicomHead]:
-    """Read the heads of these files on several threads, in order."""
+    """Read the headers of several files in parallel; the results are in the order of the files."""
     with ThreadPoolExecutor(IN_MEMORY.workers) as pool:
         return list(pool.map(read_dicom_head, files))
 
 
 def read_dicom_head(content: Path | bytes) -> DicomHead:
-    """Read the head of a file, or of the bytes of a file."""
+    """Read the header of one DICOM file, given its path or its bytes."""
     # Any error on a broken file ends here: reading its pixels tells what is wrong with it.
     try:
         with content.open("rb") if isinstance(content, Path) else io.BytesIO(content) as opened:
@@ -327,7 +329,7 @@ def read_dicom_head(content: Path | bytes) -> DicomHead:
 
 
 def _defines_window(head: Any, tag: BaseTag) -> bool:
-    """Return True if the element names a window or a VOI LUT, or holds the groups of frames that do."""
+    """Return True if an element defines a window or a VOI LUT, directly or for each frame."""
     element = head.get_item(tag)
     value = None if element is None else element.value
     if tag not in _GROUPS or not value:
@@ -338,10 +340,11 @@ def _defines_window(head: Any, tag: BaseTag) -> bool:
 
 
 def patients_of_dicom_files(heads: Sequence[DicomHead]) -> list[str] | None:
-    """Return the patient of each file: PatientID, else as :func:`patients_by_study` says.
+    """Return the PatientID of each file, with gaps filled by :func:`patients_by_study`.
 
-    The result is None where no DICOM file has a PatientID, or where all have the same one, which then stands for names
-    that were removed.
+    Returns:
+        None if no file has a PatientID, or if several files all have the same one, which probably replaces removed
+        names.
     """
     names = {head.patient for head in heads if not is_nobody(head.patient)}
     if not names or len(names) < min(2, len(heads)):
@@ -350,7 +353,7 @@ def patients_of_dicom_files(heads: Sequence[DicomHead]) -> list[str] | None:
 
 
 def display_problems(heads: Sequence[DicomHead]) -> list[str]:
-    """Return sentences on DICOM files that are shown in different ways: mixed modalities, and missing windows."""
+    """Return warnings about DICOM files whose greys are not comparable: mixed modalities, or missing windows."""
     dicoms, problems = [head for head in heads if head.syntax], list[str]()
     modalities = Counter(head.modality or "unknown" for head in dicoms)
     if len(modalities) > 1:

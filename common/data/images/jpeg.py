@@ -1,6 +1,6 @@
-"""JPEG files and frames: their heads, and their pixels only where no part of the picture is missing.
+"""Parse JPEG headers, and decode JPEG images only if they are complete.
 
-libjpeg fills what is missing of a cut picture with grey, and tells nobody who calls it through Pillow or imagecodecs.
+For a truncated file, libjpeg fills the missing part with grey and reports no error through Pillow or imagecodecs.
 """
 
 import io
@@ -32,12 +32,12 @@ _NOISE = bytes((37 * number * number + 11 * number) % 251 for number in range(51
 
 
 def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield marker, start and end of the content of each segment of a JPEG or JPEG-LS file (ITU-T T.81, B.1.1).
+    """Yield the marker, start and end of each segment of a JPEG or JPEG-LS file (ITU-T T.81, B.1.1).
 
-    The packed data of a scan follow its segment as one of their own, with the marker 0.
+    The compressed data of a scan are yielded as a segment with marker 0.
 
     Raises:
-        struct.error: If it is cut off within a segment.
+        struct.error: If the file is cut off within a segment.
     """
     place = 2
     while match := _MARKER.search(data, place):
@@ -54,18 +54,18 @@ def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 @dataclass(frozen=True)
 class JpegHead:
-    """What the head of a JPEG file says of the picture, and where the picture ends.
+    """Properties of a JPEG file from its markers, and where its last scan ends.
 
     Attributes:
-        process: Second byte of the frame's marker: 0xC0 baseline, 0xC2 progressive, 0xC3 lossless.
+        process: Second byte of the frame marker: 0xC0 baseline, 0xC2 progressive, 0xC3 lossless.
         components: Identifiers of the components, one byte each.
         subsampled: True if a component has fewer samples than another.
-        jfif: True with a JFIF marker, which says that colours are YCbCr.
-        adobe: The transform that an Adobe marker states, 0 for none; None without such a marker.
-        predictor: Of a lossless file, the number of its predictor (ITU-T T.81, table H.1).
+        jfif: True if there is a JFIF marker, which means that colours are YCbCr.
+        adobe: The colour transform in the Adobe marker, 0 for none; None without such a marker.
+        predictor: Number of the predictor in a lossless file (ITU-T T.81, table H.1).
         scans: Number of scans.
         whole: True if the scans hold all bits of all coefficients.
-        end: Byte behind the last scan.
+        end: Position after the last byte of the last scan.
     """
 
     process: int
@@ -80,13 +80,17 @@ class JpegHead:
 
     @property
     def converts_to_rgb(self) -> bool:
-        """True if libjpeg takes three components for YCbCr."""
+        """True if libjpeg assumes that three components are YCbCr, and converts them to RGB."""
         if self.jfif or self.adobe is not None:
             return self.jfif or self.adobe != 0
         return self.components != b"RGB"
 
     def is_ycbcr(self, stated: bool) -> bool:
-        """Return True if the colours are YCbCr; what a DICOM file states counts only where the JPEG is silent."""
+        """Return True if the colours are YCbCr.
+
+        Args:
+            stated: True if the DICOM file says YCbCr; used only if the JPEG markers do not decide.
+        """
         if self.jfif or self.adobe is not None:
             return self.jfif or self.adobe != 0
         if self.components in (b"RGB", b"rgb"):
@@ -95,10 +99,10 @@ class JpegHead:
 
 
 def parse_jpeg(data: bytes) -> JpegHead:
-    """Read the markers of a JPEG file.
+    """Parse the markers of a JPEG file.
 
     Raises:
-        ValueError: If it holds no picture, or is damaged.
+        ValueError: If the file holds no picture, is damaged or is cut off.
     """
     frame, jfif, adobe, scans, end, predictor = b"", False, None, 0, 0, 0
     process, lowest, interval, restarts = 0, dict[int, list[int]](), 0, 0
@@ -140,10 +144,10 @@ def parse_jpeg(data: bytes) -> JpegHead:
 
 
 def _count_restarts(data: bytes, start: int, stop: int) -> int:
-    """Return the number of restart markers in packed data.
+    """Return the number of restart markers in the compressed data.
 
     Raises:
-        ValueError: If one is missing: they are numbered 0 to 7, again and again (ITU-T T.81, B.2.1).
+        ValueError: If a marker is missing; they must cycle through 0 to 7 (ITU-T T.81, B.2.1).
     """
     numbers = [number[0] & 7 for number in _RESTART.findall(data, start, stop)]
     if numbers != [place % 8 for place in range(len(numbers))]:
@@ -152,13 +156,13 @@ def _count_restarts(data: bytes, start: int, stop: int) -> int:
 
 
 def _refuse_zeros(data: bytes) -> None:
-    """Refuse a sequential JPEG whose packed data hold more zeros than those of any picture.
+    """Refuse a sequential JPEG whose data were partly overwritten with zeros.
 
-    Zeros are code words too. Unless the table of a component begins with the end of a block, as it does where most
-    blocks are even, they say that all coefficients of a block are the same, which two blocks never are in a row.
+    Zero bits also decode to valid symbols. But in most files a long run of zeros decodes to consecutive blocks in which
+    all coefficients are equal, and no real picture has two of them in a row.
 
     Raises:
-        ValueError: If it does, or a table is damaged.
+        ValueError: If the run of zeros is too long for a picture, or a Huffman table is damaged.
     """
     if _ZEROS not in data:
         return
@@ -178,7 +182,7 @@ def _refuse_zeros(data: bytes) -> None:
 
 
 def _codes_of_zeros(content: bytes) -> dict[int, tuple[int, int]]:
-    """Return, by class and number of each table of a segment, its code word of zeros only, as length and symbol.
+    """Return the all-zero code word of each Huffman table, as length and symbol, by the table's class and number.
 
     It is the first of the shortest code words (ITU-T T.81, annex C).
 
@@ -196,12 +200,12 @@ def _codes_of_zeros(content: bytes) -> dict[int, tuple[int, int]]:
 
 
 def _most_zeros(scan: bytes, sampling: Mapping[int, int], codes: Mapping[int, tuple[int, int]]) -> int:
-    """Return the number of bytes of zeros that are in no picture; 0 if all components may be even.
+    """Return a number of consecutive zero bytes that no picture has; 0 if uniform blocks make any number possible.
 
     Args:
-        scan: The content of the scan's header.
+        scan: The content of the scan header.
         sampling: The sampling factors of each component.
-        codes: The code words of zeros.
+        codes: The all-zero code words from :func:`_codes_of_zeros`.
     """
     bits, is_even = 0, True  # of two of the units into which the picture is divided
     for name, tables in zip(scan[1 : 1 + 2 * scan[0] : 2], scan[2 : 2 + 2 * scan[0] : 2], strict=True):
@@ -214,7 +218,7 @@ def _most_zeros(scan: bytes, sampling: Mapping[int, int], codes: Mapping[int, tu
 
 
 def _expected_restarts(frame: bytes, interval: int) -> int:
-    """Return the number of restart markers of a picture of one scan, with one after every ``interval`` blocks."""
+    """Return the number of restart markers in a picture with one scan and one marker per ``interval`` blocks."""
     height, width = (int.from_bytes(frame[start : start + 2]) for start in (1, 3))
     sampling = frame[7::3]
     wide, high = (max(sampling) >> 4, max(each & 15 for each in sampling)) if len(sampling) > 1 else (1, 1)
@@ -227,13 +231,13 @@ def _leave_image_unchanged(image: Image.Image) -> None:
 
 
 def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _leave_image_unchanged) -> Image.Image:
-    """Decode a JPEG file with Pillow.
+    """Decode a JPEG file with Pillow, and refuse an incomplete one.
 
     Args:
-        prepare: Called with the image before its pixels are decoded; it may refuse it, or choose another scale.
+        prepare: Called with the opened image before its pixels are decoded; may raise an error, or set a smaller scale.
 
     Raises:
-        ValueError: If a part of the picture is missing, or is damaged; or what ``prepare`` raises.
+        ValueError: If a part of the picture is missing or damaged. Exceptions of ``prepare`` also pass.
     """
     head = parse_jpeg(data)
     if not head.whole:
@@ -249,7 +253,7 @@ def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _leave_imag
 
 
 def _trim_after_scan(data: bytes, head: JpegHead) -> bytes:
-    """Return a file up to its last packed byte, without the zeros that a broken copy leaves behind it."""
+    """Return the file up to the end of its last scan, without zeros that a failed copy appended."""
     scanned = data[: head.end].rstrip(b"\xff")
     return scanned.rstrip(b"\0").rstrip(b"\xff") if scanned.endswith(bytes(4)) else scanned
 
@@ -265,10 +269,15 @@ def _load_jpeg(data: bytes, prepare: Callable[[Image.Image], Any]) -> Image.Imag
 
 
 def refuse_filled_in(data: bytes, pixels: Any, decode: Callable[[bytes], Any]) -> None:
-    """Refuse the pixels of a cut JPEG whose decoder has filled in what is missing.
+    """Refuse the decoded pixels of a truncated JPEG, in which the decoder has filled in the missing part.
 
-    The end of such a picture repeats itself. Where it does, the picture is decoded again with noise behind its data:
-    pixels that change were missing.
+    A filled-in part ends with repeated pixels. If the end is repeated, the file is decoded again with noise appended:
+    if pixels change, data were missing.
+
+    Args:
+        data: The JPEG file.
+        pixels: The decoded pixels.
+        decode: The function that decoded them.
 
     Raises:
         ValueError: If a part of the picture is missing.

@@ -1,7 +1,7 @@
-"""One slice of a NIfTI volume to 8 bits, as a radiologist looks at it, without the rest of the volume in memory.
+"""Decode one slice of a NIfTI volume to 8 bits in radiological orientation, without loading the whole volume.
 
-nibabel reads the header (NIfTI-1 and NIfTI-2, either order of bytes, both ways to say an orientation). The voxels are
-read from front to back, one plane at a time, and not beyond the last one that the slice needs.
+nibabel parses the header (NIfTI-1 or NIfTI-2, either byte order, qform or sform). The voxels are read plane by plane
+from the start of the file, up to the last plane that the slice needs.
 """
 
 import gzip
@@ -32,14 +32,14 @@ _LARGEST = 1e30
 
 @dataclass(frozen=True)
 class NiftiHeader:
-    """The form of a volume, from the file's header.
+    """Shape, voxel type and orientation of a volume, from the file's header.
 
     Attributes:
-        shape: Voxels along the three axes of the file, the first one fastest.
-        kind: Type of a voxel, in the file's order of bytes.
-        start: Byte of the unpacked file at which the voxels begin.
-        slope: Factor of the voxels; ``intercept`` is added to their product.
-        orientation: For each axis of the file the world axis, and 1 or -1 for its direction ``(3, 2)``.
+        shape: Number of voxels along the file's three axes; the first axis varies fastest.
+        kind: Data type of a voxel, in the file's byte order.
+        start: Position of the first voxel in the decompressed file.
+        slope: Factor of the stored values; ``intercept`` is added afterwards.
+        orientation: ``(3, 2)``: for each axis of the file the world axis, and its direction, 1 or -1.
     """
 
     shape: tuple[int, int, int]
@@ -51,23 +51,24 @@ class NiftiHeader:
 
     @property
     def plane_bytes(self) -> int:
-        """The number of bytes of one plane: all voxels with the same index along the file's slowest axis."""
+        """The bytes of one plane: all voxels with the same index along the file's third axis."""
         return self.shape[0] * self.shape[1] * self.kind.itemsize
 
     def file_axis(self, world: int) -> tuple[int, bool]:
-        """Return the axis of the file that runs along a world axis, and whether it runs backwards."""
+        """Return the file's axis that runs along a world axis, and True if it runs in the opposite direction."""
         axis = int(np.flatnonzero(self.orientation[:, 0] == world)[0])
         return axis, bool(self.orientation[axis, 1] < 0)
 
 
 def nifti_pixels(file: Path, rendering: PictureRendering) -> NDArray[np.uint8]:
-    """Decode one slice of a NIfTI volume to ``(height, width)`` grey.
+    """Decode one slice of a NIfTI volume to uint8 grey ``(height, width)``.
 
-    An axial slice has the patient's front at the top, a coronal and a sagittal one the head; the patient's right is on
-    the left, in a sagittal slice the front. Slices are counted from the feet, from the back and from the left.
+    An axial slice shows the front at the top and the patient's right on the left, a coronal slice the head at the top
+    and the patient's right on the left, a sagittal slice the head at the top and the front on the left. Slices are
+    counted from the feet, from the back, and from the left.
 
     Raises:
-        ValueError: If the file is no volume of numbers, too large, damaged, or has no such slice.
+        ValueError: If the file is damaged, too large or not numeric, or has no such slice.
     """
     with _open_unpacked(file) as content:
         volume = _read_header(content)
@@ -95,17 +96,17 @@ def nifti_pixels(file: Path, rendering: PictureRendering) -> NDArray[np.uint8]:
 
 
 def _open_unpacked(file: Path) -> IO[bytes]:
-    """Open a file, through gzip where it is packed."""
+    """Open a file for reading, and decompress it if it is a gzip file."""
     with file.open("rb") as head:
         packed = head.read(2) == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(file)) if packed else file.open("rb")
 
 
 def _read_header(content: IO[bytes]) -> NiftiHeader:
-    """Read the header; ``content`` stands behind it then.
+    """Read the header from the start of an open file.
 
     Raises:
-        ValueError: If it is damaged, or of a kind that is not read here.
+        ValueError: If the header is damaged, or the kind of volume is not supported.
     """
     head = _read_exactly(content, Nifti1Header.template_dtype.itemsize)
     kind: Any = Nifti1Header
@@ -135,7 +136,7 @@ def _read_header(content: IO[bytes]) -> NiftiHeader:
 
 
 def _read_slice(content: IO[bytes], volume: NiftiHeader, axis: int, at: int) -> NDArray[np.float64]:
-    """Return the voxels with place ``at`` along an axis of the file, in the file's order of the other two."""
+    """Return the voxels with index ``at`` along ``axis``, with the two other axes in the file's order."""
 
     def next_plane() -> NDArray[Any]:
         voxels = np.frombuffer(_read_exactly(content, volume.plane_bytes), dtype=volume.kind)
@@ -153,7 +154,7 @@ def _read_exactly(content: IO[bytes], size: int) -> bytes:
     """Read exactly ``size`` bytes.
 
     Raises:
-        ValueError: If there are fewer, or they are damaged.
+        ValueError: If the file ends earlier, or is damaged.
     """
     try:
         data = content.read(size)
@@ -165,7 +166,11 @@ def _read_exactly(content: IO[bytes], size: int) -> bytes:
 
 
 def _turn_upright(voxels: NDArray[np.float64], volume: NiftiHeader, world: int) -> NDArray[np.float64]:
-    """Turn a slice ``(axis, axis)`` of the file into ``(height, width)`` as it is looked at."""
+    """Transpose and flip a slice from the file's axes to the display orientation ``(height, width)``.
+
+    Args:
+        world: The world axis at right angles to the slice.
+    """
     left_to_right, up = (other for other in range(3) if other != world)
     axes = [axis for axis in range(3) if axis != volume.file_axis(world)[0]]
     across, upwards = (volume.file_axis(other) for other in (left_to_right, up))

@@ -1,25 +1,25 @@
-"""Decoded pictures on disk: each is decoded once, and every program maps the same bytes into its memory.
+"""Cache of decoded pictures on the disk, which all programs of a user share: each picture is decoded only once.
 
-A folder holds the pictures of one form (:class:`PixelCache`). Its files:
+Each folder holds the pictures of one size, colour and rendering (:class:`PixelCache`). Its files:
 
 ========== ============================================================================================================
-pixels     row after row, each of the same length; encrypted rows hold a nonce, the pixels and a tag (AES-256-GCM)
-rows       a record for each row of ``pixels``: the key of the picture's content, and a checksum of key and row
-blank      the content key of each picture that is one grey because its window misses all of its values
-files      a record for each file that was read: its path, place on the disk, size and times as a hash, and the key of
-           its content
-lock       locked by the program that adds rows
-in_use     locked by each program that maps the pixels; a folder in use is not removed
+pixels     the pictures, in rows of equal length; an encrypted row is a nonce, the pixels and a tag (AES-256-GCM)
+rows       for each row of ``pixels``: the content key of the picture's file, and a checksum of key and pixels
+blank      the content keys of pictures that are one uniform grey, because the window misses all their values
+files      for each image file: a hash of its path, place on the disk, size and times; and its content key
+lock       locked by the program that adds pictures
+in_use     locked by each program that uses the pictures; a folder in use is not removed
 ========== ============================================================================================================
 
-``CACHEDIR.TAG`` marks the folder as ours: no folder without it is ever removed.
+``CACHEDIR.TAG`` marks a cache folder: a folder without it is never removed.
 
-A row counts once its record is written, after its pixels are on the disk: a kill loses the rows of a few seconds, and
-the next program writes over them. Content keys are BLAKE3 hashes of whole files, so that a picture that was copied or
-renamed is not decoded again; with encryption they are keyed hashes, which say nothing to others.
+A content key is the BLAKE3 hash of an image file, so that a copied or renamed file is not decoded again. With
+encryption the hash is keyed, so that it reveals nothing about the file.
 
-A row is compared with its checksum when a program reads it for the first time, and decryption checks each encrypted one
-at each reading. This finds what disks do to files, not what a person does who may write into the folder.
+Pixels are flushed to the disk before their record in ``rows`` is written. A program that is killed loses the pictures
+of a few seconds, and the next program overwrites them. Checksums are verified when a program first reads a picture,
+and encrypted pictures are authenticated at each reading. This detects disk errors, not every deliberate change by
+somebody who can write into the folder.
 """
 
 import errno
@@ -61,7 +61,7 @@ SETTLED_S = 2.0
 
 
 class CacheFolderLock:
-    """Keeps other programs from removing a folder of the cache, which it makes if need be, as long as it lives."""
+    """Creates a cache folder if necessary, and keeps other programs from removing it until closed."""
 
     def __init__(self, folder: Path) -> None:
         self._descriptor = -1
@@ -77,7 +77,7 @@ class CacheFolderLock:
                 self.close()  # another program has removed the folder in between
 
     def close(self) -> None:
-        """Let others remove the folder."""
+        """Release the lock, so that other programs may remove the folder."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -87,9 +87,9 @@ class CacheFolderLock:
 
 
 class MappedPixelRows(PixelRows):
-    """Pictures in a file that is mapped into memory, where all programs share one copy.
+    """Pictures in an unencrypted cache file, mapped into memory that all processes share.
 
-    Each is checked to be what was written when it is read for the first time.
+    Each picture is compared with its checksum on first access.
     """
 
     def __init__(self, path: Path, count: int, shape: tuple[int, ...], in_use: CacheFolderLock | None = None) -> None:
@@ -103,10 +103,10 @@ class MappedPixelRows(PixelRows):
         return self.array[rows]
 
     def check_all(self) -> None:
-        """Check all pictures, for a caller that uses the array itself.
+        """Verify the checksums of all pictures, for a caller that accesses the array directly.
 
         Raises:
-            BadInput: If one is not what was written.
+            BadInput: If a picture was changed on the disk.
         """
         with ThreadPoolExecutor() as pool:
             list(pool.map(self._check, np.array_split(np.arange(len(self)), 64)))
@@ -119,15 +119,15 @@ class MappedPixelRows(PixelRows):
             self._checked[row] = True
 
     def describe_for_process(self) -> dict[str, Any]:
-        """Return, as JSON, what another process on this machine opens them by."""
+        """Return JSON from which :meth:`open_described` opens the same pictures in another process on this machine."""
         return {"path": str(self.path), "file": self.path.stat().st_ino, "shape": list(self.shape)}
 
     @classmethod
     def open_described(cls, described: Mapping[str, Any]) -> "MappedPixelRows":
-        """Open the pictures that another process described.
+        """Open the pictures that another process described by :meth:`describe_for_process`.
 
         Raises:
-            BadInput: If the file is another one by now.
+            BadInput: If the file has been replaced since.
         """
         path, (count, *shape) = Path(described["path"]), described["shape"]
         in_use = CacheFolderLock(path.parent)
@@ -138,7 +138,7 @@ class MappedPixelRows(PixelRows):
 
 
 class EncryptedPixelRows(PixelRows):
-    """Pictures in an encrypted file; each is decrypted when it is read, and checked to be what was written."""
+    """Pictures in an encrypted cache file; each is decrypted and authenticated whenever it is read."""
 
     def __init__(self, path: Path, count: int, shape: tuple[int, ...], secret: bytes, in_use: CacheFolderLock) -> None:
         self.path, self.shape, self._in_use = path, (count, *shape), in_use
@@ -159,17 +159,17 @@ class EncryptedPixelRows(PixelRows):
 
 
 class PixelCache:
-    """The pictures of one form in a folder, which this process keeps from being removed.
+    """A folder with decoded pictures of one size, colour and rendering; not removed while this object exists.
 
     Attributes:
-        row_bytes: Length of a row of the file ``pixels``.
+        row_bytes: Bytes per picture in the file ``pixels``.
 
     Args:
-        shape: The shape of each picture, ``(height, width[, 3])``.
-        secret: Key of AES-256, 32 bytes, by which rows are encrypted; None writes them as they are.
+        shape: Shape of each picture, ``(height, width[, 3])``.
+        secret: AES-256 key (32 bytes) that encrypts the pictures; None stores them unencrypted.
 
     Raises:
-        OSError: If the folder cannot be made or locked.
+        OSError: If the folder cannot be created or locked.
     """
 
     def __init__(self, folder: Path, shape: tuple[int, ...], secret: bytes | None = None) -> None:
@@ -178,38 +178,38 @@ class PixelCache:
         self._in_use = CacheFolderLock(folder)
 
     def close(self) -> None:
-        """Let others remove the folder."""
+        """Release the folder, so that other programs may remove it."""
         self._in_use.close()
 
     def keys(self) -> list[bytes]:
-        """Return the key of the content of each row."""
+        """Return the content key (hash of the source file) of each cached picture, in row order."""
         records = _read_records(self.folder / ROWS, _KEY + _CHECK)
         path = self.folder / PIXELS
         whole = path.stat().st_size // self.row_bytes if path.exists() else 0
         return [record[:_KEY] for record in records[:whole]]
 
     def rows_by_content(self) -> dict[bytes, int]:
-        """Return the row of each picture by the key of its content."""
+        """Return the row of each cached picture by its content key."""
         return {key: row for row, key in enumerate(self.keys())}
 
     def blank(self) -> set[bytes]:
-        """Return the content keys of pictures whose window misses all of their values."""
+        """Return the content keys of pictures that are one uniform grey, because the window misses all their values."""
         return set(_read_records(self.folder / BLANK, _KEY))
 
     def content_keys_by_file(self) -> dict[bytes, bytes]:
-        """Return the content key of each file by its identity (:meth:`hash_file_identity`)."""
+        """Return the content key of each known file, by the hash from :meth:`hash_file_identity`."""
         return {r[:_IDENTITY]: r[_IDENTITY:] for r in _read_records(self.folder / FILES, _IDENTITY + _KEY)}
 
     def hash_file_identity(self, about: str) -> bytes:
-        """Return a short hash of a description that changes whenever the file may have changed."""
+        """Hash a description of a file (path, size, times) that changes whenever its content may have changed."""
         return keyed_hash(self.secret).update(about.encode()).digest(_IDENTITY)
 
     def content_key(self, content: bytes | Path) -> bytes:
-        """Return the key of a picture's file, given its bytes or its path."""
+        """Return the content key of an image file: a hash of its bytes, keyed if the cache is encrypted."""
         return content_key(content, self.secret)
 
     def map_rows(self) -> PixelRows:
-        """Return all rows as pictures."""
+        """Return all cached pictures, indexed by row."""
         path, count = self.folder / PIXELS, len(self.keys())
         if self.secret is None:
             return MappedPixelRows(path, count, self.shape, self._in_use)
@@ -217,10 +217,10 @@ class PixelCache:
 
     @contextmanager
     def open_for_writing(self, waits: Callable[[], object] = lambda: None) -> Iterator["CacheRowWriter"]:
-        """Add rows inside the ``with`` block; one program at a time.
+        """Return a context manager that gives a :class:`CacheRowWriter`; only one program can write at a time.
 
         Args:
-            waits: Called if another program adds rows, before waiting for it.
+            waits: Called before waiting for another program that is writing.
         """
         with (self.folder / LOCK).open("ab") as lock:
             try:
@@ -236,10 +236,10 @@ class PixelCache:
 
 
 class CacheRowWriter:
-    """Adds rows to a cache, from several threads.
+    """Adds pictures to a cache; thread-safe.
 
     Attributes:
-        places: The row of each picture that is there, by its content key.
+        places: The row of each cached picture by its content key.
     """
 
     def __init__(self, cache: PixelCache) -> None:
@@ -258,14 +258,14 @@ class CacheRowWriter:
         self._lock, self._flushing, self._flushed = threading.Lock(), threading.Lock(), time.monotonic()
 
     def reserve(self, count: int) -> None:
-        """Extend the file for so many further rows, which take no room before they are written."""
+        """Extend the pixel file for ``count`` further pictures; disk blocks are allocated only on writing."""
         os.truncate(self._pixels, (self._next + count) * self._cache.row_bytes)
 
     def add(self, key: bytes, picture: NDArray[np.uint8]) -> int:
         """Write a picture, and return its row.
 
         Raises:
-            OSError: If the disk has no room.
+            OSError: If the disk is full.
         """
         with self._lock:
             row, self._next = self._next, self._next + 1
@@ -287,12 +287,12 @@ class CacheRowWriter:
         return row
 
     def note_file_content(self, identity: bytes, key: bytes) -> None:
-        """Note the content key of a file, by which its picture is found at the next start without reading it."""
+        """Record the content key of a file, so that the next run finds its picture without reading the file."""
         with self._lock:
             self._new_files.append(identity + key)
 
     def add_blank(self, key: bytes) -> None:
-        """Note that the window of a picture misses all of its values, before the picture is added."""
+        """Record that a picture is one uniform grey; called before the picture is added."""
         self._blank.write(key)
 
     def _flush(self) -> None:
@@ -308,7 +308,7 @@ class CacheRowWriter:
         self._flushed = time.monotonic()
 
     def close(self) -> None:
-        """Make all rows last, and give back what was reserved for others."""
+        """Flush all pictures to the disk, and release reserved space that was not used."""
         try:
             self._flush()
             os.truncate(self._pixels, self._lasting * self._cache.row_bytes)
@@ -320,10 +320,10 @@ class CacheRowWriter:
 
 
 def make_marked_folder(folder: Path) -> bool:
-    """Make a folder that only its owner may open, and mark it as ours; an empty folder is marked as it is.
+    """Create a private folder (or take an empty one), and mark it as a Polyclinic cache by a file ``CACHEDIR.TAG``.
 
     Returns:
-        False for a folder that holds other things, which stays as it is.
+        False if the folder has no such mark because it holds other files, which stay untouched.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
@@ -341,7 +341,7 @@ def _is_marked(folder: Path) -> bool:
 
 
 def _forms(root: Path) -> list[Path]:
-    """Return the folders of forms, those used last at the end."""
+    """Return the cache folders below ``root``, one per image format, the least recently used first."""
     marked, used = list(filter(_is_marked, root.iterdir())), dict[Path, float]()
     for folder in marked:
         used[folder] = (folder / IN_USE).stat().st_mtime if (folder / IN_USE).exists() else 0
@@ -355,18 +355,18 @@ def _pixel_bytes(folder: Path) -> int:
 
 
 def cached_pixel_bytes(root: Path) -> int:
-    """Return the bytes that the pixels of all forms in a folder take, with those that are reserved."""
+    """Return the total size of the pixel files in all caches below ``root``, reserved space included."""
     return sum(map(_pixel_bytes, _forms(root)))
 
 
 def remove_unused(root: Path, wanted: int, spare: Path | None = None) -> int:
-    """Remove forms that no program uses, those used longest ago first, until so many bytes are free.
+    """Remove caches that no program uses, the least recently used first, until ``wanted`` bytes are freed.
 
     Args:
-        spare: The folder of a form that stays.
+        spare: A cache folder that is not removed.
 
     Returns:
-        The bytes that are free now: none where those of all such forms are too few, and nothing is removed.
+        The bytes that were freed. If all unused caches together are too small, nothing is removed and the result is 0.
     """
     freed, unused = 0, list[Path]()
     with ExitStack() as locks:
@@ -391,10 +391,10 @@ def _remove_form(folder: Path) -> None:
 
 
 def remove_forms(root: Path) -> None:
-    """Remove all forms in a folder of ours, used or not, and the folder itself where it holds nothing else.
+    """Remove all caches below ``root``, even those in use, and ``root`` itself if nothing else is in it.
 
     Raises:
-        OSError: If they cannot be removed.
+        OSError: If a file cannot be removed.
     """
     if not _is_marked(root):
         return
@@ -406,18 +406,18 @@ def remove_forms(root: Path) -> None:
 
 
 def keyed_hash(secret: bytes | None) -> blake3:
-    """Return a new BLAKE3 hash; with a key, nobody else can tell which content it is of."""
+    """Return a new BLAKE3 hash object; with a secret key, others cannot test whether a known image is in the cache."""
     return blake3() if secret is None else blake3(key=secret)
 
 
 def content_key(content: bytes | Path, secret: bytes | None = None) -> bytes:
-    """Return the hash of a picture's file, given its bytes or its path; with a key as :func:`keyed_hash`."""
+    """Hash an image file, given its bytes or its path; with a secret, by :func:`keyed_hash`."""
     hasher = keyed_hash(secret)
     return (hasher.update_mmap(content) if isinstance(content, Path) else hasher.update(content)).digest()
 
 
 def _read_records(path: Path, size: int) -> list[bytes]:
-    """Return the whole records of a file, without a last one that a kill has cut off."""
+    """Return the records of fixed ``size`` in a file; an incomplete last record is left out."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -426,7 +426,7 @@ def _read_records(path: Path, size: int) -> list[bytes]:
 
 
 def _map_file(path: Path, count: int, row_bytes: int) -> NDArray[np.uint8]:
-    """Map the first ``count`` rows of a file, ``(count, row_bytes)``, read-only."""
+    """Map the first ``count`` rows of a file into memory as a read-only array ``(count, row_bytes)``."""
     if not count:
         return np.zeros((0, row_bytes), np.uint8)
     with path.open("rb") as file:
@@ -436,12 +436,15 @@ def _map_file(path: Path, count: int, row_bytes: int) -> NDArray[np.uint8]:
 
 
 def _row_associated_data(path: Path, row: int, key: bytes) -> bytes:
-    """Return what an encrypted row is bound to, its place and its content's key: no row stands for another one."""
+    """Return the associated data for AES-GCM, which bind an encrypted row to its position and content key.
+
+    Without them, somebody could exchange two rows unnoticed.
+    """
     return f"{path.parent.name}/{row}/".encode() + key
 
 
 def _checksum(key: bytes, content: Any) -> bytes:
-    """Return the checksum of a row and of the key of its content."""
+    """Return the CRC-32 of a content key followed by the row's bytes."""
     return zlib.crc32(content, zlib.crc32(key)).to_bytes(_CHECK, "little")
 
 

@@ -1,4 +1,4 @@
-"""Pictures as tensors for a network: rows of one store that all sites of a process share."""
+"""Image sets as PyTorch tensors for a network, on the CPU or a GPU; the sites of a process share one copy."""
 
 import warnings
 import weakref
@@ -21,16 +21,17 @@ PART_OF_FREE_MEMORY = 0.5
 
 @dataclass(frozen=True)
 class Pixels:
-    """uint8 pictures ``(n, channels, height, width)``, read by row.
+    """The pictures of an image set, uint8 ``(n, channels, height, width)``, fetched by index as tensors.
+
+    With a user's data set that has random transforms, training sees new random pictures at each reading, determined by
+    torch's global generator. :meth:`batches`, for evaluation, always returns the same pictures.
 
     Attributes:
-        stored: ``(m, channels, height, width)``, on the CPU or on ``device``; or rows that are read batch by batch.
-        rows: ``(n,)`` places in ``stored``, on its device; None where they are all of it, in order.
-        device: The device on which pictures are used.
-        on_disk: True where ``stored`` is read from a disk, so that reading the next batch early saves time.
-
-    Where pictures are drawn anew at each reading, as a data set's own random transforms do, training sees new draws,
-    which follow from torch's generator; :meth:`batches`, for evaluation, always gives the same ones.
+        stored: The pictures, ``(m, channels, height, width)``, on the CPU or on ``device``; or a :class:`PixelRows`
+            that reads them when needed.
+        rows: ``(n,)`` index of each picture in ``stored``; None if picture i is ``stored[i]``.
+        device: The device to which pictures are moved for use.
+        on_disk: True if ``stored`` is read from the disk, so that prefetching the next batch saves time.
     """
 
     stored: Tensor | PixelRows
@@ -43,15 +44,15 @@ class Pixels:
 
     @property
     def index_device(self) -> torch.device:
-        """The device on which row numbers are used."""
+        """The device on which index tensors must be."""
         return self.stored.device if isinstance(self.stored, Tensor) else torch.device("cpu")
 
     def __getitem__(self, rows: Tensor) -> Tensor:
-        """Return the pictures at ``rows``, in that order, on the device."""
+        """Return the pictures with these indices, in the given order, on ``device``."""
         return self._read(rows, self._draw_seed()).to(self.device)
 
     def batches(self, size: int) -> Iterator[Tensor]:
-        """Yield all pictures in order, ``size`` at a time, on the device; one empty batch where there are none."""
+        """Yield all pictures in order, in batches of ``size``, on ``device``; an empty set yields one empty batch."""
         if isinstance(self.stored, PixelRows) or self.on_disk:
             yield from self._read_in_turn(torch.split(torch.arange(len(self)), size), lambda: 0)
             return
@@ -60,7 +61,7 @@ class Pixels:
             yield self.stored[batch if self.rows is None else self.rows[batch]].to(self.device)
 
     def read_ahead(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Yield the pictures at each of ``parts``; from a disk, a thread reads the next ones meanwhile."""
+        """Yield the pictures of each index tensor in ``parts``; pictures on the disk are prefetched by a thread."""
         return self._read_in_turn(parts, self._draw_seed)
 
     def _read_in_turn(self, parts: Iterable[Tensor], draw_seed: Callable[[], int]) -> Iterator[Tensor]:
@@ -83,7 +84,7 @@ class Pixels:
         return int(torch.randint(2**62, (), generator=torch.default_generator))
 
     def _read(self, rows: Tensor, seed: int) -> Tensor:
-        """Return the pictures at ``rows``, where they are stored."""
+        """Return the pictures with these indices, not yet moved to ``device``."""
         rows = rows.to(self.index_device)
         places = rows if self.rows is None else self.rows[rows]
         if isinstance(self.stored, Tensor):
@@ -92,7 +93,7 @@ class Pixels:
 
 
 def select_rows(inputs: Tensor | Pixels, rows: NDArray[np.intp]) -> Tensor | Pixels:
-    """Return the images or features at ``rows``, in that order, as a network's inputs; no picture is copied."""
+    """Return the network inputs (images or features) with these indices, in order, without copying pictures."""
     if isinstance(inputs, Tensor):
         return inputs[torch.from_numpy(rows).to(inputs.device)]
     index = torch.from_numpy(rows).to(inputs.index_device)
@@ -100,7 +101,10 @@ def select_rows(inputs: Tensor | Pixels, rows: NDArray[np.intp]) -> Tensor | Pix
 
 
 def pixels_on_device(images: ImageSet, device: str) -> Pixels:
-    """Return the pictures of a set for a device; sets that share their store share it there too."""
+    """Return the pictures of an image set for use on a device, copied to its memory if there is room.
+
+    Image sets with the same store share one copy.
+    """
     stored = images.stored
     on_disk = isinstance(stored, PixelRows) and not stored.draws
     pixels: Tensor | PixelRows = stored if isinstance(stored, PixelRows) else _copy_to_device(stored, device)
@@ -117,7 +121,7 @@ def pixels_on_device(images: ImageSet, device: str) -> Pixels:
 
 
 def channels_first(images: NDArray[Any]) -> Tensor:
-    """Turn ``(n, height, width[, 3])`` into ``(n, channels, height, width)``; shares memory where it can."""
+    """Convert ``(n, height, width[, 3])`` to a tensor ``(n, channels, height, width)``, without a copy if possible."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the array may be read-only, and the tensor is only read
         tensor = torch.from_numpy(np.ascontiguousarray(images))
@@ -128,7 +132,7 @@ _on_devices: dict[tuple[int, str], Tensor] = {}
 
 
 def _copy_to_device(stored: NDArray[np.uint8], device: str) -> Tensor:
-    """Copy an array to the device where there is room, and keep the copy as long as the array lives."""
+    """Copy an array to the device if it has room, and cache the copy as long as the array exists."""
     if device == "cpu":
         return channels_first(stored)
     key = (id(stored), device)

@@ -1,4 +1,4 @@
-"""Decoding of a PNG, JPEG, DICOM or NIfTI file into 8 bits, and its form in a data set: size, colour, rendering."""
+"""Decode PNG, JPEG, DICOM and NIfTI files, and convert the pictures to the size and colour of a data set."""
 
 import io
 import zlib
@@ -57,22 +57,22 @@ _IN_PILLOW = 4
 
 
 def is_dicom(data: bytes) -> bool:
-    """Return whether the bytes carry DICOM's preamble."""
+    """Return True if the bytes have the DICOM prefix ``DICM`` at position 128."""
     return data[128:132] == b"DICM"
 
 
 def is_nifti(head: bytes) -> bool:
-    """Return whether a file begins like NIfTI-1 or NIfTI-2, given its :func:`read_head`."""
+    """Return True if the first bytes of a file, from :func:`read_head`, are those of a NIfTI-1 or NIfTI-2 file."""
     return head[344:348] in (b"n+1\0", b"ni1\0") or head[4:8] in (b"n+2\0", b"ni2\0")
 
 
 def is_picture(head: bytes) -> bool:
-    """Return whether a file is of a kind that :func:`decode_picture` reads, given its :func:`read_head`."""
+    """Return True if the first bytes of a file, from :func:`read_head`, are those of a supported image format."""
     return head.startswith(_PNG_OR_JPEG) or is_dicom(head) or is_nifti(head)
 
 
 def explain_unsupported_kind(head: bytes) -> str:
-    """Return why a file is not read that begins so, with the remedy where its kind is recognised."""
+    """Return an error message for a file of an unsupported kind, given its first bytes; known formats get a remedy."""
     kind = next((kind for begin, kind in _UNREAD_KINDS.items() if head.startswith(begin)), "")
     kind = "BMP" if head.startswith(b"BM") and head[6:10] == bytes(4) else kind
     kind = "WebP" if head.startswith(b"RIFF") and head[8:12] == b"WEBP" else kind
@@ -80,7 +80,11 @@ def explain_unsupported_kind(head: bytes) -> str:
 
 
 def conversion_remedy(reasons: Iterable[str]) -> str:
-    """Return how files are converted, if a reason of :func:`explain_unsupported_kind` says that they have to be."""
+    """Return instructions for converting files to PNG, if any of the error messages calls for it; else an empty text.
+
+    Args:
+        reasons: Messages, some of them perhaps from :func:`explain_unsupported_kind`.
+    """
     if not any(reason.endswith(_CONVERT) for reason in reasons):
         return ""
     return (
@@ -92,7 +96,7 @@ def conversion_remedy(reasons: Iterable[str]) -> str:
 
 
 def read_head(file: Path) -> bytes:
-    """Return the first 348 bytes of a file, after unpacking where gzip has packed it; fewer if it is damaged."""
+    """Return the first 348 bytes of a file, decompressed if it is a gzip file; fewer if it is short or damaged."""
     with file.open("rb") as opened:
         head = opened.read(_PACKED_HEAD)
         if not head.startswith(b"\x1f\x8b"):
@@ -104,7 +108,7 @@ def read_head(file: Path) -> bytes:
 
 @dataclass(frozen=True)
 class ImageForm:
-    """The form that every picture of a set gets: ``(size, size)``, or ``(size, size, 3)`` in colour."""
+    """The format of all pictures in a data set: shape ``(size, size)``, or ``(size, size, 3)`` in colour."""
 
     size: int
     color: bool
@@ -117,7 +121,7 @@ class ImageForm:
 
 
 def unreadable_reason(error: Exception) -> str:
-    """Return in one line why a file cannot be decoded, for the person who has it."""
+    """Return a one-line reason for the user why a file cannot be decoded, given the exception."""
     reason = " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
         return f"the file cannot be opened: {error.strerror}"
@@ -127,15 +131,15 @@ def unreadable_reason(error: Exception) -> str:
 
 
 def decode_picture(content: bytes | Path, rendering: PictureRendering = AS_IN_FILE, side: int = 0) -> Image.Image:
-    """Decode one file, whose kind is told from its content, into an 8-bit grey ("L") or colour ("RGB") picture.
+    """Decode an image file into an 8-bit grey ("L") or colour ("RGB") picture; its content decides the file type.
 
     Args:
-        content: The bytes of the file, or its path: of a volume at a path only a slice is read.
-        side: Pixels that the picture is shrunk to later; with ``rendering.jpeg_draft`` a JPEG file is decoded at a
-            half, a quarter or an eighth of its size if that is not less. 0 decodes it in full.
+        content: The bytes of the file, or its path. From a NIfTI volume at a path only one slice is read.
+        side: Size in pixels to which the picture is shrunk later. With ``rendering.jpeg_draft`` a JPEG file is decoded
+            at a half, a quarter or an eighth of its size, but not below ``side``. 0 decodes in full size.
 
     Raises:
-        OSError, ValueError, ...: Any error of the decoder; see :func:`common.data.images.store.decode_pictures`.
+        OSError, ValueError, ...: Any error of the decoders; see :func:`common.data.images.store.decode_pictures`.
     """
     if isinstance(content, Path) and is_nifti(read_head(content)):
         from common.data.images.nifti import nifti_pixels  # takes a second, like DICOM
@@ -184,12 +188,12 @@ def _decode_png(data: bytes, rendering: PictureRendering, side: int) -> Image.Im
 
 
 def png_samples(data: bytes, largest_mb: int = LARGEST_MB) -> NDArray[np.uint8] | NDArray[np.uint16]:
-    """Decode a PNG file to ``(height, width[, 3])``, without opacity.
+    """Decode a PNG file to ``(height, width[, 3])``, without its alpha channel.
 
-    libpng does it, because Pillow takes the upper 8 of 16 bits, and a cut picture for a whole one.
+    This uses libpng instead of Pillow, which keeps only 8 of 16 bits and accepts a truncated file.
 
     Raises:
-        ValueError: If it is damaged, cut off or too large.
+        ValueError: If the file is damaged, cut off or too large.
     """
     from imagecodecs import png_decode
 
@@ -208,15 +212,15 @@ def png_samples(data: bytes, largest_mb: int = LARGEST_MB) -> NDArray[np.uint8] 
 
 
 def is_16_bit_png(head: bytes) -> bool:
-    """Return True for a PNG file of 16 bits a sample, given its :func:`read_head`."""
+    """Return True if the first bytes of a file, from :func:`read_head`, are those of a PNG with 16-bit samples."""
     return head.startswith(_PNG) and head[24:25] == b"\x10"
 
 
 def open_png_or_jpeg(content: bytes | Path) -> Image.Image:
-    """Open a PNG or JPEG file; its pixels are not decoded.
+    """Open a PNG or JPEG file with Pillow, without decoding its pixels.
 
     Raises:
-        ValueError: If its head is damaged, or it is a file of another kind.
+        ValueError: If the header is damaged, or the file is of another kind.
     """
     try:
         return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=("PNG", "JPEG"))
@@ -225,17 +229,17 @@ def open_png_or_jpeg(content: bytes | Path) -> Image.Image:
 
 
 def _convert_mode(image: Image.Image, mode: str) -> Image.Image:
-    """Return a picture in a mode of Pillow's; the same where it is in it, of which Pillow would make a copy."""
+    """Convert a picture to a Pillow mode; return the picture itself, not a copy, if it already has that mode."""
     return image if image.mode == mode else image.convert(mode)
 
 
 def decode_to_form(content: bytes | Path, form: ImageForm) -> NDArray[np.uint8]:
-    """Decode one file into the form of a data set; errors are those of :func:`decode_picture`."""
+    """Decode one image file and convert it to a data set's format; raises the errors of :func:`decode_picture`."""
     return fit_to_form(decode_picture(content, form.rendering, form.size), form)
 
 
 def fit_to_form(image: Image.Image, form: ImageForm) -> NDArray[np.uint8]:
-    """Bring a picture into ``form``, bilinear (averaging when it shrinks), padded with black or stretched."""
+    """Convert a picture to a data set's size and colour: bilinear resizing, padding with black unless stretched."""
     mode = "RGB" if form.color else "L"
     image = image if image.mode == "L" else _convert_mode(image, mode)  # grey becomes colour once it is small
     longer = max(image.size)
@@ -254,7 +258,7 @@ def fit_to_form(image: Image.Image, form: ImageForm) -> NDArray[np.uint8]:
 
 
 def resize_images(images: NDArray[np.uint8], size: int | None, resize: Resize) -> NDArray[np.uint8]:
-    """Bring decoded images ``(n, h, w[, 3])`` to ``size``; the same array where nothing changes."""
+    """Resize images ``(n, height, width[, 3])`` to ``size``; return the same array if they already have it."""
     if size is None or images.shape[1:3] == (size, size):
         return images
     form = ImageForm(size, images.ndim == 4, resize)
@@ -265,7 +269,7 @@ def resize_images(images: NDArray[np.uint8], size: int | None, resize: Resize) -
 
 
 def convert_color(images: NDArray[np.uint8], color: bool) -> NDArray[np.uint8]:
-    """Bring decoded images ``(n, h, w[, 3])`` to grey or to colour; the same array where nothing changes."""
+    """Convert images ``(n, height, width[, 3])`` to grey or colour; return the same array if nothing changes."""
     if color == (images.ndim == 4):
         return images
     if color:
@@ -277,15 +281,15 @@ def convert_color(images: NDArray[np.uint8], color: bool) -> NDArray[np.uint8]:
 
 
 def check_skip_budget(where: str, skipped: Sequence[SkippedImage], total: int, budget: float) -> None:
-    """Refuse a data set of which too many images could not be read.
+    """Raise an error if too many images of a data set are unreadable.
 
     Args:
-        where: The key of the config file, for the fault.
-        total: Number of images, those that could not be read among them.
-        budget: Part of the images that may be unreadable.
+        where: The configuration key that the error message names.
+        total: Number of all images, unreadable ones included.
+        budget: Fraction of the images that may be unreadable.
 
     Raises:
-        BadInput: Naming the first five files of each reason.
+        BadInput: With the first five file names for each reason.
     """
     if len(skipped) <= budget * total:
         return
@@ -301,7 +305,7 @@ def check_skip_budget(where: str, skipped: Sequence[SkippedImage], total: int, b
 
 
 def is_grey(image: NDArray[np.uint8]) -> bool:
-    """Return True for a picture ``(height, width[, 3])`` without colour, but for noise."""
+    """Return True if a picture ``(height, width[, 3])`` has no colour except noise."""
     if image.ndim == 2:
         return True
     spread = image.max(axis=2).astype(np.int16) - image.min(axis=2)
@@ -309,7 +313,7 @@ def is_grey(image: NDArray[np.uint8]) -> bool:
 
 
 def encode_png(image: NDArray[np.uint8], side: int) -> bytes:
-    """Return a PNG file of an image ``(height, width[, 3])``, shrunk to at most ``side`` pixels a side."""
+    """Encode an image ``(height, width[, 3])`` as PNG, shrunk so that no side exceeds ``side`` pixels."""
     thumbnail, file = Image.fromarray(image), io.BytesIO()
     thumbnail.thumbnail((side, side))
     thumbnail.save(file, format="PNG", optimize=True)

@@ -1,7 +1,7 @@
-"""Pictures of a data set become rows of one store: in memory where they are few, else decoded once into a cache.
+"""Decode the pictures of a data set into memory, or into a cache on the disk that later runs use.
 
-The kind of store changes no pixel. What a cache holds depends on the content of each file and on everything that
-determines its pixels: the form, and the versions of our decoders and of the libraries that they call.
+Both give the same pixels. A cache entry is identified by the content of its image file and by everything else that
+determines the pixels: size, colour, rendering, and the versions of the decoders.
 """
 
 import math
@@ -67,16 +67,16 @@ _DECODERS = (
 
 @dataclass(frozen=True)
 class DecodedImageStore:
-    """The place of decoded pictures.
+    """Where decoded pictures are stored: in memory, or in a cache folder.
 
     Attributes:
-        folder: The folder of the cache; None holds all pictures in memory, and decodes them anew at each start.
-        limit_bytes: Bytes that the folder may take.
-        limit_key: The key of the config file that sets them, for messages.
-        off: The line of the config file by which pictures are decoded into memory, for messages.
-        secret: Key of AES-256, 32 bytes, by which pictures are encrypted; None stores them as they are.
+        folder: The cache folder; None keeps pictures in memory and decodes them at each program start.
+        limit_bytes: Maximum size of the cache.
+        limit_key: The configuration key for that size, for messages.
+        off: The configuration line that turns the cache off, for messages.
+        secret: AES-256 key (32 bytes) that encrypts the pictures; None stores them unencrypted.
         workers: Number of decoding threads.
-        tell: Prints a line for the person who waits.
+        tell: Prints a progress line for the user.
     """
 
     folder: Path | None = None
@@ -94,11 +94,12 @@ IN_MEMORY = DecodedImageStore()
 def user_image_store(
     tell: Callable[[str], object] = lambda line: None, folder: str = "", limit_gb: float = 100.0
 ) -> DecodedImageStore:
-    """Return the store of this account: decoded images are in its cache folder, for all runs.
+    """Return the image cache that all runs of this operating-system user share.
 
     Args:
-        folder: Another folder; empty for ``$XDG_CACHE_HOME/polyclinic/images`` or ``~/.cache/polyclinic/images``.
-        limit_gb: Size that the folder may have; 0 holds images in memory.
+        tell: Prints a progress line for the user.
+        folder: The cache folder; empty for ``$XDG_CACHE_HOME/polyclinic/images`` or ``~/.cache/polyclinic/images``.
+        limit_gb: Maximum size in GB; 0 keeps images in memory.
     """
     place = Path(folder) if folder else None
     if place is None:
@@ -109,12 +110,12 @@ def user_image_store(
 
 @dataclass(frozen=True)
 class FileIdentity:
-    """A file as the disk or an archive knows it.
+    """Identifies the content of a file on disk or in a PACS without reading it.
 
     Attributes:
-        about: Text that changes whenever the file may have changed.
-        size: Bytes; None where unknown.
-        changed: Time of the last change in seconds.
+        about: Text, such as path, size and times, that changes whenever the content may have changed.
+        size: Bytes; None if unknown.
+        changed: Time of the last change, in seconds since 1970.
     """
 
     about: str
@@ -123,7 +124,7 @@ class FileIdentity:
 
     @classmethod
     def of(cls, path: Path) -> "FileIdentity | None":
-        """Return the identity of a file on this machine's disk; None where there is none."""
+        """Return the identity of a file on this machine's disk; None if it does not exist."""
         try:
             status = path.stat()
         except (OSError, ValueError):
@@ -136,15 +137,14 @@ class FileIdentity:
 
 @dataclass(frozen=True)
 class DecodedPictures:
-    """The pictures that could be read.
+    """The result of decoding a list of pictures.
 
     Attributes:
-        stored: All pictures of the store, and maybe others.
-        places: ``(n,)``, the place in ``stored`` of each picture that could be read; files with the same bytes have the
-            same place.
-        rows: ``(n,)``, the number of each of these among those requested.
-        skipped: Those that could not be read.
-        blank: Names of DICOM files that are one grey because their window misses all of their values.
+        stored: The store, which may also hold other pictures.
+        places: ``(n,)``, the index in ``stored`` of each readable picture; identical files have the same index.
+        rows: ``(n,)``, the position of each readable picture in the requested list.
+        skipped: The unreadable pictures.
+        blank: Names of DICOM files rendered in one uniform grey, because the window misses all their values.
     """
 
     stored: NDArray[np.uint8] | PixelRows
@@ -155,7 +155,7 @@ class DecodedPictures:
 
     @property
     def images(self) -> NDArray[np.uint8]:
-        """The pictures that could be read, in memory; ``images[i]`` is the one with number ``rows[i]``."""
+        """The readable pictures in memory; ``images[i]`` is number ``rows[i]`` of the requested list."""
         whole = isinstance(self.stored, np.ndarray) and np.array_equal(self.places, np.arange(len(self.stored)))
         return self.stored[:] if whole else self.stored[self.places]  # the first is a view
 
@@ -171,16 +171,17 @@ def decode_pictures(
     connection: AbstractContextManager[object] | None = None,
     identify: Callable[[int], FileIdentity | None] = lambda row: None,
 ) -> DecodedPictures:
-    """Decode the pictures of which ``read(i)`` returns the bytes or the file; those in the cache are not read.
+    """Decode a list of pictures into the store; pictures that the cache already has are not read.
 
     Args:
-        names: The name of each picture, for the list of those that are skipped.
-        connection: Held open while pictures are read. It is closed before the threads are waited for, which may so
-            stop them.
-        identify: Returns the identity of picture ``i``; None where only its content tells.
+        names: The name of each picture, for the list of skipped ones.
+        read: Called with i, returns the bytes of picture i, or the path of its file.
+        connection: Context manager that is entered while pictures are read. After an error it is left before the
+            decoding threads are joined, so that leaving it can interrupt them.
+        identify: Called with i, returns the identity of picture i, or None if only its content identifies it.
 
     Raises:
-        BadInput: If there is neither memory nor room on the disk for so many pictures.
+        BadInput: If the pictures fit neither into memory nor on the disk.
     """
     work = _PictureDecoding(names, read, form, store, connection or nullcontext(), identify)
     sizes = [identity.size for identity in work.identities if identity]
@@ -192,7 +193,7 @@ def decode_pictures(
 
 
 class _PictureDecoding:
-    """The decoding of one list of pictures, into memory or into a cache."""
+    """Decodes one list of pictures, either into memory or into a cache."""
 
     def __init__(
         self,
@@ -213,7 +214,7 @@ class _PictureDecoding:
         """Decode all pictures into one array.
 
         Raises:
-            BadInput: If they take more memory than this process may use.
+            BadInput: If the array exceeds the memory limit of this process.
         """
         images = allocate_pictures(len(self.names), self.form.shape, self.store)
         self.places[:] = -1  # a cache that failed may have had some
@@ -245,10 +246,10 @@ class _PictureDecoding:
         return self._collect_decoded_pictures(images)
 
     def in_cache(self, root: Path) -> DecodedPictures:
-        """Decode the pictures that the cache does not hold; return those of its rows that are these pictures.
+        """Decode the pictures that the cache lacks, and return all of them from the cache.
 
         Raises:
-            BadInput: If the cache has no room for them.
+            BadInput: If the cache has no room for the pictures.
             OSError: If the folder cannot be used.
         """
         open_cache = partial(_open_cache, self.store, root, asdict(self.form), self.form.shape)
@@ -266,17 +267,17 @@ class _PictureDecoding:
         return self._collect_decoded_pictures(cache.map_rows())
 
     def read_content(self, number: int) -> bytes | Path:
-        """Return the bytes of a picture; of a volume, of which only a slice is decoded, its path."""
+        """Return the bytes of a picture, or the path if it is a NIfTI volume, of which only a slice is read."""
         content = self.read(number)
         return content.read_bytes() if isinstance(content, Path) and not is_nifti(read_head(content)) else content
 
     def decode(self, content: bytes | Path) -> tuple[NDArray[np.uint8], bool]:
-        """Return a picture in the form of the set, and True if its window misses all of its values."""
+        """Decode a picture to the data set's format; the second result is True if it is one uniform grey."""
         image = decode_picture(content, self.form.rendering, self.form.size)
         return fit_to_form(image, self.form), image.info.get(BLANK, False)
 
     def _find_rows(self, cache: PixelCache, rows: dict[bytes, int]) -> list[int]:
-        """Find the places of pictures that are in the cache; return the numbers of the others."""
+        """Look up which pictures are in the cache, and return the positions of those that are not."""
         files, blank, missing = cache.content_keys_by_file(), cache.blank(), list[int]()
         self.places[:] = -1
         self.blank.clear()
@@ -314,14 +315,14 @@ class _PictureDecoding:
 
 
 class _PictureDecodingIntoCache:
-    """Decodes pictures into the rows of a cache, each content once."""
+    """Decodes pictures into a cache; of several identical files only one is decoded."""
 
     def __init__(self, work: _PictureDecoding, cache: PixelCache, out: CacheRowWriter) -> None:
         self.work, self.cache, self.out, self.blank = work, cache, out, cache.blank()
         self._busy, self._changed = set[bytes](), threading.Condition()
 
     def decode(self, number: int) -> None:
-        """Decode picture ``number`` where no picture of the same content is there."""
+        """Decode picture ``number``, unless the cache has a picture from an identical file."""
         work, began = self.work, time.time()
         try:
             content = work.read_content(number)
@@ -349,7 +350,7 @@ class _PictureDecodingIntoCache:
 
     @contextmanager
     def _lock_content(self, key: bytes) -> Iterator[None]:
-        """Wait until no other thread works on the same content."""
+        """Wait until no other thread decodes an identical file, and keep others waiting during the ``with`` block."""
         with self._changed:
             self._changed.wait_for(lambda: key not in self._busy)
             self._busy.add(key)
@@ -362,7 +363,7 @@ class _PictureDecodingIntoCache:
 
 
 class DecodingProgress:
-    """Prints a line every few seconds: how many pictures are decoded, how fast, and how long the rest takes."""
+    """Prints the decoding progress every few seconds: the number of pictures, the speed and the remaining time."""
 
     def __init__(self, total: int, tell: Callable[[str], object]) -> None:
         self._total, self._tell, self._done = total, tell, 0
@@ -370,7 +371,7 @@ class DecodingProgress:
         self._lock = threading.Lock()
 
     def advance(self) -> None:
-        """Count a picture."""
+        """Count one more decoded picture, and print the progress if it is time."""
         with self._lock:
             self._done += 1
             now = time.monotonic()
@@ -383,10 +384,10 @@ class DecodingProgress:
 
 
 def allocate_pictures(count: int, shape: tuple[int, ...], store: DecodedImageStore) -> NDArray[np.uint8]:
-    """Return an array ``(count, *shape)`` in memory.
+    """Allocate an array ``(count, *shape)`` for pictures.
 
     Raises:
-        BadInput: If it takes more memory than this process may use.
+        BadInput: If the array exceeds the memory limit of this process.
     """
     needed, room = count * math.prod(shape), int(SHARE_OF_MEMORY * available_memory())
     if needed > room:
@@ -406,18 +407,18 @@ def cache_large_file_pictures(
     names: Sequence[str],
     read: Callable[[NDArray[np.intp]], Iterable[NDArray[np.uint8]]],
 ) -> tuple[PixelRows, NDArray[np.intp]] | None:
-    """Keep the pictures of one large file in the cache; return the store and the place of each picture.
+    """Store the pictures of one large file (such as npz) in the cache.
 
     Args:
-        form: Everything that determines the pixels beside the file; ``shape`` is that of a picture.
-        names: A name for each picture inside the file.
-        read: Yields pictures by their numbers, which ascend, in blocks.
+        form: Everything besides the file that determines the pixels; ``shape`` is the shape of a picture.
+        names: A name for each picture within the file.
+        read: Given ascending picture numbers, yields these pictures in blocks.
 
     Returns:
-        None where no cache can be used.
+        The cached pictures and the index of each picture in them; None if no cache can be used.
 
     Raises:
-        BadInput: If the cache has no room for them.
+        BadInput: If the cache has no room for the pictures.
     """
     if store.folder is None or (identity := FileIdentity.of(file)) is None:
         return None
@@ -450,7 +451,7 @@ def cache_large_file_pictures(
 
 @contextmanager
 def _cache_errors(store: DecodedImageStore) -> Iterator[None]:
-    """Say that a folder cannot be used, and go on behind the ``with`` block; a full disk is a fault.
+    """Catch errors of the cache folder inside the ``with`` block and print a warning; then decoding uses memory.
 
     Raises:
         BadInput: If the disk is full.
@@ -465,7 +466,7 @@ def _cache_errors(store: DecodedImageStore) -> Iterator[None]:
 
 
 def _open_cache(store: DecodedImageStore, root: Path, form: Mapping[str, Any], shape: tuple[int, ...]) -> PixelCache:
-    """Open the cache of a form, which is named by a hash of everything that determines the pixels beside the files."""
+    """Open the cache for one image format; a hash of format and decoder versions names its folder."""
     about = {"form": dict(form), "decoders": _decoder_versions(), "encrypted": store.secret is not None}
     text = json_text(about | {"layout": LAYOUT}, indent=1)
     if not make_marked_folder(root):
@@ -487,20 +488,20 @@ def _print_cache_location(store: DecodedImageStore, root: Path, count: int, deco
 def _make_cache_room(
     cache: PixelCache, missing: int, count: int, store: DecodedImageStore, open_cache: Callable[[], PixelCache]
 ) -> PixelCache:
-    """Remove what other data sets left in the cache, where there is no room for so many further rows.
+    """Make room in the cache for further pictures by removing pictures of other data sets.
 
-    First go other forms. If all of them are too few, this form goes too, with the rows of other data sets.
+    Caches of other image formats go first. If that is not enough, the cache of this format is emptied too.
 
     Args:
         missing: Number of pictures to be added.
         count: Number of all pictures of the data set.
-        open_cache: Opens the cache, or makes it anew.
+        open_cache: Opens or creates the cache of this format.
 
     Returns:
-        The same cache, or a new one without rows if its form had to go.
+        The same cache, or a new empty one if it had to be removed.
 
     Raises:
-        BadInput: If that does not suffice; nothing is removed then.
+        BadInput: If even that is not enough; then nothing is removed.
     """
     root, needed = cache.folder.parent, missing * cache.row_bytes
     free = min(store.limit_bytes - cached_pixel_bytes(root), shutil.disk_usage(root).free - SPARE_BYTES)
@@ -523,10 +524,10 @@ def _make_cache_room(
 
 
 def remove_store(folder: Path) -> None:
-    """Remove the decoded pictures that a program of this account keeps at a place, and the place; a link goes too.
+    """Remove a folder of decoded pictures, which a program of this user created; a symbolic link goes too.
 
     Raises:
-        OSError: If they cannot be removed.
+        OSError: If a file cannot be removed.
     """
     if not folder.is_symlink():
         shutil.rmtree(folder)
@@ -538,7 +539,7 @@ def remove_store(folder: Path) -> None:
 
 @lru_cache(maxsize=1)
 def _decoder_versions() -> dict[str, str]:
-    """Return what determines a picture's pixels beside its file and its form: our decoders and those of others."""
+    """Return the versions of our decoding code and of the decoding libraries, which determine the pixels."""
     others = ("pixel_cache.py", "store.py", "pixels.py", "augmentation.py")
     sources = [file for file in sorted(Path(__file__).parent.glob("*.py")) if file.name not in others]
     versions = {"polyclinic": blake3(b"".join(file.read_bytes() for file in sources)).hexdigest()}

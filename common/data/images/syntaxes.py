@@ -1,7 +1,8 @@
-"""Transfer syntaxes: which packed pixels can be read here, and by which library.
+"""The DICOM transfer syntaxes that can be decoded, and the library for each; registers our JPEG decoder with pydicom.
 
-Our own decoder reads all JPEG, because pydicom's accept cut frames, and end the process on damaged ones. Baseline JPEG
-is Pillow's; imagecodecs holds libjpeg-turbo 3, for lossless JPEG and that of 12 bits, and CharLS, for JPEG-LS.
+Our decoder handles all JPEG variants, because pydicom's decoders accept truncated frames and crash on damaged ones. It
+uses Pillow for baseline JPEG, libjpeg-turbo 3 (in imagecodecs) for 12-bit and lossless JPEG, and CharLS (in
+imagecodecs) for JPEG-LS.
 """
 
 from collections.abc import Mapping
@@ -26,22 +27,22 @@ DECODER_DEPENDENCIES = dict.fromkeys((_BASELINE, *JPEG, *JPEG_LS), (_LIBRARY,))
 
 
 def is_available(syntax: str) -> bool:
-    """Return True if this decoder can decode the transfer syntax; pydicom calls it when the decoder is registered."""
+    """Return True if our decoder handles the transfer syntax; pydicom calls this when the decoder is registered."""
     return syntax in DECODER_DEPENDENCIES
 
 
 @cache
 def register() -> None:
-    """Make the decoder known to pydicom, once in a process."""
+    """Register our decoder with pydicom, once per process."""
     for syntax in DECODER_DEPENDENCIES:
         get_decoder(syntax).add_plugin(NAME, (__name__, "decode_frame"))
 
 
 def decode_frame(frame: bytes, runner: Any) -> bytes:
-    """Decode one frame, as pydicom's ``DecodeRunner`` asks for it.
+    """Decode one JPEG or JPEG-LS frame; pydicom calls this with its ``DecodeRunner``.
 
     Raises:
-        RuntimeError: What the library says of a damaged frame.
+        RuntimeError: The library's error for a damaged frame.
     """
     if runner.transfer_syntax == _BASELINE:
         return _decode_baseline(frame, runner)
@@ -64,7 +65,7 @@ def decode_frame(frame: bytes, runner: Any) -> bytes:
 
 
 def _decode_baseline(frame: bytes, runner: Any) -> bytes:
-    """Decode a frame of 8 bits; its own markers say what its colours are, and where they are silent, the DICOM file."""
+    """Decode an 8-bit JPEG frame; its own markers define the colour space, or else the DICOM header."""
     head, color = parse_jpeg(frame), runner.samples_per_pixel == 3
 
     def prepare(image: Image.Image) -> None:
@@ -99,7 +100,7 @@ left out because a damaged frame ends the process in them.
 
 
 def is_readable(syntax: str) -> bool:
-    """Return whether pixels in this transfer syntax can be decoded by what is installed."""
+    """Return True if the installed libraries can decode pixels in this transfer syntax."""
     if syntax not in READ_BY:
         return False
     register()
@@ -107,5 +108,5 @@ def is_readable(syntax: str) -> bool:
 
 
 def syntax_name(syntax: str) -> str:
-    """Return the name of a transfer syntax in the DICOM standard, or its UID where it has none."""
+    """Return the DICOM name of a transfer syntax, or its UID if it has none."""
     return uid.UID(syntax).name

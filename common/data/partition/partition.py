@@ -105,7 +105,7 @@ def partition_by_class(splits: Splits, spec: ClassPartitionSpec, seed: int) -> t
     """Divide the train and validation parts over sites; the test part belongs to none of them.
 
     Raises:
-        BadInput: With all faults.
+        BadInput: If a check fails; it lists all faults.
     """
     if spec.images == "source":
         sites = tuple(sorted(set(splits.train.sources.tolist())))
@@ -175,7 +175,7 @@ def partition_dataset(splits: Splits, spec: PartitionSpec, seed: int) -> Partiti
         seed: The seed of the division where ``spec.seed`` is None.
 
     Raises:
-        BadInput: With all faults.
+        BadInput: If a check fails; it lists all faults.
     """
     seed = seed if spec.seed is None else spec.seed
     raise_faults(partition_faults(splits.class_names, spec))

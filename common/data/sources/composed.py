@@ -114,7 +114,7 @@ def load_mixture(spec: MixtureSpec, base: Path, store: DecodedImageStore) -> Spl
     """Read all tasks; their train, validation and test parts stand one task after the other.
 
     Raises:
-        BadInput: With all faults.
+        BadInput: If a check fails; it lists all faults.
     """
     raise_faults(mixture_faults(spec, base))
     tasks = list[list[ImageSet]]()

@@ -291,7 +291,7 @@ def load_npz(spec: NpzSpec, base: Path, store: DecodedImageStore) -> Splits:
     """Read an npz file.
 
     Raises:
-        BadInput: With all faults.
+        BadInput: If a check fails; it lists all faults.
     """
     class_names, parts = open_npz(spec, base)
     return Splits(*_read_images(spec, base, parts, class_names, store))

@@ -161,7 +161,7 @@ def _make_image_set(
         start: Number of the first image where nobody knows the patients.
 
     Raises:
-        BadInput: With all faults.
+        BadInput: If a check fails; it lists all faults.
     """
     stored: Any = pictures.images  # somebody else returned it: it may be anything
     if not isinstance(stored, np.ndarray):

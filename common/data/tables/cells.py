@@ -146,7 +146,7 @@ def parse_finding_column(
     """Turn cells such as ``"Mass|Nodule"`` into float32 ``(n, classes)``.
 
     Args:
-        name: The name of the column, for faults.
+        name: The name of the column, for error messages.
 
     Returns:
         The labels, and the number of rows of each finding that is no class.

@@ -162,7 +162,7 @@ def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> TableC
     A table that was read and is still in use is not read again, unless its file has changed.
 
     Args:
-        where: The key of the config file that names the table, for faults.
+        where: The key of the config file that names the table, for error messages.
         largest_mb: MiB that the table may take in any case, see :mod:`common.data.base.decoded_size`.
 
     Raises:

@@ -35,7 +35,7 @@ def open_nih(spec: NihSpec, base: Path) -> LabelTable:
     """Read NIH's ``Data_Entry`` table; "No Finding" is no class but the absence of all.
 
     Raises:
-        BadInput: With all faults.
+        BadInput: If a check fails; it lists all faults.
     """
     required = ("Image Index", "Finding Labels", "Patient ID", "View Position")
     columns, folder = _read_checked_columns(spec, base, required)
@@ -98,7 +98,7 @@ def open_chexpert(spec: ChexpertSpec, base: Path) -> LabelTable:
     """Read CheXpert's ``train.csv``: frontal images, the patient from the path.
 
     Raises:
-        BadInput: With all faults.
+        BadInput: If a check fails; it lists all faults.
     """
     columns, folder = _read_checked_columns(spec, base, ("Path", "Frontal/Lateral", *CHEXPERT_CLASSES))
     columns = _select_rows(
@@ -140,7 +140,7 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
     """Read a CXR-LT table: frontal views, files by ``fpath`` or by MIMIC-CXR-JPG's own layout.
 
     Raises:
-        BadInput: With all faults.
+        BadInput: If a check fails; it lists all faults.
     """
     classes = spec.classes or MIMIC_CLASSES
     required = ("dicom_id", "subject_id", "study_id", "ViewPosition", *classes)
