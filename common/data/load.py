@@ -1,4 +1,7 @@
-"""Data sets from what a config file says of them: every cheap fault first, all at once, then the work."""
+"""Entry points that check and load the data set of a configuration file, whatever its kind.
+
+Cheap checks run first and report all faults together, before any picture is read.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -30,13 +33,13 @@ from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
 
 
 def dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
-    """Find what is wrong with a data set without reading its pictures.
+    """Check a data set without reading its pictures, and return all faults.
 
     Args:
-        base: The folder that paths in ``spec`` are relative to.
+        base: The folder to which paths in ``spec`` are relative.
 
     Returns:
-        Faults with ``where`` like ``"data.path"``; the caller puts the file's name in front.
+        Faults whose ``where`` is a key such as ``"data.path"``; the caller prefixes the file's name.
     """
     try:
         match spec:
@@ -58,14 +61,14 @@ def dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
 
 
 def load_dataset(spec: DataSpec, base: Path, store: DecodedImageStore = IN_MEMORY) -> Splits:
-    """Read a data set.
+    """Check and load a data set, and split it into training, validation and test.
 
     Args:
-        base: The folder that paths in ``spec`` are relative to.
-        store: Where decoded images are put, and the number of decoding threads.
+        base: The folder to which paths in ``spec`` are relative.
+        store: Where decoded pictures are stored, and the number of decoding threads.
 
     Raises:
-        BadInput: With all faults, or with the names of unreadable images where they are too many.
+        BadInput: If a check fails, or too many images are unreadable.
     """
     match spec:
         case NpzSpec():
@@ -85,7 +88,7 @@ def load_dataset(spec: DataSpec, base: Path, store: DecodedImageStore = IN_MEMOR
 
 
 def open_table(spec: FolderSpec | DicomwebSpec | NihSpec | ChexpertSpec | MimicSpec, base: Path) -> LabelTable:
-    """Read and check the table of a folder of pictures, or of a PACS.
+    """Read and check the label table of a data set whose pictures are in a folder or a PACS, without reading pictures.
 
     Raises:
         BadInput: If a check fails; it lists all faults.
@@ -110,18 +113,18 @@ EXTERNAL_TEST = "external_test"
 
 
 def external_faults(spec: DataSpec | None, base: Path) -> list[Fault]:
-    """Find what is wrong with an external test set without reading its pictures."""
+    """Check the external test set, if there is one, without reading its pictures, and return all faults."""
     return [] if spec is None or isinstance(spec, NpzSpec) else _rename_section_in_faults(dataset_faults(spec, base))
 
 
 def external_images(spec: DataSpec | None, base: Path, store: DecodedImageStore = IN_MEMORY) -> ImageSet | None:
-    """Read an external test set: the test arrays of an npz file, all images of anything else; None without a ``spec``.
+    """Load the external test set: only the test part of an npz file, else all images; None without a ``spec``.
 
     Args:
-        base: The folder that paths in ``spec`` are relative to.
+        base: The folder to which paths in ``spec`` are relative.
 
     Raises:
-        BadInput: With all faults of the data.
+        BadInput: If a check fails; it lists all faults.
     """
     if spec is None:
         return None
@@ -136,14 +139,14 @@ def external_images(spec: DataSpec | None, base: Path, store: DecodedImageStore 
 def refuse_unknown_test_classes(
     images: ImageSet, class_names: Sequence[str], where: str = EXTERNAL_TEST, whose: str = "the sites label"
 ) -> None:
-    """Refuse test images that label no class of the model.
+    """Raise an error if the test images have no class in common with the model.
 
     Args:
-        where: The place of the images, for the error message.
-        whose: Who has ``class_names``, for the error message.
+        where: The configuration key of the images, for the error message.
+        whose: Describes who labels ``class_names``, for the error message.
 
     Raises:
-        BadInput: Naming the classes of both.
+        BadInput: With the classes of both.
     """
     if not set(images.class_names) & set(class_names):
         near = [hint for name in images.class_names if (hint := suggest_nearest_name(name, class_names))]
@@ -152,5 +155,5 @@ def refuse_unknown_test_classes(
 
 
 def _rename_section_in_faults(faults: Iterable[Fault]) -> list[Fault]:
-    """Replace ``data`` by the name of the external test's section in the keys that faults name."""
+    """Change the section in the faults' keys from ``data`` to ``external_test``."""
     return [replace(fault, where=f"{EXTERNAL_TEST}.{fault.where.removeprefix('data.')}") for fault in faults]

@@ -1,1 +1,1 @@
-"""One data set divided among simulated sites, as the papers do it."""
+"""Partition one data set over simulated sites, as several papers do."""

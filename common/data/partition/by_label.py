@@ -1,8 +1,8 @@
-"""Sites that annotate the same classes and hold different numbers of images of each.
+"""Partition with label skew: all sites annotate the same classes, but hold different numbers of images of each.
 
-After Luo & Wu, "FedSLD", 2021; where it is silent (the seed, each site's test images, what is held out), after the
-same authors' APPLE code of the same two settings. Train and test part are dealt by the same shares. We deal patients
-where they deal images, a patient by the class of its first image.
+After Luo & Wu, "FedSLD", 2021. What the paper does not say (the seed, each site's test images, the validation part)
+follows the same authors' APPLE code. The training and test parts use the same proportions. Departure: we distribute
+patients instead of images, and the first image of a patient decides the patient's class.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ Random = np.random.RandomState | np.random.Generator
 
 
 def practical_shares(classes: int, sites: int, random: np.random.RandomState) -> Shares:
-    """Draw shares ``(classes, sites)``: of each class one site has 80 %, another 10 %, each other 1 %."""
+    """Draw proportions ``(classes, sites)``: of each class one site gets 80 %, another 10 %, and the rest 1 % each."""
     share = np.array([0.01] * (sites - 2) + [0.1, 0.8])
     rows = []
     for _ in range(classes):  # as the authors do: the list that was shuffled is shuffled again
@@ -39,10 +39,10 @@ def practical_shares(classes: int, sites: int, random: np.random.RandomState) ->
 
 
 def pathological_shares(classes: int, sites: int, random: np.random.RandomState) -> Shares:
-    """Draw shares ``(classes, sites)``: each site has two classes, and each class is in random shares at its owners.
+    """Draw proportions ``(classes, sites)`` in which each site has two classes, with random shares per class.
 
-    The classes are dealt like cards, two a site, from a shuffled list of all classes that begins anew at its end. A
-    site whose two classes come from two lists may get the same class twice, and then has one.
+    The classes come from shuffled lists of all classes, one list after the other, two classes per site. A site whose
+    two classes come from different lists may get the same class twice, and then has only one.
     """
     decks = [random.permutation(classes) for _ in range(2 * sites // classes + 1)]
     pairs = np.concatenate(decks)[: 2 * sites].reshape(sites, 2)
@@ -60,7 +60,7 @@ def ends_rounded_down(share: Shares, count: int) -> NDArray[np.intp]:
 
 
 def part_ends_without_remainder(share: Shares, count: int) -> NDArray[np.intp]:
-    """Return where each site's part of ``count`` patients ends; the last part ends at ``count``: no patient remains."""
+    """Return where each site's slice of ``count`` patients ends; the last ends at ``count``, so none is left over."""
     ends = (np.cumsum(share) * count).astype(np.intp)
     ends[-1] = count
     return ends
@@ -69,15 +69,15 @@ def part_ends_without_remainder(share: Shares, count: int) -> NDArray[np.intp]:
 def distribute_patients(
     classes: NDArray[np.intp], shares: Shares, ends: Ends, random: Random
 ) -> list[NDArray[np.intp]]:
-    """Deal patients to sites, class after class, each class shuffled.
+    """Distribute the shuffled patients of each class over sites, in the given proportions.
 
     Args:
         classes: ``(n,)`` class of each patient.
-        shares: ``(classes, sites)``.
+        shares: ``(classes, sites)`` proportions.
         ends: :func:`ends_rounded_down` or :func:`part_ends_without_remainder`.
 
     Returns:
-        The numbers of the patients of each site.
+        The patient numbers of each site.
     """
     of_classes = []
     for column, share in enumerate(shares):
@@ -87,13 +87,13 @@ def distribute_patients(
 
 
 def partition_by_label(splits: Splits, spec: LabelPartitionSpec, seed: int) -> PartitionedDataset:
-    """Deal the train and the test part; the validation part is held out of the sites' training images.
+    """Partition the training and test part over sites; validation images are held out of each site's training images.
 
-    A Dirichlet deal may give a site nothing: without training images it is no site of the division, and without test
-    images it is not tested.
+    With Dirichlet proportions a site may get nothing: without training images it is left out, and without test images
+    it is not tested.
 
     Raises:
-        BadInput: If images have several classes, or a site of another deal would have no image to train or to test on.
+        BadInput: If images have several classes, or (with other proportions) a site gets no training or no test image.
     """
     raise_faults([*several_class_faults("training", splits.train), *several_class_faults("test", splits.test)])
     classes = len(splits.class_names)

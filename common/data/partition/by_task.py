@@ -1,9 +1,10 @@
-"""Sites for each task of a mixture, as in Hassani & Rekik, "UniFed", 2024, and its released code.
+"""Partition a mixture of tasks: several sites for each task, as in Hassani & Rekik, "UniFed", 2024, and its code.
 
-Task by task a stratified share is taken off for the coordinator and the rest is dealt to the task's sites. "Strongly
-non-IID" deals pieces of the shuffled rest, "moderately non-IID" equal numbers of each class. Each share is divided
-70/10/20. Departures: we split patients where they split images, a patient by the class of its first image; and
-"moderate" takes of each class as many as the scarcest has (theirs all have enough).
+Of each task a stratified share goes to the coordinator, and the rest to the sites of that task. In the "strongly
+non-IID" setting the shuffled rest is cut into pieces; in the "moderately non-IID" setting each site gets equal numbers
+of each class. Each share is then split 70/10/20. Departures: we split patients where they split images, and the first
+image of a patient decides the patient's class; "moderate" limits each class to the number of patients of the rarest one
+(in the paper all classes have enough).
 """
 
 import numpy as np
@@ -22,10 +23,10 @@ from common.errors import BadInput, Fault
 
 
 def partition_by_task(splits: Splits, spec: TaskPartitionSpec) -> PartitionedDataset:
-    """Divide a mixture's train part over the sites and the coordinator; its validation and test part are not used.
+    """Partition a mixture's training part over the sites and the coordinator; its other parts are not used.
 
     Raises:
-        BadInput: If images do not say their task, or a class has too few patients for so many sites.
+        BadInput: If the data is no mixture, or a class has too few patients for so many sites.
     """
     pool, patients = splits.train, PatientIndex.of(splits.train)
     if "" in pool.sources:
@@ -65,7 +66,7 @@ def partition_by_task(splits: Splits, spec: TaskPartitionSpec) -> PartitionedDat
 
 
 def _limit_patients(members: Numbers, splitter: StratifiedSplitter, spec: TaskPartitionSpec) -> Numbers:
-    """Return the first ``limit`` of a task's patients; "moderate": the first of each class, equally many."""
+    """Return the first ``spec.limit`` patients of a task; with "moderate", equally many of each class."""
     if spec.split == "strong":
         return members[: spec.limit]
     by_class = _group_by_class(members, splitter)
@@ -75,7 +76,7 @@ def _limit_patients(members: Numbers, splitter: StratifiedSplitter, spec: TaskPa
 
 
 def _distribute_task_patients(members: Numbers, splitter: StratifiedSplitter, spec: TaskPartitionSpec) -> list[Numbers]:
-    """Deal a task's patients to its sites; "moderate": equally many of each class, and the rest to no site."""
+    """Distribute a task's patients over its sites; with "moderate", equally many of each class, and some to no site."""
     sites = spec.sites_per_task
     if spec.split == "strong":
         return np.array_split(members, sites)

@@ -1,4 +1,4 @@
-"""Faults of a partition: of its settings and the classes alone, and of the data once it is read."""
+"""Checks of a partition: of its settings before the data is loaded, and of the data afterwards."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,7 +25,7 @@ ClassLists = Mapping[str, tuple[str, ...]]
 
 
 def partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> list[Fault]:
-    """Find faults that show from the data set's classes alone; their ``where`` is like ``"partition.shared"``."""
+    """Check partition settings against the data set's class names; faults name keys like ``"partition.shared"``."""
     match spec:
         case ClassSubsetsSpec():
             return _subset_faults(class_names, spec)
@@ -80,7 +80,7 @@ def _subset_faults(class_names: Sequence[str], spec: ClassSubsetsSpec) -> list[F
 
 
 def _too_few_sites_faults(class_names: Sequence[str], sites: int, classes_a_site: int) -> list[Fault]:
-    """Return a fault if there are too few sites for every class to be annotated."""
+    """Return a fault if not every class can be annotated by some site, because there are too few sites."""
     if sites * classes_a_site >= len(class_names):
         return []
     lists = f"{count_with_noun(sites, 'site')} with {count_with_noun(classes_a_site, 'class', 'classes')} each"
@@ -90,7 +90,13 @@ def _too_few_sites_faults(class_names: Sequence[str], sites: int, classes_a_site
 
 
 def unannotated_class_faults(class_names: Sequence[str], lists: ClassLists, where: str, remedy: str) -> list[Fault]:
-    """Return faults for classes that no site annotates."""
+    """Return a fault that lists the classes that no site annotates.
+
+    Args:
+        lists: The classes of each site.
+        where: The configuration key that the fault names.
+        remedy: The advice of the fault.
+    """
     orphans = sorted(set(class_names).difference(*lists.values()))
     return [Fault(where, f"no site annotates {quote_names(orphans)}.", remedy)] if orphans else []
 
@@ -113,7 +119,7 @@ def _table_faults(class_names: Sequence[str], spec: ClassTableSpec) -> list[Faul
 
 
 def site_faults(splits: Splits, spec: ClassPartitionSpec, sites: Sequence[str]) -> list[Fault]:
-    """Return faults if the data has too few patients for the sites, or other centres than the partition says."""
+    """Check that the loaded data has enough patients for the sites, or the centres that the partition names."""
     if spec.images == "source":
         return _centre_faults(splits, spec, sites)
     patients = len(np.unique(splits.train.patients))
@@ -149,14 +155,19 @@ def _centre_faults(splits: Splits, spec: ClassPartitionSpec, sources: Sequence[s
 
 
 def empty_site_faults(sites: Sequence[str], rows: Sequence[Rows], part: str, remedy: str) -> list[Fault]:
-    """Find sites without an image; ``rows`` are those of each site in the part that ``part`` names."""
+    """Return a fault that lists the sites without an image in a part.
+
+    Args:
+        rows: The image indices of each site.
+        part: "training" or "test", for the error message.
+    """
     empty = [site for site, of_site in zip(sites, rows, strict=True) if not len(of_site)]
     problem = f"{quote_names(empty)} would get no {part} image."
     return [Fault("partition.sites", problem, remedy)] if empty else []
 
 
 def several_class_faults(part: str, images: ImageSet) -> list[Fault]:
-    """Find images that do not have exactly one class."""
+    """Return a fault if some images do not have exactly one class."""
     count = int(((images.labels == 1).sum(axis=1) != 1).sum())
     problem = f"deals images by their one class, but {count} of {len(images)} {part} images have none or several."
     return [Fault("partition.kind", problem, 'Take a kind such as "class_subsets".')] if count else []

@@ -1,4 +1,4 @@
-"""The result of every partition: the images of each site, and the classes that it annotates."""
+"""The result of a partition: for each simulated site, its images and the classes that it annotates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +16,10 @@ class SitePartition:
     """The images and the classes of one site.
 
     Attributes:
-        class_names: The classes it annotates, sorted.
-        train: Rows of the data set's train part.
-        validation: Rows of its validation part.
-        test: Rows of its test part that are this site's own; None where all sites test on the whole of it.
+        class_names: The classes that the site annotates, sorted.
+        train: Indices into the training part of the partitioned data set.
+        validation: Indices into its validation part.
+        test: Indices into its test part; None if all sites are tested on the whole test part.
     """
 
     site: str
@@ -34,10 +34,10 @@ class PartitionedDataset:
     """A data set divided over sites.
 
     Attributes:
-        splits: The images that the rows of ``parts`` count in; a partition may cut the parts of a data set anew.
+        splits: The images that the indices in ``parts`` refer to. Some partitions split the original data set anew.
         parts: The sites, in the order of their names.
-        server: Images that the coordinator holds itself; None in most partitions.
-        empty_sites: Sites to which no training image was dealt; they have no part.
+        server: Images that the coordinator holds; None in most partitions.
+        empty_sites: Names of sites that got no training image, and are not in ``parts``.
     """
 
     splits: Splits
@@ -47,27 +47,27 @@ class PartitionedDataset:
 
 
 def site_images(splits: Splits, part: SitePartition) -> Splits:
-    """Return a site's images with the label columns it annotates; the others are gone."""
+    """Return the images of a site, with only the label columns that it annotates."""
     test = splits.test if part.test is None else splits.test.select_rows(part.test)
     sets = (splits.train.select_rows(part.train), splits.validation.select_rows(part.validation), test)
     return Splits(*(images.only_classes(part.class_names) for images in sets))
 
 
 def site_names(stem: str, count: int) -> tuple[str, ...]:
-    """Return numbered names, which sort as their numbers do: ``("site-01", ..., "site-12")``."""
+    """Return numbered site names, padded so that they sort by number: ``("site-01", ..., "site-12")``."""
     return tuple(f"{stem}-{number:0{len(str(count))}}" for number in range(1, count + 1))
 
 
 def gather_site_images(images: ImageSet, rows: Sequence[Rows]) -> tuple[ImageSet, list[Rows]]:
-    """Return the images of all sites, one site after the other, and each site's rows in them.
+    """Select the images of all sites, one site after the other, and return each site's indices into the selection.
 
     Args:
-        rows: Rows of ``images``, for each site.
+        rows: For each site, indices into ``images``.
     """
     ends = np.cumsum([len(of_site) for of_site in rows])
     return images.select_rows(np.concatenate(rows)), np.split(np.arange(ends[-1]), ends[:-1])
 
 
 def without_skipped_list(images: ImageSet) -> ImageSet:
-    """Return the images without their list of unreadable files, so that these are not reported twice."""
+    """Return the images without their list of unreadable files, to avoid reporting the same files twice."""
     return replace(images, skipped=(), missing=0)

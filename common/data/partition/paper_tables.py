@@ -1,7 +1,7 @@
-"""The classes of each site in the simulations of Kulkarni et al., "Surgical Aggregation", ML4H 2024.
+"""The classes of each site in the experiments of Kulkarni et al., "Surgical Aggregation", ML4H 2024.
 
-The authors drew the lists at random and published them, not the generator. Numbers are places in the 14 class names of
-NIH ChestX-ray14 in alphabetical order (:data:`common.data.tables.class_names.NIH_CLASSES`).
+The authors published the randomly drawn class lists, but not how to draw them. Numbers are indices into the
+alphabetical class names of NIH ChestX-ray14 (:data:`common.data.tables.class_names.NIH_CLASSES`).
 """
 
 from typing import Literal
@@ -46,5 +46,10 @@ TABLES: dict[Literal["clients", "shared"], dict[int, Lists]] = {
 
 
 def paper_class_lists(table: Literal["clients", "shared"], row: int) -> tuple[tuple[str, ...], ...]:
-    """Return the class names of each site, sorted."""
+    """Return the sorted class names of each site in one experiment of the paper.
+
+    Args:
+        table: "clients" for the sweep over the number of sites, "shared" for the sweep over shared classes.
+        row: The number of sites, or the number of the experiment.
+    """
     return tuple(tuple(NIH_CLASSES[place] for place in places) for places in TABLES[table][row])

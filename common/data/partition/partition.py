@@ -1,9 +1,9 @@
-"""One data set divided over simulated sites: the images of each site, and the classes that it annotates.
+"""Partition one data set over simulated sites (:func:`partition_dataset`).
 
-Here: sites that annotate different classes, and patients dealt apart from them (as in Kulkarni et al., "Surgical
-Aggregation", ML4H 2024, see :mod:`common.data.base.splits`), or centres as sites. Class lists are drawn so that each
-class is annotated at least once in the network and each site annotates at least one. The other kinds: :mod:`by_label`
-and :mod:`by_task` beside this module.
+This module handles sites that annotate different classes. Patients are distributed independently of the classes, as in
+Kulkarni et al., "Surgical Aggregation", ML4H 2024 (see :mod:`common.data.base.splits`), or each centre of the data is a
+site. Each class is annotated by at least one site, and each site annotates at least one class. Other partitions are in
+:mod:`by_label` and :mod:`by_task`.
 """
 
 from dataclasses import replace
@@ -46,15 +46,14 @@ _DRAWS, _MOST_NAMED = 10_000, 20
 def distribute_classes(
     shared: NDArray[np.bool_], positives: NDArray[np.intp], minimum: int, random: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Give the shared classes to all sites and deal the others one each, round-robin in random order.
+    """Give shared classes to all sites, and each other class to one site, in turn and in random order.
 
-    With ``minimum`` > 0 a class goes to the next site with at least so many positives, or to the next site if none has;
-    sites with fewer classes come first, so the deal stays as even as the data allows, and a site that would be left
-    without any class takes one from the richest.
+    A class goes to the next site with at least ``minimum`` positive images, or to the next site if none has as many.
+    Sites with fewer classes come first. A site left without a class takes one from the site with the most.
 
     Args:
-        shared: ``(classes,)``.
-        positives: ``(sites, classes)`` positive training images.
+        shared: ``(classes,)``, True for shared classes.
+        positives: ``(sites, classes)`` numbers of positive training images.
 
     Returns:
         ``(sites, classes)``, True where the site annotates the class.
@@ -74,7 +73,10 @@ def distribute_classes(
 
 
 def random_owners(sites: int, classes: int, random: np.random.Generator) -> NDArray[np.bool_]:
-    """Draw class lists ``(sites, classes)``: 1 to ``sites`` owners per class; a site left with none joins one class."""
+    """Draw a mask ``(sites, classes)`` of the classes that each site annotates, with at least one per row and column.
+
+    The number of sites per class is drawn uniformly from 1 to ``sites``; then a site without a class gets one.
+    """
     owned = np.zeros((sites, classes), dtype=np.bool_)
     for column in range(classes):
         owned[random.permutation(sites)[: random.integers(1, sites + 1)], column] = True
@@ -84,10 +86,10 @@ def random_owners(sites: int, classes: int, random: np.random.Generator) -> NDAr
 
 
 def draw_class_lists(sites: int, classes: int, missing: int, seed: int) -> NDArray[np.bool_]:
-    """Draw class lists ``(sites, classes)`` that each lack ``missing`` classes, until every class has an owner.
+    """Draw a mask ``(sites, classes)`` in which each site lacks ``missing`` classes.
 
-    FedMLP's authors draw them so, with Python's own generator, site after site; they take the first draw, also where a
-    class has no owner. After many draws the last is returned.
+    Drawing is repeated until each class is annotated by some site, at most 10,000 times. FedMLP's authors draw in the
+    same way, with Python's ``random``, but accept the first draw even if no site annotates a class.
     """
     if classes - missing == 1:
         return np.eye(classes, dtype=np.bool_)[np.arange(sites) % classes]
@@ -102,7 +104,7 @@ def draw_class_lists(sites: int, classes: int, missing: int, seed: int) -> NDArr
 
 
 def partition_by_class(splits: Splits, spec: ClassPartitionSpec, seed: int) -> tuple[SitePartition, ...]:
-    """Divide the train and validation parts over sites; the test part belongs to none of them.
+    """Partition the training and validation part over sites; the test part stays common to all sites.
 
     Raises:
         BadInput: If a check fails; it lists all faults.
@@ -169,10 +171,10 @@ def _choose_class_lists(
 
 
 def partition_dataset(splits: Splits, spec: PartitionSpec, seed: int) -> PartitionedDataset:
-    """Divide a data set over sites.
+    """Partition a data set over simulated sites, according to its settings.
 
     Args:
-        seed: The seed of the division where ``spec.seed`` is None.
+        seed: The seed if ``spec.seed`` is None.
 
     Raises:
         BadInput: If a check fails; it lists all faults.
@@ -192,9 +194,9 @@ def partition_dataset(splits: Splits, spec: PartitionSpec, seed: int) -> Partiti
 
 
 def mask_unlisted_test_labels(splits: Splits, lists: ClassLists) -> Splits:
-    """Make each class unknown in the test images of centres that do not list it, and note how many images are left.
+    """Set a class to unknown in the test images of centres whose list lacks it, and add a note with what remains.
 
-    A centre that does not look for a class does not write it down either: its absence from a cell says nothing.
+    A centre that does not look for a class does not record it either, so that a negative label means nothing.
     """
     names, test = splits.class_names, splits.test
     sources, places = np.unique(test.sources, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Settings of the division of a data set over sites in a config file: checked by pydantic, unchanging afterwards."""
+"""Settings of the partition of a data set over simulated sites, as immutable pydantic models."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -10,13 +10,14 @@ from common.data.base.spec import BaseDataSpec, ClassNames, Count, Fraction, Leg
 
 
 class SitesPartitionSpec(BaseDataSpec):
-    """Settings of all partitions that deal patients or centres, and deal classes apart from them.
+    """Settings that all partitions share that choose each site's images independently of its classes.
 
     Attributes:
-        images: ``"patients"`` deals patients over sites; ``"source"`` makes each source centre a site, under its name.
-        seed: The seed of the deal; the run's own where None.
-        size_skew: Where patients are dealt, the n-th site gets a share in proportion to ``n ** -size_skew``; 0 deals
-            equal numbers, 1 gives the first of twelve sites a third of all.
+        images: ``"patients"`` distributes patients over sites; ``"source"`` makes each centre of the data a site of
+            that name.
+        seed: The seed of the distribution; None takes the run's seed.
+        size_skew: When patients are distributed, site n gets a share in proportion to ``n ** -size_skew``: 0 gives
+            equal shares, 1 gives the first of twelve sites a third of all patients.
     """
 
     size_skew: Annotated[float, Field(ge=0, le=3)] = 0.0
@@ -25,12 +26,12 @@ class SitesPartitionSpec(BaseDataSpec):
 
 
 class ClassSubsetsSpec(SitesPartitionSpec):
-    """Some classes are shared by all sites, each other class is annotated by exactly one site.
+    """Some classes are annotated by all sites, and each other class by exactly one site.
 
     Attributes:
-        sites: Number of sites; with ``images = "source"`` it may be left out.
-        shared: The classes that all sites share, or their number, of which as many are drawn at random.
-        minimum_positives: Deal a class to a site with fewer positive training images only if no other site has enough.
+        sites: Number of sites; may be left out if ``images = "source"``.
+        shared: The classes that all sites annotate, or how many of them to draw at random.
+        minimum_positives: Positive training images that a site should have to get a class that is not shared.
     """
 
     kind: Literal["class_subsets"]
@@ -40,13 +41,14 @@ class ClassSubsetsSpec(SitesPartitionSpec):
 
 
 class ClassListsSpec(SitesPartitionSpec):
-    """The classes of every site are given, by the site's name.
+    """Each site annotates the classes that the configuration lists for it.
 
     Attributes:
-        lists: With ``images = "source"`` also a centre that has test images only may stand here.
-        test_labels: Only with ``images = "source"``. ``"listed"``: in test images, too, a class that the image's centre
-            does not list is unknown, because nobody has looked for it; ``"all"`` keeps all labels of test images, for
-            data in which every class was looked for everywhere.
+        lists: The classes by site name. With ``images = "source"``, centres that have only test images may be listed
+            too.
+        test_labels: Only with ``images = "source"``. ``"listed"`` makes a class unknown in the test images of a centre
+            whose list lacks it, because nobody there looked for it; ``"all"`` keeps all test labels, for data in which
+            each class was looked for everywhere.
     """
 
     kind: Literal["class_lists"]
@@ -55,11 +57,13 @@ class ClassListsSpec(SitesPartitionSpec):
 
 
 class ClassTableSpec(SitesPartitionSpec):
-    """The classes of every site are those of a row of the surgical aggregation paper's NIH tables.
+    """Each site annotates the classes of a table in the surgical aggregation paper, for NIH ChestX-ray14.
 
     Attributes:
-        table: ``"clients"``: sweep over the number of sites; ``"shared"``: sweep over the shared classes, four sites.
-        row: K for ``"clients"`` (2, 3, 4, 5, 6, 8, 10), the run's number for ``"shared"`` (1 to 7).
+        table: ``"clients"`` for the sweep over the number of sites, ``"shared"`` for the sweep over shared classes with
+            four sites.
+        row: The number of sites (2, 3, 4, 5, 6, 8, 10) for ``"clients"``, the number of the experiment (1 to 7) for
+            ``"shared"``.
     """
 
     kind: Literal["class_table"]
@@ -68,20 +72,20 @@ class ClassTableSpec(SitesPartitionSpec):
 
 
 class RandomOwnersSpec(SitesPartitionSpec):
-    """Each class is annotated by a number of sites drawn uniformly from 1 to all; every site has at least one class."""
+    """Each class is annotated by a random number of sites, drawn uniformly from 1 to all; each site gets a class."""
 
     kind: Literal["random_owners"]
     sites: Count | None = None
 
 
 class MissingClassesSpec(SitesPartitionSpec):
-    """Each site annotates all classes but ``missing`` drawn ones, as in FedMLP (Sun et al., MICCAI 2024).
+    """Each site annotates all classes except ``missing`` randomly drawn ones, as in FedMLP (Sun et al., MICCAI 2024).
 
-    Where that leaves one class a site, site i annotates class i, and nothing is drawn.
+    If that leaves one class per site, nothing is drawn: the sites annotate the classes in turn.
 
     Attributes:
-        sites: Number of sites; with ``images = "source"`` it may be left out.
-        lists_seed: The seed of the draw of class lists, the paper's own by default.
+        sites: Number of sites; may be left out if ``images = "source"``.
+        lists_seed: The seed for drawing the classes; by default the paper's.
     """
 
     kind: Literal["missing_classes"]
@@ -91,15 +95,16 @@ class MissingClassesSpec(SitesPartitionSpec):
 
 
 class LabelSkewSpec(BaseDataSpec):
-    """All sites annotate all classes and differ in how many images of each they hold, as in FedSLD (Luo & Wu 2021).
+    """All sites annotate all classes but hold different numbers of images of each, as in FedSLD (Luo & Wu 2021).
 
-    For data with one class per image. Each site has test images of its own, dealt like its training images.
+    Only for data with one class per image. Each site has its own test images, in the same proportions as its training
+    images.
 
     Attributes:
-        shards: ``"practical"``: of each class one site holds 80 %, one 10 %, the others 1 % each;
+        shards: ``"practical"``: of each class one site holds 80 %, one 10 %, and each other site 1 %;
             ``"pathological"``: each site holds two classes.
-        seed: The seed of the deal, that of the paper's code by default; the run's own where None.
-        validation_fraction: Part of each site's training images held out.
+        seed: The seed of the distribution, by default that of the paper's code; None takes the run's seed.
+        validation_fraction: Fraction of each site's training images held out for validation.
     """
 
     kind: Literal["label_skew"]
@@ -110,12 +115,12 @@ class LabelSkewSpec(BaseDataSpec):
 
 
 class DirichletSpec(BaseDataSpec):
-    """Like ``label_skew``, with each class dealt over sites in proportions drawn from a Dirichlet distribution.
+    """Like :class:`LabelSkewSpec`, but the proportions of each class are drawn from a Dirichlet distribution.
 
     Attributes:
-        alpha: Concentration: 0.1 is very uneven, 100 almost even.
-        seed: The seed of the deal; the run's own where None.
-        validation_fraction: Part of each site's training images held out.
+        alpha: Concentration of the distribution: 0.1 is very uneven, 100 almost even.
+        seed: The seed of the distribution; None takes the run's seed.
+        validation_fraction: Fraction of each site's training images held out for validation.
     """
 
     kind: Literal["dirichlet"]
@@ -126,15 +131,16 @@ class DirichletSpec(BaseDataSpec):
 
 
 class TaskPartitionSpec(BaseDataSpec):
-    """Each task of a mixture has some sites, the coordinator has its own images, as in UniFed (Hassani & Rekik 2024).
+    """Each task of a mixture has several sites; the coordinator has images too, as in UniFed (Hassani & Rekik 2024).
 
-    Only the mixture's train part is used: each site and the coordinator divide their share of it 70/10/20.
+    Only the mixture's training part is used. The share of each site and of the coordinator is split 70/10/20.
 
     Attributes:
-        split: ``"strong"``: sites have their task's classes as unevenly as they come; ``"moderate"``: in equal numbers.
-        server_fraction: Part of each task's images that the coordinator holds.
-        limit: Use at most so many patients of each task, in file order ("moderate": evenly over classes). An image
-            without a patient counts as one.
+        split: ``"strong"``: the classes of a task are distributed over its sites unevenly, by chance; ``"moderate"``:
+            in equal numbers.
+        server_fraction: Fraction of each task's images that the coordinator holds.
+        limit: Maximum number of patients per task, the first of the file; with ``"moderate"`` evenly over classes. An
+            image without a patient counts as one.
     """
 
     kind: Literal["tasks"]

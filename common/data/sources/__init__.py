@@ -1,1 +1,1 @@
-"""The kinds of data an experiment or a site can name."""
+"""Readers for the kinds of data that an experiment or a site can name."""

@@ -1,12 +1,12 @@
-"""Data that needs no file: scikit-learn's handwritten digits (Alpaydin & Kaynak, UCI), and radiograph phantoms.
+"""Data sets that need no file: scikit-learn's handwritten digits (Alpaydin & Kaynak, UCI), and synthetic radiographs.
 
-Phantoms are procedural, synthetic frontal chests with nine findings that can be seen. No patient stands behind them and
-nothing about medicine follows from results on them. They are there so that a demo or a test runs without files, with
-the difficulties of the real thing: several findings at once, some that come together (a failing heart is wide, with
-oedema and effusions), some small, varying pose, exposure and noise.
+The synthetic radiographs (phantoms) are chest images drawn by a program, with nine visible findings. They come from no
+patient and allow no medical conclusion. They let demos and tests run without files, with the difficulties of real
+images: several findings at once, some of them correlated (heart failure brings a wide heart, oedema and effusions),
+small findings, varying pose, exposure and noise.
 
-Coordinates: x and y run from -1 to 1 over the image, y downwards; a patient's left is at positive x, as on a viewer.
-All arrays are float32 and of shape ``(batch, size, size)``; anatomy and findings are ``(batch, 1, 1)``.
+Coordinates x and y run from -1 to 1 over the image, y downwards; the patient's left is at positive x, as on a viewer.
+All arrays are float32 ``(batch, size, size)``; anatomy and findings are ``(batch, 1, 1)``.
 """
 
 import functools
@@ -26,7 +26,7 @@ from common.data.images.reading import resize_images
 
 
 def load_digits(spec: DigitsSpec) -> Splits:
-    """Return the 1,797 digits, ``(n, 8, 8)``, scaled from 0..16 to 0..255 and split 70/10/20; each is one patient."""
+    """Load the 1,797 digits as 8x8 images in 0..255, split 70/10/20; each image counts as one patient."""
     images, digits = _load_images_and_digits(spec.image_size)
     everything = ImageSet(
         stored=images,
@@ -40,7 +40,7 @@ def load_digits(spec: DigitsSpec) -> Splits:
 
 @functools.lru_cache(maxsize=1)
 def _load_images_and_digits(size: int | None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return all images at one size, and the digit of each; the result is cached for the next run in this process."""
+    """Return all images at one size with their digits; cached for further runs in this process."""
     package = importlib.util.find_spec("sklearn")
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz" if package and package.origin else None
     if file is not None and file.is_file():  # read it here, because the library's import takes a second of CPU
@@ -77,14 +77,14 @@ _BATCH = 100
 
 
 def load_phantom(spec: PhantomSpec) -> Splits:
-    """Draw synthetic patients of 1 to 3 images each, render the images, and split them by patient."""
+    """Draw synthetic radiographs, with 1 to 3 images per patient, and split them by patient."""
     return split_by_patient(
         draw_phantoms(spec.images, spec.image_size, np.random.default_rng(spec.seed)), spec.split_seed
     )
 
 
 def draw_phantoms(count: int, size: int, random: Random) -> ImageSet:
-    """Draw ``count`` images ``(count, size, size)`` with their nine labels."""
+    """Draw ``count`` synthetic radiographs ``(count, size, size)`` with labels for nine findings."""
     patient = np.repeat(np.arange(count), random.integers(1, 4, size=count))[:count]
     findings = _draw_findings(patient, random)
     anatomy = PhantomAnatomy.draw(patient, random)
@@ -100,7 +100,7 @@ def draw_phantoms(count: int, size: int, random: Random) -> ImageSet:
 
 
 def _draw_findings(patient: NDArray[np.intp], random: Random) -> NDArray[np.float32]:
-    """Draw findings 0/1 ``(n, classes)``; heart failure belongs to the patient, its visible signs to the image."""
+    """Draw labels 0/1 ``(n, classes)``; in patients drawn to have heart failure, some findings are more frequent."""
     failing = (random.random(patient.max() + 1) < _HEART_FAILURE)[patient]
     columns = []
     for name in PHANTOM_CLASSES:
@@ -111,13 +111,13 @@ def _draw_findings(patient: NDArray[np.intp], random: Random) -> NDArray[np.floa
 
 @dataclass(frozen=True)
 class PhantomAnatomy:
-    """Differences between patients before any finding; each ``(n, 1, 1)``.
+    """Individual anatomy of each image's patient, without findings; each array is ``(n, 1, 1)``.
 
     Attributes:
-        width: Half width of the thorax.
-        lung_height: Half height of the lungs.
-        heart: Half width of the heart.
-        diaphragm: y of the domes.
+        width: Half the width of the thorax.
+        lung_height: Half the height of the lungs.
+        heart: Half the width of the heart.
+        diaphragm: y coordinate of the domes of the diaphragm.
         rib_spacing: Ribs per unit of y.
     """
 
@@ -129,7 +129,7 @@ class PhantomAnatomy:
 
     @classmethod
     def draw(cls, patient: NDArray[np.intp], random: Random) -> "PhantomAnatomy":
-        """Draw one anatomy per patient and repeat it for the patient's images."""
+        """Draw one anatomy per patient, and repeat it for each image of the patient."""
 
         def of_patient(low: float, high: float) -> Plane:
             values = random.uniform(low, high, size=int(patient.max()) + 1)[patient]
@@ -144,20 +144,20 @@ class PhantomAnatomy:
         )
 
     def select_rows(self, batch: slice) -> "PhantomAnatomy":
-        """Return the anatomy of a batch of images."""
+        """Return the anatomy of the images in a slice."""
         return PhantomAnatomy(**{field.name: getattr(self, field.name)[batch] for field in fields(self)})
 
 
 @dataclass(frozen=True)
 class PhantomScene:
-    """The coordinates and the random draws of one batch of images.
+    """Coordinates and random numbers for drawing one batch of images.
 
     Attributes:
-        x: Posed coordinate, to the image's right.
-        y: Posed coordinate, downwards.
-        lungs: 0 to 1, air.
-        draw: Draws one uniform number per image between two bounds, ``(batch, 1, 1)``.
-        texture: Draws smooth noise of mean 0, deviation 1; its argument is the number of grains along a side.
+        x: Horizontal coordinate in the posed patient, to the image's right.
+        y: Vertical coordinate in the posed patient, downwards.
+        lungs: How much of each pixel is air, 0 to 1.
+        draw: Draws a uniform number per image between two bounds, ``(batch, 1, 1)``.
+        texture: Draws smooth noise with mean 0 and deviation 1, given the number of grains along a side.
     """
 
     x: Plane
@@ -167,14 +167,14 @@ class PhantomScene:
     texture: Callable[[int], Plane]
 
     def side(self) -> Plane:
-        """Draw -1 or 1 per image."""
+        """Draw a side of the body per image: -1 (left in the image) or 1."""
         return np.where(self.draw(-1, 1) < 0, np.float32(-1), np.float32(1))
 
 
 def _render_images(
     findings: NDArray[np.float32], anatomy: PhantomAnatomy, size: int, random: Random
 ) -> NDArray[np.uint8]:
-    """Draw a batch: body, lungs, findings of the lungs, heart, bones, findings on top, then the exposure."""
+    """Render a batch of images: body, lungs, findings of the lungs, heart, bones, findings on top, then exposure."""
     count = len(findings)
     has = {name: findings[:, place].reshape(-1, 1, 1) for place, name in enumerate(PHANTOM_CLASSES)}
 
@@ -210,7 +210,7 @@ def _render_images(
 
 
 def _draw_pose(size: int, draw: Callable[[float, float], Plane]) -> tuple[Plane, Plane]:
-    """Shift, turn and scale the coordinates of each image a little."""
+    """Return coordinates that are slightly shifted, rotated and scaled at random for each image."""
     axis = np.linspace(-1, 1, size, dtype=np.float32)
     column, row = axis[None, None, :] - draw(-0.06, 0.06), axis[None, :, None] - draw(-0.05, 0.05)
     turn, scale = draw(-0.07, 0.07), draw(0.93, 1.07)
@@ -218,12 +218,12 @@ def _draw_pose(size: int, draw: Callable[[float, float], Plane]) -> tuple[Plane,
 
 
 def _soft_step(signed: Plane, sharpness: float) -> Plane:
-    """Return 1 where ``signed`` is positive and 0 where it is negative, with a soft edge."""
+    """Return 1 where ``signed`` is positive and 0 where it is negative, with a smooth transition."""
     return np.asarray(1 / (1 + np.exp(np.clip(-sharpness * signed, -30, 30))), dtype=np.float32)
 
 
 def _draw_smooth_noise(count: int, size: int, grains: int, random: Random) -> Plane:
-    """Draw values on a coarse grid and interpolate between them linearly, rows and columns each by one matrix."""
+    """Draw smooth noise: random values on a coarse grid, interpolated linearly by two matrix products."""
     grid = random.standard_normal((count, grains + 1, grains + 1), dtype=np.float32)
     place = np.linspace(0, grains, size, dtype=np.float32)
     weights = np.maximum(1 - np.abs(place[:, None] - np.arange(grains + 1, dtype=np.float32)), 0)  # (size, grains + 1)
@@ -231,7 +231,7 @@ def _draw_smooth_noise(count: int, size: int, grains: int, random: Random) -> Pl
 
 
 def _draw_lungs(x: Plane, y: Plane, anatomy: PhantomAnatomy, emphysema: Plane) -> Plane:
-    """Draw two half-ellipses on domes; emphysema pushes the domes down and flat and the lungs wide."""
+    """Draw the lungs as half-ellipses; emphysema widens them, and lowers and flattens the diaphragm."""
     center = 0.49 * anatomy.width
     from_center = (np.abs(x) - center) / (0.36 * anatomy.width * (1 + 0.06 * emphysema))
     outline = 1 - np.abs(from_center) ** 2.4 - np.abs((y + 0.12) / anatomy.lung_height) ** 2.4
@@ -242,12 +242,12 @@ def _draw_lungs(x: Plane, y: Plane, anatomy: PhantomAnatomy, emphysema: Plane) -
 
 
 def _draw_hilar_vessels(scene: PhantomScene) -> Plane:
-    """Draw the density of vessels, highest beside the heart's upper border."""
+    """Draw the lung vessels, which are densest beside the upper border of the heart."""
     return np.exp(-(((np.abs(scene.x) - 0.24) / 0.17) ** 2) - ((scene.y + 0.05) / 0.26) ** 2)
 
 
 def _draw_ribs(scene: PhantomScene, anatomy: PhantomAnatomy) -> Plane:
-    """Draw bright arcs that fall towards the sides, and the clavicles."""
+    """Draw the ribs as bright arcs that descend towards the sides, and the clavicles."""
     phase = anatomy.rib_spacing * (scene.y - 0.42 * np.abs(scene.x) ** 1.5)
     arcs = 0.055 * np.clip(np.cos(2 * np.pi * phase) - 0.25, 0, 1) * _soft_step(np.abs(scene.x) - 0.12, 30)
     clavicles = 0.08 * np.exp(-(((scene.y + 0.68 + 0.12 * np.abs(scene.x)) / 0.035) ** 2))
@@ -255,7 +255,7 @@ def _draw_ribs(scene: PhantomScene, anatomy: PhantomAnatomy) -> Plane:
 
 
 def _draw_spine_and_heart(scene: PhantomScene, anatomy: PhantomAnatomy, cardiomegaly: Plane, emphysema: Plane) -> Plane:
-    """Draw spine, great vessels and heart, which is wide in cardiomegaly and narrow between emphysematous lungs."""
+    """Draw spine, great vessels and heart; cardiomegaly widens the heart, and emphysema narrows it."""
     x, y = scene.x, scene.y
     half_width = 0.13 + 0.03 * np.sin(5 * y)
     mediastinum = 0.22 * np.exp(-np.square(np.square(x / half_width))) * (1 - 0.5 * _soft_step(y - 0.6, 8))
@@ -267,7 +267,7 @@ def _draw_spine_and_heart(scene: PhantomScene, anatomy: PhantomAnatomy, cardiome
 
 
 def _draw_round_shadow(scene: PhantomScene, least: float, most: float, brightness: float) -> Plane:
-    """Draw a round shadow somewhere in a lung, its rim a little uneven if large."""
+    """Draw a round shadow at a random place in a lung, with a slightly irregular rim if it is large."""
     radius = scene.draw(least, most)
     x, y = scene.side() * scene.draw(0.34, 0.6), scene.draw(-0.5, 0.25)
     distance: Plane = np.hypot(scene.x - x, scene.y - y) * (1 + radius * scene.texture(8))
@@ -276,7 +276,7 @@ def _draw_round_shadow(scene: PhantomScene, least: float, most: float, brightnes
 
 
 def _draw_consolidation(scene: PhantomScene) -> Plane:
-    """Draw a patchy white area with an ill-defined edge in one lung."""
+    """Draw a patchy white area with blurred edges in one lung."""
     x, y = scene.side() * scene.draw(0.36, 0.52), scene.draw(-0.3, 0.3)
     area = np.exp(-(((scene.x - x) / scene.draw(0.2, 0.28)) ** 2) - ((scene.y - y) / scene.draw(0.16, 0.26)) ** 2)
     patches: Plane = np.clip(0.75 + 0.5 * scene.texture(11), 0.1, 1.4)
@@ -284,14 +284,14 @@ def _draw_consolidation(scene: PhantomScene) -> Plane:
 
 
 def _draw_edema(scene: PhantomScene) -> Plane:
-    """Draw haze around both hila, in the shape of a butterfly's wings."""
+    """Draw butterfly-shaped haze around both hila."""
     wings = np.exp(-(((np.abs(scene.x) - 0.3) / 0.24) ** 2) - ((scene.y + 0.02) / 0.36) ** 2)
     haze = wings * np.clip(1 + 0.25 * scene.texture(14), 0.3, 1.7)
     return np.asarray(scene.draw(0.07, 0.2) * scene.lungs * haze)
 
 
 def _draw_pneumothorax(scene: PhantomScene) -> tuple[Plane, Plane]:
-    """Draw air without markings above and outside the collapsed lung, and the thin white line of its pleura."""
+    """Draw air without lung markings beside a collapsed lung, and the thin white line of its pleura."""
     side = scene.side()
     across, along = (side * scene.x - 0.3) / scene.draw(0.26, 0.36), (scene.y - 0.25) / scene.draw(0.5, 0.8)
     inside = 1 - across**2 - along**2
@@ -301,7 +301,7 @@ def _draw_pneumothorax(scene: PhantomScene) -> tuple[Plane, Plane]:
 
 
 def _draw_effusion(scene: PhantomScene, anatomy: PhantomAnatomy) -> Plane:
-    """Draw fluid over one diaphragm, its level rising towards the chest wall (the meniscus)."""
+    """Draw fluid above one side of the diaphragm, whose level rises towards the chest wall (meniscus)."""
     outward = scene.side() * scene.x
     lateral = np.clip((outward - 0.15) / 0.6, 0, 1.2)
     level = anatomy.diaphragm - scene.draw(0.0, 0.26) - 0.2 * lateral**3
@@ -313,7 +313,7 @@ def _draw_effusion(scene: PhantomScene, anatomy: PhantomAnatomy) -> Plane:
 
 
 def _draw_device(scene: PhantomScene) -> Plane:
-    """Draw a lead or catheter: a thin bright line from a shoulder down to the heart."""
+    """Draw a lead or catheter: a thin bright line from one shoulder down to the heart."""
     side, end = scene.side(), scene.draw(-0.05, 0.35)
     start = scene.draw(0.4, 0.6)
     way = np.clip((scene.y + 0.75) / (end + 0.75), 0, 1)
@@ -328,7 +328,7 @@ def _draw_device(scene: PhantomScene) -> Plane:
 def _apply_exposure(
     density: Plane, draw: Callable[[float, float], Plane], texture: Callable[[int], Plane], random: Random
 ) -> NDArray[np.uint8]:
-    """Vary exposure and contrast, add scatter and grain, and store as 8 bits."""
+    """Vary exposure and contrast, add scatter and noise, and convert to 8 bits."""
     grain = random.standard_normal(density.shape, dtype=np.float32)
     shown: Plane = np.clip(density, 0, 1.2) ** draw(0.8, 1.25) * draw(0.85, 1.1) + draw(-0.02, 0.06)
     shown += draw(0.015, 0.045) * grain + 0.012 * texture(3)

@@ -1,9 +1,10 @@
-"""Data sets made of npz files: composites of single pictures, and mixtures of tasks.
+"""Data sets built from npz files: images composed of several pictures, and mixtures of several data sets.
 
-Composites put up to four pictures with one class each side by side, every class a yes or no: real pixels in drawn
-arrangements, for benchmarks that need more multi-label images than a public file has. No composite is an image that
-anybody took. Each part is made of the pictures of the same part of the file; within a part a picture is used again only
-once all of its class were used. A mixture has several data sets as tasks: images alike, classes side by side.
+A composite shows up to four pictures of a single-label file side by side, and is labelled with all their classes: real
+pixels in artificial arrangements, for benchmarks that need more multi-label images than public files have. Composites
+of one part (training, validation or test) use only pictures of that part, and reuse a picture only when all of its
+class have been used. A mixture combines data sets, called tasks, into one with images of one size and the classes of
+all tasks.
 """
 
 from dataclasses import replace
@@ -25,10 +26,10 @@ CELLS = 4
 
 
 def composite_faults(spec: CompositesSpec, base: Path) -> list[Fault]:
-    """Find pictures that do not have exactly one class.
+    """Check that each picture of the file has exactly one class, and return a fault if not.
 
     Raises:
-        BadInput: With what is wrong with the file.
+        BadInput: If the file itself is not valid.
     """
     _, (train, _, test) = open_npz(_single_pictures_spec(spec), base)
     several = sum(int(((part.labels == 1).sum(axis=1) != 1).sum()) for part in (train, test))
@@ -37,10 +38,10 @@ def composite_faults(spec: CompositesSpec, base: Path) -> list[Fault]:
 
 
 def load_composites(spec: CompositesSpec, base: Path, store: DecodedImageStore) -> Splits:
-    """Draw the composites of the three parts.
+    """Draw the composed images of all three parts.
 
     Raises:
-        BadInput: With what is wrong with the file.
+        BadInput: If the file is not valid.
     """
     pictures = load_npz(_single_pictures_spec(spec), base, store)
     composites = (
@@ -51,9 +52,9 @@ def load_composites(spec: CompositesSpec, base: Path, store: DecodedImageStore) 
 
 
 def draw_composites(pictures: ImageSet, count: int, spec: CompositesSpec, random: np.random.Generator) -> ImageSet:
-    """Draw ``count`` composites: one to four pictures each, in cells drawn without repetition.
+    """Draw ``count`` composed images, each with one to four pictures at random places of a 2x2 grid.
 
-    Class c, in the file's order, is drawn with a probability in proportion to ``spec.falling ** c``.
+    Class c, in the file's order, is drawn with a probability proportional to ``spec.falling ** c``.
     """
     classes = len(pictures.class_names)
     share = spec.falling ** np.arange(classes)
@@ -77,7 +78,7 @@ def draw_composites(pictures: ImageSet, count: int, spec: CompositesSpec, random
 
 
 class _PicturePools:
-    """Gives the pictures of each class in random order, and in a new order once all were used."""
+    """Returns the pictures of each class in random order, and again in a new order when all have been used."""
 
     def __init__(self, pictures: ImageSet, random: np.random.Generator) -> None:
         self._pictures, self._random = pictures.images, random
@@ -85,21 +86,21 @@ class _PicturePools:
         self._left: list[list[int]] = [[] for _ in self._rows]
 
     def draw_picture(self, column: int) -> NDArray[np.uint8]:
-        """Return the next picture of the class in this label column, in random order."""
+        """Return the next picture of a class, given its label column."""
         if not self._left[column]:
             self._left[column] = self._random.permutation(self._rows[column]).tolist()
         return np.asarray(self._pictures[self._left[column].pop()])
 
 
 def _single_pictures_spec(spec: CompositesSpec) -> NpzSpec:
-    """Return the file of single pictures; a tenth of its training part is held out where it has no validation part."""
+    """Return the settings for loading the single pictures; if the file has no validation part, 10 % are held out."""
     return NpzSpec(
         kind="npz", path=spec.path, classes=spec.classes, validation_fraction=0.1, largest_mb=spec.largest_mb
     )
 
 
 def mixture_faults(spec: MixtureSpec, base: Path) -> list[Fault]:
-    """Find what is wrong with any task, without reading images; ``where`` is like ``"data.tasks.busi.path"``."""
+    """Check all tasks without reading images; faults name keys like ``"data.tasks.busi.path"``."""
     faults: list[Fault] = []
     names: list[str] = []
     for task, file in spec.tasks.items():
@@ -111,7 +112,7 @@ def mixture_faults(spec: MixtureSpec, base: Path) -> list[Fault]:
 
 
 def load_mixture(spec: MixtureSpec, base: Path, store: DecodedImageStore) -> Splits:
-    """Read all tasks; their train, validation and test parts stand one task after the other.
+    """Load all tasks of a mixture, and join their training, validation and test parts.
 
     Raises:
         BadInput: If a check fails; it lists all faults.
@@ -134,7 +135,7 @@ def load_mixture(spec: MixtureSpec, base: Path, store: DecodedImageStore) -> Spl
 
 
 def _prefix_with_task(images: ImageSet, task: str, color: bool) -> ImageSet:
-    """Put the task's name in front of its classes and patients, and as the source."""
+    """Prefix the class and patient names with the task's name, which also becomes the source of each image."""
     return replace(
         images,
         stored=convert_color(images.images, color),
@@ -146,7 +147,7 @@ def _prefix_with_task(images: ImageSet, task: str, color: bool) -> ImageSet:
 
 
 def _add_missing_columns(images: ImageSet, class_names: tuple[str, ...]) -> ImageSet:
-    """Return the images with the columns of all tasks; those of other tasks are unknown."""
+    """Extend the labels to the columns of all tasks; classes of other tasks are unknown."""
     labels = np.full((len(images), len(class_names)), np.nan, dtype=np.float32)
     labels[:, [class_names.index(name) for name in images.class_names]] = images.labels
     return replace(images, labels=labels, class_names=class_names)

@@ -1,4 +1,4 @@
-"""A hospital's own table of labels, and its PACS."""
+"""Data sets with a hospital's own label table, and images in its PACS."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -33,14 +33,14 @@ _LONGEST_ACCESSION = 64
 
 @dataclass(frozen=True)
 class PacsLabelTable:
-    """A table of labels whose images are located in a PACS.
+    """A label table whose images were located in a PACS.
 
     Attributes:
-        table: The rows with an image.
-        archive: Gives the images.
-        lines: Number of lines of the table.
-        patients_from_archive: True where patients are those that the PACS names, because no column does; images without
-            a PatientID have a placeholder, the same for a study.
+        table: The rows for which the PACS has an image.
+        archive: Downloads the images.
+        lines: Number of rows in the table, including those without an image.
+        patients_from_archive: True if the patients come from the PACS, because the table does not name them. Images
+            without a PatientID then have placeholder names, one per study.
     """
 
     table: LabelTable
@@ -50,10 +50,11 @@ class PacsLabelTable:
 
 
 def open_dicomweb(spec: DicomwebSpec, base: Path) -> PacsLabelTable:
-    """Read and check the table, and search the PACS for its images; no image is fetched.
+    """Read and check the label table, and search the PACS for its images, without downloading one.
 
     Raises:
-        BadInput: With all faults of the columns and of the files named beside, then of the cells, then of the answers.
+        BadInput: With the faults of the first stage that fails: columns, cells, settings of the connection, PACS
+            responses.
     """
     columns = read_columns(base / spec.labels, "data.labels", spec.largest_mb)
     named = {key: column for kind, key in _KEYS.items() if (column := getattr(spec, f"{kind}_column"))}
@@ -98,7 +99,7 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> PacsLabelTable:
 
 
 def _repeated_image_faults(columns: TableColumns, key: str, name: str) -> list[Fault]:
-    """Find rows without an image or a study, and images or studies in two rows."""
+    """Return a fault for rows that name no image (or study), or for an image that several rows name."""
     column, what = columns.column(name), "image" if key == _KEYS["instance"] else "study"
     if faults := blank_faults(column, key, what):
         return faults
@@ -112,7 +113,10 @@ def _repeated_image_faults(columns: TableColumns, key: str, name: str) -> list[F
 
 
 def _identifier_faults(key: str, column: TableColumn) -> list[Fault]:
-    """Find cells that cannot name an image or a study; such names stand in addresses and in names of files."""
+    """Return a fault for cells that are no valid UID or AccessionNumber.
+
+    These identifiers become part of URLs and file names, so that they must be safe there.
+    """
     if key == _KEYS["accession"]:
         fits = [
             0 < len(cell) <= _LONGEST_ACCESSION and cell.isprintable() and not set("*?\\") & set(cell)
@@ -133,10 +137,13 @@ def _identifier_faults(key: str, column: TableColumn) -> list[Fault]:
 def _locate_images(
     spec: DicomwebSpec, columns: TableColumns, archive: PacsArchive
 ) -> tuple[NDArray[np.intp], list[ImageLocation | None]]:
-    """Return images with the line ``(n,)`` that each belongs to; None for a line without one.
+    """Search the PACS for the images of all table rows.
+
+    Returns:
+        ``(n,)`` row index of each image, and the images; a row without an image has one entry None.
 
     Raises:
-        BadInput: If the PACS gives no usable answer, or an image belongs to two lines.
+        BadInput: If the PACS gives no usable response, or an image belongs to two rows.
     """
     kind = "study" if spec.study_column else "accession" if spec.accession_column else "instance"
     keys = [PacsImageKey(kind, str(cell)) for cell in columns[str(getattr(spec, f"{kind}_column"))]]
@@ -163,13 +170,13 @@ def _locate_images(
 def _drop_lines_without_images(
     table: LabelTable, lines: NDArray[np.int32], images: list[ImageLocation | None], spec: DicomwebSpec
 ) -> LabelTable:
-    """Leave out lines of the table whose image the PACS does not have, and count them.
+    """Leave out table rows whose image the PACS does not have, and count them.
 
     Args:
-        lines: The line of each image.
+        lines: The line number in the file for each image.
 
     Raises:
-        BadInput: If there are such and ``spec.missing_files`` is "fault", or if there is no image at all.
+        BadInput: If there are such rows and ``spec.missing_files`` is "fault", or if no row has an image.
     """
     is_present = np.array([image is not None for image in images], dtype=np.bool_)
     absent = lines[~is_present]

@@ -1,4 +1,4 @@
-"""Labels in the forms that users' programs hold (arrays, masked arrays, tensors, pandas tables), as one array."""
+"""Convert labels from users' programs (arrays, masked arrays, tensors, pandas tables) to NumPy arrays."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from common.errors import quote_names
 
 
 def plain_array(values: Any) -> NDArray[Any]:
-    """Return values as an array: a tensor without its gradient, 16-bit floats as float32, masked entries as NaN."""
+    """Convert values to a NumPy array: tensors are detached, 16-bit floats become float32, masked entries NaN."""
     if hasattr(values, "detach"):  # a tensor; this module does not import torch
         values = values.detach().cpu()
         values = values.float() if values.is_floating_point() and values.element_size() == 2 else values
@@ -22,18 +22,18 @@ def plain_array(values: Any) -> NDArray[Any]:
 
 
 def has_running_index(rows: Any) -> bool:
-    """Return False for a table or column of pandas whose rows may be meant in another order: those of its index."""
+    """Return True if a pandas index is 0, 1, 2, ..., so that the row order is unambiguous, or if there is no index."""
     return not hasattr(rows, "iloc") or list(rows.index) == list(range(len(rows)))
 
 
 def label_array(labels: Any, class_names: Sequence[str]) -> NDArray[Any]:
-    """Return labels as an array: NaN where a masked array hides them, columns of a table in the order of the classes.
+    """Convert labels to a NumPy array; masked entries become NaN, table columns are put in the order of the classes.
 
     Args:
-        labels: Those of all images ``(n, classes)``, or of one image.
+        labels: Labels of all images ``(n, classes)``, or of one image.
 
     Raises:
-        ValueError: If they are no numbers, or a table whose columns are not the classes.
+        ValueError: If labels are not numeric, or a table lacks a class.
     """
     if hasattr(labels, "iloc"):  # of pandas: a table, or a row of one
         columns = list(map(str, labels.index if labels.ndim == 1 else labels.columns))

@@ -1,6 +1,6 @@
-"""npz files in MedMNIST's layout, or with pictures as JPEG bytes; never with Python objects inside.
+"""Read and check npz files in MedMNIST's layout, or with JPEG bytes instead of pixels; Python objects are refused.
 
-Faults are found from the headers of the arrays and from the labels, before pictures are read.
+Checks use the array headers and the labels, before pictures are read.
 """
 
 import math
@@ -51,7 +51,11 @@ def _image_count(headers: Headers, prefix: str) -> int:
 
 
 def array_key_faults(spec: NpzSpec, path: Path, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
-    """Find arrays that are missing or hold Python objects; ``prefixes`` are the parts that must be there."""
+    """Return faults for arrays that are missing, or hold Python objects.
+
+    Args:
+        prefixes: The parts that must be present: "train", "val", "test".
+    """
     pixels = ("jpeg", "offsets") if _has_jpeg_arrays(headers) else ("images",)
     extra = [(key, f"data.{field}") for field in ("patient_key", "source_key") if (key := getattr(spec, field))]
     kinds = [(kind, "data.path") for kind in (*pixels, "labels")] + extra
@@ -72,7 +76,7 @@ def array_key_faults(spec: NpzSpec, path: Path, headers: Headers, prefixes: Sequ
 
 
 def shape_faults(spec: NpzSpec, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
-    """Find arrays of a wrong type or shape, or of another number of rows than their part has images."""
+    """Return faults for arrays with a wrong type or shape, or a length that differs from the number of images."""
     problems = []
     for prefix in prefixes:
         count = _image_count(headers, prefix)
@@ -103,10 +107,10 @@ def shape_faults(spec: NpzSpec, headers: Headers, prefixes: Sequence[str]) -> li
 def array_size_faults(
     spec: NpzSpec, path: Path, headers: Headers, prefixes: Sequence[str], classes: int, *, in_memory: bool = False
 ) -> list[Fault]:
-    """Find out from the headers that the arrays, with what is made of each row, take more room than they may.
+    """Check from the headers that the loaded arrays will fit into memory, and large pictures onto the disk.
 
     Args:
-        in_memory: True if all images have to be in memory; else those of a large part are kept on the disk.
+        in_memory: True if all images stay in memory; else the images of a large part go to the disk.
     """
     memory, disk = 0, 0
     for prefix in prefixes:
@@ -124,10 +128,12 @@ def array_size_faults(
 def size_faults(
     path: Path, claimed: int, largest_mb: int = LARGEST_MB, where: str = "data.path", *, on_disk: bool = False
 ) -> list[Fault]:
-    """Return a fault if a file's content takes more memory than a file of its size may take.
+    """Return a fault if the decoded content is too large for a file of this size.
 
     Args:
-        on_disk: True if the content goes to the disk in pieces: then only its growth is limited.
+        claimed: Bytes of the decoded content.
+        where: The configuration key that the fault names.
+        on_disk: True if the content goes to the disk piece by piece, so that memory sets no limit.
     """
     limit = content_limit(path.stat().st_size, largest_mb, in_memory=not on_disk)
     subject = "" if where.endswith(path.name) else f"{path.name}: "
@@ -136,7 +142,11 @@ def size_faults(
 
 
 def label_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Fault]:
-    """Find labels of a wrong kind or value, and labels of more classes than there are names, for each part's array."""
+    """Return a fault for labels of a wrong type or value, or with more classes than there are class names.
+
+    Args:
+        labels: The label array of each part, by the part's prefix.
+    """
     if any(array.dtype.kind not in "biuf" for array in labels.values()):
         kinds = ", ".join(
             f"{prefix}_labels is {'text' if array.dtype.kind in 'US' else array.dtype}"
@@ -165,7 +175,7 @@ def label_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[str, ...
 
 
 def are_class_numbers(labels: NDArray[Any]) -> bool:
-    """Return whether labels are one class number per image, rather than 0 or 1 per class."""
+    """Return True if labels are one class number per image, rather than 0 or 1 per class."""
     return labels.ndim == 1 or labels.shape[1] == 1
 
 
@@ -180,7 +190,12 @@ def _label_range_faults(name: str, labels: NDArray[Any]) -> list[Fault]:
 
 @dataclass(frozen=True)
 class NpzPart:
-    """One part of a file without its images; ``rows`` are places in the arrays that start with ``prefix``."""
+    """The labels, patients and centres of one part of an npz file, without its images.
+
+    Attributes:
+        prefix: "train", "val" or "test", with which the names of the part's arrays start.
+        rows: Indices of the images in these arrays.
+    """
 
     prefix: str
     rows: NDArray[np.intp]
@@ -189,21 +204,21 @@ class NpzPart:
     sources: Names
 
     def select_rows(self, index: NDArray[np.intp]) -> "NpzPart":
-        """Return the rows at ``index``."""
+        """Return the images with these indices."""
         return NpzPart(self.prefix, self.rows[index], self.labels[index], self.patients[index], self.sources[index])
 
     def limit_rows(self, limit: int | None, seed: int) -> "NpzPart":
-        """Return at most ``limit`` rows, each combination of labels in proportion."""
+        """Return at most ``limit`` images, sampled in proportion to each combination of labels."""
         if limit is None or limit >= len(self.rows):
             return self
         return self.select_rows(stratified_rows(self.labels, limit, seed))
 
 
 def open_npz(spec: NpzSpec, base: Path) -> tuple[tuple[str, ...], tuple[NpzPart, NpzPart, NpzPart]]:
-    """Read and check everything but the images; return the class names, and the parts train, validation and test.
+    """Read and check everything except the images; return the class names and the training, validation and test part.
 
     Raises:
-        BadInput: With all faults of the keys, then of the shapes, then of the values.
+        BadInput: With the faults of the first stage that fails: array names, shapes, values.
     """
     headers = read_headers(base / spec.path)
     prefixes = [prefix for prefix in _PREFIXES if prefix != "val" or "val_labels" in headers]
@@ -221,7 +236,7 @@ def open_npz(spec: NpzSpec, base: Path) -> tuple[tuple[str, ...], tuple[NpzPart,
 def _open_parts(
     spec: NpzSpec, path: Path, headers: Headers, prefixes: Sequence[str]
 ) -> tuple[tuple[str, ...], list[NpzPart]]:
-    """Return the class names and the parts with these prefixes, with the classes of ``spec.keep`` only."""
+    """Read and check the parts with these prefixes; return the class names, and the parts with these classes only."""
     raise_faults(array_key_faults(spec, path, headers, prefixes))
     raise_faults(shape_faults(spec, headers, prefixes))
     class_names = spec.classes or public_class_names(path.stem)
@@ -272,10 +287,10 @@ def _make_parts(spec: NpzSpec, arrays: NpzArrays, labels: Mapping[str, NDArray[A
 
 
 def stratified_rows(labels: NDArray[np.float32], limit: int, seed: int) -> NDArray[np.intp]:
-    """Draw ``limit`` rows in all, from each combination of labels in proportion to its rows; in ascending order.
+    """Draw ``limit`` rows in total, in proportion to each combination of labels; return them in ascending order.
 
-    The r-th of the m shuffled rows of a combination stands at ``(r + u) / m``, u drawn once a combination;
-    the first ``limit`` are drawn.
+    The r-th of the m shuffled rows of a combination has position ``(r + u) / m``, with one uniform u per combination;
+    the rows with the lowest positions are drawn.
     """
     random = np.random.default_rng(seed)
     _, combination = np.unique(labels, axis=0, return_inverse=True)
@@ -288,7 +303,7 @@ def stratified_rows(labels: NDArray[np.float32], limit: int, seed: int) -> NDArr
 
 
 def load_npz(spec: NpzSpec, base: Path, store: DecodedImageStore) -> Splits:
-    """Read an npz file.
+    """Load an npz file with its images.
 
     Raises:
         BadInput: If a check fails; it lists all faults.
@@ -298,10 +313,10 @@ def load_npz(spec: NpzSpec, base: Path, store: DecodedImageStore) -> Splits:
 
 
 def load_npz_test(spec: NpzSpec, base: Path, store: DecodedImageStore) -> ImageSet:
-    """Read the test part of an npz file, which needs no other part.
+    """Load only the test part of an npz file, which then needs no other part.
 
     Raises:
-        BadInput: With all faults of the test part.
+        BadInput: If a check fails; it lists all faults.
     """
     class_names, parts = _open_parts(spec, base / spec.path, read_headers(base / spec.path), ("test",))
     (test,) = _read_images(spec, base, parts, class_names, store)
@@ -348,7 +363,7 @@ def _array_images(
 def _jpeg_images(
     spec: NpzSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
 ) -> ImageSet:
-    """Decode the JPEG pictures of a part; all of them take the form of the file's first picture of that part."""
+    """Decode the JPEG pictures of a part; the first one decides the size and colour of all."""
     data, offsets = arrays[f"{part.prefix}_jpeg"], arrays[f"{part.prefix}_offsets"]
     try:
         first = decode_picture(bytes(data[slice(*offsets[:2])]))

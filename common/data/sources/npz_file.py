@@ -1,4 +1,4 @@
-"""npz files: the headers of their arrays, and the arrays; no array takes more memory than its header says."""
+"""Read npz files safely: array headers first, then arrays that take no more memory than their headers state."""
 
 import io
 import math
@@ -27,7 +27,7 @@ _AGAIN = "Copy it again, or write it again with numpy.savez."
 
 @dataclass(frozen=True)
 class ArrayHeader:
-    """The shape and type of an array, known without reading it."""
+    """The shape, data type and memory order of an array, read without the array itself."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -44,7 +44,7 @@ class ArrayHeader:
 
 @contextmanager
 def damage_as_fault(where: str, name: str) -> Iterator[None]:
-    """Turn any error of zipfile, zlib and numpy on damaged bytes, inside the ``with``, into one fault of the file."""
+    """Catch the errors that a damaged file causes inside the ``with`` block, and raise one :class:`BadInput`."""
     subject = "" if where.endswith(name) else f"{name} "
     damaged = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, SyntaxError, LookupError, MemoryError)
     try:
@@ -57,10 +57,10 @@ def damage_as_fault(where: str, name: str) -> Iterator[None]:
 
 
 class NpzArrays:
-    """The arrays of an open npz file; each is read when it is first needed.
+    """The arrays of an open npz file by name; each access reads the array from the file.
 
     Raises:
-        BadInput: Where an array cannot be read.
+        BadInput: If an array cannot be read.
     """
 
     def __init__(self, archive: zipfile.ZipFile, path: Path, where: str) -> None:
@@ -77,12 +77,12 @@ class NpzArrays:
                 return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
 
     def header(self, key: str) -> ArrayHeader:
-        """Return the shape and type of an array, which is not read."""
+        """Return the shape and data type of an array, without reading the array."""
         with damage_as_fault(self._where, self.path.name):
             return read_header(self._archive, self._entries[key])
 
     def read_rows(self, key: str, rows: NDArray[np.intp]) -> NDArray[Any]:
-        """Return the entries at ``rows``, which ascend; the rest of the array is read block by block."""
+        """Read the entries with these ascending indices; unless all are needed, the file is read block by block."""
         header = self.header(key)
         if len(rows) == header.shape[0]:
             return self[key]
@@ -93,7 +93,7 @@ class NpzArrays:
         return entries
 
     def blocks(self, key: str, rows: NDArray[np.intp]) -> Iterator[NDArray[Any]]:
-        """Yield the entries at ``rows``, which ascend, in blocks."""
+        """Yield the entries with these ascending indices in blocks."""
         header = self.header(key)
         if header.fortran or not header.size:
             yield np.asarray(self[key][rows])
@@ -110,7 +110,7 @@ class NpzArrays:
 
 @contextmanager
 def open_arrays(path: Path, where: str = "data.path") -> Iterator[NpzArrays]:
-    """Open the arrays of a file that has passed :func:`read_headers`."""
+    """Open the arrays of an npz file that :func:`read_headers` has already checked."""
     with damage_as_fault(where, path.name):
         archive = zipfile.ZipFile(path)
         arrays = NpzArrays(archive, path, where)
@@ -119,10 +119,10 @@ def open_arrays(path: Path, where: str = "data.path") -> Iterator[NpzArrays]:
 
 
 def read_headers(path: Path, where: str = "data.path") -> dict[str, ArrayHeader]:
-    """Read the header of each array, by its name.
+    """Read the headers of all arrays in an npz file, by array name.
 
     Raises:
-        BadInput: If there is no such file, it is no npz file, or an array has another size than its header says.
+        BadInput: If the file is missing or no npz file, or an array has another size than its header states.
     """
     raise_faults(missing_file(where, path))
     with damage_as_fault(where, path.name), zipfile.ZipFile(path) as archive:
@@ -130,12 +130,12 @@ def read_headers(path: Path, where: str = "data.path") -> dict[str, ArrayHeader]
 
 
 def _list_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Return the entries of the archive by the names of their arrays.
+    """Return the zip entries of an npz file by array name.
 
     Raises:
-        ValueError: If two entries have one name: every reader decides in its own way which of them counts.
-        NotImplementedError: If an entry is packed otherwise than numpy packs: from a piece of a bzip2 or LZMA entry
-            zipfile unpacks everything at once, which may be gigabytes.
+        ValueError: If two entries have the same name, of which other readers might choose another one.
+        NotImplementedError: If an entry is compressed with bzip2 or LZMA, of which zipfile may decompress gigabytes at
+            once.
     """
     if not {info.compress_type for info in archive.infolist()} <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
         raise NotImplementedError("packed otherwise than numpy does")
@@ -146,10 +146,10 @@ def _list_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 
 
 def read_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArrayHeader:
-    """Read one array's header, and check that the entry has as many bytes as the header says.
+    """Read the header of one array, and check that the zip entry has the size that the header states.
 
     Raises:
-        ValueError: If it has not; or what numpy and zipfile raise on damaged bytes.
+        ValueError: If the sizes differ. Errors of numpy and zipfile on damaged bytes also pass.
     """
     with archive.open(info) as member:
         header = _parse_header(member)
@@ -163,7 +163,7 @@ def read_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArrayHeader:
 
 
 def _parse_header(member: IO[bytes]) -> ArrayHeader:
-    """Read a header; afterwards ``member`` is at the first byte behind it."""
+    """Parse an npy header; afterwards the file position is at the first byte of the array."""
     version = np.lib.format.read_magic(member)
     form = "<H" if version == (1, 0) else "<I"
     prefix = _read_exactly(member, struct.calcsize(form))
@@ -180,7 +180,7 @@ def _read_exactly(member: IO[bytes], size: int) -> bytes:
     """Read exactly ``size`` bytes.
 
     Raises:
-        EOFError: If there are fewer.
+        EOFError: If the file ends earlier.
     """
     data = member.read(size)
     if len(data) < size:

@@ -1,4 +1,4 @@
-"""Data sets that a package of the user's reads: ``kind = "plugin"``; checked as closely as our own."""
+"""Data sets that a user's package reads (``kind = "plugin"``), with the same checks as built-in kinds."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from common.plugins import DATASETS, describe_plugin, identify_plugin, is_local_
 
 
 class MapDataset(Protocol):
-    """A map-style data set, such as a ``torch.utils.data.Dataset`` with a length."""
+    """A map-style data set: anything with ``__getitem__`` and ``__len__``, such as a ``torch.utils.data.Dataset``."""
 
     def __len__(self) -> int: ...
 
@@ -37,20 +37,21 @@ class MapDataset(Protocol):
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """The images and labels that a data set's plug-in returns; rows of all fields belong together.
+    """The images and labels that a data set plug-in returns; entry i of each field belongs to image i.
 
     Attributes:
-        images: uint8, ``(n, height, width)`` for grey or ``(n, height, width, 3)`` for colour; or a map-style torch
-            data set or list, whose items are read when a batch needs them (:mod:`common.data.sources.torch_dataset`).
-        labels: ``(n, classes)``: 1 present, 0 absent, NaN unknown; a pandas table has a column for each class, in any
-            order; in a masked array what is masked is unknown. None for those of a data set's items, all of which
-            are then read once at the start.
-        class_names: Column names of ``labels``; empty for those that the data set names itself.
-        patients: ``(n,)`` names; images of one patient never stand on two sides of a split. None where nobody knows:
-            then each image counts as a patient.
-        parts: ``(n,)``, each ``"train"``, ``"validation"`` or ``"test"``. None for a split 70/10/20 by patient.
-        sources: ``(n,)`` names of the centres that the images came from; None where nobody knows.
-        value_range: The values of black and white where a data set gives floats; None for 0 and 1.
+        images: A uint8 array ``(n, height, width)`` for grey or ``(n, height, width, 3)`` for colour; or a map-style
+            torch data set or list, whose items are read when a batch needs them
+            (:mod:`common.data.sources.torch_dataset`).
+        labels: ``(n, classes)``: 1 present, 0 absent, NaN unknown. A pandas table has a column per class, in any order;
+            masked entries of a masked array are unknown. None takes the labels from the items of the data set, each of
+            which is then read once at the start.
+        class_names: Column names of ``labels``; empty takes the names that the data set defines.
+        patients: ``(n,)`` names; all images of a patient go into the same part. None if unknown: then each image counts
+            as a patient.
+        parts: ``(n,)``, each ``"train"``, ``"validation"`` or ``"test"``. None splits 70/10/20 by patient.
+        sources: ``(n,)`` names of the centres that the images came from; None if unknown.
+        value_range: The values of black and white if a data set returns floats; None means 0 and 1.
     """
 
     images: NDArray[np.uint8] | MapDataset
@@ -69,7 +70,7 @@ DatasetPlugin = Callable[[Path, Mapping[str, Any]], LabelledImages | ImageParts]
 
 
 def plugin_installation_faults(spec: PluginSpec) -> list[Fault]:
-    """Return a fault if the plug-in is not installed; its code is not run for this."""
+    """Return a fault if the plug-in is not installed, without running its code."""
     try:
         identify_plugin(DATASETS, spec.name)
     except BadInput as bad:
@@ -78,10 +79,10 @@ def plugin_installation_faults(spec: PluginSpec) -> list[Fault]:
 
 
 def load_plugin(spec: PluginSpec, base: Path, tell: Callable[[str], object] = lambda line: None) -> Splits:
-    """Run the plug-in, check what it returns, and split it.
+    """Run a data set plug-in, check its result, and split it into training, validation and test.
 
     Args:
-        tell: Prints a line about items that are being read.
+        tell: Prints a progress line while items are read.
 
     Raises:
         BadInput: If the plug-in is not installed, fails, or returns something else than :class:`LabelledImages`.
@@ -111,7 +112,7 @@ def load_plugin(spec: PluginSpec, base: Path, tell: Callable[[str], object] = la
 def _join_parts(
     spec: PluginSpec, images: ImageParts, where: str, tell: Callable[[str], object] = lambda line: None
 ) -> Splits:
-    """Return a data set whose parts are given one by one; without validation images some patients are held out."""
+    """Combine parts that a plug-in returned separately; without a validation part, training patients are held out."""
     if not {"train", "test"} <= set(images) <= set(PARTS):
         problem = f"has the parts {quote_names(map(str, images))}."
         raise BadInput([Fault(where, problem, 'Give "train" and "test", and "validation" if there is one.')])
@@ -155,10 +156,10 @@ def _join_parts(
 def _make_image_set(
     spec: PluginSpec, pictures: LabelledImages, where: str, tell: Callable[[str], object], start: int = 0
 ) -> ImageSet:
-    """Check images and labels, and return them as a set.
+    """Check the images and labels of a plug-in, and convert them to an image set.
 
     Args:
-        start: Number of the first image where nobody knows the patients.
+        start: Number of the first placeholder patient, if the patients are unknown.
 
     Raises:
         BadInput: If a check fails; it lists all faults.
@@ -183,10 +184,10 @@ def _make_image_set(
 
 
 def _labels_by_class(labels: Any, class_names: Sequence[str], where: str) -> NDArray[Any]:
-    """Return given labels as an array, in the order of the classes.
+    """Convert a user's labels to an array with columns in the order of the classes.
 
     Raises:
-        BadInput: If they are no numbers, or a table of other columns.
+        BadInput: If the labels are not numeric, or a table lacks a class.
     """
     try:
         return label_array(labels, class_names)
@@ -197,10 +198,10 @@ def _labels_by_class(labels: Any, class_names: Sequence[str], where: str) -> NDA
 def _open_torch_dataset(
     spec: PluginSpec, pictures: LabelledImages, where: str, tell: Callable[[str], object]
 ) -> tuple[PixelRows, LabelledImages]:
-    """Open a torch data set; return its images, and the given labels or those that its items have.
+    """Open a torch data set; return its images, and the result of the plug-in completed with labels from the items.
 
     Raises:
-        BadInput: If it cannot be read by number, its items cannot be used, or it names no classes.
+        BadInput: If the data set is not map-style, its items cannot be used, or class names are missing.
     """
     from common.data.sources.torch_dataset import (  # imports torch
         dataset_class_names,
@@ -244,10 +245,10 @@ def _open_torch_dataset(
 
 
 def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.uint8] | PixelRows) -> Iterator[str]:
-    """Yield a sentence for each thing that is wrong with the result of a plug-in.
+    """Yield a message for each error in the result of a plug-in.
 
     Args:
-        images: Those of ``pictures``, opened.
+        images: The images of ``pictures``, opened for reading.
     """
     labels = np.asarray(pictures.labels)
     if isinstance(pictures.class_names, str) or not isinstance(pictures.class_names, Sequence | np.ndarray):
@@ -286,7 +287,7 @@ def _find_name_problems(name: str, entries: Any, count: int) -> Iterator[str]:
 
 
 def _is_missing(entry: Any, *, blank: bool) -> bool:
-    """Return True for None, NaN, NaT and masked entries, and for texts that name nothing unless ``blank`` allows it."""
+    """Return True for None, NaN, NaT and masked entries, and unless ``blank`` is True for texts that name nothing."""
     if isinstance(entry, str):
         return not blank and is_nobody(normalize_name(entry))
     return entry is None or entry is np.ma.masked or is_blank(str(entry))

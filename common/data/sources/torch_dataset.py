@@ -1,9 +1,9 @@
-"""Map-style torch data sets as a source of images: items are read when a batch needs them, with their own transforms.
+"""Images from map-style torch data sets; an item is read, with its own transforms, when a batch needs it.
 
 An item is ``(image, labels)``, ``(image, labels, mask)``, or a dictionary with such keys. An image is a PIL picture, a
-tensor ``([channels,] height, width)`` or an array ``(height, width[, channels])``: uint8, or floats in a range that is
-the same for the whole data set. Training sees a new draw of random transforms each time, evaluation always the same
-one; both follow from the run's seed.
+tensor ``([channels,] height, width)`` or an array ``(height, width[, channels])``; its values are uint8, or floats in
+one range for the whole data set. Random transforms are drawn anew for each training batch, and are always the same in
+evaluation; both follow from the run's seed.
 """
 
 import hashlib
@@ -56,11 +56,11 @@ _NEAR_INTEGER = 1e-3
 
 @dataclass(frozen=True)
 class DatasetItem:
-    """One item of a data set, its image and labels as the data set gives them; None for what it does not give.
+    """One item as the data set returns it; fields that the item lacks are None.
 
     Attributes:
-        unclear: Why its ``labels`` or ``patient`` cannot be read, a sentence for each.
-        unread: The other entries of a dictionary, by their keys.
+        unclear: For the keys "labels" and "patient", an error message if that entry of the item is ambiguous.
+        unread: Further entries of a dictionary item, by key.
     """
 
     image: Any
@@ -72,16 +72,16 @@ class DatasetItem:
 
 
 class TorchDatasetRows(PixelRows):
-    """Images of a torch data set, read by row: uint8, or float32 from 0 to 255 where the data set gives floats.
+    """The images of a torch data set, read by index: uint8, or float32 from 0 to 255 if the data set returns floats.
 
     Args:
-        name: What errors call the data set.
-        value_range: The values of black and white where images are floats.
+        name: Name of the data set in error messages.
+        value_range: The float values of black and white.
 
     Attributes:
-        labels: Those of the first reading, which later readings have to repeat; None where items were not read for
-            their labels.
-        digests: uint64 ``(n,)``, of the pictures of that reading; empty without it.
+        labels: Labels from the first reading of all items, with which later readings must agree; None if the user gave
+            labels separately.
+        digests: uint64 ``(n,)``, hashes of the pictures at that first reading; empty without it.
     """
 
     draws = True
@@ -96,10 +96,10 @@ class TorchDatasetRows(PixelRows):
         self.shape = (len(dataset), *self._first.shape)
 
     def read_item(self, row: int, seed: int = 0) -> DatasetItem:
-        """Read an item; its random transforms follow from the seed.
+        """Read one item, whose random transforms are determined by the seed.
 
         Raises:
-            BadInput: If the data set fails, or its items have another form.
+            BadInput: If the data set raises an error, or the item has no usable form.
         """
         with _seed_random_numbers(derive_seed(seed, row)):
             try:
@@ -156,10 +156,10 @@ class TorchDatasetRows(PixelRows):
         return DatasetItem(values["image"], values.get("labels"), values.get("mask"), patient, unclear, unread)
 
     def convert_item_image(self, row: int, image: Any) -> NDArray[Any]:
-        """Bring the image of an item to ``(height, width[, 3])``, uint8 or float32 from 0 to 255.
+        """Convert an item's image to ``(height, width[, 3])``, uint8 or float32 from 0 to 255.
 
         Raises:
-            BadInput: If it is none, or of another form than those before.
+            BadInput: If it is no image, or its shape or type differs from the first image.
         """
         if isinstance(image, Image.Image):
             if image.mode not in ("1", "L", "RGB"):
@@ -211,10 +211,10 @@ class TorchDatasetRows(PixelRows):
         return np.stack(images) if images else np.empty((0, *self.shape[1:]), np.uint8)
 
     def check_labels(self, row: int, item: DatasetItem) -> None:
-        """Check that an item has the labels and the patient of its first reading; its picture may differ.
+        """Check that an item has the same labels and patient as at its first reading; its image may differ.
 
         Raises:
-            BadInput: If it has others.
+            BadInput: If labels or patient differ.
         """
         if self.labels is None:
             return
@@ -232,7 +232,7 @@ class TorchDatasetRows(PixelRows):
         raise self._fault(row, problem, "An item always has the same labels and patient; only its picture may vary.")
 
     def __getitem__(self, rows: NDArray[np.intp] | slice) -> NDArray[np.uint8]:
-        """Return images in 8 bits, to be shown."""
+        """Return images rounded to uint8, for display."""
         return np.round(super().__getitem__(rows)).astype(np.uint8)
 
     def _fault(self, row: int, problem: str, remedy: str = "") -> BadInput:
@@ -240,10 +240,10 @@ class TorchDatasetRows(PixelRows):
 
 
 def open_dataset(dataset: Any, name: str, value_range: tuple[float, float] | None) -> TorchDatasetRows:
-    """Open a data set, and read its first image.
+    """Check a user's data set, and prepare it for reading by index.
 
     Raises:
-        BadInput: If it is no map-style data set, or its first item has another form.
+        BadInput: If it is not map-style or is empty, or its first item is not usable.
     """
     if isinstance(dataset, torch.utils.data.DataLoader):
         raise BadInput([Fault(name, "is a DataLoader, which makes batches.", "Pass its data set: loader.dataset.")])
@@ -263,20 +263,20 @@ def open_dataset(dataset: Any, name: str, value_range: tuple[float, float] | Non
 
 
 def is_map_dataset(dataset: object) -> bool:
-    """Return True if items can be read by number."""
+    """Return True if an object has ``__getitem__`` and ``__len__``."""
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
 
 def dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
-    """Return the names of the classes as the data set itself or those inside it name them; empty where they do not.
+    """Return the class names that a data set defines as an attribute; empty if it defines none.
 
-    Only ``Subset`` and ``ConcatDataset`` are known to return the labels of the data sets inside them as they are.
+    For ``Subset`` and ``ConcatDataset`` the data sets inside are searched, because these two return labels unchanged.
 
     Args:
-        name: What errors call the data set.
+        name: Name of the data set in error messages.
 
     Raises:
-        BadInput: If the data sets of a ``ConcatDataset`` name different classes.
+        BadInput: If the data sets of a ``ConcatDataset`` have different classes.
     """
     for attribute in _CLASSES:
         names = getattr(dataset, attribute, None)
@@ -295,10 +295,10 @@ def dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
 
 
 def shared_item_faults(where: str, parts: Mapping[str, Any]) -> list[Fault]:
-    """Return a fault for each two parts that read the same items.
+    """Return a fault for each pair of parts that contain the same items.
 
     Args:
-        parts: The data sets, by part.
+        parts: The data set of each part, by the part's name.
     """
     items = {name: set(_iterate_innermost_items(dataset)) for name, dataset in parts.items()}
     return [
@@ -309,7 +309,7 @@ def shared_item_faults(where: str, parts: Mapping[str, Any]) -> list[Fault]:
 
 
 def repeated_item_faults(where: str, dataset: Any) -> list[Fault]:
-    """Return a fault if a data set holds an item more than once, as one that repeats rare classes does."""
+    """Return a fault if a data set contains an item several times, for instance to oversample rare classes."""
     items = list(_iterate_innermost_items(dataset))
     if not (repeated := len(items) - len(set(items))):
         return []
@@ -318,7 +318,7 @@ def repeated_item_faults(where: str, dataset: Any) -> list[Fault]:
 
 
 def _iterate_innermost_items(dataset: Any, rows: Iterable[int] | None = None) -> Iterator[tuple[int, int]]:
-    """Yield the innermost data set, by its identity, and the row in it, of each row of a data set."""
+    """Resolve ``Subset``, ``ConcatDataset`` and wrappers: yield ``id`` of the inner data set and the index in it."""
     if hasattr(dataset, "__len__"):  # the data set inside a Subset needs none
         rows = range(len(dataset)) if rows is None else [row % len(dataset) for row in rows]
     assert rows is not None
@@ -340,10 +340,10 @@ def _iterate_innermost_items(dataset: Any, rows: Iterable[int] | None = None) ->
 
 
 def repeated_picture_faults(where: str, digests: NDArray[np.uint64]) -> list[Fault]:
-    """Return a fault if a data set of unknown patients holds more than a few pictures more than once.
+    """Return a fault if a data set without patients contains more than a few identical pictures.
 
     Args:
-        digests: ``(n,)``, of its pictures.
+        digests: ``(n,)``, hashes of its pictures.
     """
     repeated = len(digests) - len(np.unique(digests))
     if repeated <= _COPIES * len(digests):
@@ -353,10 +353,10 @@ def repeated_picture_faults(where: str, digests: NDArray[np.uint64]) -> list[Fau
 
 
 def shared_picture_faults(where: str, digests: Mapping[str, NDArray[np.uint64]]) -> list[Fault]:
-    """Return a fault for each two parts of which more than a few pictures are equal.
+    """Return a fault for each pair of parts that have more than a few identical pictures.
 
     Args:
-        digests: Hashes of the pictures that were read, by part.
+        digests: Hashes of the pictures of each part, by the part's name.
     """
     return [
         Fault(where, f'has {shared} equal pictures in "{first}" and "{second}".', "Give each part images of its own.")
@@ -368,12 +368,12 @@ def shared_picture_faults(where: str, digests: Mapping[str, NDArray[np.uint64]])
 
 @dataclass(frozen=True)
 class DatasetLabels:
-    """The labels of a data set.
+    """Labels and patients from the items of a data set.
 
     Attributes:
         labels: float32 ``(n, classes)``, NaN for unknown.
-        patients: Names of the patients; None where items do not name any, or they are not read.
-        class_names: Names of the columns of ``labels``.
+        patients: Names of the patients; None if the items name none, or patients are given separately.
+        class_names: Column names of ``labels``.
     """
 
     labels: NDArray[np.float32]
@@ -384,12 +384,13 @@ class DatasetLabels:
 def read_labels(
     images: TorchDatasetRows, class_names: Sequence[str], tell: Callable[[str], object], *, patients: bool = True
 ) -> DatasetLabels:
-    """Read the labels of all items, for which each item is read once; check all images on the way.
+    """Read each item once to collect its labels and, if requested, its patient; the images are checked too.
 
-    Some items are read again with another seed, since their labels may not change with the picture.
+    Some items are read again with another seed, to check that random transforms do not change the labels.
 
     Args:
-        patients: Read the patients too.
+        tell: Prints a progress line.
+        patients: True reads the patients too.
 
     Raises:
         BadInput: With the items that cannot be read, or whose labels do not fit the classes.
@@ -432,17 +433,17 @@ def read_labels(
 
 
 def _keys_like_ids(item: DatasetItem) -> list[str]:
-    """Return the keys of unread entries that may name a patient: texts and whole numbers that are called like an id."""
+    """Return the keys of unread entries whose name suggests an identifier of a patient."""
     names = {key: "".join(filter(str.isalnum, str(key).lower())) for key in item.unread}
     of_pictures = re.compile("image|img|file|sop|series")
     return [str(key) for key, name in names.items() if _LIKE_ID.search(name) and not of_pictures.search(name)]
 
 
 def _item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[np.float32]:
-    """Return the labels of an item, float32 ``(classes,)``; a whole number is the number of the one class it shows.
+    """Return the labels of an item as float32 ``(classes,)``; a single whole number is the index of its only class.
 
     Raises:
-        ValueError: If they do not fit the classes.
+        ValueError: If the labels do not fit the classes.
     """
     if "labels" in item.unclear:
         raise ValueError(item.unclear["labels"])
@@ -472,10 +473,10 @@ def _item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[np.fl
 
 
 def item_label_mask(item: DatasetItem, classes: int) -> NDArray[np.bool_]:
-    """Return the mask of an item, ``(classes,)``: True where a label is known.
+    """Return the label mask of an item, ``(classes,)``, True where the label is known.
 
     Raises:
-        ValueError: If the item's mask is not an array with a 0 or a 1 for each class.
+        ValueError: If the mask does not have a 0 or 1 for each class.
     """
     try:
         mask = plain_array(item.mask).squeeze()
@@ -487,7 +488,7 @@ def item_label_mask(item: DatasetItem, classes: int) -> NDArray[np.bool_]:
 
 
 def _is_segmentation(mask: Any, image: Any) -> bool:
-    """Return True if a mask is one of an image's pixels: of its height and width, maybe with channels."""
+    """Return True if a mask has the height and width of the image, so that it is a segmentation, not a label mask."""
     try:
         shape = plain_array(mask).squeeze().shape
         size = (image.height, image.width) if isinstance(image, Image.Image) else _channels_last(image).shape[:2]
@@ -498,7 +499,7 @@ def _is_segmentation(mask: Any, image: Any) -> bool:
 
 
 def _is_vector(value: Any) -> bool:
-    """Return True for numbers in at most one axis that is longer than 1, as labels and their masks are."""
+    """Return True if a value is numeric with at most one axis longer than 1, like labels or a label mask."""
     if isinstance(value, str | Mapping) or value is None:
         return False
     try:
@@ -509,10 +510,10 @@ def _is_vector(value: Any) -> bool:
 
 
 def _patient_name(value: Any) -> str | None:
-    """Return the name of a patient; None where the item names none.
+    """Convert an item's patient entry to a name; None if the item names no patient.
 
     Raises:
-        ValueError: If the value is no name.
+        ValueError: If the value is neither a text nor a whole number.
     """
     if (isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0) or isinstance(value, np.generic):
         value = value.item()
@@ -528,7 +529,7 @@ def _patient_name(value: Any) -> str | None:
 
 
 def _channels_last(image: Any) -> NDArray[Any]:
-    """Return a tensor ``([channels,] height, width)`` or an array with channels last as ``(height, width[, 3])``."""
+    """Convert a tensor ``([channels,] height, width)`` or a channels-last array to ``(height, width[, channels])``."""
     values = plain_array(image)
     first_is_channels = isinstance(image, torch.Tensor) or (values.ndim == 3 and values.shape[2] not in (1, 3))
     if values.ndim == 3 and first_is_channels:
@@ -538,7 +539,7 @@ def _channels_last(image: Any) -> NDArray[Any]:
 
 @contextmanager
 def _seed_random_numbers(seed: int) -> Iterator[None]:
-    """Let all random numbers follow from a seed, and go on afterwards as if none had been drawn."""
+    """Seed the global generators of Python, NumPy and torch inside the ``with`` block, and restore them afterwards."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -1,1 +1,1 @@
-"""Label tables: CSV files, names of classes, presets of public data sets."""
+"""Read label tables (CSV files): hospitals' own tables, and those of public data sets."""

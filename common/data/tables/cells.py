@@ -1,7 +1,8 @@
-"""The meaning of a table's cells: labels, findings, parts of a split.
+"""Parse the cells of a label table into labels, findings and parts of a split.
 
 A label column holds 1, 0, -1 (uncertain) or nothing. A column of findings holds names with a separator between them.
-Cells come normalised (:mod:`common.data.base.names`). A cell that means nothing here is a fault with its line.
+The cells are already normalised (:mod:`common.data.base.names`). Cells that cannot be parsed are reported with their
+lines.
 """
 
 import difflib
@@ -47,7 +48,7 @@ PART_NAMES = {"train": "train", "val": "validation", "valid": "validation", "val
 
 
 def interpret_label_cell(cell: str) -> Literal["present", "absent", "uncertain", "blank"] | None:
-    """Return the meaning of a cell of a label column, such as ``1``, ``0.0``, ``-1`` or ``1,0``; None for any other."""
+    """Return the meaning of a label cell such as ``1``, ``0.0``, ``-1`` or ``1,0``; None if it is no label."""
     if is_blank(cell):
         return "blank"
     match = _LABEL.fullmatch(cell)
@@ -61,10 +62,15 @@ def interpret_label_cell(cell: str) -> Literal["present", "absent", "uncertain",
 def parse_label_columns(
     columns: TableColumns, names: Sequence[str], *, uncertain: LabelPolicy, blank: LabelPolicy, where: str
 ) -> NDArray[np.float32]:
-    """Turn label columns of 1, 0, -1 and blank into float32 ``(n, classes)``.
+    """Parse label columns with cells 1, 0, -1 or blank into float32 ``(n, classes)``.
+
+    Args:
+        uncertain: The label for -1.
+        blank: The label for an empty cell.
+        where: The configuration key that faults name.
 
     Raises:
-        BadInput: Naming, of each column, the cells that are none of these, and their lines.
+        BadInput: With all other cells and their lines, for each column.
     """
     value_of = {"present": 1.0, "absent": 0.0, "uncertain": _POLICY[uncertain], "blank": _POLICY[blank], None: np.nan}
     matrix = np.empty((len(columns.lines), len(names)), dtype=np.float32)
@@ -82,16 +88,16 @@ def parse_label_columns(
 
 @dataclass(frozen=True)
 class FindingRules:
-    """The reading of a column whose cells name findings.
+    """Rules for parsing a column whose cells name findings.
 
     Attributes:
-        classes: The names of the classes, as the cells write them.
-        separator: Between the names in a cell; a cell may also be a list as Python writes it, ``['Mass', 'Nodule']``.
-        no_finding: Names that say that all classes are absent; they stand alone in a cell.
-        others: Names of findings that are no class; ``"*"`` stands for all that are unlike any class, contain the name
-            of none, are no part of one, and name something.
-        blank: The meaning of a blank cell for all classes.
-        keys: The keys of the config file, by field, for faults; a table of a public data set has none.
+        classes: The class names as written in the cells.
+        separator: Text between the names in a cell. A cell may also be a Python list, ``['Mass', 'Nodule']``.
+        no_finding: Names that say that all classes are absent; they may not stand beside a class.
+        others: Names of findings that are no class; ``"*"`` allows all names that neither resemble nor contain a class
+            name, are no part of one, and are no placeholder.
+        blank: The label of all classes for a blank cell.
+        keys: The configuration key for each setting, for error messages; empty for tables of public data sets.
     """
 
     classes: Sequence[str]
@@ -103,9 +109,9 @@ class FindingRules:
 
 
 def split_findings(cell: str, separator: str) -> list[str]:
-    """Return the names of findings in a cell such as ``"Mass|Nodule"``, without empty ones.
+    """Split a cell such as ``"Mass|Nodule"`` into names of findings; empty names are left out.
 
-    Line ends and tabs within a name stay, unless a space is part of the separator.
+    Line ends and tabs within a name are kept, unless the separator contains a space.
     """
     cell = " ".join(cell.split()) if " " in separator else cell
     if _LIST.fullmatch(cell):
@@ -116,7 +122,7 @@ def split_findings(cell: str, separator: str) -> list[str]:
 
 
 class _ClassNameIndex:
-    """The places of names in a list; case counts only between two names that differ in nothing else."""
+    """Finds names in a list, ignoring case except where two names of the list differ only in case."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._places = {name: place for place, name in enumerate(names)}
@@ -126,33 +132,33 @@ class _ClassNameIndex:
         self._words = re.compile(rf"(?<![^\W_])(?:{words})(?![^\W_])" if words else r"(?!)")
 
     def find(self, name: str) -> int | None:
-        """Return the place of a name, or None for a name that the list does not have."""
+        """Return the index of a name in the list; None if it is not in the list."""
         place = self._places.get(name)
         return self._folded.get(name.casefold()) if place is None else place
 
     def find_within(self, text: str) -> str | None:
-        """Return the longest name that is a part of a text, as a whole word or beside a mark; None if there is none."""
+        """Return the longest name of the list that a text contains as whole words; None if it contains none."""
         match = self._words.search(text.casefold())
         return None if match is None else next(name for name in self._places if name.casefold() == match[0])
 
     def has(self, name: str) -> bool:
-        """Return True for a name that the list has."""
+        """Return True if a name is in the list."""
         return self.find(name) is not None
 
 
 def parse_finding_column(
     column: TableColumn, name: str, rules: FindingRules
 ) -> tuple[NDArray[np.float32], dict[str, int]]:
-    """Turn cells such as ``"Mass|Nodule"`` into float32 ``(n, classes)``.
+    """Parse a column with cells such as ``"Mass|Nodule"`` into labels.
 
     Args:
         name: The name of the column, for error messages.
 
     Returns:
-        The labels, and the number of rows of each finding that is no class.
+        float32 labels ``(n, classes)``, and the number of rows with each finding that is no class.
 
     Raises:
-        BadInput: Naming each part of a cell that is neither a class, nor another finding, nor "no finding".
+        BadInput: With all names that are no class, no other listed finding and no "no finding".
     """
     classes, absent, others = (_ClassNameIndex(names) for names in (rules.classes, rules.no_finding, rules.others))
     of_cell = np.zeros((len(column.cells), len(rules.classes)), dtype=np.float32)
@@ -193,15 +199,17 @@ def _is_error(text: str) -> bool:
 
 
 def is_placeholder_text(part: str) -> bool:
-    """Return True for a part of a cell that is no finding: "-", "?", "unknown", "[nan]", an error of a spreadsheet."""
+    """Return True if a part of a cell is a placeholder: "-", "?", "unknown", "[nan]", or a spreadsheet error."""
     part = part.strip("[](){}'\" ")
     return is_nameless(part) or _is_error(part) or _NO_NAMES.fullmatch(part) is not None
 
 
 def separator_within(part: str, has: Callable[[str], bool]) -> str | None:
-    """Return the separator that a part of a cell seems to have, by the names on its sides; None if it has none.
+    """Guess the separator in a text that may join several class names; None if there seems to be none.
 
-    Beside the usual signs one name is enough; words and signs that also stand within a name need one on each side.
+    Args:
+        has: Returns True for a class name. For common separator signs one part must be a class name; for words and
+            signs that may also occur in names, such as "and", all parts must be.
     """
     for mark in (*OTHER_SEPARATORS, *_WORDS_AND_SIGNS):
         pieces = [" ".join(piece.split()) for piece in split_findings(part, mark)]
@@ -212,7 +220,7 @@ def separator_within(part: str, has: Callable[[str], bool]) -> str | None:
 
 
 def _class_with_words(part: str, classes: Sequence[str]) -> str | None:
-    """Return the first class whose name has every word of a part of a cell, or a word nearly like it, and more."""
+    """Return the first class whose name contains all words of a text, also in a slightly different spelling."""
     words = _WORD.findall(part.casefold())
     for label in classes:
         class_words = _WORD.findall(label.casefold())
@@ -224,7 +232,11 @@ def _class_with_words(part: str, classes: Sequence[str]) -> str | None:
 def _unlisted_faults(
     column: TableColumn, name: str, rules: FindingRules, unlisted: Mapping[str, Collection[int]]
 ) -> list[Fault]:
-    """Return the faults of names that no key of the config file lists, given the places of the cells of each."""
+    """Return faults for names that the configuration does not list, each with a suggestion if one can be made.
+
+    Args:
+        unlisted: For each such name, the indices of the distinct cells that contain it.
+    """
     keys = {key: rules.keys.get(key, "data.labels") for key in ("classes", "separator")}
     near_names = {name_similarity_key(label): f'Did you mean "{label}"?' for label in rules.classes}
     names, all_others = _ClassNameIndex([*rules.classes, *rules.no_finding]), "*" in rules.others
@@ -269,10 +281,10 @@ def _unlisted_faults(
 
 
 def parse_split_column(column: TableColumn, name: str, where: str) -> Names:
-    """Read a column that says "train", "val" or "validation", and "test".
+    """Parse a column with the values "train", "val" or "validation", and "test".
 
     Raises:
-        BadInput: Naming every other value with its line.
+        BadInput: With all other values and their lines.
     """
     names = [cell.casefold() for cell in column.cells]
     if foreign := [place for place, part in enumerate(names) if part not in PART_NAMES]:
@@ -287,7 +299,7 @@ def parse_split_column(column: TableColumn, name: str, where: str) -> Names:
 def count_uncertain_and_blank(
     path: Path, names: Collection[str], largest_mb: int = LARGEST_MB
 ) -> dict[str, tuple[int, int]]:
-    """Count the cells of -1 and the blank ones of each label column, by its name.
+    """Count the cells with -1 and the blank cells of each label column; the result maps column names to both counts.
 
     Raises:
         BadInput: If the table cannot be read.

@@ -1,6 +1,7 @@
-"""Names of classes: of public data sets, and checks of the names that a config file gives.
+"""Class names of public data sets, and checks of the class names in a configuration file.
 
-Public npz files hold no names; theirs are those of MedMNIST 2D (Yang et al., 2023), MNIST and CIFAR-10, in label order.
+Public npz files hold no class names. Those of MedMNIST 2D (Yang et al., 2023), MNIST and CIFAR-10 are here, in label
+order.
 """
 
 import re
@@ -10,7 +11,7 @@ from common.errors import Fault, quote_names, suggest_nearest_name
 
 
 def unknown_class_faults(where: str, names: Sequence[str], class_names: Sequence[str]) -> list[Fault]:
-    """Find names that are no class of the data."""
+    """Return a fault for each name that is no class of the data."""
     return [
         Fault(
             f"{where}[{place}]",
@@ -23,7 +24,7 @@ def unknown_class_faults(where: str, names: Sequence[str], class_names: Sequence
 
 
 def repeated_name_faults(where: str, names: Sequence[str]) -> list[Fault]:
-    """Find names that are given more than once."""
+    """Return a fault if names occur more than once."""
     repeated = sorted({name for name in names if names.count(name) > 1})
     return [Fault(where, f"{quote_names(repeated)} stands there more than once.")] if repeated else []
 
@@ -68,9 +69,9 @@ _CLASSES: dict[str, tuple[str, ...]] = {
 
 
 def public_class_names(stem: str) -> tuple[str, ...]:
-    """Return the class names of a public npz file by its stem, such as ``octmnist``, ``octmnist_64``, ``cifar10_jpeg``.
+    """Return the class names of a public npz file, given its stem: ``octmnist``, ``octmnist_64``, ``cifar10_jpeg``.
 
-    The result is empty for any other file.
+    The result is empty for unknown files.
     """
     return _CLASSES.get(re.sub(r"(_\d+|_jpeg)$", "", stem.lower()), ())
 

@@ -1,4 +1,4 @@
-"""Files with the same bytes in a data set, and what their rows say of one picture."""
+"""Find images with identical files in a data set, and contradictions between their labels or patients."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
@@ -13,7 +13,7 @@ _LISTED = 5
 
 
 def equal_groups(contents: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
-    """Return the rows of each content that several rows have, given pairs of a row and of its content."""
+    """Group rows with equal content, given pairs of row and content; groups of a single row are left out."""
     rows = defaultdict[Hashable, list[int]](list)
     for row, content in contents:
         rows[content].append(row)
@@ -23,11 +23,11 @@ def equal_groups(contents: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
 def contradicting_copies(
     groups: Iterable[Sequence[int]], names: Sequence[str], labels: NDArray[np.float32], patients: Names
 ) -> str:
-    """Return a sentence on copies of pictures with another patient or other labels; empty if there are none.
+    """Return a warning about identical images with different patients or labels; empty if there are none.
 
     Args:
-        groups: The rows of each picture that is there several times.
-        labels: ``(n, classes)``, NaN unknown, which contradicts nothing.
+        groups: For each group of identical images, their rows.
+        labels: ``(n, classes)``; NaN, for unknown, contradicts no label.
     """
     others, changed = list[str](), list[str]()
     for first, *copies in groups:

@@ -1,7 +1,8 @@
-"""CSV tables as columns of normalised names. The meaning of a cell stands in :mod:`common.data.tables.cells`.
+"""Read CSV tables into columns of normalised text; :mod:`common.data.tables.cells` interprets the cells.
 
-A table may come from any program: cells between commas, semicolons, tabs or bars; text in UTF-8, UTF-16 or, where bytes
-are no UTF-8, Windows-1252 (Latin-1 with Excel's additions); quoted cells of several lines; Excel's line ``sep=;``.
+Tables from many programs are accepted: separated by commas, semicolons, tabs or bars; encoded as UTF-8, UTF-16 or
+Windows-1252 (single bytes that are no valid UTF-8); with quoted cells of several lines, or Excel's first line
+``sep=;``.
 """
 
 import codecs
@@ -54,7 +55,7 @@ _FALLBACK = "windows-1252-where-not-utf-8"
 
 
 def _decode_as_windows(error: UnicodeError) -> tuple[str, int]:
-    """Decode bytes that are no UTF-8 as Windows-1252; raise the error where they are none of that either."""
+    """Decode bytes that are no valid UTF-8 as Windows-1252; raise the error if that fails too."""
     assert isinstance(error, UnicodeDecodeError)
     try:
         return error.object[error.start : error.end].decode("cp1252"), error.end
@@ -67,12 +68,12 @@ codecs.register_error(_FALLBACK, _decode_as_windows)
 
 @dataclass(frozen=True)
 class TableColumn:
-    """The cells of a column: each distinct one once, and its place for every row.
+    """A column of a table, stored as its distinct cells and an index per row.
 
     Attributes:
-        cells: Distinct cells, normalised, in the order of their first rows.
-        places: int32 ``(rows,)``, the place in ``cells`` of each row's cell.
-        lines: int32 ``(rows,)``, the line of the file in which each row begins; the header's is usually 1.
+        cells: The distinct cells, normalised, in order of first appearance.
+        places: int32 ``(rows,)``, the index in ``cells`` of each row's cell.
+        lines: int32 ``(rows,)``, the line of the file in which each row begins; the header is usually in line 1.
     """
 
     cells: Sequence[str]
@@ -80,23 +81,33 @@ class TableColumn:
     lines: NDArray[np.int32]
 
     def cell_of_each_row(self) -> Names:
-        """Return the cell of each row ``(rows,)``."""
+        """Return an array ``(rows,)`` with the cell of each row."""
         return np.array(self.cells, dtype=np.str_)[self.places]
 
     def rows_per_cell(self) -> NDArray[np.intp]:
-        """Return the number of rows of each distinct cell."""
+        """Return how many rows have each distinct cell."""
         return np.bincount(self.places, minlength=len(self.cells))
 
     def lines_of(self, places: Collection[int]) -> NDArray[np.int32]:
-        """Return the lines whose cells are those at ``places``."""
+        """Return the line numbers of all rows whose cell is one of the distinct cells with these indices."""
         return self.lines[np.isin(self.places, list(places))]
 
     def describe_cell_lines(self, places: Sequence[int], limit: int = 5) -> str:
-        """Name cells with their lines, for a fault: ``"yes" in line 7 (3 lines)``."""
+        """List distinct cells with line numbers, for an error message: ``"yes" in line 7 (3 lines)``.
+
+        Args:
+            places: Indices of the distinct cells.
+            limit: Maximum number of cells to list.
+        """
         return self.describe_part_lines({self.cells[place]: (place,) for place in places}, limit)
 
     def describe_part_lines(self, parts: Mapping[str, Collection[int]], limit: int = 5) -> str:
-        """Name parts of cells with the lines of the cells at the places of each."""
+        """List parts of cells, such as single findings, with line numbers, for an error message.
+
+        Args:
+            parts: For each part, the indices of the distinct cells that contain it.
+            limit: Maximum number of parts to list.
+        """
         texts = []
         for part, places in list(parts.items())[:limit]:
             lines = self.lines_of(places)
@@ -107,11 +118,11 @@ class TableColumn:
 
 
 class TableColumns(Mapping[str, Names]):
-    """The columns of a table by their names.
+    """The columns of a table by name.
 
     Attributes:
         lines: int32 ``(rows,)``, the line of the file in which each row begins.
-        unnamed: Number of columns that have cells and no name, and are left out.
+        unnamed: Number of non-empty columns without a name, which are left out.
     """
 
     def __init__(self, columns: Mapping[str, TableColumn], lines: NDArray[np.int32], unnamed: int = 0) -> None:
@@ -130,10 +141,10 @@ class TableColumns(Mapping[str, Names]):
         return name in self._columns
 
     def column(self, name: str, *, with_line_ends: bool = False) -> TableColumn:
-        """Return a column without repeating its cells.
+        """Return a column as its distinct cells; indexing the table instead gives the cell of each row.
 
         Args:
-            with_line_ends: Keep line ends and tabs within a cell, which are else spaces as all white space.
+            with_line_ends: True keeps line ends and tabs within a cell; else they become spaces.
         """
         column = self._columns[name]
         if with_line_ends or not any("\n" in cell or "\t" in cell for cell in column.cells):
@@ -143,7 +154,7 @@ class TableColumns(Mapping[str, Names]):
         return TableColumn(list(flat), np.array(places, dtype=np.int32)[column.places], column.lines)
 
     def select_rows(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> "TableColumns":
-        """Return the table with the rows at ``index``; cells that no row has any more are gone."""
+        """Return the table with only these rows; distinct cells that no row has any more are dropped."""
         lines, columns = self.lines[index], {}
         for name, column in self._columns.items():
             distinct, places = np.unique(column.places[index], return_inverse=True)
@@ -157,16 +168,16 @@ _in_use = WeakValueDictionary[tuple[object, ...], TableColumns]()
 
 
 def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> TableColumns:
-    """Read a ``.csv`` or ``.csv.gz``; lines without any cell are left out.
+    """Read a ``.csv`` or ``.csv.gz`` table; empty lines are left out.
 
-    A table that was read and is still in use is not read again, unless its file has changed.
+    A table that is still in memory is not read again, unless the file has changed.
 
     Args:
-        where: The key of the config file that names the table, for error messages.
-        largest_mb: MiB that the table may take in any case, see :mod:`common.data.base.decoded_size`.
+        where: The configuration key that names the table, for error messages.
+        largest_mb: MiB that the table may always take, see :mod:`common.data.base.decoded_size`.
 
     Raises:
-        BadInput: If the file is missing, empty, no text, ragged, or takes more memory than it may.
+        BadInput: If the file is missing, empty, no text, too large, or has rows of different lengths.
     """
     raise_faults(missing_file(where, path))
     try:
@@ -192,10 +203,10 @@ def _open_table(path: Path) -> IO[bytes]:
 
 
 class _CountedLines:
-    """The lines of a text, read in pieces and counted in letters.
+    """Iterates over the lines of a text file, reads it in pieces, and counts its characters.
 
     Raises:
-        csv.Error, UnicodeDecodeError: For a line that no table has.
+        csv.Error, UnicodeDecodeError: For a line that is too long, or contains a zero byte.
     """
 
     def __init__(self, text: IO[str]) -> None:
@@ -217,10 +228,10 @@ class _CountedLines:
 
 
 def _read_table_in_blocks(path: Path, where: str, limit: int) -> TableColumns:
-    """Read a table, some thousand lines at a time: rows as Python's objects take ten times what columns take.
+    """Read a table in blocks of rows, because rows as Python objects take ten times the memory of columns.
 
     Raises:
-        BadInput: For its form or its size; and what gzip and the decoder raise on other bytes.
+        BadInput: If the table is malformed or too large. Errors of gzip and of the text decoder also pass.
     """
 
     def check_size(claimed: int) -> None:
@@ -265,13 +276,13 @@ def _read_table_in_blocks(path: Path, where: str, limit: int) -> TableColumns:
 
 
 def _count_lines(row: Sequence[str]) -> int:
-    """Return the number of lines that a row takes in the file."""
+    """Return how many lines of the file a row takes."""
     text = ",".join(row)  # a sign between them, for two cells may meet in one line end
     return 1 + (len(_LINE_END.findall(text)) if "\n" in text or "\r" in text else 0)
 
 
 def _guess_cell_separator(head: Sequence[str]) -> str:
-    """Return the separator by which the first lines have the same number of cells, and the most of them."""
+    """Guess the separator: the one with which the first lines have equally many cells, and most of them."""
     scores = {}
     for separator in SEPARATORS:
         try:
@@ -285,9 +296,9 @@ def _guess_cell_separator(head: Sequence[str]) -> str:
 
 
 class _DistinctCells(dict[str, int]):
-    """The place of each distinct cell in ``distinct``; cells as they stand in the file lead to normalised ones.
+    """Maps each cell, as written in the file, to the index of its normalised text in ``distinct``.
 
-    Line ends and tabs between the names of a cell are kept, because they may separate findings.
+    Line ends and tabs between the names in a cell are kept, because they may separate findings.
     """
 
     def __init__(self) -> None:
@@ -307,12 +318,12 @@ class _DistinctCells(dict[str, int]):
 
 
 class _TableBuilder:
-    """The rows of a table below its header, which become columns some thousand at a time.
+    """Collects the rows of a table, and converts them to columns block by block.
 
     Attributes:
-        rows: Rows that are in no column yet.
-        count: Number of rows that are in columns.
-        ragged: The number of rows with another number of cells than the header, and the line of the first.
+        rows: Rows that are not yet converted.
+        count: Number of rows that are converted.
+        ragged: The number of rows whose length differs from the header's, and the line of the first one.
     """
 
     def __init__(
@@ -328,15 +339,16 @@ class _TableBuilder:
 
     @property
     def next_line_number(self) -> int:
-        """The line in which the row after those in ``rows`` begins."""
+        """The line number at which the row after those in ``rows`` begins."""
         return self._line + sum(map(_count_lines, self.rows))
 
     def store(self) -> None:
-        """Move the collected rows into columns, which take less memory; rows without any cell are left out.
+        """Convert the collected rows to columns, which take less memory; empty rows are left out.
 
         Raises:
-            BadInput: If they take more memory than the table may.
-            csv.Error: If a cell holds rows; ``next_line_number`` is then the line of that cell's row.
+            BadInput: If the columns exceed the memory limit.
+            csv.Error: If a stray pair of quotes encloses whole rows; then ``next_line_number`` is the line where they
+                begin.
         """
         rows, self.rows = self.rows, []
         counts = np.fromiter(map(_count_lines, rows), np.int32, len(rows))
@@ -367,10 +379,10 @@ class _TableBuilder:
                 raise csv.Error("a pair of quotes holds whole rows")
 
     def _cells_inside_quotes(self, row: Sequence[str]) -> list[tuple[int, str]]:
-        """Return the cells, with their columns, of the rows that a pair of quotes holds; empty where it holds none.
+        """Return the cells, with column indices, of the rows that a stray pair of quotes may enclose; else empty.
 
-        That comes of a quote at the beginning of two cells that do not end with one. A text of several lines is of this
-        form only by chance, and then none of its words is a cell of the column in which it would be.
+        This happens if two cells begin with a quote and do not end with one. An ordinary text of several lines rarely
+        has the right number of separators, and then its words do not occur as cells of the same columns.
         """
         for place, cell in enumerate(row):
             first, *others = [text.split(self._separator) for text in _LINE_END.split(cell)]
@@ -381,7 +393,7 @@ class _TableBuilder:
         return []
 
     def columns(self) -> TableColumns:
-        """Return the columns that have a name."""
+        """Return all columns that have a name, as a table."""
         lines, columns, unnamed = np.concatenate(self._lines), {}, 0
         for name, cells, places in zip(self.header, self._cells, self._places, strict=True):
             if name:
@@ -394,7 +406,7 @@ class _TableBuilder:
 
 
 def _not_text_problem(path: Path) -> str:
-    """Return the sentence that says where a file stops being text."""
+    """Return an error message with the line of a file that is no text."""
     with _open_table(path) as content:
         head = content.read(_HEAD)
         content.seek(0)
@@ -425,7 +437,13 @@ def _table_form_faults(name: str, where: str, separator: str, table: _TableBuild
 
 
 def column_faults(table: str, columns: Iterable[str], required: Mapping[str, str | None]) -> list[Fault]:
-    """Find columns that a table lacks; ``required`` maps the key that names a column to the column."""
+    """Return a fault for each required column that the table lacks.
+
+    Args:
+        table: File name of the table.
+        columns: The table's column names.
+        required: For each configuration key, the name of the column; None if not set.
+    """
     names = list(columns)
     return [
         Fault(

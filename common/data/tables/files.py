@@ -1,7 +1,8 @@
-"""The files of the pictures that a table names, in folders that are listed once.
+"""Find the picture files that a table names, in folders that are listed only once.
 
-A name leads to the file of that very name; else to the only file whose name is the same once both are normalised, then
-in any case, then with an ending of pictures behind it. A folder that cannot be listed is a fault, not a missing file.
+A file with exactly the given name is preferred. Else the only file is taken that matches after normalising both names;
+then one that matches ignoring case; then one that matches without a picture extension. A folder that cannot be listed
+is reported as such, not as a missing file.
 """
 
 import errno
@@ -25,11 +26,11 @@ _NO_SUCH_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL
 
 @dataclass(frozen=True)
 class PictureFiles(Sequence[Path]):
-    """Files of pictures, as paths that are made when they are read: a million of them would take 400 MB.
+    """A sequence of picture files that creates ``Path`` objects on access, because a million of them would take 400 MB.
 
     Attributes:
-        folder: The folder that the names start from.
-        names: ``(n,)`` objects, texts.
+        folder: The folder to which the names are relative.
+        names: ``(n,)`` relative file names, as an object array.
     """
 
     folder: Path
@@ -37,7 +38,7 @@ class PictureFiles(Sequence[Path]):
 
     @classmethod
     def of(cls, folder: Path, names: Sequence[str]) -> "PictureFiles":
-        """Make a sequence of the files with these names."""
+        """Create the sequence from a folder and a list of names."""
         array = np.empty(len(names), dtype=object)
         array[:] = names
         return cls(folder, array)
@@ -53,15 +54,15 @@ class PictureFiles(Sequence[Path]):
         return PictureFiles(self.folder, self.names[row]) if isinstance(row, slice) else self.folder / self.names[row]
 
     def select_files(self, index: NDArray[np.intp]) -> "PictureFiles":
-        """Return the files at ``index``, in that order."""
+        """Return the files with these indices, in the given order."""
         return PictureFiles(self.folder, self.names[index])
 
 
 class PictureFileFinder:
-    """Finds files by the names of a table; every folder on the way is listed once.
+    """Finds files by the names in a table, and lists each folder only once.
 
     Attributes:
-        failures: The folders that cannot be listed, with the reason.
+        failures: Folders that cannot be listed, with the reason.
     """
 
     def __init__(self) -> None:
@@ -71,11 +72,11 @@ class PictureFileFinder:
         self._real = dict[tuple[str, str], str]()
 
     def find_folder(self, base: Path, name: str) -> Path:
-        """Return the folder that a config file names, as it is called on the disk; the name itself where it is not."""
+        """Return a folder of the configuration file, in the spelling on the disk; unchanged if it does not exist."""
         return Path(self._find_folder(str(base), name))
 
     def find_all(self, folder: str, names: Iterable[str]) -> list[str | None]:
-        """Return the result of :meth:`find` for each name."""
+        """Call :meth:`find` for each name, and return the results in order."""
         listed = dict[str, frozenset[str]]()  # the files of a folder by its name in the table
         on_disk: list[str | None] = []
         for name in names:
@@ -88,7 +89,7 @@ class PictureFileFinder:
         return on_disk
 
     def find(self, folder: str, name: str) -> str | None:
-        """Return the name of a file relative to ``folder``, as it stands on the disk; None where there is none."""
+        """Return the path of a file relative to ``folder``, in the spelling on the disk; None if it does not exist."""
         parent, slash, last = name.rpartition("/")
         place = self._find_folder(folder, parent or slash) if slash else folder
         file = self._find_entry(place, last, folders=False)
@@ -101,7 +102,7 @@ class PictureFileFinder:
         return os.path.join(os.path.relpath(place, folder), file)
 
     def _find_folder(self, root: str, path: str) -> str:
-        """Return the folder at ``path`` below ``root``, whose parts may be spelled otherwise on the disk."""
+        """Return the folder at ``path`` below ``root``, in the spelling on the disk."""
         if (root, path) not in self._real:
             place = os.path.join(root, path)
             if not os.path.isdir(place):
@@ -151,7 +152,7 @@ class PictureFileFinder:
         self._files[place], self._folders[place] = frozenset(files), frozenset(folders)
 
     def walk(self, folder: Path) -> Iterator[tuple[str, str]]:
-        """Yield every file below ``folder`` as the folder that it lies in, relative to ``folder``, and its name."""
+        """Yield all files below ``folder``: the relative path of the subfolder, and the file name."""
 
         def note(error: OSError) -> None:
             self.failures[str(error.filename)] = error.strerror or str(error)
@@ -161,7 +162,7 @@ class PictureFileFinder:
             yield from ((below, name) for name in names)
 
     def unlistable_folder_faults(self, where: str = "data.images") -> list[Fault]:
-        """Return a fault if a folder cannot be listed, so that nobody knows which files it has."""
+        """Return a fault if some folders could not be listed, so that their files are unknown."""
         if not self.failures:
             return []
         reasons = defaultdict[str, list[str]](list)
@@ -174,12 +175,12 @@ class PictureFileFinder:
 
 
 def fold_case(name: str) -> str:
-    """Return a name that is the same in any case."""
+    """Return a normalised name for comparison that ignores case."""
     return normalize_name(name).casefold()
 
 
 def strip_picture_ending(name: str) -> str:
-    """Return the name of a file without an ending of pictures; another file's as a text that no name is."""
+    """Return a file name without its picture extension; other files get a text that equals no name."""
     folded = fold_case(name)
     suffix = max(
         (suffix for suffix in PICTURE_SUFFIXES + UNREAD_SUFFIXES if folded.endswith(suffix)), key=len, default=""

@@ -1,6 +1,6 @@
-"""The judgement of a column of a stranger's table: whether it holds labels, or words and numbers meant as labels.
+"""Judge whether a column of an unknown table holds labels, or words and numbers that were meant as labels.
 
-One rule for all: a column that was meant as labels is either read whole, or named with the cells that are in the way.
+A column that was meant as labels is either used completely, or reported with the cells that prevent this.
 """
 
 import re
@@ -54,13 +54,14 @@ _DOUBTFUL = re.compile(
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a column seems to hold.
+    """The result of judging the cells of a column.
 
     Attributes:
-        kind: ``"labels"``: each cell is 1, 0, -1 or blank, and some are 1. ``"almost labels"``: others stand among
-            them. ``"words"``: words or signs for yes and no, and no label. ``"numbers"``: numbers with labels among
-            them, such as grades, or between 0 and 1. ``"other"``: anything else, also a column without any 1.
-        foreign: Places in the column's cells of those that are no label.
+        kind: ``"labels"``: each cell is 1, 0, -1 or blank, and some are 1. ``"almost labels"``: labels and some other
+            cells. ``"words"``: words or signs for yes and no, without labels. ``"numbers"``: numbers such as grades,
+            some of which look like labels, or numbers between 0 and 1. ``"other"``: anything else, also a column
+            without any 1.
+        foreign: Indices of the distinct cells that are no label.
         positive: ``(rows,)``, True where the cell is 1.
     """
 
@@ -70,12 +71,12 @@ class Judgement:
 
     @property
     def may_be_labels(self) -> bool:
-        """Return True for a column that cannot be read as labels, but whose cells may be meant as such."""
+        """True if the column cannot be read as labels, but its cells may be meant as such."""
         return self.kind in ("almost labels", "words", "numbers")
 
 
 def judge_column(column: TableColumn) -> Judgement:
-    """Return what the cells of a column seem to be."""
+    """Judge whether the cells of a column are labels, or are meant as labels."""
     meanings, counts = [interpret_label_cell(cell) for cell in column.cells], column.rows_per_cell()
     foreign = [place for place, meaning in enumerate(meanings) if meaning is None]
     positive = np.array([meaning == "present" for meaning in meanings])[column.places]
@@ -101,22 +102,22 @@ def judge_column(column: TableColumn) -> Judgement:
 
 
 def names_no_finding(name: str) -> bool:
-    """Return True for a column whose name says that it is about the person or the picture: sex, age, view."""
+    """Return True if a column name is about the person or picture, such as sex, age or view, not about a finding."""
     words = re.findall(r"[^\W\d_]+", name.casefold())
     return bool(words) and _NO_FINDINGS.issuperset(words)
 
 
 def is_plausible_finding(column: TableColumn) -> bool:
-    """Return True if cells may be names of findings: no number, no word for yes, no or sex, no view."""
+    """Return True if the cells may be names of findings, because not all are numbers, yes or no, sexes or views."""
     cells = [cell.casefold() for cell in column.cells if not is_blank(cell)]
     return bool(cells) and not all(cell in _ABOUT_PERSON for cell in cells) and not all(map(_NUMBER.fullmatch, cells))
 
 
 def says_normal(name: str) -> bool:
-    """Return True for a name that says that nothing was found: "o.B.", "unauffällig", "no acute findings"."""
+    """Return True if a name says that nothing was found: "o.B.", "unauffällig", "no acute findings"."""
     return _NORMAL.fullmatch(name.casefold()) is not None
 
 
 def is_doubtful(name: str) -> bool:
-    """Return True for a name that denies a finding, doubts it, or places it in the past: "V.a. Mass", "no mass"."""
+    """Return True if a name denies a finding, doubts it, or places it in the past: "V.a. Mass", "no mass"."""
     return _DOUBTFUL.fullmatch(name.casefold()) is not None and not says_normal(name)

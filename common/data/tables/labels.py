@@ -1,6 +1,6 @@
-"""Tables of labels for picture files: one row an image, with its file, labels, patient and part of the split.
+"""Label tables of picture files: for each image its file, labels, patient and part of the split.
 
-The second half reads a hospital's own table, by what its config file says of the columns.
+The second half of this module reads a hospital's own table, whose columns the configuration file names.
 """
 
 import os
@@ -46,23 +46,26 @@ from common.system.plain_text import count_with_noun, list_first_and_count_rest
 
 
 class PictureReader(Protocol):
-    """The place that pictures come from; ``read`` is called inside :meth:`keep_connection_open`, by several threads."""
+    """Interface for reading pictures from the disk or from a PACS.
+
+    :meth:`read` is called by several threads, inside the context of :meth:`keep_connection_open`.
+    """
 
     def keep_connection_open(self) -> AbstractContextManager[object]:
-        """Return the connection that is open while pictures are read."""
+        """Return a context manager inside which pictures can be read."""
 
     def read(self, file: Path) -> bytes | Path:
-        """Return a picture, or the file in which it is."""
+        """Return the bytes of an image file, or the path of a file on the disk."""
 
     def identify_content(self, file: Path) -> FileIdentity | None:
-        """Return by what a picture's content is recognised without reading it; None where only reading tells."""
+        """Return an identity by which the content is recognised without reading it; None if it must be read."""
 
     def faults(self) -> list[Fault]:
-        """Return why no picture could be read any more, after reading; empty where all is well."""
+        """Return, after reading, why it stopped before all pictures were read; empty if it did not."""
 
 
 class DiskPictureReader:
-    """Gives pictures that are files of this machine."""
+    """Reads pictures from files on this machine."""
 
     def keep_connection_open(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -85,16 +88,16 @@ _FEW_ROWS = 20
 
 @dataclass(frozen=True)
 class LabelTable:
-    """Files of pictures with their labels; rows of all fields belong together.
+    """Image files with their labels, patients and parts; entry i of each field belongs to row i.
 
     Attributes:
-        files: Of pictures in an archive, where they would lie in its cache.
+        files: The image files; for images in a PACS, their paths in the cache.
         labels: float32 ``(n, classes)``, NaN unknown.
         parts: ``(n,)`` "train", "validation" or "test".
-        missing: Number of rows left out because there is no file.
-        repeated: Number of rows left out because an earlier row says the same of the same picture.
-        other_findings: Number of rows of each finding that is no class.
-        reader: Gives the pictures of ``files``.
+        missing: Number of rows left out because the image does not exist.
+        repeated: Number of rows left out because they repeat an earlier row.
+        other_findings: Number of rows with each finding that is no class.
+        reader: Reads the images.
     """
 
     files: PictureFiles
@@ -110,7 +113,7 @@ class LabelTable:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on what the table says beside its labels, for the person who runs on it."""
+        """Remarks for the user about unusual contents of the table, such as many images of one patient."""
         notes = []
         if self.other_findings:
             others = sorted(self.other_findings.items(), key=lambda item: -item[1])
@@ -132,7 +135,7 @@ class LabelTable:
         return tuple(notes)
 
     def select_rows(self, index: NDArray[np.intp]) -> "LabelTable":
-        """Return the rows at ``index``, in that order."""
+        """Return the rows with these indices, in the given order."""
         return replace(
             self,
             files=self.files.select_files(index),
@@ -144,13 +147,13 @@ class LabelTable:
 
 
 def split_table(table: LabelTable, seed: int) -> LabelTable:
-    """Give every patient a part by the 70/10/20 procedure, over all rows of the table, with a file or without."""
+    """Split a table 70/10/20 by patient; rows with missing images take part, so that they do not change the split."""
     split = patient_split(table.patients, has_positive_label(table.labels), seed)
     return replace(table, parts=part_of_each_image(table.patients, split))
 
 
 def hold_out_validation(table: LabelTable, fraction: float, seed: int) -> LabelTable:
-    """Hold out some training patients if there is no validation part yet."""
+    """Move a fraction of the training patients to the validation part, if that part is empty."""
     if "validation" in table.parts:
         return table
     train = np.flatnonzero(table.parts == "train")
@@ -161,16 +164,16 @@ def hold_out_validation(table: LabelTable, fraction: float, seed: int) -> LabelT
 
 
 def patient_overlap_faults(where: str, table: LabelTable) -> list[Fault]:
-    """Find patients that stand in two parts."""
+    """Return faults for patients who are in two parts of the split."""
     return shared_patient_faults(where, {part: table.patients[table.parts == part] for part in PARTS})
 
 
 def find_files(files: PictureFiles, spec: PictureSpec) -> tuple[PictureFiles, NDArray[np.bool_], list[Fault]]:
-    """Find files as they are called on the disk.
+    """Find a table's image files on the disk, where names may be spelled slightly differently.
 
     Returns:
-        The files; ``(n,)`` True for each that is there; faults if one is missing and ``spec.missing_files`` is "fault",
-        if none is there at all, or if a folder cannot be listed.
+        The files in the spelling on the disk; ``(n,)`` True for each that exists; and the faults: missing files if
+        ``spec.missing_files`` is "fault" or all are missing, and folders that cannot be listed.
     """
     listings, folder = PictureFileFinder(), str(files.folder)
     names = listings.find_all(folder, files.names.tolist())
@@ -186,7 +189,7 @@ def find_files(files: PictureFiles, spec: PictureSpec) -> tuple[PictureFiles, ND
 
 
 def drop_missing_files(table: LabelTable, spec: PictureSpec) -> LabelTable:
-    """Leave out rows without a file, and count them.
+    """Leave out rows whose image file is missing, and count them.
 
     Raises:
         BadInput: With the faults of :func:`find_files`.
@@ -198,10 +201,10 @@ def drop_missing_files(table: LabelTable, spec: PictureSpec) -> LabelTable:
 
 
 def decode_table(table: LabelTable, spec: PictureTableSpec, store: DecodedImageStore) -> Splits:
-    """Decode the pictures of a table into one store, which its three parts share.
+    """Decode the images of a table into one store, and return the three parts of the data set.
 
     Raises:
-        BadInput: If more than ``spec.skip_budget`` of them cannot be read, or their archive gives no more.
+        BadInput: If the fraction of unreadable images exceeds ``spec.skip_budget``, or the PACS stops responding.
     """
     form = ImageForm(spec.image_size, spec.color, spec.resize, spec.rendering)
     files, reader = table.files, table.reader
@@ -238,10 +241,13 @@ def decode_table(table: LabelTable, spec: PictureTableSpec, store: DecodedImageS
 
 
 def read_table_and_folder(spec: PictureSpec, base: Path) -> tuple[TableColumns, Path, list[Fault]]:
-    """Read the table, and return with it the folder of pictures and its faults, for the caller to report with its own.
+    """Read the label table and locate the image folder.
+
+    Returns:
+        The columns, the folder, and faults of the folder, which the caller reports together with its own.
 
     Raises:
-        BadInput: If the table cannot be read, with the faults of the folder as well.
+        BadInput: If the table cannot be read; faults of the folder are included.
     """
     listings, table = PictureFileFinder(), base / spec.labels
     folder = listings.find_folder(base, spec.images)
@@ -258,10 +264,10 @@ def read_table_and_folder(spec: PictureSpec, base: Path) -> tuple[TableColumns, 
 
 
 def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
-    """Read and check the table of a folder of pictures; no picture is read.
+    """Read and check a hospital's own table for a folder of images, without reading an image.
 
     Raises:
-        BadInput: With all faults of the folder and the columns, then of the cells and the files.
+        BadInput: With the faults of the first stage that fails: folder and columns, then cells and files.
     """
     columns, folder, faults = read_table_and_folder(spec, base)
     required = {"data.image_column": spec.image_column, **required_columns(spec)}
@@ -291,7 +297,7 @@ def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
 
 
 def _identify_files(files: PictureFiles, is_present: NDArray[np.bool_]) -> list[tuple[int, int, int] | None]:
-    """Return device, number and size of each file that is there, by which two names of one file are recognised."""
+    """Return device, inode and size of each existing file, which reveal two names for the same file."""
     identities = list[tuple[int, int, int] | None]()
     for name, present in zip(files.names.tolist(), is_present.tolist(), strict=True):
         try:
@@ -305,9 +311,9 @@ def _identify_files(files: PictureFiles, is_present: NDArray[np.bool_]) -> list[
 def _drop_repeated_rows(
     table: LabelTable, lines: NDArray[np.int32], identities: Sequence[tuple[int, int, int] | None]
 ) -> tuple[NDArray[np.intp], list[Fault]]:
-    """Return the first row of each picture, and a fault if a later row says something else of the same picture.
+    """Return the first row of each image, and a fault if a later row of the same image contradicts it.
 
-    A file is the same picture also under another name: a link, or a path over another folder.
+    Two names of one file, such as a link, count as the same image.
     """
     names = table.files.names.tolist()
     paths: list[object] = [
@@ -335,7 +341,7 @@ def _drop_repeated_rows(
 
 
 def _read_dicom_patients(files: Sequence[Path], spec: LabelColumnsSpec, faults: list[Fault]) -> Names:
-    """Return the patients that DICOM files name; where they name none, each image is a patient of its own."""
+    """Return the patients named in DICOM files; if these name none, each image counts as a patient."""
     from common.data.images.headers import patients_of_dicom_files, read_dicom_heads  # takes a second
 
     patients = patients_of_dicom_files(read_dicom_heads(files))
@@ -345,7 +351,7 @@ def _read_dicom_patients(files: Sequence[Path], spec: LabelColumnsSpec, faults: 
 
 
 def required_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
-    """Return the columns that a table must have, by the key that names each."""
+    """Return the column names in the settings, by configuration key; None for keys that are not set."""
     return {
         **{f"data.label_columns[{place}]": name for place, name in enumerate(spec.label_columns)},
         "data.finding_column": spec.finding_column,
@@ -356,11 +362,11 @@ def required_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
 
 
 def blank_faults(column: TableColumn, key: str, what: str) -> list[Fault]:
-    """Find rows without a letter or digit in a column that names the image, the study or the patient of each.
+    """Return a fault for rows that name no image, study or patient in the column for it.
 
     Args:
-        key: The key of the config file that names ``column``.
-        what: The thing that ``column`` names.
+        key: The configuration key that names ``column``.
+        what: What the column names: "image", "study" or "patient".
     """
     is_nothing = is_nobody if what == "patient" else is_nameless
     nothing = set(filter(is_nothing, set(column.cells)))
@@ -377,14 +383,14 @@ def blank_faults(column: TableColumn, key: str, what: str) -> list[Fault]:
 
 @dataclass(frozen=True)
 class TableCells:
-    """The meaning of a hospital's own table, row by row.
+    """The parsed cells of a hospital's own table, one entry per row.
 
     Attributes:
         labels: float32 ``(n, classes)``, NaN unknown.
-        other_findings: Number of rows of each finding that is no class.
-        patients: ``(n,)``; None where no column names them.
-        sources: ``(n,)``, empty texts where no column names them.
-        parts: ``(n,)``; None where no column names them.
+        other_findings: Number of rows with each finding that is no class.
+        patients: ``(n,)``; None if the table has no column of patients.
+        sources: ``(n,)``, empty texts if the table has no column of hospitals.
+        parts: ``(n,)``; None if the table has no column of parts.
     """
 
     labels: NDArray[np.float32]
@@ -395,10 +401,10 @@ class TableCells:
 
 
 def parse_cells(spec: LabelColumnsSpec, columns: TableColumns, faults: list[Fault]) -> TableCells:
-    """Read the cells of a hospital's own table.
+    """Parse the cells of a hospital's own table.
 
     Args:
-        faults: Faults of cells are added to these; the values of such cells mean nothing.
+        faults: List to which faults of cells are appended; the result has arbitrary values for such cells.
     """
     count = len(columns.lines)
     labels = np.full((count, len(spec.names_in_table)), np.nan, dtype=np.float32)
@@ -447,7 +453,7 @@ def parse_cells(spec: LabelColumnsSpec, columns: TableColumns, faults: list[Faul
 def _merge_synonym_labels(
     labels: NDArray[np.float32], spec: LabelColumnsSpec, columns: TableColumns, faults: list[Fault]
 ) -> NDArray[np.float32]:
-    """Turn labels by the table's own names into labels by class, and find rows whose names of one class disagree."""
+    """Merge label columns that are synonyms of one class, and append a fault for rows in which they contradict."""
     if not spec.synonyms:
         return labels
     joined = np.empty((len(labels), len(spec.class_names)), dtype=np.float32)
@@ -464,7 +470,7 @@ def _merge_synonym_labels(
 
 
 def make_site_name(name: str) -> str:
-    """Return a hospital's name as a name of a site, in which a sign that names no folder is ``_``."""
+    """Convert a hospital's name to a site name that is valid as a folder name; other signs become ``_``."""
     return re.sub(r"[^\w .()-]|^\W", "_", name)[:100]
 
 
@@ -476,12 +482,13 @@ _LONG_NUMBER, _CUT_NUMBER = re.compile(r"\d{16,}"), re.compile(r"\d{15}0+")
 def join_similar_patients(
     patients: Names, spec: LabelColumnsSpec, where: str, faults: list[Fault], column: TableColumn | None = None
 ) -> Names:
-    """Give patients with similar names one name where ``spec`` says so; else add a fault that names the pairs.
+    """Give similar patient names one name if ``spec.similar_patients`` is "join"; else append a fault for them.
 
     Args:
         patients: ``(n,)`` normalised names.
-        where: The key of the config file that says where they come from.
-        column: The column of the table that they come from, if any, whose lines the fault names.
+        where: The configuration key of the names, for the fault.
+        faults: List to which faults are appended.
+        column: The table column with the names, for line numbers; None if they come from elsewhere.
     """
     distinct, inverse = np.unique(patients, return_inverse=True)
     names = [str(name) for name in distinct] if column is None else list(column.cells)
@@ -507,7 +514,7 @@ def join_similar_patients(
 
 
 def _name_pairs(similar: Mapping[str, str], column: TableColumn | None = None) -> str:
-    """Name each pair of similar names, with their lines where they come from a table; empty if there is none."""
+    """List pairs of similar names for an error message, with line numbers if ``column`` is given."""
 
     def place(name: str) -> str:
         return "" if column is None else f" (line {column.lines_of([column.cells.index(name)])[0]})"
@@ -517,7 +524,7 @@ def _name_pairs(similar: Mapping[str, str], column: TableColumn | None = None) -
 
 
 def assign_parts(table: LabelTable, spec: LabelColumnsSpec) -> LabelTable:
-    """Split the table by patient, or hold out some patients where a column has named the parts."""
+    """Split the table by patient; if a column gives the parts, only hold out a missing validation part."""
     if spec.split_column is None:
         return split_table(table, spec.split_seed)
     return hold_out_validation(table, spec.validation_fraction, spec.split_seed)

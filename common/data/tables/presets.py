@@ -1,7 +1,7 @@
-"""The official tables of NIH ChestX-ray14, CheXpert and MIMIC-CXR (CXR-LT labels).
+"""Read the official label tables of NIH ChestX-ray14, CheXpert and MIMIC-CXR (CXR-LT labels).
 
-Splits are made over all rows of a table before rows without a file are left out, so that a patient stands on the same
-side no matter which part of the data set a site holds.
+The split uses all rows of a table, including those whose image is missing. So a patient is in the same part at each
+site, even if sites hold different images of the data set.
 """
 
 from collections.abc import Collection
@@ -32,7 +32,7 @@ _NIH_OWN_NAME = {"Pleural Effusion": "Effusion", "Pleural Thickening": "Pleural_
 
 
 def open_nih(spec: NihSpec, base: Path) -> LabelTable:
-    """Read NIH's ``Data_Entry`` table; "No Finding" is no class but the absence of all.
+    """Read NIH's ``Data_Entry`` table; "No Finding" means that all classes are absent.
 
     Raises:
         BadInput: If a check fails; it lists all faults.
@@ -57,10 +57,10 @@ def open_nih(spec: NihSpec, base: Path) -> LabelTable:
 
 
 def _find_paths(folder: Path, names: Collection[str]) -> dict[str, str]:
-    """Return the path below ``folder`` of each file of these names that is there.
+    """Search all subfolders for files with these names, and return their paths relative to ``folder``.
 
     Raises:
-        BadInput: If a folder cannot be listed, or different files have one name.
+        BadInput: If a folder cannot be listed, or different files have the same name.
     """
     listings, paths, repeated = PictureFileFinder(), dict[str, str](), list[str]()
     for below, name in listings.walk(folder):
@@ -95,7 +95,7 @@ def _assign_nih_parts(spec: NihSpec, base: Path, table: LabelTable, names: Names
 
 
 def open_chexpert(spec: ChexpertSpec, base: Path) -> LabelTable:
-    """Read CheXpert's ``train.csv``: frontal images, the patient from the path.
+    """Read CheXpert's ``train.csv``: frontal images only, with the patient from each image's path.
 
     Raises:
         BadInput: If a check fails; it lists all faults.
@@ -116,17 +116,17 @@ def open_chexpert(spec: ChexpertSpec, base: Path) -> LabelTable:
 
 
 def _chexpert_paths(folder: Path, paths: list[str]) -> list[str]:
-    """Return the paths ``CheXpert-v1.0-small/train/...``, without their first part where ``folder`` is that part."""
+    """Return the image paths relative to ``folder``, which is ``CheXpert-v1.0*`` itself or its parent folder."""
     beside = {path.partition("/")[0] for path in paths if path.partition("/")[0]}
     inside = {first for first in beside if not (folder / first).is_dir()}
     return [path.partition("/")[2] if path.partition("/")[0] in inside else path for path in paths]
 
 
 def _chexpert_patients(paths: Names) -> Names:
-    """Return the patients that the paths name: 42 for ``.../patient00042/study1/view1_frontal.jpg``.
+    """Extract patient numbers from image paths: 42 from ``.../patient00042/study1/view1_frontal.jpg``.
 
     Raises:
-        BadInput: If a path has no such part.
+        BadInput: If a path contains no patient number.
     """
     folders = [next((part for part in path.split("/") if part.startswith("patient")), "") for path in paths]
     nameless = [path for path, folder in zip(paths, folders, strict=True) if not folder[len("patient") :].isdecimal()]
@@ -137,7 +137,7 @@ def _chexpert_patients(paths: Names) -> Names:
 
 
 def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
-    """Read a CXR-LT table: frontal views, files by ``fpath`` or by MIMIC-CXR-JPG's own layout.
+    """Read a CXR-LT table: frontal images only, with paths from column ``fpath`` or in MIMIC-CXR-JPG's layout.
 
     Raises:
         BadInput: If a check fails; it lists all faults.
@@ -163,7 +163,11 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
 
 
 def _read_checked_columns(spec: PictureSpec, base: Path, required: tuple[str, ...]) -> tuple[TableColumns, Path]:
-    """Read the table and find the folder, and report the faults of the folder and of the columns together."""
+    """Read the table, locate the image folder, and report faults of both together.
+
+    Raises:
+        BadInput: If the table, a required column or the folder is missing.
+    """
     columns, folder, faults = read_table_and_folder(spec, base)
     table = Path(spec.labels).name
     faults += [
@@ -180,7 +184,11 @@ def _read_checked_columns(spec: PictureSpec, base: Path, required: tuple[str, ..
 
 
 def _select_rows(columns: TableColumns, index: NDArray[np.bool_], what: str) -> TableColumns:
-    """Return the rows at ``index``; if there are none, ``what`` ends the sentence of the fault."""
+    """Return the selected rows, and raise an error if there are none.
+
+    Args:
+        what: The condition for selection, which completes the error message.
+    """
     if not index.any():
         raise BadInput([Fault("data.labels", f"none of the {len(index)} rows {what}.")])
     return columns.select_rows(index)
@@ -189,10 +197,10 @@ def _select_rows(columns: TableColumns, index: NDArray[np.bool_], what: str) -> 
 def _make_table(
     files: PictureFiles, labels: NDArray[np.float32], class_names: tuple[str, ...], patients: Names
 ) -> LabelTable:
-    """Return a table in which no source is known and all rows are in the test part, until it is split.
+    """Create a label table without centres and not yet split; until then all rows are in the test part.
 
     Raises:
-        BadInput: If two names of patients are so alike that they may be one patient's.
+        BadInput: If patient names are so similar that they may mean the same patient.
     """
     count = len(files)
     raise_faults(patient_name_faults("data.labels", patients))

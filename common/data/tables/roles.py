@@ -1,6 +1,6 @@
-"""Guesses of the purpose of each column of a table of labels, from the columns' names and cells.
+"""Guess the role of each column in a label table (image, patient, hospital, labels) from its name and cells.
 
-The result is a proposal that a person reads: the caller writes it down with what it rests on.
+The result is a proposal: the caller shows it to the user with the reasons.
 """
 
 import difflib
@@ -69,21 +69,22 @@ _CLASSES = frozenset(name.casefold() for name in MIMIC_CLASSES)
 
 @dataclass(frozen=True)
 class ColumnRoles:
-    """The purpose of each column.
+    """The guessed role of each column in a label table.
 
     Attributes:
-        image: The column of the names of picture files.
-        patient: The column of patients; None where no column looks like it.
-        source: The column of hospitals; None where no column looks like it.
-        split: The column of the parts train, validation and test; None where there is none.
-        label_columns: One column a class; empty where ``finding`` names the classes.
-        finding: One column with names of classes, with ``separator`` between them.
-        classes: Each class with the number of rows that show it, in the order of the table or by frequency.
-        exclusive: True where each row shows exactly one class.
-        no_finding: Names in the column of findings that say that nothing was found.
-        doubtful: Names in it that deny a finding or doubt it, with the number of rows; these are no classes.
-        alone: Classes that stand beside no other one, though most do, with the number of rows.
-        unused: Columns for which no purpose was found.
+        image: The column with file names of images.
+        patient: The column of patients; None if no column looks like it.
+        source: The column of hospitals; None if no column looks like it.
+        split: The column of training, validation and test part; None if there is none.
+        label_columns: The columns with labels, one per class; empty if ``finding`` is used.
+        finding: The column with names of findings, separated by ``separator``; None if ``label_columns`` are used.
+        classes: The classes with the number of positive rows each, in the order of the columns or by frequency.
+        exclusive: True if each row has exactly one class.
+        no_finding: Names in column ``finding`` that say that nothing was found.
+        doubtful: Names in column ``finding`` that deny or doubt a finding and are no classes, with their numbers of
+            rows.
+        alone: Classes that never occur together with another class although most do, with their numbers of rows.
+        unused: Columns without a role.
     """
 
     image: str
@@ -102,10 +103,10 @@ class ColumnRoles:
 
 
 def image_column(columns: TableColumns, files: Iterable[str] = ()) -> str:
-    """Return the column that names pictures: the most of ``files``, else most of its cells with their endings.
+    """Return the column that names most of the files, or else one whose cells mostly have picture extensions.
 
     Raises:
-        BadInput: If there is none.
+        BadInput: If there is no such column.
     """
     files = list(files)
     cells, scores = {name: columns.column(name).cells for name in columns}, dict[str, tuple[int, ...]]()
@@ -131,7 +132,7 @@ def image_column(columns: TableColumns, files: Iterable[str] = ()) -> str:
 
 
 def patient_column(columns: Iterable[str], others: Collection[str] = ()) -> str | None:
-    """Return the first column whose name says that it names patients; ``others`` are for something else."""
+    """Return the first column whose name suggests patients, except the columns in ``others``; None if there is none."""
     return next((name for name in columns if name not in others and _PATIENT.search(name)), None)
 
 
@@ -142,16 +143,16 @@ def guess_roles(
     source: str | None = None,
     findings: Sequence[str] = (),
 ) -> ColumnRoles:
-    """Guess the purpose of each column.
+    """Guess the role of each column in a label table.
 
     Args:
-        image: The column of picture files.
-        patient: The column of patients, where the caller knows it.
-        source: The column of hospitals, where the caller knows it; an empty text for none.
-        findings: The label columns or the column of findings, where the caller knows them.
+        image: The column with file names of images.
+        patient: The column of patients; None to guess it.
+        source: The column of hospitals; None to guess it, empty if there is none.
+        findings: The label columns, or the column of findings; empty to guess them.
 
     Raises:
-        BadInput: If no column is sure to hold labels, or one holds labels and cells that are none.
+        BadInput: If no column clearly holds labels, or a column mixes labels with other cells.
     """
     settled = (image, *([source] if source else []), *findings)
     patient = patient or patient_column(columns, settled)
@@ -187,7 +188,7 @@ def guess_roles(
 
 
 def describe_cells(columns: TableColumns, judged: Mapping[str, Judgement]) -> str:
-    """Name the cells that keep columns from being label columns, with their lines: ``"Mass" ("ja" in line 3)``."""
+    """List the cells that are no labels, with line numbers, for each column: ``"Mass" ("ja" in line 3)``."""
     texts = [f'"{name}" ({columns.column(name).describe_cell_lines(of.foreign, 3)})' for name, of in judged.items()]
     return "; ".join(texts[:_MOST_COLUMNS]) + (
         f"; {len(texts) - _MOST_COLUMNS} more" if len(texts) > _MOST_COLUMNS else ""
@@ -195,17 +196,19 @@ def describe_cells(columns: TableColumns, judged: Mapping[str, Judgement]) -> st
 
 
 def name_options(names: Iterable[str]) -> str:
-    """Return the options of the command that name these columns as those of findings."""
+    """Return the command-line options ``--findings NAME`` that select these columns."""
     return " ".join(f"--findings {quote(name)}" for name in names)
 
 
 def _stop_on_foreign_cells(
     columns: TableColumns, judged: Mapping[str, Judgement], label_columns: Sequence[str]
 ) -> None:
-    """Stop if a column holds labels and some cells that are none: nobody would miss it in an experiment of others.
+    """Raise an error if a column mixes labels with other cells.
+
+    Such a column is not skipped silently, because nobody would notice that a class is missing.
 
     Raises:
-        BadInput: Naming the cells.
+        BadInput: With the cells that are no labels.
     """
     if broken := {name: of for name, of in judged.items() if of.kind == "almost labels"}:
         problem = f"these columns hold labels, and cells that are none: {describe_cells(columns, broken)}."
@@ -225,7 +228,7 @@ def _words(name: str) -> set[str]:
 
 
 def _hospital_column_by_name(columns: TableColumns, names: Iterable[str]) -> str | None:
-    """Return the column whose name says that it names hospitals, and whose cells are few with many rows each."""
+    """Return the first column whose name suggests hospitals, and which has few distinct cells; None if none does."""
     fit = [name for name in names if _has_few_values(columns.column(name)) and not _words(name) & _NO_SOURCE_WORDS]
     by_name = [name for name in fit if _HOSPITAL.search(name)]
     return next(iter([*by_name, *(name for name in fit if _words(name) & _SOURCE_WORDS)]), None)
@@ -234,9 +237,10 @@ def _hospital_column_by_name(columns: TableColumns, names: Iterable[str]) -> str
 def _hospital_column_by_content(
     columns: TableColumns, names: Iterable[str], label_columns: Sequence[str], patient: str | None
 ) -> str | None:
-    """Return the column whose cells are names of hospitals, or decide which classes have a label in a row.
+    """Return the column that seems to name hospitals because of its cells; None if there is none.
 
-    No patient has two of its values: who is a patient of a hospital is not told by a view, for instance.
+    Either most of its cells look like names of hospitals, or its value determines which classes are labelled in a row.
+    No patient may have two values, which excludes columns such as the view.
     """
     blank = []
     for name in label_columns:
@@ -265,7 +269,7 @@ def _hospital_column_by_content(
 
 
 def _guess_finding_separator(column: TableColumn) -> str:
-    """Return the mark between the names in most cells: its pieces are again and again the same."""
+    """Return the separator that divides most cells into names which occur repeatedly."""
     rows, counts = dict[str, int](), column.rows_per_cell()
     for mark in OTHER_SEPARATORS:
         pieces = [set(split_findings(cell.casefold(), mark)) for cell in column.cells]
@@ -277,10 +281,10 @@ def _guess_finding_separator(column: TableColumn) -> str:
 
 
 def _finding_column(columns: TableColumns, judged: Mapping[str, Judgement]) -> str:
-    """Return the column whose cells name findings: by its name, else by what its cells say.
+    """Return the column whose cells name findings, judged by the column's name, else by the cells.
 
     Raises:
-        BadInput: If none is sure to; with what the others hold.
+        BadInput: If no column clearly does; the message describes the candidates.
     """
     candidates = list[str]()
     for name in sorted(judged, key=lambda column: not _FINDINGS.search(column)):
@@ -320,13 +324,17 @@ def _no_labels_fault(columns: TableColumns, judged: Mapping[str, Judgement], can
 
 
 def describe_unnamed(columns: TableColumns) -> str:
-    """Return a sentence on columns that have cells and no name."""
+    """Return a warning about columns that have cells but no name."""
     count = count_with_noun(columns.unnamed, "column has", "columns have")
     return f"{count} no name in the first line, and cannot be used. If the next line holds the names, remove the first."
 
 
 def _count_names(column: TableColumn, separator: str) -> tuple[Counter[str], dict[str, str], dict[frozenset[str], int]]:
-    """Return the rows of each name in lower case, a spelling of each, and the rows of each set of names."""
+    """Count the names in a column of findings.
+
+    Returns:
+        The number of rows per name in lower case; the spelling of each name; the number of rows per set of names.
+    """
     counts, spellings, together = Counter[str](), dict[str, str](), Counter[frozenset[str]]()
     for cell, rows in zip(column.cells, column.rows_per_cell().tolist(), strict=True):
         parts = [] if is_blank(cell) else [" ".join(part.split()) for part in split_findings(cell, separator)]
@@ -338,12 +346,12 @@ def _count_names(column: TableColumn, separator: str) -> tuple[Counter[str], dic
 
 
 def _read_names(columns: TableColumns, name: str, roles: ColumnRoles) -> ColumnRoles:
-    """Return the roles with the names in the cells of the column of findings.
+    """Complete the roles with the classes and other names in the cells of the column of findings.
 
-    Spellings that differ only in case are one name.
+    Spellings that differ only in case count as one name.
 
     Raises:
-        BadInput: If a name consists of other names of the column, or there is none.
+        BadInput: If a name is composed of other names, or there are no names.
     """
     column = columns.column(name, with_line_ends=True)
     separator = _guess_finding_separator(column)
@@ -371,10 +379,10 @@ def _read_names(columns: TableColumns, name: str, roles: ColumnRoles) -> ColumnR
 
 
 def _stop_on_composed_names(column: TableColumn, name: str, separator: str, names: Collection[str]) -> None:
-    """Stop if a name in a cell consists of other names of the column with nothing but signs or "and" between them.
+    """Raise an error if a name is composed of other names in the column, joined by signs or words such as "and".
 
     Raises:
-        BadInput: Naming the first such parts with their lines.
+        BadInput: With the first such names and their lines.
     """
     words = [re.escape(other) for other in sorted(names, key=len, reverse=True)]
     composed = dict[str, list[int]]()
@@ -396,18 +404,18 @@ def _stop_on_composed_names(column: TableColumn, name: str, separator: str, name
 def find_synonyms(
     counts: Mapping[str, int], together: NDArray[np.bool_], one_place: NDArray[np.bool_]
 ) -> dict[str, str]:
-    """Find names of classes that may mean one class at different hospitals.
+    """Find class names that may be synonyms used by different hospitals.
 
-    Names are alike if they have the same words, or nearly the same letters, or if one has all words of the other.
+    Names are similar if they have the same words, nearly the same letters, or if one contains all words of the other.
 
     Args:
-        counts: The number of rows that show each class, in the order of the arrays.
-        together: ``(classes, classes)``, True for two names by which one row is labelled: these are two classes.
-        one_place: ``(classes, classes)``, True for two names that one hospital uses: of these, one that has all words
-            of the other is taken for another class.
+        counts: Number of positive rows of each class, in the order of the arrays.
+        together: ``(classes, classes)``, True if some row has labels of both names, which are then different classes.
+        one_place: ``(classes, classes)``, True if one hospital uses both names; then a name that contains all words of
+            the other is a different class.
 
     Returns:
-        Each such name, with the more frequent name.
+        For each such name, its more frequent synonym.
     """
     places = {name: place for place, name in enumerate(counts)}
     ordered, synonyms = sorted(counts, key=lambda name: (-counts[name], name)), dict[str, str]()
@@ -436,7 +444,7 @@ def _name_similarity_rank(name: str, other: str) -> int | None:
 
 
 def picture_folder(root: Path, names: Sequence[str], listings: PictureFileFinder) -> Path | None:
-    """Return the folder, ``root`` or below, in which most pictures lie; None where there is none."""
+    """Return the folder, ``root`` or below it, that contains most of the named pictures; None if none contains any."""
     below = {Path(folder) for folder, _ in listings.walk(root)}
     below |= {parent for folder in below for parent in folder.parents}  # a folder of folders has no file of its own
     folders = {root: 0} | {root / folder: 0 for folder in sorted(below)}
