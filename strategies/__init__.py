@@ -1,1 +1,1 @@
-"""The federated learning methods: the coordinator's half, the hospital's half and the messages between them."""
+"""Federated learning methods, each with a coordinator's half and a hospital's half, and the engine that runs them."""

@@ -1,21 +1,26 @@
-"""Bounds on what one site can do to the model: on the length of its update, and on its share of all images.
+"""Bounds on one site's influence on the global model: the length of its update, and its share of all images.
 
-Norm bounding: no update moves the model by more than a multiple of the usual length. Sun, Kairouz, Suresh, McMahan,
-"Can You Really Backdoor Federated Learning?", arXiv:1911.07963, 2019, section 4: the server shortens every update to a
-length M, its direction stays. Departs from it in two points:
+The coordinator applies both bounds.
 
-- M is a multiple of the median length of the round's updates, as no fixed number fits every model and every round.
-- Three parts are bounded, each by itself, for in one length the largest part would hide the others: the trunk, batch
-  normalisation, and each head row with its bias. A row is held against the longest row of each site: sites own other
-  classes, so the rows of one class may be too few for a median.
+Norm bounding: no update is longer than a multiple of the usual length. Sun, Kairouz, Suresh, McMahan, "Can You Really
+Backdoor Federated Learning?", arXiv:1911.07963, 2019, section 4: the server shortens every update to a length M and
+keeps its direction. Departs from the paper in two points:
 
-Batch normalisation is shortened towards the model before: its running variances stay positive, as they lie between two
-that are. Of fewer than three sites the median says nothing about which one is long; then nothing is shortened.
+- M is a multiple of the median length of the round's updates, because no fixed number fits every model and every round.
+- Three parts are bounded separately, because a large part would hide a small one in a common length: the trunk, batch
+  normalisation, and each head row with its bias. A head row is compared with the longest row of each site, because too
+  few sites may own its class for a median.
 
-Largest share: a site says at the roll call how many training images it has, and nobody can check it: one that says a
-billion is all of the mean. A cap that never touches an honest run cannot stop that, because honest counts differ by any
-factor, and a share of 99 % is as good as all. So there is none unless ``participation.largest_share`` sets one; a site
-that has more than :data:`HEAVY` of a run's images is named in ``events.jsonl`` with any setting."""
+Shortening keeps the running variances of batch normalisation positive: the result lies between the old and the new
+variance. With fewer than three sites no update is shortened, because the median of two lengths does not tell which one
+is too long.
+
+Largest share: a site states its number of training images at the roll call, and nobody can check the number. A site
+that states a billion images dominates the mean. No default cap would help: honest counts differ by any factor, and a
+cap that every honest run keeps would still allow a share of 99 %. So image counts are capped only if
+``participation.largest_share`` is set. A site with more than :data:`HEAVY` of all images is named in ``events.jsonl``
+in any case.
+"""
 
 import math
 import statistics
@@ -56,7 +61,7 @@ def measure_update_lengths(update: ModelGroups) -> dict[str, float]:
 
 
 def compute_median_lengths(lengths: Iterable[Lengths]) -> dict[str, float]:
-    """Return the median length of each part over the sites that sent it, without parts of fewer than three sites."""
+    """Return the median length of each part over sites; a part that fewer than three sites sent has no median."""
     sent: dict[str, list[float]] = {}
     for of_site in lengths:
         for part, length in of_site.items():
@@ -69,9 +74,10 @@ def compute_median_lengths(lengths: Iterable[Lengths]) -> dict[str, float]:
 
 
 def shorten_update(update: ModelGroups, lengths: Lengths, medians: Lengths, clip: float) -> tuple[ModelGroups, str]:
-    """Return the update with no part longer than ``clip`` median lengths, and a sentence on the part most shortened.
+    """Shorten the parts of an update that are longer than ``clip`` median lengths.
 
-    The sentence is empty where nothing was too long.
+    Returns:
+        The update; and a sentence on the part that was shortened most, empty if no part was too long.
     """
     relative = compare_with_medians(lengths, medians)
     if max(relative.values(), default=0.0) <= clip:
@@ -100,11 +106,12 @@ def shorten_long_updates(
 
     Args:
         replies: Site -> its reply with its update of the round.
-        clip: The longest update, in median lengths of the round.
-        lengths: Site -> lengths of the parts of its update, for the sites where they are measured already.
+        clip: The largest length of an update, in median lengths of the round.
+        lengths: Site -> lengths of the parts of its update, for sites whose update is already measured.
 
     Returns:
-        All replies with their bounded updates; and, for the sites whose update was shortened, a sentence about it.
+        All replies, with shortened updates where an update was too long; and site -> a sentence that says how its
+            update was shortened.
     """
     measured = dict[str, Lengths]()
     for site, reply in replies.items():
@@ -118,7 +125,7 @@ def shorten_long_updates(
 
 
 def compare_with_medians(lengths: Lengths, medians: Lengths) -> dict[str, float]:
-    """Return the length of each part divided by its median length; parts without a median are absent."""
+    """Return each part's length divided by the part's median length, for the parts that have a median."""
     relative = dict[str, float]()
     for part, length in lengths.items():
         if part in medians:
@@ -127,7 +134,7 @@ def compare_with_medians(lengths: Lengths, medians: Lengths) -> dict[str, float]
 
 
 def _scale_array(array: Float32, factor: float) -> Float32:
-    """Return array times factor as float32, multiplied in float64, because float32 rounds a tiny factor too much."""
+    """Return the array times the factor as float32, computed in float64 to keep tiny factors accurate."""
     return (array * np.float64(factor)).astype(np.float32)
 
 
@@ -155,10 +162,10 @@ HEAVY = 0.9
 
 
 def cap_image_counts(images: Mapping[str, int], largest_share: float) -> dict[str, int]:
-    """Return how many images each site counts for, so that no site has more than ``largest_share`` of their sum.
+    """Return the image count that weighs each site in the mean, so that no site exceeds ``largest_share`` of the sum.
 
-    Sites above the cap count as if they had as many images as the cap allows; the others stay as they are. Where even
-    equal weights exceed the share, all sites count as much as the smallest site.
+    The counts of sites above the cap are lowered to the cap; the other counts stay. If no cap can satisfy the share,
+    because there are too few sites, all sites get the smallest site's count.
 
     Args:
         images: Number of images that each site stated at the roll call, at least 1.
@@ -177,7 +184,7 @@ def cap_image_counts(images: Mapping[str, int], largest_share: float) -> dict[st
 
 
 def find_dominant_sites(images: Mapping[str, int]) -> dict[str, float]:
-    """Return the sites that have more than :data:`HEAVY` of all images, with their share; none in a run of one site."""
+    """Return each site with more than :data:`HEAVY` of all images, and its share; empty in a run with one site."""
     total = sum(images.values())
     shares = {site: count / total for site, count in images.items()} if total and len(images) > 1 else {}
     return {site: share for site, share in shares.items() if share > HEAVY}

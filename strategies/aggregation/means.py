@@ -1,9 +1,9 @@
-"""Means of sites' updates, and the model that they make: the maths of FedAvg, on plain arrays.
+"""Weighted means of the sites' updates and the global model that results: the maths of FedAvg, on plain arrays.
 
 FedAvg: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017.
 
-All sums run in float64 in the order in which sites are given, so that the same sites in the same order give the same
-bits wherever the mean is computed. An update may be added as it comes, and is not needed any more then.
+All sums run in float64 in the order in which sites are given. So the same sites in the same order give the same bits on
+any machine. A running mean takes updates one by one and does not store them.
 """
 
 from abc import ABC, abstractmethod
@@ -39,7 +39,7 @@ Weights = Sequence[float]
 
 
 def sum_in_order(values: Iterable[float]) -> float:
-    """Add numbers one after the other, because ``sum`` rounds in another way from Python 3.12 on and changes hashes."""
+    """Add numbers one after the other; ``sum`` rounds differently from Python 3.12 on and would change hashes."""
     total = 0.0
     for value in values:
         total += value
@@ -47,12 +47,12 @@ def sum_in_order(values: Iterable[float]) -> float:
 
 
 def add_update(state: Float32, update: Float64) -> Float32:
-    """Return model values plus an update, added in float64 and rounded once to float32."""
+    """Return model values plus an update, added in float64 and then rounded to float32."""
     return (state.astype(np.float64) + update).astype(np.float32)
 
 
 def run_in_blocks(n: int, work: Callable[[slice], None]) -> None:
-    """Call ``work`` with slices that together cover ``n`` numbers; long arrays are divided between two threads."""
+    """Call ``work`` with consecutive slices that together cover ``n`` numbers; two threads share long arrays."""
 
     def stretch(begin: int) -> None:
         for start in range(begin, min(begin + STRETCH, n), BLOCK):
@@ -69,7 +69,7 @@ def run_in_blocks(n: int, work: Callable[[slice], None]) -> None:
 
 
 class FlatMean(ABC):
-    """The mean of flat arrays of equal length, computed one block of numbers at a time.
+    """The mean of flat arrays of equal length, computed block by block.
 
     Args:
         size: Length of the arrays.
@@ -107,7 +107,7 @@ class FlatMean(ABC):
 
 
 class PrecomputedMean(FlatMean):
-    """Presents an array that is already a mean, such as a robust one, as a :class:`FlatMean`."""
+    """A :class:`FlatMean` whose values are already computed, for example by a robust mean."""
 
     def __init__(self, values: Float64) -> None:
         super().__init__(len(values))
@@ -143,13 +143,13 @@ class RunningMean(FlatMean):
 
 
 class BlockwiseMean(FlatMean):
-    """The weighted mean of at least one flat array, where all arrays are at hand from the beginning.
+    """The weighted mean of one or more flat arrays that are all in memory.
 
-    The result has the same bits as :class:`RunningMean`. It is faster, because each block is added up over all arrays
-    while it is in the processor's cache.
+    The result has the same bits as that of :class:`RunningMean`. It is faster, because each block is summed over all
+    arrays while it is in the processor's cache.
 
     Args:
-        weighted: Each array with its weight, in the order in which they are added; weights need not sum to one.
+        weighted: Each array with its weight, in the order of addition; weights need not sum to one.
     """
 
     def __init__(self, weighted: Sequence[tuple[Float32, float]]) -> None:
@@ -176,7 +176,7 @@ class BlockwiseMean(FlatMean):
 
 
 class HeadRowsMean(Protocol):
-    """The finished mean of the head rows, one a class; a class that no site sent has none."""
+    """The finished mean of the head rows, one row for each class, with a mask of the classes that any site sent."""
 
     @property
     def mean(self) -> HeadArrays: ...
@@ -194,7 +194,7 @@ HeadMean = Callable[[Sequence[str], int], RunningHeadMean]
 
 @dataclass(frozen=True)
 class PrecomputedHeadMean:
-    """A mean of head rows that is already computed, such as a robust one."""
+    """A mean of head rows that is already computed, for example by a robust mean."""
 
     mean: HeadArrays
 
@@ -216,7 +216,7 @@ class WholeHeadMean:
         """Add a site's update of the head with weight ``share``.
 
         Raises:
-            ValueError: If its rows are not exactly those of the mean.
+            ValueError: If the update's rows are not exactly those of the mean.
         """
         if head.class_names != self._names:
             raise ValueError(f"expected rows {self._names}, got {head.class_names}")
@@ -232,7 +232,7 @@ class WholeHeadMean:
 
 
 def move_head(head: Head, mean: HeadArrays) -> Head:
-    """Return a head with each row moved by its mean update; a row that nobody sent (mean 0) stays as it was."""
+    """Return a head with the mean update added to each row; the mean update of a row that no site sent is 0."""
     weight, bias, _ = mean
     return Head(head.class_names, add_update(head.weight, weight), add_update(head.bias, bias))
 
@@ -242,7 +242,7 @@ def move_head(head: Head, mean: HeadArrays) -> Head:
 
 @dataclass(frozen=True)
 class UpdateMeans:
-    """The means of the sites' updates of trunk, batch normalisation and head; None for a part that nobody sent.
+    """The mean updates of trunk, batch normalisation and head; None for a part that no site sent.
 
     Attributes:
         model: The model that the sites started from.
@@ -254,7 +254,7 @@ class UpdateMeans:
     head: HeadRowsMean | None = None
 
     def add_to_model(self) -> ModelState:
-        """Return the model plus the mean updates; a part that nobody sent stays as it was."""
+        """Return the model plus the mean updates; a part that no site sent is unchanged."""
         model = self.model
         return ModelState(
             trunk=self.trunk.add_mean_to_values(model.trunk) if self.trunk else model.trunk,
@@ -265,8 +265,8 @@ class UpdateMeans:
     def apply_server_optimizer(self, optimizer: ServerOptimizer, moments: Moments) -> tuple[ModelState, Moments]:
         """Return the model after a server optimiser's step with the mean updates, and the optimiser's new moments.
 
-        Batch normalisation moves by the mean itself: a running variance has no gradient. A head row that nobody sent
-        stays, and so do its moments.
+        Batch normalisation gets the plain mean update, because a running variance has no gradient. A head row that no
+        site sent is unchanged, and so are the moments of that row.
         """
         trunk, norm, head = self.model.trunk, self.model.norm, self.model.head
         if self.trunk:
@@ -286,12 +286,12 @@ class UpdateMeans:
 
 @dataclass(frozen=True)
 class MergedUpdates:
-    """The mean updates of a round, with the parts and sites that were treated as exceptions.
+    """The mean updates of a round, with notes on exceptions.
 
     Attributes:
-        plain: Parts that got the plain mean instead of the method's own, because too few sites sent them: ``trunk``,
-            and classes.
-        shortened: Site whose update was too long -> a sentence that says how it was shortened.
+        plain: Parts that got the plain mean instead of a robust mean, because too few sites sent them: ``trunk``, or
+            names of classes.
+        shortened: Site -> a sentence that says how its update was shortened, for updates that were too long.
     """
 
     means: UpdateMeans
@@ -300,7 +300,7 @@ class MergedUpdates:
 
 
 class RunningUpdateMeans:
-    """:class:`UpdateMeans` to which updates are added one by one.
+    """Builds :class:`UpdateMeans` from updates that are added one by one.
 
     Args:
         model: The model that the sites started from.
@@ -313,7 +313,7 @@ class RunningUpdateMeans:
         self._head: RunningHeadMean | None = None
 
     def add(self, update: ModelGroups, weight: float) -> None:
-        """Add a site's update to the means; the update itself is not kept."""
+        """Add a site's update to the means; the update is not stored."""
         if update.trunk is not None:
             self._trunk = self._trunk or RunningMean(len(self._model.trunk))
             self._trunk.add(update.trunk, weight)
@@ -331,7 +331,7 @@ class RunningUpdateMeans:
 
 
 def site_weight(reply: TrainReply, weighting: Weighting) -> float:
-    """Return a site's weight in every mean: its training images, or 1 for ``uniform``."""
+    """Return a site's weight in every mean: its number of training images, or 1 for ``uniform`` weighting."""
     return float(reply.train_samples) if weighting == "samples" else 1.0
 
 
@@ -342,7 +342,7 @@ def average_updates(
 
     Args:
         model: The model that the sites started from.
-        replies: Accepted replies in the order of site names; at least one.
+        replies: At least one accepted reply, in the order of site names.
         weights: One weight for each reply.
     """
     trunks, norms = list[tuple[Float32, float]](), list[tuple[Float32, float]]()
@@ -372,7 +372,7 @@ def mix_tensors(clients: Float32, server: Float32, alpha: float) -> Float32:
 
 
 def mix_models(hospitals: ModelState, server: ModelState, alpha: float) -> ModelState:
-    """Return ``alpha * hospitals + (1 - alpha) * server``, value by value; head rows are matched by class name."""
+    """Return the model ``alpha * hospitals + (1 - alpha) * server``, with head rows matched by class name."""
     other = server.head.select_rows(hospitals.head.class_names)
     weight = mix_tensors(hospitals.head.weight, other.weight, alpha)
     head = Head(other.class_names, weight, mix_tensors(hospitals.head.bias, other.bias, alpha))

@@ -1,17 +1,18 @@
-"""Robust means, which a few wrong updates cannot move far: the maths, on plain arrays.
+"""Robust means, which a few wrong updates cannot move far, and distances between updates; maths on plain arrays.
 
 Coordinate-wise median and trimmed mean: Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning:
 Towards Optimal Statistical Rates", ICML 2018, definitions 1 and 2.
 Krum and multi-Krum: Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine Tolerant
 Gradient Descent", NeurIPS 2017, sections 3 and 5.
 
-Every site counts once, as in the papers, no matter how many images it states. Departs from Yin et al. in one
-point: of n values ``ceil(fraction * n)`` are cut off at either end, not ``fraction * n`` rounded down, which with a
-handful of hospitals would be none.
-Below stand the distances that some methods weigh sites by. All sites of a round start from one model, so models differ
-by as much as updates do. Distances are Euclidean over all values that a site sends, as the papers write them; the
-authors' code of both RSCFed and FedNoRo adds up the lengths of each tensor's difference instead. Sums run in float64,
-term by term and not by BLAS, whose order may change with the number of threads.
+As in the papers, every site counts once, no matter how many images it states. Departs from Yin et al. in one point: of
+n values ``ceil(fraction * n)`` are dropped at each end. The paper rounds down, which would drop none with a handful of
+hospitals.
+
+RSCFed and FedNoRo weigh sites by distances between models. All sites of a round start from one model, so the distance
+of two models is the distance of their updates. Distances are Euclidean over all values that a site sends, as in the
+papers; the authors' code of both methods adds up the norm of each tensor instead. Sums run in float64 and not by BLAS,
+whose order of addition may change with the number of threads.
 """
 
 import math
@@ -47,12 +48,12 @@ KEYS: dict[str, tuple[str, ...]] = {
 
 
 class RobustMeanRule(BaseModel):
-    """The ``method.mean`` key: the name of a robust mean, or a table with its name as ``kind`` and its own keys.
+    """The ``method.mean`` setting: the name of a robust mean, or a table with the name as ``kind`` and further keys.
 
     Attributes:
         fraction: For the trimmed mean: share of the sites whose values are dropped at each end, at least one site.
-        byzantine: For Krum: number of sites that may send arbitrary values.
-        keep: For Krum: number of best sites whose mean is taken; from 2 on it is multi-Krum.
+        byzantine: For Krum: assumed number of sites that send arbitrary values.
+        keep: For Krum: number of best sites that are averaged; 2 or more is multi-Krum.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -85,11 +86,11 @@ class RobustMeanRule(BaseModel):
 
 
 def compute_robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMeanRule) -> list[Float64]:
-    """Return the robust mean of the sites' vectors, in the same parts as the vectors.
+    """Return the robust mean of the sites' vectors, split into parts like the vectors.
 
     Args:
-        vectors: One vector for each site, at least :attr:`RobustMeanRule.fewest_sites`; each vector is a list of flat
-            arrays, whose lengths are the same at all sites.
+        vectors: One vector for each site, at least :attr:`RobustMeanRule.fewest_sites` of them. A vector is a list of
+            flat arrays, such as trunk and batch normalisation; their lengths are equal at all sites.
     """
     parts = [[site[place] for site in vectors] for place in range(len(vectors[0]))]
     if rule.kind == "krum":
@@ -105,13 +106,13 @@ def average_updates_robustly(
 ) -> MergedUpdates:
     """Return the robust means of the sites' updates.
 
-    Trunk and batch normalisation are one vector; each head row is a vector over its owners. Where fewer sites sent a
-    group or row than the rule needs, it gets their plain mean, and :class:`MergedUpdates` names it.
+    Trunk and batch normalisation together are one vector; each head row is a vector over the sites that own the class.
+    A part that fewer sites sent than the rule needs gets the plain mean, and :class:`MergedUpdates` names the part.
 
     Args:
         model: The model that the sites started from.
-        updates: Updates in the order of site names; at least one; with the same groups.
-        weights: One weight for each site, which only plain means use.
+        updates: At least one update, in the order of site names; all have the same parts.
+        weights: One weight for each site; only plain means use the weights.
     """
     flat = [[array for array in (update.trunk, update.norm) if array is not None] for update in updates]
     of_trunk = iter(map(PrecomputedMean, _robust_or_plain_mean(flat, weights, rule)))
@@ -137,7 +138,7 @@ def average_updates_robustly(
 def _robust_or_plain_mean(
     vectors: Sequence[Sequence[Float32]], weights: Weights, rule: RobustMeanRule
 ) -> list[Float64]:
-    """Return the robust mean where there are enough sites for it, else the plain weighted mean."""
+    """Return the robust mean if there are enough sites for it, otherwise the plain weighted mean."""
     if not vectors[0]:
         return []
     if len(vectors) >= rule.fewest_sites:
@@ -161,14 +162,14 @@ def trimmed_mean(values: Float64, cut: int) -> Float64:
 
 
 def krum(distances: Float64, byzantine: int, keep: int = 1) -> list[int]:
-    """Return the positions of the ``keep`` sites that lie closest to the others, in ascending order.
+    """Return the ascending indices of the ``keep`` sites that lie closest to the others.
 
-    A site's score is the sum of its squared distances to its ``n - byzantine - 2`` nearest; the lowest scores win, and
-    of equal scores the first. At most ``n - byzantine`` sites are returned.
+    A site's score is the sum of its squared distances to its ``n - byzantine - 2`` nearest sites. The sites with the
+    lowest scores are chosen; of equal scores the first wins. At most ``n - byzantine`` sites are returned.
 
     Args:
         distances: Squared distances ``(n, n)``; ``n`` is at least ``2 * byzantine + 3``.
-        byzantine: Number of sites that may send arbitrary values.
+        byzantine: Assumed number of sites that send arbitrary values.
     """
     sites = len(distances)
     near = np.sort(distances + np.diag(np.full(sites, np.inf)), axis=1)[:, : sites - byzantine - 2]
@@ -180,7 +181,7 @@ def squared_distances(parts: Sequence[Sequence[Float32]]) -> Float64:
     """Return the squared Euclidean distances between the sites' vectors, ``(sites, sites)``.
 
     Args:
-        parts: For each part of the vectors, that part of every site.
+        parts: For each part of the vectors, one flat array for each site.
     """
     sites = len(parts[0])
     total = np.zeros((sites, sites), np.float64)
@@ -193,11 +194,11 @@ def squared_distances(parts: Sequence[Sequence[Float32]]) -> Float64:
 
 
 def apply_by_coordinate(part: Sequence[Float32], rule: Callable[[Float64], Float64]) -> Float64:
-    """Apply a rule such as the median over the sites to every coordinate of their vectors, block by block.
+    """Apply a rule such as the median over sites to every coordinate of one part of the vectors, block by block.
 
     Args:
         part: The flat array of each site.
-        rule: Turns ``(sites, n)`` into ``(n,)``.
+        rule: Function from ``(sites, n)`` to ``(n,)``.
     """
     result = np.empty(part[0].shape, np.float64)
 
@@ -213,7 +214,7 @@ def _stack_block(part: Sequence[Float32], block: slice) -> Float64:
 
 
 def inner_products(updates: Sequence[ModelGroups]) -> Float64:
-    """Return the inner product of every two sites' updates over all groups, ``(sites, sites)``."""
+    """Return the inner product of every two sites' updates over all model parts, ``(sites, sites)``."""
     named = [update.to_named_arrays() for update in updates]
     products = np.zeros((len(updates), len(updates)))
     for group in named[0]:
@@ -225,10 +226,10 @@ def inner_products(updates: Sequence[ModelGroups]) -> Float64:
 
 
 def distances_from_mean(products: Float64, weights: Float64) -> Float64:
-    """Return the distance of each site's model from the weighted mean of all, ``(sites,)``.
+    """Return the distance of each site's model from the weighted mean model, ``(sites,)``.
 
     Args:
-        products: :func:`inner_products` of these sites.
+        products: The sites' :func:`inner_products`.
         weights: Weights ``(sites,)``; they need not sum to one.
     """
     shares = weights / weights.sum()
@@ -237,7 +238,11 @@ def distances_from_mean(products: Float64, weights: Float64) -> Float64:
 
 
 def distances_between(products: Float64) -> Float64:
-    """Return the distance of every two sites' models, ``(sites, sites)``."""
+    """Return the distance between every two sites' models, ``(sites, sites)``.
+
+    Args:
+        products: The sites' :func:`inner_products`.
+    """
     squares = np.diag(products)
     return _square_root(squares[:, None] + squares[None, :] - 2 * products)
 

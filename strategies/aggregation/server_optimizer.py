@@ -1,7 +1,7 @@
-"""Server optimisers, which use the mean update of a round as a gradient; they go with any averaging method.
+"""Server optimisers, which use a round's mean update as a gradient; any averaging method can have one.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: "Adaptive Federated Optimization", ICLR 2021, algorithm
-2 (FedAdam, FedYogi); Hsu, Qi, Brown, arXiv 1909.06335 (momentum). As there, without bias correction.
+2 (FedAdam, FedYogi); Hsu, Qi, Brown, arXiv 1909.06335 (momentum). As in these papers, there is no bias correction.
 """
 
 from collections.abc import Mapping
@@ -41,11 +41,11 @@ class ServerOptimizer(BaseModel):
 def compute_server_step(
     spec: ServerOptimizer, update: Float64, moments: Moments, group: str
 ) -> tuple[Float64, Moments]:
-    """Return the step that a server optimiser takes for a mean update, and the optimiser's new moments.
+    """Return a server optimiser's step for a mean update, and the optimiser's new moments.
 
     Args:
         update: Mean of the sites' updates, of any shape.
-        moments: First and second moments of all groups before the step.
+        moments: First and second moments of all model groups before the step.
         group: Name under which the moments of this update are stored.
     """
     lr = spec.lr or DEFAULT_LR[spec.kind]

@@ -1,7 +1,8 @@
-"""Aggregators, which collect the updates of one round and merge them by the method's rule.
+"""Aggregators, which collect the updates of one round at the coordinator and compute their mean.
 
-They add updates as they arrive, or keep them until all are there. Both add in the order of site names, so that the
-result has the same bits no matter which site was first. The same rules check a finished run from its stored updates.
+:class:`StreamingAggregator` adds updates to running sums as they arrive; :class:`BufferedAggregator` stores updates
+until the round is complete. Both add in the order of site names, so that the result has the same bits no matter which
+site replied first. An audit of a finished run recomputes the means from stored updates with the same functions.
 """
 
 import os
@@ -47,8 +48,8 @@ class StreamingAggregator:
 
     Args:
         model: The model that the sites started from.
-        weighting: A site's weight in every mean.
-        folder: Folder for files of updates that wait.
+        weighting: Rule for a site's weight in every mean.
+        folder: Folder for files of updates that wait for updates of earlier sites.
     """
 
     def __init__(
@@ -64,27 +65,27 @@ class StreamingAggregator:
         self._weights: dict[str, float] = {}
 
     def collect_update(self, reply: TrainReply) -> TrainReply:
-        """Add a reply's update, now or once all sites with earlier names are added; return the reply without it."""
+        """Add an update to the means, or store it until all earlier sites are added; return the reply without it."""
         self._weights[reply.site] = site_weight(reply, self._weighting)
         self._waiting.put(reply.site, reply.update, briefly=self._next[0] == reply.site)
         self._add()
         return replace(reply, update=ModelGroups())
 
     def leave_out_site(self, site: str) -> None:
-        """Wait no longer for this site's update."""
+        """Stop waiting for a site's update, so that the updates of later sites can be added."""
         self._next.remove(site)
         self._add()
 
     def restore_updates(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
-        """Return the replies as they are, without updates: updates that were added to the means are not kept."""
+        """Return the replies unchanged and without updates, because a streaming aggregator does not store updates."""
         return replies
 
     def mean_updates(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
-        """Return the means of all updates that were collected."""
+        """Return the means of all collected updates."""
         return MergedUpdates(self.means())
 
     def means(self) -> UpdateMeans:
-        """Add the updates that still wait, and return the means of all that were collected."""
+        """Add the updates that still wait for missing sites, and return the means of all collected updates."""
         self._next = deque(sorted(self._waiting))
         self._add()
         return self._means.means
@@ -96,9 +97,10 @@ class StreamingAggregator:
 
 
 class BufferedAggregator:
-    """Keeps a round's updates until all are there, for rules that need all of them together.
+    """Stores a round's updates until the round is complete, for rules that compare all updates.
 
-    The first updates stay in memory. The trunks of the others are written to a file and read from it in pieces.
+    The first updates stay in memory. The trunks of later updates are written to a file and read from the file block by
+    block.
 
     Args:
         model: The model that the sites started from.
@@ -114,7 +116,7 @@ class BufferedAggregator:
         return replace(reply, update=ModelGroups())
 
     def leave_out_site(self, site: str) -> None:
-        """Forget the update of a site, if there is one."""
+        """Delete a site's stored update, if there is one."""
         if site in self._waiting:
             self._waiting.take(site)
 
@@ -126,7 +128,7 @@ class BufferedAggregator:
         return whole
 
     def mean_updates(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
-        """Return the means of the replies' updates by the method's own weights, or its robust mean."""
+        """Return the means of the updates in the replies, by the method's weights or its robust mean."""
         return merge_updates(self._method, context, self._model, replies)
 
 
@@ -136,11 +138,11 @@ Aggregator = StreamingAggregator | BufferedAggregator
 def make_aggregator(
     method: Method, model: ModelState, sites: Collection[str], folder: Path | None, *, buffered: bool
 ) -> Aggregator:
-    """Return an aggregator that adds updates up as they come, or keeps them until all are there.
+    """Return the aggregator for a round: streaming, or buffered if a rule needs all updates of the round together.
 
     Args:
         model: The model that the sites started from.
-        folder: Folder for files of updates that wait; the system's own for temporary files where None.
+        folder: Folder for files of updates that wait; None for the system's temporary folder.
         buffered: True if some rule needs all updates of the round together.
     """
     if buffered or method.site.parameters.mean is not None:
@@ -154,9 +156,9 @@ def make_aggregator(
 def update_length_limit(
     method: SiteMethod, participation: ParticipationSection, privacy: PrivacySection
 ) -> float | None:
-    """Return the longest update that is not shortened, in median lengths of the round.
+    """Return the largest length of an update that is not shortened, in median lengths of the round.
 
-    None sets no limit: the experiment has ``clip = "off"``, nothing is averaged, or updates are masked.
+    None means no limit: the experiment has ``clip = "off"``, the method averages nothing, or updates are masked.
     """
     averaged = not method.shares_nothing and method.pooled == "no" and not privacy.secure_aggregation
     return participation.clip if averaged and participation.clip != "off" else None
@@ -165,12 +167,12 @@ def update_length_limit(
 def merge_updates(
     method: Method, context: RoundContext, model: ModelState, replies: Mapping[str, TrainReply]
 ) -> MergedUpdates:
-    """Return the means of a round's updates, by this method's weights or its robust mean.
+    """Return the means of a round's updates, by the method's weights or its robust mean.
 
     Args:
-        context: The coordinator's knowledge when the round began.
+        context: The coordinator's knowledge at the beginning of the round.
         model: The model that the sites started from.
-        replies: Replies that count, in the order of site names.
+        replies: Accepted replies, in the order of site names.
     """
     parameters, weights = method.site.parameters, list[float]()
     for reply in replies.values():
@@ -184,7 +186,7 @@ def merge_updates(
 def update_global_model(
     method: Method, server_round: int, means: UpdateMeans, moments: Moments
 ) -> tuple[ModelState, Moments]:
-    """Return the global model after a round's mean updates, and the moments that go into the next round."""
+    """Apply a round's mean updates to the global model; return the new model and the moments for the next round."""
     optimizer = method.site.parameters.server_optimizer
     stepped = (means.add_to_model(), moments) if optimizer is None else means.apply_server_optimizer(optimizer, moments)
     return method.finalize(server_round, *stepped)
@@ -196,13 +198,13 @@ UNTRAINED = 10.0
 
 @dataclass(frozen=True)
 class SitePassResult:
-    """The result of passing a model through one site.
+    """The result of passing a model through one site in sequential training.
 
     Attributes:
-        model: The model for the next site: moved by the site's update, or unchanged if the update cannot count.
-        lengths: Site -> lengths of its last update, as it counted.
-        shortened: A sentence that says how the update was shortened; empty where it was not too long.
-        reason: Why the update cannot count; empty where it does.
+        model: The model for the next site: changed by the site's update, or unchanged if the update is rejected.
+        lengths: Site -> lengths of the parts of its last accepted update, after shortening.
+        shortened: A sentence that says how the update was shortened; empty if it was not too long.
+        reason: Why the update is rejected; empty if it is accepted.
     """
 
     model: ModelState
@@ -214,15 +216,16 @@ class SitePassResult:
 def pass_through_site(
     model: ModelState, reply: TrainReply, clip: float | None, lengths: Mapping[str, Lengths]
 ) -> SitePassResult:
-    """Move a model by one site's update, which is at most ``clip`` times as long as the median of earlier updates.
+    """Add one site's update to a model, shortened to at most ``clip`` times the median length of earlier updates.
 
-    Before three sites were visited there is no median; then no part of the update may be longer than the model's own.
+    Before three sites were visited there is no median; until then no part of the update may be longer than the same
+    part of the model. An update far beyond the limit is rejected.
 
     Args:
         model: The model that the site received.
         reply: The site's reply with its update.
-        clip: The longest update, in median lengths; None for no limit.
-        lengths: Site -> lengths of its last update.
+        clip: The largest length of an update, in median lengths; None for no limit.
+        lengths: Site -> lengths of the parts of its last update.
     """
     done = ""
     if clip is not None:
@@ -244,10 +247,10 @@ IN_MEMORY = 2**29
 
 
 class WaitingUpdates(Mapping[str, ModelGroups]):
-    """Updates by site that wait to be merged, up to :data:`IN_MEMORY` bytes in memory and further trunks in a file.
+    """Stored updates by site: in memory up to :data:`IN_MEMORY` bytes; the trunks of further updates are in a file.
 
     Args:
-        folder: Folder of that file; the system's own for temporary files where None.
+        folder: Folder of the file; None for the system's temporary folder.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -255,10 +258,10 @@ class WaitingUpdates(Mapping[str, ModelGroups]):
         self._file, self._places = TrunkFile(folder), dict[str, slice]()
 
     def put(self, site: str, update: ModelGroups, *, briefly: bool = False) -> None:
-        """Store a site's update in memory, or its trunk on disk if memory is full.
+        """Store a site's update in memory, or the update's trunk on disk if memory is full.
 
         Args:
-            briefly: The update is removed again at once, so it may go to memory in any case.
+            briefly: True if the update is removed again at once; then it stays in memory in any case.
         """
         if site in self._updates:
             self.take(site)
@@ -296,9 +299,9 @@ def _count_trunk_bytes(update: ModelGroups) -> int:
 
 
 class TrunkFile:
-    """A temporary file that holds the trunks of many updates one after the other; it is gone when the process ends.
+    """A temporary file that holds the trunks of many updates in sequence; it is deleted when the process ends.
 
-    There is one file for all trunks, because a process may have only some hundred or thousand open files.
+    All trunks share one file, because a process may open only a limited number of files.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -307,7 +310,7 @@ class TrunkFile:
         self._mapped = np.empty(0, np.float32)
 
     def put(self, trunk: Array) -> slice | None:
-        """Append a trunk; return the slice of the file that it takes, or None if the disk is full."""
+        """Append a trunk; return the slice of the file that holds the trunk, or None if the disk is full."""
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - until the finalizer
@@ -326,7 +329,7 @@ class TrunkFile:
         return slice(first, first + trunk.size)
 
     def trunk(self, place: slice) -> Array:
-        """Return the trunk in a slice of the file, float32 ``(n,)``, read-only."""
+        """Return the trunk in a slice of the file, a read-only float32 array ``(n,)``."""
         if len(self._mapped) < place.stop:
             assert self._file is not None
             self._mapped = np.memmap(self._file, np.float32, mode="r")

@@ -1,4 +1,4 @@
-"""Admission limits: the classes and the number of images that a site may state at the roll call."""
+"""Admission limits: the coordinator's limits on the classes and image counts that a site states at the roll call."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SiteClaimLimits:
-    """The limits for what a site states at the roll call, set when the coordinator admitted it.
+    """Limits on a site's statements at the roll call, set when the coordinator admitted the site.
 
     Attributes:
-        classes: Canonical names of the classes that it may annotate; empty for any.
+        classes: Canonical names of the classes that the site may annotate; empty for any.
         images: Largest number of training images; 0 for any number.
     """
 
@@ -30,7 +30,7 @@ ANYTHING = SiteClaimLimits()
 
 
 def find_excess_claims(claims: ClaimsBySite, members: Iterable["RunMember"]) -> list[Fault]:
-    """Return a fault for each site that states classes or images beyond its admission limits."""
+    """Return a fault for each site whose stated classes or images exceed its admission limits."""
     faults, limits = list[Fault](), claims()
     for member in members:
         answer, site = member.answer, member.answer.site

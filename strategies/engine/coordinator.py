@@ -1,8 +1,8 @@
-"""One run of a method on the coordinator: the loop of rounds, one round, evaluation and test, on any Flower ``Grid``.
+"""The coordinator of one run: the loop of rounds, the steps of a round, evaluation and test, on any Flower ``Grid``.
 
-One exchange a round: a site first evaluates the model it receives on its validation part, which tells how good the
-round before was, then trains. So the validation loss of round *t* is known when the replies of round *t + 1* are in;
-one exchange after the last round measures the last model. Flower's own loop takes two exchanges a round.
+A round needs one exchange of messages: each site first evaluates the received model on its validation part, then
+trains. So the validation loss of round *t* arrives with the replies of round *t + 1*. One more exchange after the last
+round evaluates the last model. Flower's own loop needs two exchanges in each round.
 """
 
 import time
@@ -59,26 +59,27 @@ from strategies.methods.base import Method, RoundContext
 class Coordinator:
     """Leads one run of a method: :meth:`start`, then :meth:`test`.
 
-    Who needs the contract's classes before the start calls ``sites.roll_call`` and :meth:`settle_model_layout` first.
+    A caller that needs the run's classes before :meth:`start` calls ``sites.roll_call`` and :meth:`settle_model_layout`
+    first.
 
     Args:
-        method: The coordinator's half; its rules hold no state of the run.
+        method: The coordinator's half of the method; it holds no state of the run.
         plan: The part of the experiment that hospitals receive.
-        participation: How many sites take part, and how long they are waited for.
-        callbacks: Receive what happens.
-        registered: Names of nodes; None in simulation.
-        admission: Rules that a site must keep to take part.
-        scratch: Folder for what must wait on disk; the system's own for temporary files where None.
-        frozen: The part of the model that nobody trains, whose hash the plan names.
+        participation: Number of sites that take part, and deadlines for their replies.
+        callbacks: Receive the events of the run.
+        registered: Returns the site name of each registered node; None in simulation.
+        admission: Rules that a site must satisfy to take part.
+        scratch: Folder for updates that wait on disk; None for the system's temporary folder.
+        frozen: The part of the model that is not trained; the plan names the hash of this part.
 
     Attributes:
         sites: The sites that take part.
         state: The coordinator's state after the last round.
-        last_validation: Figures of the present model at the sites.
-        requests: Requests of the exchange that is going on, or was the last.
-        layers: The layers that are switched on around the rounds, outermost first.
-        grid: Flower's connection to the sites, once a round has begun.
-        deadline_s: Seconds after which an exchange goes on without the sites that have not replied.
+        last_validation: The sites' validation figures of the current model.
+        requests: Requests of the current or latest exchange.
+        layers: The optional layers that this run uses around its rounds, outermost first.
+        grid: Flower's connection to the sites; set when the run starts.
+        deadline_s: Seconds after which an exchange ends without the sites that have not replied.
     """
 
     def __init__(
@@ -131,38 +132,38 @@ class Coordinator:
         self._buffered = self.method.site.weighs_updates or any(layer.buffered for layer in self.layers)
 
     def settle_model_layout(self, layout: ModelStateLayout) -> LabelContract:
-        """Fix the layout of the model after the roll call, and leave out sites that would build another model."""
+        """Fix the model's layout after the roll call; exclude sites whose software would build another model."""
         self._use_layers(self._layers(layout.variance_slices))
         return self.sites.settle_model_layout(layout.signature)
 
     def receive_own_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
-        """Receive the coordinator's own images; this class ignores them, and a subclass trains on them."""
+        """Receive the coordinator's own images; this class ignores the images, and a subclass trains on them."""
 
     def resume(self, state: FederationState, last_validation: FederationValidation) -> None:
-        """Set the stored state from which :meth:`start` continues, and the validation figures of its model."""
+        """Set the stored state from which :meth:`start` continues, and the validation figures of the stored model."""
         self._resumed, self.last_validation = state, last_validation
 
     @property
     def result(self) -> ModelState:
-        """Return the model that would be the run's result if it ended now: the last or the best one."""
+        """Return the current result model of the run: the last or the best one, as the experiment chooses."""
         return self.state.model if self.plan.evaluation.checkpoint == "last" else self.state.best_or_last_model
 
     @property
     def result_round(self) -> int:
-        """Return the round that made :attr:`result`; -1 where the best model counts and none was validated yet."""
+        """Return the round of :attr:`result`; -1 if the best model is chosen and no model is validated yet."""
         return self.state.round if self.plan.evaluation.checkpoint == "last" else self.state.best_round
 
     @property
     def chosen_round(self) -> int | None:
-        """Return the round whose model the federation chose by validation.
+        """Return the round of the best model, as chosen by the mean of the sites' validation figures.
 
-        None where the last model is the result, each site chooses for itself, or no model was validated yet.
+        None if the last model is the result, if each site chooses its own best round, or if no model is validated yet.
         """
         chooses = self.method.site.selection == "federation" and self.plan.evaluation.checkpoint == "best"
         return self.state.best_round if chooses and self.state.best_round >= 0 else None
 
     def final_round_context(self) -> RoundContext:
-        """Return what the method's rules may look at after the last round: contract, answers and statistics."""
+        """Return the data for the method's rules after the last round: contract, roll call answers, statistics."""
         return self.sites.round_context(self.state.round, self.state.statistics)
 
     # ------------------------------------------------------------------ the loop
@@ -170,24 +171,25 @@ class Coordinator:
     def start(
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float | None = None
     ) -> Result:
-        """Train ``num_rounds`` rounds from the initial model, or from where :meth:`resume` says.
+        """Train ``num_rounds`` rounds from the initial model, or continue from the state given to :meth:`resume`.
 
         Makes the roll call first, unless ``sites.roll_call`` was called before.
 
         Args:
-            initial_arrays: The first model, which must be the one that the plan's seed or weights file gives, since
-                hospitals build it too and compare. Either the result of :func:`make_array_record`, or the
-                ``state_dict`` of a network from :func:`common.models.network.build` for the run's classes.
-            num_rounds: Rounds in all, those before a resumed state included.
-            timeout: Seconds for each exchange, in the place of ``participation.round_deadline_s``.
+            initial_arrays: The initial model, built from the plan's seed or weights file; hospitals build the same
+                model and compare. Either the result of :func:`make_array_record`, or the ``state_dict`` of a network
+                from :func:`common.models.network.build` for the run's classes.
+            num_rounds: Total number of rounds, including those before a resumed state.
+            timeout: Seconds for each exchange, instead of ``participation.round_deadline_s``.
 
         Returns:
-            The model that the run ends with, in the form of ``initial_arrays``.
+            Flower's result; its ``arrays`` hold the result model in the same form as ``initial_arrays``.
 
         Raises:
-            RunStopped: If a round stays under ``min_sites``, or the coordinator's own training diverges.
-            BadInput: If the labels contradict one another, the method does not fit them, or the initial model is not of
-                the run's network and classes.
+            RunStopped: If fewer than ``min_sites`` replies of a round count, or the coordinator's own training
+                diverges.
+            BadInput: If the labels contradict one another, the method does not fit them, or the initial model does not
+                fit the run's network and classes.
         """
         self.grid, self.deadline_s = grid, self.participation.round_deadline_s if timeout is None else timeout
         if not self.sites.members:
@@ -214,32 +216,32 @@ class Coordinator:
         return result
 
     def _before_rounds(self) -> None:
-        """Prepare a new run before its first round; this class does nothing, and subclasses override it."""
+        """Prepare a new run before the first round; this class does nothing, and subclasses override the method."""
 
     def _is_over(self) -> bool:
-        """Return True if the run is to end before its last planned round, see ``evaluation.patience``."""
+        """Return True if the best model is older than ``evaluation.patience`` rounds, so that the run ends early."""
         patience, best = self.plan.evaluation.patience, self.state.best_round
         return patience is not None and best >= 0 and self._validated_round - best >= patience
 
     @property
     def _validated_round(self) -> int:
-        """Return the round of the newest validated model: sites validate it with the request of the next round."""
+        """Return the newest round whose model is validated: sites validate a round's model in the next round."""
         return self.state.round - 1
 
     def _train_round(self, server_round: int) -> RoundRecord:
-        """Ask all sites of the round, and aggregate their replies."""
+        """Request training from all sites of a round, and aggregate the replies."""
         messages = self.configure_train(server_round, self.grid)
         return self.aggregate_train(server_round, self.exchange_messages(messages, "train", server_round))
 
     def _after_rounds(self) -> None:
-        """Have sites validate the last model after the last round."""
+        """Request a validation of the last model from the sites, after the last round."""
         messages = self.configure_evaluate()
         self.aggregate_evaluate(self.exchange_messages(messages, "evaluate", self.state.round))
 
     # ------------------------------------------------------------------ a round
 
     def configure_train(self, server_round: int, grid: Grid) -> list[Message]:
-        """Return the training requests of a round, one for each drawn site, with that site's own head rows."""
+        """Return the training messages of a round: one for each drawn site, with the head rows of that site."""
         self._begin_round(server_round, grid)
         requests = self.new_requests(server_round)
         chosen = self.sites.draw_training_sites(server_round, self.state.excluded)
@@ -252,7 +254,7 @@ class Coordinator:
         return messages
 
     def _begin_round(self, server_round: int, grid: Grid) -> None:
-        """Admit sites that have connected since the last round; note when the round begins."""
+        """Admit sites that have connected since the last round, and record the start time of the round."""
         self.grid = grid
         if server_round > 1:
             self.sites.admit_late_joiners(server_round)
@@ -310,7 +312,7 @@ class Coordinator:
     def _merge_updates(
         self, received: ExchangeReplies[TrainReply], aggregator: Aggregator, context: RoundContext
     ) -> RoundOutcome:
-        """Merge the updates by the method's own mean, wrapped by the layers of the run."""
+        """Merge the updates by the method's mean; the layers of the run may change the merging."""
         arrived = time.monotonic()
 
         def merge_by_method(replies: ExchangeReplies[TrainReply]) -> RoundOutcome:
@@ -322,26 +324,26 @@ class Coordinator:
         return merge(received)
 
     def refuse_too_few(self, server_round: int, received: ExchangeReplies[TrainReply]) -> None:
-        """Raise :class:`TooFewSites` if fewer replies count than the round needs."""
+        """Raise :class:`TooFewSites` if fewer replies of a round count than needed."""
         if len(received.accepted) < self._needed_reply_count(received):
             raise make_too_few_sites_error(f"round {server_round}", received, len(self.requests.expected))
 
     def _needed_reply_count(self, received: ExchangeReplies[Reply]) -> int:
         """Return how many replies must count for the exchange to be valid.
 
-        With ``min_sites = 0`` every site is needed except those whose reply was received and rejected, which must not
-        end the run for the others; a site that is away or answers with an error is still needed.
+        With ``min_sites = 0`` a reply of every site is needed, except of sites whose reply was rejected: a rejected
+        reply must not end the run for the others. A missing site, or one that answers with an error, is still needed.
         """
         return max(self.sites.needed_reply_count(len(self.requests.expected) - len(received.unfit)), 1)
 
     # ------------------------------------------------------------------ evaluation
 
     def configure_evaluate(self) -> list[Message]:
-        """Return the messages that ask sites for the validation loss of the model after the last round."""
+        """Return the messages that request the validation loss of the model after the last round."""
         return self.evaluate_messages(self.state.round, self.state.model, self._validation_sites(), test=False)
 
     def aggregate_evaluate(self, replies: Iterable[Message]) -> None:
-        """Record the sites' validation figures of the last model, which may prove to be the best one."""
+        """Record the sites' validation figures of the last model, which may become the best model."""
         received = self.collect_replies(replies, EvaluateReply)
         self.callbacks.on_absent_sites("evaluate", received.absent)
         self.last_validation = FederationValidation.of_replies(received.accepted)
@@ -352,10 +354,12 @@ class Coordinator:
         self.state = record_absent_sites(judged, "evaluation", received.accepted, received.absent)
 
     def test(self, grid: Grid) -> ExchangeReplies[EvaluateReply]:
-        """Have sites test the resulting model on their own test images, with the model parts that they keep themselves.
+        """Request a test of the result model on the sites' own test images, and return the replies.
+
+        A site that keeps local model parts uses them in the test.
 
         Raises:
-            TooFewSites: If fewer than ``min_sites`` answer and there is no global model to test instead.
+            TooFewSites: If fewer than ``min_sites`` answer and no global model exists that could be tested instead.
         """
         self.grid, drawn = grid, self.drawn_to_test
         sites = self._all_sites() if drawn is None else drawn
@@ -369,7 +373,7 @@ class Coordinator:
 
     @property
     def drawn_to_test(self) -> tuple[str, ...] | None:
-        """Return a drawn sample of sites for the final test, which covers all classes where that is possible."""
+        """Return the sites drawn for the final test, which cover all classes if possible; None if all sites test."""
         if not self._samples_sites:
             return None
         return tuple(self.sites.draw_evaluating_sites(self.state.round, self.state.excluded))
@@ -378,7 +382,7 @@ class Coordinator:
     def _samples_sites(self) -> bool:
         """Return True if only a sample of the sites tests the model, False if all do.
 
-        All sites test where each keeps model parts of its own, because its own test chooses and stores its model.
+        If sites keep local model parts, all sites test, because each site chooses and stores its model during the test.
         """
         return self.method.site.has_global_model and self.sites.samples_sites
 
@@ -388,9 +392,8 @@ class Coordinator:
     def _validation_sites(self) -> list[str]:
         """Return the sites that validate the model after the last round.
 
-        Where a sample would do, they are those that judged the best model up to now: only they can compare the two, so
-        that the run ends with the model that it would end with if all were asked. If no best model is chosen, they are
-        the sites that the next round would draw.
+        If a sample is enough, these are the sites that validated the best model so far, because only they can compare
+        it with the last model. If the run chooses no best model, they are the sites that the next round would draw.
         """
         if not self._samples_sites:
             return self._all_sites()
@@ -402,7 +405,7 @@ class Coordinator:
     # ------------------------------------------------------------------ one exchange
 
     def new_requests(self, server_round: int) -> ExchangeRequests:
-        """Begin a new exchange, and return its requests."""
+        """Start a new exchange, and return the object that makes its requests."""
         self.requests = ExchangeRequests(
             method=self.method,
             plan=self.plan,
@@ -421,7 +424,7 @@ class Coordinator:
     def evaluate_messages(
         self, server_round: int, model: ModelState, sites: Collection[str], *, test: bool
     ) -> list[Message]:
-        """Ask sites how good a model is on their validation parts, or on their test parts."""
+        """Return messages that request an evaluation on the sites' validation images or test images."""
         requests = self.new_requests(server_round)
         return [requests.make_evaluate_message(site, model, test=test) for site in sorted(sites)]
 
@@ -434,12 +437,13 @@ class Coordinator:
         deadline_s: float | None = None,
         enough: int | None = None,
     ) -> Iterator[Message]:
-        """Send messages and yield the replies as they come; the callbacks receive the sites that are waited for.
+        """Send messages and yield the replies as they arrive; the callbacks receive the names of missing sites.
 
         Args:
             phase: Name of the exchange, as progress displays show it.
-            deadline_s: Seconds after which nobody is waited for; by default :attr:`deadline_s`.
-            enough: Number of good replies from which on lost sites are not waited for; by default ``min_sites``.
+            deadline_s: Seconds until the exchange ends; by default :attr:`deadline_s`.
+            enough: Number of good replies from which on disconnected sites are not waited for; by default
+                ``min_sites``.
         """
         names = {member.node_id: site for site, member in self.sites.members.items()}
         seconds, sent = self.deadline_s if deadline_s is None else deadline_s, list(messages)
@@ -460,12 +464,12 @@ class Coordinator:
     def collect_replies(
         self, replies: Iterable[Message], expected: type[Reply], aggregator: Aggregator | None = None
     ) -> ExchangeReplies[Reply]:
-        """Check the replies to the present requests as they come, and count their bytes.
+        """Check the replies to the current requests as they arrive, and count their bytes.
 
         Args:
             replies: Messages in any order.
-            expected: The record that a reply holds.
-            aggregator: Takes the updates of good training replies, and learns of sites that it need not wait for.
+            expected: Record class of a valid reply.
+            aggregator: Receives the updates of accepted training replies, and the names of rejected sites.
         """
 
         layers, note = self.layers if expected is TrainReply else (), self.callbacks.on_reply

@@ -1,4 +1,4 @@
-"""The events of a run, such as the record of a round or a rollback, and the callbacks that receive them."""
+"""The events of a run, such as a round's record or a rollback, and the coordinator's callbacks that receive them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class RunStopped(ProgramCannotContinue):
-    """Raised when a run cannot go on; the message gives the reason."""
+    """Raised when a run cannot continue; the message gives the reason."""
 
 
 class TooFewSites(RunStopped):
-    """Raised when fewer sites than ``participation.min_sites`` answered in time; it names the missing sites."""
+    """Raised when fewer than ``participation.min_sites`` sites answered in time; names the missing sites."""
 
 
 @dataclass(frozen=True)
 class FederationValidation:
-    """Validation figures of one model by site, for the sites that hold back images for validation.
+    """Validation figures of one model by site, for the sites that have validation images.
 
     Attributes:
-        tallies: Site -> correct answers on its test images, where the experiment asks for them every round.
+        tallies: Site -> number of correct answers on its test images, if the experiment tests after every round.
     """
 
     loss: Mapping[str, float] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class FederationValidation:
 
     @classmethod
     def of_replies(cls, replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]) -> "FederationValidation":
-        """Return the validation figures of replies; a site that has none is left out."""
+        """Collect the validation figures from replies; a site that sent none is omitted."""
         loss, auroc, tallies = dict[str, float](), dict[str, float](), dict[str, CorrectCount]()
         for site, reply in replies.items():
             if reply.validation_loss is not None:
@@ -50,18 +50,18 @@ class FederationValidation:
 
     @property
     def mean_loss(self) -> float | None:
-        """Return the mean validation loss over sites, each with the same weight (specs 1.4)."""
+        """Return the mean validation loss over sites with equal weights (specs 1.4); None without any."""
         return float(np.mean(list(self.loss.values()))) if self.loss else None
 
     @property
     def mean_auroc(self) -> float | None:
-        """Return the mean AUROC over sites with equal weights, of each site's mean over its classes."""
+        """Return the mean of the sites' AUROCs with equal weights; a site's AUROC is a mean over its classes."""
         return float(np.mean(list(self.auroc.values()))) if self.auroc else None
 
 
 @dataclass(frozen=True)
 class CoordinatorTrainingRecord:
-    """Figures of one round's training on the coordinator's own images, in methods that train there."""
+    """Figures of the coordinator's training on its own images in one round, for methods that train there."""
 
     train_loss: float
     epochs: int
@@ -70,18 +70,19 @@ class CoordinatorTrainingRecord:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """The figures of one round; ``validation`` is of the model that the round began with.
+    """The figures of one round; ``validation`` refers to the model at the beginning of the round.
 
     Attributes:
         sites: Sites whose replies count, sorted by name, or in the order in which the model passed through them.
-        epochs: Epochs trained at each site.
+        epochs: Number of epochs trained at each site.
         train_loss: Training loss of each site that sends one.
-        epsilon: Site -> epsilon that the run has cost so far, where it uses differential privacy.
-        after: Validation of the model that the round made, where it is known at once.
+        epsilon: Site -> privacy budget (epsilon) spent by the run so far, for sites with differential privacy.
+        after: Validation of the model at the end of the round, for methods that validate it in the same round.
         shortened: Site -> a sentence that says how its update was shortened, for updates that were too long.
-        plain: Parts that got the plain mean because too few sites sent them for the method's own: ``trunk``, classes.
+        plain: Parts that got the plain mean because too few sites sent them for the method's own mean: ``trunk``, or
+            names of classes.
         closed_rows: Head rows whose sum stayed masked, because too few sites that own them were left.
-        arithmetic: Each site's statement of how it computed.
+        arithmetic: Each site's statement of the number format and memory layout of its training.
     """
 
     round: int
@@ -119,9 +120,9 @@ class RoundRecord:
 
     @property
     def mean_train_loss(self) -> float | None:
-        """Return the mean loss over the sites that send one, each with the same weight.
+        """Return the mean training loss over the sites that send one, with equal weights.
 
-        Where no site does, it is the coordinator's training loss, or None if the coordinator does not train.
+        If no site sends one, return the coordinator's training loss, or None if the coordinator does not train.
         """
         if self.train_loss:
             return float(np.mean(list(self.train_loss.values())))
@@ -130,12 +131,12 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class ReplyArrival:
-    """A site's reply as it arrived, for the callbacks and the audit log.
+    """A site's reply on arrival, for the callbacks and the audit log.
 
     Attributes:
-        record: Name of the record that was expected.
-        content: The records that came; None where an error came.
-        reason: Why the reply does not count; empty where it does.
+        record: Name of the expected record class.
+        content: The received records; None if the reply is an error.
+        reason: Why the reply does not count; empty if it counts.
     """
 
     record: str
@@ -147,14 +148,15 @@ class ReplyArrival:
 
 @dataclass(frozen=True)
 class WaitingStatus:
-    """The sites that a run waits for, shown to anyone who watches the run.
+    """The sites whose replies are still missing, for progress displays.
 
     Attributes:
         phase: ``roll call``, ``train``, ``masking``, ``evaluate`` or ``test``.
         round: Number of the round; 0 before the first.
-        sites: Names of the sites that are waited for, sorted; at the roll call, of those that are not connected.
-        lost: Sites that have not replied and are no longer connected. They may come back, and are waited for only where
-            too few others are left.
+        sites: Sorted names of the sites that are waited for; at the roll call, of registered sites that are not
+            connected.
+        lost: Sites that have not replied and are not connected any more. The run waits for their return only if too few
+            others reply.
         deadline_s: Seconds left.
     """
 
@@ -167,12 +169,12 @@ class WaitingStatus:
 
 @dataclass(frozen=True)
 class RollbackEvent:
-    """Reports that a model collapsed and that the run goes back to the model of an earlier round.
+    """Reports that a model collapsed and that the run returns to the model of an earlier round.
 
     Attributes:
-        collapsed: The round that made the model.
-        to: The round whose model is taken up again.
-        because: The sites' figures that show the collapse, in words.
+        collapsed: The round that made the collapsed model.
+        to: The round whose model the run returns to.
+        because: A phrase with the sites' figures that show the collapse.
     """
 
     collapsed: int
@@ -181,7 +183,7 @@ class RollbackEvent:
 
     @property
     def sentence(self) -> str:
-        """Return a sentence for people that says which model collapsed, why, and where the run goes on."""
+        """Return a sentence for people: which model collapsed, why, and from which round the run continues."""
         return (
             f"round {self.collapsed}: {self.because}; the run goes back to the model of round {self.to} and does round "
             f"{self.collapsed} again, to find the site that did it"
@@ -189,35 +191,35 @@ class RollbackEvent:
 
 
 def describe_exclusion(server_round: int, site: str, reason: str) -> str:
-    """Return a sentence for people: this site is left out for the rest of the run, with the reason."""
+    """Return a sentence for people that a site is excluded for the rest of the run, with the reason."""
     return f"round {server_round}: {site} harms the model and is left out for the rest of the run: {reason}"
 
 
 class RunCallbacks:
-    """Receives the events of a run; a method that is not overridden does nothing."""
+    """Base class of objects that receive the events of a run; its methods do nothing."""
 
     def on_waiting_for_sites(self, waiting: WaitingStatus) -> None:
-        """Receive the sites that are waited for, whenever these change."""
+        """Receive the sites whose replies are missing, whenever these sites change."""
 
     def on_late_join(self, server_round: int, site: str) -> None:
         """Receive the name of a site that joined after the roll call."""
 
     def on_reply(self, arrival: ReplyArrival) -> None:
-        """Receive every reply of a site that was asked, as it comes."""
+        """Receive every reply of a site to a request, on arrival."""
 
     def on_absent_sites(self, phase: str, absent: Mapping[str, str]) -> None:
-        """Receive the sites that missed an exchange outside the rounds, such as the test, with reasons."""
+        """Receive the sites that missed an exchange, such as the test, with the reasons."""
 
     def on_round_end(self, record: RoundRecord, state: "FederationState") -> None:
-        """Receive the record of a completed round, and the state after it."""
+        """Receive the record of a completed round, and the coordinator's state after the round."""
 
     def on_exclusion(self, server_round: int, site: str, reason: str) -> None:
-        """Receive the site that is left out for the rest of the run."""
+        """Receive the name of a site that is excluded for the rest of the run, with the reason."""
 
     def on_rollback(self, rolled_back: RollbackEvent) -> "FederationState | None":
-        """Return the stored state of the round to go back to; None if it is not stored, so that the run goes on."""
+        """Return the stored state that the run returns to; None if no state is stored, which cancels the rollback."""
         return None
 
     def on_state_reset(self, state: "FederationState") -> FederationValidation:
-        """Receive the state that the run goes on from after a rollback; return the validation of its model."""
+        """Receive the state from which the run continues after a rollback; return its model's validation figures."""
         return FederationValidation()

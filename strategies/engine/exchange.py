@@ -1,12 +1,12 @@
-"""One exchange with the sites: make and send the requests, receive the replies, and check which of them count.
+"""One exchange of messages with the sites: make and send requests, receive replies, and reject invalid replies.
 
-Sites that lose their connection meanwhile may come back. Only Flower's public ``Grid`` is used, so the same loop runs
-over the network, on Ray and in one process. Flower's own ``send_and_receive`` looks for replies every 3 s, takes a site
-for lost at the first sign, and then waits for nobody.
+A site that loses its connection during an exchange may come back. Only Flower's public ``Grid`` is used, so the same
+code runs over the network, on Ray and in one process. Flower's own ``send_and_receive`` polls every 3 s, treats a site
+as lost at the first missed sign of life, and then stops waiting for every site.
 
-:mod:`common.wire.bounds` has the ranges that hold for any reply. Here is what depends on the round: whose reply it is,
-exactly the groups and statistics that were asked for, and figures that fit the plan, the roll call and the clock. An
-honest site is never outside: where the coordinator cannot be sure, the reply counts.
+:mod:`common.wire.bounds` checks the ranges that hold for any reply. This module checks what depends on the round: the
+sender, the expected model parts and statistics, and figures that fit the plan, the roll call and the elapsed time. The
+checks never reject an honest site: a reply that cannot be judged counts.
 """
 
 import re
@@ -75,12 +75,12 @@ Waiting = Callable[[Collection[int], Collection[int]], None]
 
 @dataclass
 class FrozenPartDelivery:
-    """Sends the frozen part of a model, which nobody trains, only to sites that do not store it yet.
+    """Sends the frozen part of a model, which is not trained, only to sites that do not store it yet.
 
     Attributes:
         part: The values of the frozen part.
-        held: Sites that have answered a request that needed the part.
-        lost: Sites that said that they do not have the part any more.
+        held: Sites that have answered a request that needed the frozen part.
+        lost: Sites that reported that they do not store the frozen part any more.
     """
 
     part: FrozenPart
@@ -88,19 +88,19 @@ class FrozenPartDelivery:
     lost: set[str] = field(default_factory=set)
 
     def for_site(self, site: str, *, held_before: bool) -> ModelGroups:
-        """Return the frozen part for a site that still needs it, or empty groups.
+        """Return the frozen part if a site still needs it, otherwise empty groups.
 
         Args:
-            held_before: True if the site said at this process's roll call that it stores the part.
+            held_before: True if the site stated at the roll call that it stores the frozen part.
         """
         needed = site in self.lost or not (held_before or site in self.held)
         return ModelGroups(trunk=self.part.values) if needed else ModelGroups()
 
     def note_stored_at_site(self, site: str, fault: str) -> None:
-        """Learn from a site's reply whether it stores the frozen part.
+        """Record from a site's reply whether the site stores the frozen part.
 
         Args:
-            fault: Why the reply does not count; empty where it does.
+            fault: Why the reply does not count; empty if it counts.
         """
         if not fault:
             self.held.add(site)
@@ -111,9 +111,9 @@ class FrozenPartDelivery:
 
 @dataclass(frozen=True)
 class SendTime:
-    """Time when a request was sent, by two clocks.
+    """The time when a request was sent, by two clocks.
 
-    The monotonic clock may stand still while a machine sleeps, and the wall clock may be changed by hand.
+    The monotonic clock may stop while a machine sleeps, and the wall clock may be changed by hand; so both are read.
     """
 
     monotonic: float = field(default_factory=time.monotonic)
@@ -121,24 +121,24 @@ class SendTime:
 
     @property
     def longest_s(self) -> float:
-        """Return the longest time in seconds that a site can have worked on the request up to now."""
+        """Return the longest time in seconds that a site can have worked on the request so far."""
         return SLACK * max(time.monotonic() - self.monotonic, time.time() - self.wall) + SLACK_S
 
 
 @dataclass
 class ExchangeRequests:
-    """Makes the requests of one exchange, and records what its replies must hold.
+    """Makes the requests of one exchange, and records what the replies must contain.
 
     Attributes:
-        plan_json: The plan as hospitals receive it.
-        deadline_s: Seconds after which nobody waits for a reply.
+        plan_json: The plan as hospitals receive it, in JSON.
+        deadline_s: Seconds after which the exchange ends.
         context: The contract, the sites' answers to the roll call, and the round.
-        state: The coordinator's state when the exchange begins.
-        best: Round of the model that would be the run's result if it ended now; -1 for none.
-        nodes: Site -> number of its Flower node.
+        state: The coordinator's state at the beginning of the exchange.
+        best: Round of the current result model; -1 for none.
+        nodes: Site -> id of its Flower node.
         total_down: Site -> bytes sent to it in the whole run; :meth:`make_message` adds to it.
-        frozen: Delivery of the part of the model that is not trained; None where everything is trained.
-        expected: Site -> the groups that its reply must hold, as they went out.
+        frozen: Delivery of the part of the model that is not trained; None if everything is trained.
+        expected: Site -> the model groups that its reply must contain, with the values that were sent.
         sent_at: Site -> time of its request.
         bytes_down: Site -> bytes sent in this exchange.
     """
@@ -160,12 +160,12 @@ class ExchangeRequests:
     written: WrittenArrays = field(default_factory=dict)  # the arrays as they travel, written once for all sites
 
     def make_train_message(self, site: str, model: ModelState, statistics: Arrays, *, update: bool) -> Message:
-        """Make the message that asks a site to train this model.
+        """Make the message that requests training of a model from a site.
 
         Args:
-            model: The global model, of which the site receives its own head rows only.
+            model: The global model; the site receives only its own head rows.
             statistics: Statistics of the method, sent with the model.
-            update: The reply must hold an update.
+            update: True if the reply must contain an update.
         """
         request = self.make_request_record(partial(TrainRequest, statistics=statistics), site, model)
         annotated = self.context.contract.sites[site]
@@ -175,13 +175,13 @@ class ExchangeRequests:
         return self.make_message(site, MessageType.TRAIN, encode_record(request, self.written))
 
     def make_evaluate_message(self, site: str, model: ModelState, *, test: bool) -> Message:
-        """Make the message that asks a site to evaluate this model on its validation images, or on its test images."""
+        """Make the message that requests an evaluation on a site's validation images or test images."""
         request = self.make_request_record(partial(EvaluateRequest, test=test), site, model)
         self.expected[site] = ModelGroups()
         return self.make_message(site, MessageType.EVALUATE, encode_record(request, self.written))
 
     def make_message(self, site: str, kind: str, content: RecordDict) -> Message:
-        """Make a Flower message for a site, and record its size and the time."""
+        """Make a Flower message for a site, and record the message's size and the send time."""
         size = payload_bytes(content)
         self.bytes_down[site] = self.bytes_down.get(site, 0) + size
         self.total_down[site] += size
@@ -189,10 +189,10 @@ class ExchangeRequests:
         return Message(content, self.nodes[site], kind, group_id=str(self.context.round), ttl=self.deadline_s)
 
     def make_request_record(self, make: Callable[..., Q], site: str, model: ModelState) -> Q:
-        """Make a request record of this run and round, which holds the model with the site's own head rows.
+        """Make a request record of this run and round, with the model and the head rows of one site.
 
         Args:
-            make: Makes the record from its fields.
+            make: Function that makes the record from its fields.
         """
         rows = self.method.site.rows_of(site, self.context.contract)
         held_before = self.context.answers[site].holds_frozen
@@ -222,17 +222,18 @@ def send_and_receive(
     enough: int,
     registered: Callable[[], Collection[int]] | None = None,
 ) -> Iterator[Message]:
-    """Send every message, and yield one reply for each site.
+    """Send all messages, and yield one reply for each site.
 
-    Good replies are yielded as they arrive. Errors are yielded at the end, because a lost site that comes back before
-    the deadline gets its message again, unless it is no longer registered. An error that Flower itself made names the
-    site as its source, too.
+    Good replies are yielded as they arrive. Errors are yielded at the end: if a disconnected site comes back before the
+    deadline, its message is sent again, unless the site is no longer registered. Errors made by Flower get the site as
+    their source.
 
     Args:
-        waiting: Receives the nodes that have not replied, and those of them that are lost, whenever either changes.
-        deadline_s: Seconds after which the round goes on without the missing sites.
-        enough: Number of good replies from which on lost sites are not waited for; connected sites still are.
-        registered: Nodes of the sites that may take part, connected or not; None for all.
+        waiting: Receives the nodes that have not replied, and the disconnected ones among them, whenever either
+            changes.
+        deadline_s: Seconds after which the exchange ends without the missing sites.
+        enough: Number of good replies from which on disconnected sites are not waited for; connected sites still are.
+        registered: Returns the nodes of the sites that may take part; None for all.
     """
     unanswered = OutstandingMessages(grid, time.monotonic() + deadline_s)
     unanswered.send(messages)
@@ -257,7 +258,7 @@ def send_and_receive(
 
 
 def pause_longer(pause_s: float) -> float:
-    """Pause between two checks for replies, and return the next pause, which is longer because none came."""
+    """Sleep between two polls without replies, and return the length of the next pause, which is longer."""
     time.sleep(pause_s)
     return min(pause_s * 1.3, MAX_POLL_S)
 
@@ -266,9 +267,9 @@ class OutstandingMessages:
     """The messages of an exchange that have no good reply yet.
 
     Attributes:
-        pending: Message id -> a message that was sent and not yet answered.
-        lost: Node -> the message that a lost site did not receive or answer.
-        errors: Node -> its last reply, an error.
+        pending: Message id -> a message that was sent and has no reply yet.
+        lost: Node -> the message that a disconnected site did not receive or answer.
+        errors: Node -> its last reply, if that is an error.
         good: Number of good replies.
     """
 
@@ -280,12 +281,12 @@ class OutstandingMessages:
 
     @property
     def unanswered_and_lost_nodes(self) -> tuple[set[int], set[int]]:
-        """Return the nodes without a good reply, and separately those of them that are lost."""
+        """Return the nodes without a good reply, and the disconnected nodes among them."""
         lost = set(self.lost)
         return lost.union(message.metadata.dst_node_id for message in self.pending.values()), lost
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Send messages; a message to a site that is no longer registered gets an error as its reply at once."""
+        """Send messages; a message to a site that is no longer registered is answered with an error at once."""
         accepted = push_messages(self._grid, messages)
         self.pending |= accepted
         for message in messages:
@@ -298,7 +299,7 @@ class OutstandingMessages:
         self.errors[message.metadata.dst_node_id] = refusal
 
     def pull_good_replies(self) -> Iterator[Message]:
-        """Yield the good replies that have arrived since the last call; errors are kept for the end."""
+        """Yield the replies that have arrived since the last call; errors are stored for the end of the exchange."""
         for reply in self._grid.pull_messages(list(self.pending)) if self.pending else ():
             if (message := self.pending.pop(reply.metadata.reply_to_message_id, None)) is None:
                 continue
@@ -318,10 +319,10 @@ class OutstandingMessages:
             yield reply
 
     def resend_or_give_up(self, registered: Callable[[], Collection[int]] | None) -> bool:
-        """Send the messages of lost sites that are back once more, and give up sites that are no longer registered.
+        """Resend messages to sites that have reconnected, and stop waiting for sites that are no longer registered.
 
         Returns:
-            True if there were any such sites.
+            True if any site has reconnected or is no longer registered.
         """
         revoked = sorted(set(self.lost) - set(registered())) if registered else []
         for node in revoked:
@@ -336,9 +337,9 @@ class OutstandingMessages:
 
 
 def push_messages(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
-    """Send messages through Flower; return message id -> message for those that Flower accepted.
+    """Send messages through Flower; return message id -> message for the messages that Flower accepted.
 
-    Flower does not accept a message to a site that is no longer registered, and there will be no reply to it.
+    Flower does not accept a message to a site that is no longer registered, and no reply to the message will come.
     """
     accepted, by_id = set(grid.push_messages(messages)) if messages else (), dict[str, Message]()
     for message in messages:
@@ -356,9 +357,9 @@ class ExchangeReplies(Generic[Reply]):
 
     Attributes:
         accepted: Decoded replies by site name, sorted.
-        absent: Site name -> why its reply does not count.
+        absent: Site name -> why the site has no accepted reply.
         bytes_up: Site name -> bytes received.
-        unfit: Sites that replied, but with a reply that cannot count; they are among the absent.
+        unfit: Sites whose reply was rejected; a subset of the absent sites.
     """
 
     accepted: Mapping[str, Reply]
@@ -367,7 +368,7 @@ class ExchangeReplies(Generic[Reply]):
     unfit: frozenset[str] = frozenset()
 
     def without(self, dropped: Mapping[str, str]) -> "ExchangeReplies[Reply]":
-        """Return the replies without those of some sites, which count as absent.
+        """Return the replies without those of the dropped sites, which are recorded as absent.
 
         Args:
             dropped: Site -> why its reply does not count.
@@ -377,15 +378,16 @@ class ExchangeReplies(Generic[Reply]):
 
 
 def make_too_few_sites_error(what: str, replies: ExchangeReplies[Reply], expected: int) -> TooFewSites:
-    """Make the error that too few sites replied; it names the absent sites with their reasons."""
+    """Make the error for too few replies; the message names the absent sites with their reasons."""
     reasons = "; ".join(f"{site}: {why}" for site, why in replies.absent.items())
     return TooFewSites(f"{what}: {len(replies.accepted)} of {expected} sites replied. {reasons}")
 
 
 def decode_reply(message: Message, expected: type[R]) -> tuple[R | None, str]:
-    """Decode a message; return the record, or the reason why it holds none.
+    """Decode a message; return the record, or None and the reason why the message contains no valid record.
 
-    A reason may repeat text of a site, which is escaped and cut (:func:`common.system.plain_text.make_printable_line`).
+    A reason may quote text of a site; such text is escaped and shortened
+    (:func:`common.system.plain_text.make_printable_line`).
     """
     if message.has_error():
         reason = message.error.reason or ""
@@ -411,15 +413,15 @@ def check_exchange_replies(
     layers: Sequence["CoordinatorRoundLayer"] = (),
     aggregator: "Aggregator | None" = None,
 ) -> ExchangeReplies[Reply]:
-    """Decode and check replies as they come, and sort them into those that count and those that do not.
+    """Decode and check replies as they arrive, and separate accepted from rejected replies.
 
     Args:
         requests: The requests of the exchange.
         replies: Messages in any order.
-        expected: The record that a reply holds.
-        on_reply: Receives every reply of a site that was asked.
+        expected: Record class of a valid reply.
+        on_reply: Receives every reply of a site to a request.
         layers: Check training replies further, and may change them.
-        aggregator: Takes the updates of good training replies, and learns of sites that it need not wait for.
+        aggregator: Receives the updates of accepted training replies, and the names of rejected sites.
     """
     names = dict(zip(requests.nodes.values(), requests.nodes, strict=True))
     absent = dict.fromkeys(requests.expected, f"no reply within {requests.deadline_s:.0f} s")
@@ -461,7 +463,7 @@ def check_exchange_replies(
 def find_reply_mismatch(
     requests: ExchangeRequests, record: TrainReply | EvaluateReply | BenefitReply, site: str
 ) -> str:
-    """Return why a decoded reply does not answer its request in this exchange, or an empty string."""
+    """Return why a decoded reply does not match its request; empty if it matches."""
     context, method = requests.context, requests.method
     origin, expected = (record.run, record.round, record.site), (requests.run, context.round, site)
     if origin != expected:
@@ -491,11 +493,11 @@ def find_reply_mismatch(
 
 
 def find_update_fault(update: ModelGroups, sent: ModelGroups) -> str:
-    """Return why an update cannot count, or an empty string.
+    """Return why an update cannot count; empty if it can.
 
     Args:
         update: The model groups that the site sent.
-        sent: The groups of the model, as the site received them, of which an update is expected.
+        sent: The model groups that the site received and must return an update for.
     """
     if fault := _find_array_fault("trunk", update.trunk, sent.trunk) or _find_array_fault(
         "norm", update.norm, sent.norm

@@ -1,8 +1,8 @@
-"""Optional layers around the rounds of a run, such as a bound on updates or a rollback of collapsed models.
+"""Optional layers around the coordinator's rounds, such as a bound on updates or a rollback of collapsed models.
 
-A layer stands between the coordinator and the method: it may choose among the sites of a round, reject or change a
-reply, take a model back, and wrap the merging of updates. Here are the interface and all layers except secure
-aggregation, which has a module of its own. A run has objects only for the layers that it uses.
+A layer can choose among the sites of a round, reject or change a reply, return the run to an earlier model, and wrap
+the function that merges updates. This module has the interface and all layers except secure aggregation, which has its
+own module. A run creates only the layers that it uses.
 """
 
 import math
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """The replies of a round that count, and the means of their updates.
+    """The accepted replies of a round, and the means of their updates.
 
     Attributes:
-        arrived: Time by ``time.monotonic`` when all replies were there.
-        closed_rows: Head rows that stayed masked.
+        arrived: Time by ``time.monotonic`` when all replies had arrived.
+        closed_rows: Head rows that stayed masked under secure aggregation.
     """
 
     received: ExchangeReplies[TrainReply]
@@ -53,11 +53,11 @@ Merge = Callable[[ExchangeReplies[TrainReply]], RoundOutcome]
 
 
 class CoordinatorRoundLayer:
-    """Base of all layers, which changes nothing; a layer overrides the steps of a round that it changes.
+    """Base class of all layers, which changes nothing; a layer overrides the steps of a round that it changes.
 
     Attributes:
-        buffered: True if all updates of a round must be there before any is merged.
-        updates_in_replies: True if replies hold updates; False where masked updates are sent apart from the replies.
+        buffered: True if all updates of a round must arrive before any is merged.
+        updates_in_replies: True if replies contain updates; False if masked updates are sent separately.
     """
 
     buffered: ClassVar[bool] = False
@@ -68,25 +68,25 @@ class CoordinatorRoundLayer:
         return sites
 
     def find_fault(self, update: ModelGroups, sent: ModelGroups) -> str:
-        """Return why a site's update cannot count, or an empty string; ``sent`` is the model that the site received."""
+        """Return why an update must be rejected, or an empty string; ``sent`` is the model that the site received."""
         return ""
 
     def on_reply(self, reply: TrainReply) -> TrainReply:
-        """Receive a good reply as it comes; return it, changed or unchanged, as it is to count."""
+        """Receive an accepted reply on arrival; return it unchanged or changed."""
         return reply
 
     def on_validation(self, validation: FederationValidation, absent: Mapping[str, str]) -> None:
-        """Receive the sites' validation figures of the present model, and why other sites did not reply."""
+        """Receive the sites' validation figures of the current model, and the reasons why other sites did not reply."""
 
     def wrap_merge(self, merge: Merge) -> Merge:
-        """Return a function that merges a round's updates in the place of ``merge``, which it may call."""
+        """Return a function that replaces ``merge``, the function that merges a round's updates, and may call it."""
         return merge
 
     def after_round(self, state: FederationState, validation: FederationValidation) -> FederationState:
-        """Return the state after a round with what this layer stores in it.
+        """Return the state after a round, with the values that this layer stores in the state.
 
         Args:
-            validation: The sites' figures of the model that the round began with.
+            validation: The sites' validation figures of the model at the beginning of the round.
         """
         return state
 
@@ -102,7 +102,7 @@ class VarianceCheckLayer(CoordinatorRoundLayer):
     variances: Sequence[slice]
 
     def find_fault(self, update: ModelGroups, sent: ModelGroups) -> str:
-        """Return a fault if the update makes a variance negative by more than rounding errors explain."""
+        """Return a fault if the update makes a variance negative by more than a rounding error."""
         if update.norm is None or sent.norm is None:
             return ""
         for place in self.variances:
@@ -114,13 +114,13 @@ class VarianceCheckLayer(CoordinatorRoundLayer):
 
 @dataclass
 class ImageShareCapLayer(CoordinatorRoundLayer):
-    """Caps the share of a round's images that one site counts for (:mod:`strategies.aggregation.bounds`)."""
+    """Limits one site's weight to a maximal share of a round's images (:mod:`strategies.aggregation.bounds`)."""
 
     coordinator: "Coordinator"
     _counted: tuple[ExchangeRequests, Mapping[str, int]] | None = None  # the exchange, and its sites' capped images
 
     def on_reply(self, reply: TrainReply) -> TrainReply:
-        """Return the reply with the number of images that the site may count for."""
+        """Return the reply with the site's image count lowered to the cap."""
         requests = self.coordinator.requests
         if self._counted is None or self._counted[0] is not requests:
             images = {site: requests.context.answers[site].train_samples for site in requests.expected}
@@ -132,7 +132,7 @@ class NormBoundLayer(CoordinatorRoundLayer):
     """Shortens updates that are much longer than the median update (:mod:`strategies.aggregation.bounds`).
 
     Args:
-        clip: The longest update, in median lengths of the round.
+        clip: The largest length of an update, in median lengths of the round.
     """
 
     buffered = True
@@ -142,7 +142,7 @@ class NormBoundLayer(CoordinatorRoundLayer):
         self._lengths: dict[str, Lengths] = {}  # of each site's last update
 
     def on_reply(self, reply: TrainReply) -> TrainReply:
-        """Measure the lengths of an update while others are still being sent; return the reply unchanged."""
+        """Measure the update's length on arrival, before other sites have replied; return the reply unchanged."""
         self._lengths[reply.site] = measure_update_lengths(reply.update)
         return reply
 
@@ -156,7 +156,7 @@ class NormBoundLayer(CoordinatorRoundLayer):
         return False
 
     def wrap_merge(self, merge: Merge) -> Merge:
-        """Shorten updates that are too long before they are merged."""
+        """Return a function that shortens long updates before ``merge`` merges them."""
 
         def bound(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
             replies, shortened = shorten_long_updates(received.accepted, self.clip, self._lengths)
@@ -184,7 +184,7 @@ CANNOT_GO_ON = ("diverged", "not a number", "validation_loss")
 
 
 class ModelCollapse(Exception):
-    """The present model has collapsed; carries the state to go on from."""
+    """Raised when the current model has collapsed; carries the state from which the run continues."""
 
     def __init__(self, state: FederationState) -> None:
         super().__init__("the model has collapsed")
@@ -192,10 +192,10 @@ class ModelCollapse(Exception):
 
 
 def describe_collapse(losses: Mapping[str, float], absent: Mapping[str, str], before: Mapping[str, float]) -> str:
-    """Return why a model has collapsed, that is, is useless to more than half of the sites; or an empty string.
+    """Return why a model has collapsed (it is useless to more than half of the sites), or an empty string.
 
     Args:
-        losses: Site -> validation loss of the present model.
+        losses: Site -> validation loss of the current model.
         absent: Site -> why its reply does not count.
         before: Site -> validation loss of the last model that had not collapsed.
     """
@@ -214,7 +214,7 @@ def describe_collapse(losses: Mapping[str, float], absent: Mapping[str, str], be
 
 
 def has_stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> bool:
-    """Return whether more than half of the sites find a model no better than the one before."""
+    """Return True if a model is no better than the one before at more than half of the sites."""
     judges, no_better = losses.keys() & before.keys(), 0
     for site in judges:
         no_better += losses[site] > LEAST_LOSS and _loss_ratio(losses[site], before[site]) > STALL
@@ -222,15 +222,16 @@ def has_stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> boo
 
 
 def find_harmful_site(whole: FederationValidation, without: Mapping[str, FederationValidation]) -> tuple[str, str]:
-    """Return the site whose update harms most, with the reason; two empty strings where none does.
+    """Return the site whose update harms the model most, with the reason; two empty strings if no update harms.
 
-    More than half of the other sites that state figures, at least :data:`FEWEST_JUDGES`, must have a loss :data:`HARM`
-    times as high with its update as without it, or an AUROC lower by :data:`HARM_AUROC`. The site's own figures do not
-    count, so that one site of three or more can neither save itself, not even by silence, nor have another left out.
+    An update harms if more than half of the other sites, and at least :data:`FEWEST_JUDGES` sites, measure a loss
+    :data:`HARM` times as high with the update as without it, or an AUROC lower by :data:`HARM_AUROC`. The site's own
+    figures do not count. So among three or more sites no single site can protect itself, not even by silence, or
+    exclude another.
 
     Args:
-        whole: The sites' validation figures of the model that all updates make; a loss that is not finite is missing.
-        without: Site -> the same figures of the model made without that site's update.
+        whole: The sites' validation figures of the model from all updates; a loss that is not finite is missing.
+        without: Site -> the same figures of the model from all updates except that site's.
     """
     harm = dict[str, tuple[float, float]]()  # factor on most other sites' loss, and fall of their AUROC
     for site, trial in without.items():
@@ -250,7 +251,7 @@ def find_harmful_site(whole: FederationValidation, without: Mapping[str, Federat
 def _majority_bound(values: list[float], none: float) -> float:
     """Return the largest b such that more than half of the values are >= b.
 
-    With fewer values than :data:`FEWEST_JUDGES`, ``none`` is returned.
+    Return ``none`` if there are fewer values than :data:`FEWEST_JUDGES`.
     """
     return sorted(values)[(len(values) - 1) // 2] if len(values) >= FEWEST_JUDGES else none
 
@@ -262,20 +263,20 @@ def _loss_ratio(loss: float, other: float) -> float:
 
 
 class RollbackLayer(CoordinatorRoundLayer):
-    """Takes back a model that collapses, and finds the harmful site by trying models without one update each.
+    """Rolls back a collapsed model, and finds the harmful site by leave-one-site-out models.
 
-    A model has *collapsed* where more than half of the sites have three times the validation loss of the model before,
-    or none that is finite. Then the run goes back one round, and the sites train that round again. Before the
-    new updates count, a model is made without each site in turn, and every site evaluates it: one trial for each site.
-    The same trials are made, without going back, where a model has merely not become better, or an update had to be
-    shortened.
+    A model has *collapsed* if the validation loss of more than half of the sites is three times as high as with the
+    model before, or not finite. Then the run returns to the model before, and the sites train the round again. Before
+    the new updates are merged, a *trial* follows: for each site a model is made without that site's update, and every
+    site evaluates the model. A trial without rollback follows if the model has not become better, or if an update had
+    to be shortened.
 
-    The layer is absent under secure aggregation, with noise, and where a model is passed on: there no model can be made
-    without one site. Of two sites each is the only judge of the other; among very many a bounded update moves the mean
-    by little.
+    The layer is off under secure aggregation, with noise, and in sequential training, because a model without one
+    site's update cannot be made there. It does nothing with two sites, where each would be the only judge of the other,
+    or with very many sites, where one bounded update has little influence.
 
     Args:
-        bound: The bound on the length of updates; trials are made where it shortens an update.
+        bound: The layer that bounds the length of updates; a trial follows if it shortens an update.
     """
 
     buffered = True
@@ -286,12 +287,12 @@ class RollbackLayer(CoordinatorRoundLayer):
     def is_trial_due(
         self, state: FederationState, losses: Mapping[str, float], updates: int, *, too_long: bool
     ) -> bool:
-        """Return True if leave-one-site-out models must be evaluated before a round's updates count.
+        """Return True if leave-one-site-out models must be evaluated before a round's updates are merged.
 
         Args:
             state: The state before the round.
-            losses: Site -> its loss of the model that the round began with, for sites whose updates count.
-            updates: Number of sites whose updates count.
+            losses: Site -> loss of the model at the beginning of the round, for sites with an accepted update.
+            updates: Number of accepted updates.
             too_long: True if an update had to be shortened.
         """
         if updates not in SITES or len(losses) < FEWEST_JUDGES:
@@ -300,10 +301,10 @@ class RollbackLayer(CoordinatorRoundLayer):
         return state.repeated == state.round + 1 or (odd and state.round + 1 >= state.next_trial)
 
     def on_validation(self, validation: FederationValidation, absent: Mapping[str, str]) -> None:
-        """Check whether the present model has collapsed; a round is repeated at most once.
+        """Check if the current model has collapsed; a round is repeated at most once.
 
         Raises:
-            ModelCollapse: If it has collapsed, and there is a round to go back to.
+            ModelCollapse: If the model has collapsed and the state of the round before is stored.
         """
         state = self._coordinator.state
         if len(self._coordinator.sites.members) not in SITES or state.round <= state.repeated:
@@ -314,11 +315,11 @@ class RollbackLayer(CoordinatorRoundLayer):
                 raise ModelCollapse(replace(earlier, repeated=state.round, excluded=state.excluded))
 
     def after_round(self, state: FederationState, validation: FederationValidation) -> FederationState:
-        """Store the losses of the model that the round began with, which had not collapsed, for the next comparison."""
+        """Store the losses of the model at the beginning of the round, for the next check for a collapse."""
         return replace(state, sound_losses=MappingProxyType({**state.sound_losses, **validation.loss}))
 
     def wrap_merge(self, merge: Merge) -> Merge:
-        """Return the merging with a trial before it: if one is due, models that leave out one site each are tested."""
+        """Return a function that merges the updates, after a trial of leave-one-site-out models if one is due."""
 
         def tried(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
             losses = FederationValidation.of_replies(received.accepted).loss
@@ -330,9 +331,9 @@ class RollbackLayer(CoordinatorRoundLayer):
         return tried
 
     def _exclude_harmful_site(self, merge: Merge, received: ExchangeReplies[TrainReply]) -> ExchangeReplies[TrainReply]:
-        """Return the replies without the site whose update harms most; it is excluded for the rest of the run.
+        """Exclude the site whose update harms most from the run, and return the replies without that site.
 
-        All replies are returned where no update harms.
+        All replies are returned if no update harms.
         """
         coordinator, server_round = self._coordinator, self._coordinator.requests.context.round
         sites = sorted(received.accepted)
@@ -357,7 +358,7 @@ class RollbackLayer(CoordinatorRoundLayer):
         return received
 
     def _validate(self, server_round: int, sites: Collection[str], model: ModelState) -> FederationValidation:
-        """Have sites validate a model that may become this round's model; return their figures."""
+        """Request a validation of a trial model from the sites, and return their figures."""
         coordinator, training = self._coordinator, self._coordinator.requests
         messages = coordinator.evaluate_messages(server_round, model, sites, test=False)
         replies = coordinator.exchange_messages(messages, "evaluate", server_round)

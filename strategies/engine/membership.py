@@ -1,7 +1,7 @@
-"""The sites of a run: the roll call, the label contract, late joiners, the draw of a round's sites.
+"""The sites of a run: roll call, label contract, sites that join later, and the random sample of sites for a round.
 
-The sites of an exchange are drawn from the run's seed and the round, and from nothing else: a run that was killed and
-goes on asks the same sites, and so does the same run over the network or in simulation.
+The sample depends only on the run's seed and the round. So a run that is killed and resumed asks the same sites, and
+the network and the simulation ask the same sites.
 """
 
 import time
@@ -45,10 +45,10 @@ EVALUATION = 1
 
 
 def count_evaluating_sites(configured: int | None, sites_per_round: int) -> int:
-    """Return how many sites evaluate a model; 0 stands for all.
+    """Return how many sites evaluate a model; 0 means all.
 
     Args:
-        configured: The number in the experiment. If it is None, all sites evaluate where all sites train.
+        configured: The number in the experiment. If it is None and all sites train, all sites evaluate.
     """
     if configured is not None:
         return configured
@@ -56,7 +56,7 @@ def count_evaluating_sites(configured: int | None, sites_per_round: int) -> int:
 
 
 def draw_names(names: Collection[str], size: int, seed: Sequence[int]) -> list[str]:
-    """Draw ``size`` of the names uniformly at random and return them sorted; all where ``size`` is 0 or too large."""
+    """Draw ``size`` names uniformly at random and return them sorted; all names if ``size`` is 0 or too large."""
     ordered = sorted(names)
     if not 0 < size < len(ordered):
         return ordered
@@ -66,15 +66,15 @@ def draw_names(names: Collection[str], size: int, seed: Sequence[int]) -> list[s
 def draw_covering_sites(
     annotated: Mapping[str, Collection[str]], size: int, seed: Sequence[int], excluded: Collection[str] = ()
 ) -> list[str]:
-    """Draw ``size`` sites, sorted, so that each class is annotated by at least one of them, where that is possible.
+    """Draw ``size`` sites at random so that together they annotate every class, if possible; return them sorted.
 
-    A plain draw that covers all classes is returned as it is. Else sites that annotate missing classes are added, those
-    that annotate most of them first, and the sites drawn last are dropped. With at least as many sites as classes each
-    class is covered; with fewer, as many as this greedy choice finds.
+    A random sample that covers all classes is returned unchanged. Otherwise sites that annotate missing classes replace
+    the sites drawn last; sites that annotate most of the missing classes come first. With at least as many sites as
+    classes every class is covered; with fewer sites, as many classes as this greedy choice finds.
 
     Args:
-        annotated: Site -> classes that it annotates. Excluded sites stay in, so that they do not change who else is
-            drawn.
+        annotated: Site -> classes that it annotates. It includes excluded sites, so that the exclusion of a site does
+            not change the random order of the others.
         size: 1 or more.
     """
     names = sorted(annotated)
@@ -98,7 +98,7 @@ Registered = Callable[[], Mapping[int, str]]
 
 @dataclass(frozen=True)
 class RunMember:
-    """A site that takes part in the run: its answer to the roll call, and the bytes of the call and of the answer.
+    """A site that takes part in the run: its answer to the roll call, and the bytes of the request and the answer.
 
     Attributes:
         signed: The signature of the site's answer; None in simulation.
@@ -112,7 +112,7 @@ class RunMember:
 
     @property
     def declaration(self) -> LabelDeclaration:
-        """Return the labels that the site annotates, under its own names and their canonical names."""
+        """Return the labels that the site annotates, by the site's own names and by canonical names."""
         answer = self.answer
         return LabelDeclaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
 
@@ -123,11 +123,12 @@ AdmissionRule = Callable[[Iterable[RunMember]], list[Fault]]
 
 @dataclass
 class RollCaller:
-    """Calls the roll: asks connected sites who they are, and holds their answers.
+    """Makes the roll call: asks connected sites for their names and classes, and stores the answers.
 
     Attributes:
         members: Node -> the site that answered there and takes part.
-        refused: Node -> why its site cannot take part; it is asked again only after it disconnected and came back.
+        refused: Node -> why its site cannot take part; the site is asked again only after it disconnects and
+            reconnects.
     """
 
     grid: Grid
@@ -148,13 +149,13 @@ class RollCaller:
 
     @property
     def missing_site_names(self) -> tuple[str, ...]:
-        """Return the names of the registered sites that are neither members nor refused."""
+        """Return the names of the registered sites that have neither become members nor been refused."""
         names = self.registered() if self.registered else {}
         known_nodes = self.members.keys() | self.refused.keys()
         return tuple(sorted(name for node, name in names.items() if node not in known_nodes))
 
     def ask_newcomers(self, timeout_s: float) -> list[RunMember]:
-        """Call the roll for connected sites that were not asked yet; return the sites that became members."""
+        """Make the roll call for sites that were not asked yet; return the sites that became members."""
         deadline, pause_s, new = time.monotonic() + timeout_s, FIRST_POLL_S, list[RunMember]()
         self.send_roll_call(timeout_s)
         while self._asked and time.monotonic() < deadline:
@@ -167,8 +168,8 @@ class RollCaller:
     def send_roll_call(self, timeout_s: float) -> None:
         """Send the roll call to sites that have connected since the last call.
 
-        A site that answered with an error is asked again only after it disconnected and came back, because somebody may
-        have fixed it. While it is away, the reason of its error is kept.
+        A site that answered with an error is asked again only after it disconnects and reconnects, because somebody may
+        have fixed the fault. Until then the reason of the error stays recorded.
         """
         online = set(self.grid.get_node_ids())
         for node in self._away & online:
@@ -180,7 +181,7 @@ class RollCaller:
             self._asked[name] = message.metadata.dst_node_id
 
     def receive_answers(self) -> list[RunMember]:
-        """Receive the answers that have arrived since the last call; return the sites that became members by them."""
+        """Receive the answers that have arrived since the last call; return the sites that became members."""
         new = []
         for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
             if (node := self._asked.pop(reply.metadata.reply_to_message_id, None)) is None:
@@ -206,12 +207,12 @@ class RollCaller:
         self._asked.clear()
 
     def name_of(self, node: int) -> str:
-        """Return the registered name of the site on a node; in simulation the node's number."""
+        """Return the registered name of a node's site; in simulation ``node`` and the node's id."""
         names = self.registered() if self.registered else {}
         return names.get(node, f"node {node}")
 
     def refuse(self, node: int, kind: str, reason: str) -> None:
-        """Record why a site cannot take part, and send it the reason; wait until it confirms or the time is over."""
+        """Record why a site cannot take part, send the reason to the site, and wait for its confirmation."""
         self.members.pop(node, None)
         self.refused[node] = reason
         record = Refusal(self.call.run, kind, reason)
@@ -220,7 +221,7 @@ class RollCaller:
         list(noted)
 
     def refuse_faulty(self, faults: Iterable[Fault], kind: str) -> None:
-        """Refuse every site that has faults, and send it the faults that it has to fix."""
+        """Refuse every site that has a fault, and send each site its faults."""
         by_site: dict[str, list[str]] = {}
         for fault in faults:
             if fault.site:
@@ -230,18 +231,18 @@ class RollCaller:
                 self.refuse(node, kind, "\n".join(reasons))
 
     def wait_for(self, expected: int, needed: int, deadline_s: float, on_wait: Callable[[WaitingStatus], None]) -> None:
-        """Ask every site who it is and which classes it annotates.
+        """Make the roll call: ask every site for its name and the classes that it annotates.
 
         Args:
-            expected: Number of sites to wait for. A site that declines counts only once all connected sites have
-                answered.
-            needed: Number of sites that suffice after ``deadline_s``.
+            expected: Number of sites to wait for. Sites that refuse to take part count only after all connected sites
+                have answered.
+            needed: Number of sites that are enough after ``deadline_s``.
             deadline_s: Seconds to wait for ``expected`` sites.
-            on_wait: Receives the sites that are missing, whenever these change.
+            on_wait: Receives the missing sites whenever these change.
 
         Raises:
-            TooFewSites: If fewer than ``needed`` answered in time, with the reasons.
-            BadInput: If two sites use one name.
+            TooFewSites: If fewer than ``needed`` sites answered in time; the message has the reasons.
+            BadInput: If two sites use the same name.
         """
         deadline, pause_s = time.monotonic() + deadline_s, FIRST_POLL_S
         shown: tuple[str, ...] | None = None
@@ -270,7 +271,7 @@ class RollCaller:
 
 
 def find_layout_faults(members: Iterable[RunMember], layout: str) -> list[Fault]:
-    """Return a fault for each site whose release builds a model of another layout from the same plan."""
+    """Return a fault for each site whose software release builds a model of another layout from the same plan."""
     return [
         Fault(
             f"site {member.answer.site}",
@@ -289,7 +290,7 @@ Choice = TypeVar("Choice")
 
 
 def find_label_faults(declarations: Iterable[LabelDeclaration]) -> list[Fault]:
-    """Return the faults in each site's own labels: none at all, one twice, or two spellings of one class."""
+    """Return the faults in each site's own labels: no label, a repeated label, or two spellings of one class."""
     faults = list[Fault]()
     for declaration in declarations:
         faults += [replace(fault, site=declaration.site) for fault in label_declaration_faults(declaration)]
@@ -318,7 +319,7 @@ def find_minority_spellings(declarations: Sequence[LabelDeclaration]) -> list[Fa
 
 
 def find_coverage_faults(method: Method, declarations: Sequence[LabelDeclaration]) -> list[Fault]:
-    """Return a fault for each site with other classes than most, for methods that need the same classes everywhere."""
+    """Return a fault for each site whose classes differ from most sites', if the method needs equal classes."""
     usual = _strict_majority(Counter(frozenset(declaration.canonical_names) for declaration in declarations))
     if not method.site.full_coverage or usual is None:
         return []
@@ -337,7 +338,7 @@ def find_coverage_faults(method: Method, declarations: Sequence[LabelDeclaration
 
 
 def _count_spellings(declarations: Iterable[LabelDeclaration]) -> dict[str, Counter[str]]:
-    """Count the sites that use each spelling of a class name; spellings of one name are grouped together."""
+    """Count the sites that use each spelling of a class name, grouped by the normalised class name."""
     spellings: dict[str, Counter[str]] = {}
     for declaration in declarations:
         for name in set(declaration.canonical_names):
@@ -346,7 +347,7 @@ def _count_spellings(declarations: Iterable[LabelDeclaration]) -> dict[str, Coun
 
 
 def _strict_majority(votes: Counter[Choice]) -> Choice | None:
-    """Return the choice that more than half of all votes name; None if no choice has so many."""
+    """Return the choice with more than half of all votes; None if there is no such choice."""
     return next((choice for choice, count in votes.items() if 2 * count > votes.total()), None)
 
 
@@ -355,12 +356,12 @@ def _strict_majority(votes: Counter[Choice]) -> Choice | None:
 
 @dataclass(eq=False)
 class RunMembership:
-    """The sites of one run.
+    """The sites that take part in one run.
 
     Attributes:
-        registered: Names of nodes; None in simulation.
-        admission: Further rules that a site must keep to take part, in addition to those for labels and model.
-        contract: The classes that each site annotates; the set of all classes is settled by the roll call.
+        registered: Returns the site name of each registered node; None in simulation.
+        admission: Further rules that a site must satisfy to take part, in addition to those for labels and model.
+        contract: The classes that each site annotates, and the list of all classes, which the roll call fixes.
         members: Site -> its answer to the roll call.
         bytes_down, bytes_up: Bytes by site, from the roll call to the test.
     """
@@ -383,18 +384,18 @@ class RunMembership:
         self._evaluated = count_evaluating_sites(self.plan.evaluation.sites, self.participation.sites_per_round)
 
     def needed_reply_count(self, requests: int) -> int:
-        """Return how many replies are needed to that many requests: ``min_sites``, or all where it is 0."""
+        """Return how many replies to a number of requests are needed: ``min_sites``, or all if ``min_sites`` is 0."""
         return self.participation.min_sites or requests
 
     def roll_call(self, grid: Grid, expected: int) -> LabelContract:
-        """Ask every site who it is and which classes it annotates; settle the label contract.
+        """Ask every site for its name and the classes that it annotates; make the label contract.
 
         Args:
-            expected: Number of sites to wait for; after the deadline ``min_sites`` of them suffice.
+            expected: Number of sites to wait for; after the deadline ``min_sites`` of them are enough.
 
         Raises:
-            TooFewSites: If too few answered in time.
-            BadInput: If the declarations contradict one another or the method does not fit them.
+            TooFewSites: If too few sites answered in time.
+            BadInput: If the declarations contradict one another, or the method does not fit them.
         """
         section = self.participation
         self._roll = roll = RollCaller(grid, RollCall(self.run, self.plan.model_dump_json()), self.registered)
@@ -409,7 +410,7 @@ class RunMembership:
         return self._settle_labels()
 
     def _leave_out(self, faults: Sequence[Fault], kind: str) -> None:
-        """Refuse the sites with faults, and go on without them.
+        """Refuse the sites with faults, and continue without them.
 
         Raises:
             BadInput: If too few sites are left.
@@ -420,7 +421,7 @@ class RunMembership:
             raise_faults(faults)
 
     def _settle_labels(self) -> LabelContract:
-        """Make the label contract and the members of the run from the answers to the roll call."""
+        """Make the run's label contract and list of members from the answers to the roll call."""
         try:
             self.contract = merge_declarations(self._roll.declarations)
         except BadInput as error:
@@ -443,25 +444,25 @@ class RunMembership:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Return the sites that do not take part at present, with reasons: they declined or were refused."""
+        """Return the sites that were refused or did not answer the roll call, with the reasons."""
         return {self._roll.name_of(node): reason for node, reason in sorted(self._roll.refused.items())}
 
     def round_context(self, server_round: int, statistics: Arrays) -> RoundContext:
-        """Return what the method's rules may look at in a round: contract, answers to the roll call and statistics."""
+        """Return the data for the method's rules in a round: label contract, roll call answers and statistics."""
         answers = {site: member.answer for site, member in sorted(self.members.items())}
         return RoundContext(self.plan.model.task, self.contract, answers, statistics, server_round, self.plan.run.seed)
 
     def settle_model_layout(self, layout: str) -> LabelContract:
-        """Fix the layout of the model; a site of another release that would build another layout is left out.
+        """Fix the layout of the model; refuse sites whose software release would build another layout.
 
         Args:
-            layout: Signature of the model's layout.
+            layout: Hash of the model's layout.
 
         Returns:
-            The contract of the sites that are left: it may have fewer classes.
+            The contract of the remaining sites, which may have fewer classes.
 
         Raises:
-            BadInput: Naming every such site with its release, if too few others are left.
+            BadInput: Naming every refused site with its release, if too few sites are left.
         """
         self._layout = layout
         faults = find_layout_faults(self.members.values(), layout)
@@ -469,7 +470,7 @@ class RunMembership:
         return self._settle_labels() if faults else self.contract
 
     def admit_late_joiners(self, server_round: int) -> None:
-        """Call the roll for newly connected sites, and admit those that fit the run's classes and model."""
+        """Make the roll call for newly connected sites, and admit those that fit the run's classes and model."""
         for member in self._roll.ask_newcomers(JOIN_DEADLINE_S):
             if faults := find_layout_faults([member], self._layout):
                 self._roll.refuse_faulty(faults, "version")
@@ -487,19 +488,20 @@ class RunMembership:
             self.callbacks.on_late_join(server_round, member.answer.site)
 
     def draw_training_sites(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
-        """Return the sites of a round without the excluded: all, or ``sites_per_round`` drawn by seed and round."""
+        """Return the sites of a round: all but the excluded ones, or ``sites_per_round`` of these drawn at random."""
         names = set(self.members) - set(excluded)
         return draw_names(names, self.participation.sites_per_round, [self.plan.run.seed, server_round])
 
     @property
     def samples_sites(self) -> bool:
-        """Return True if only a drawn sample of the sites evaluates models, False if all do."""
+        """Return True if only a random sample of the sites evaluates models, False if all do."""
         return 0 < self._evaluated < len(self.members)
 
     def draw_evaluating_sites(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
-        """Return the sites that evaluate a model in a round, without the excluded ones.
+        """Return the sites that evaluate a model in a round, except the excluded ones.
 
-        They are all sites, or a sample drawn from (seed, round) that covers the run's classes where it can.
+        These are all sites, or a random sample that covers the run's classes if possible and depends only on seed and
+        round.
         """
         if not self.samples_sites:
             return sorted(set(self.members) - set(excluded))

@@ -1,4 +1,4 @@
-"""Secure aggregation as a layer around the rounds; its messages go through the run's own exchange with the sites."""
+"""Secure aggregation as a layer around the coordinator's rounds: it sends the masking messages through ``Grid``."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -38,11 +38,11 @@ Answer = KeysAnswer | SharesAnswer | MaskedAnswer | RevealAnswer
 
 
 class MaskingQueries:
-    """Sends the queries of one masked sum to the sites; records which sites did not answer, and the bytes received.
+    """Sends the messages of one masked sum to the sites; records missing answers and received bytes.
 
     Attributes:
-        round: Number under which the sum is made.
-        absent: Site -> why its answer to the last query does not count.
+        round: Round number of the sum.
+        absent: Site -> why its answer to the last message does not count.
         bytes_up: Site -> bytes of its answers.
     """
 
@@ -52,15 +52,15 @@ class MaskingQueries:
         self.bytes_up: dict[str, int] = {}
 
     def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
-        """Send each site its request; yield the name and answer of each site whose answer is valid, as answers arrive.
+        """Send each site its request; yield site name and answer for each valid answer, on arrival.
 
         A site without a valid answer is recorded in :attr:`absent` with the reason.
 
         Args:
             requests: Site -> its request.
             expected: Record class of a valid answer.
-            enough: Number of valid answers from which on lost sites are not waited for; raised to the fewest replies
-                that the run requires.
+            enough: Number of valid answers from which on disconnected sites are not waited for; raised to the minimum
+                of replies that the run requires.
         """
         coordinator, stage = self._coordinator, STAGES[type(next(iter(requests.values())))]
         self.absent |= dict.fromkeys(requests, f"no reply to {stage.replace('_', ' ')} in time")
@@ -91,7 +91,7 @@ class MaskingQueries:
 
 
 class SecureAggregationLayer(CoordinatorRoundLayer):
-    """Has sites send masked updates apart from their replies, so that only the sum of updates is unmasked."""
+    """Requests masked updates from the sites after training, so that only the sum of updates is unmasked."""
 
     updates_in_replies = False
 
@@ -101,9 +101,10 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
     def choose_sites(self, sites: list[str]) -> list[str]:
         """Return the sites whose updates can be masked together; the others are reported as absent.
 
-        They are all sites, or, where sites keep parts of the model, the largest group of sites whose last counted round
-        is the same. A site that missed a round has other parts than the others, and a model could be made in which its
-        update alone does not vanish in the sum (``client/training/secure_aggregation.py`` has the hospital's half).
+        These are all sites, unless sites keep local model parts. Then they are the largest group of sites whose last
+        counted round is the same. A site that missed a round has other local parts than the group, and a malicious
+        model could make that site's update stand out in the sum (hospital's half:
+        ``client/training/secure_aggregation.py``).
         """
         coordinator = self._coordinator
         counted, keeps_parts = coordinator.state.counted, coordinator.method.site.keeps_local_parts
@@ -115,14 +116,14 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
         return chosen
 
     def wrap_merge(self, merge: Merge) -> Merge:
-        """Return a function that unmasks the sum of the masked updates; it takes the place of ``merge``."""
+        """Return a function that unmasks the sum of the masked updates; it replaces ``merge``."""
         return self._open_masked_sum
 
     def _open_masked_sum(self, received: ExchangeReplies[TrainReply]) -> RoundOutcome:
-        """Return the mean of the masked updates of the sites that trained in this round and answer to the end.
+        """Return the mean of the masked updates of the sites that trained and answered all stages of masking.
 
         Raises:
-            TooFewSites: If too few stay, or what they sent does not fit together.
+            TooFewSites: If too few sites answer, or their answers do not fit together.
         """
         coordinator, method = self._coordinator, self._coordinator.method.site
         model, replies, contract = coordinator.state.model, received.accepted, coordinator.sites.contract
@@ -154,9 +155,9 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
 def open_test_histograms(
     coordinator: "Coordinator", tested: ExchangeReplies[EvaluateReply]
 ) -> dict[str, SummedHistogram]:
-    """Return for each class the sum of the sites' masked score histograms of the test; closed sums are absent.
+    """Return for each class the sum of the sites' masked histograms of test scores, if it could be unmasked.
 
-    The result is empty in a run without secure aggregation, and where the sum cannot be unmasked; then the callbacks
+    The result is empty in a run without secure aggregation, and if the sum cannot be unmasked; the callbacks then
     receive the reason.
 
     Args:
@@ -186,7 +187,7 @@ def open_test_histograms(
 
 
 def convert_sum_to_means(opened: UnmaskedSum, model: ModelState) -> UpdateMeans:
-    """Turn an unmasked sum of updates into mean updates of trunk, batch normalisation and head."""
+    """Convert an unmasked sum of updates into mean updates of trunk, batch normalisation and head."""
     request, part = opened.request, 1 / opened.divisor
     trunk, norm, weight, bias = split_vector(request.layout, request.classes, opened.vector)
     whole = sum_in_order(part for _ in opened.survivors)

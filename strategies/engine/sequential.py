@@ -1,7 +1,8 @@
-"""Sequential training: one model goes from hospital to hospital, through the coordinator (specs 2.4).
+"""Sequential training: the coordinator passes one model from hospital to hospital (specs 2.4).
 
-A lost hospital is skipped, and the pass goes on from the last good model. In a round each hospital receives and returns
-the model once, as in FedAvg, but one hospital after the other. The deadline of a round holds for each hospital."""
+If a hospital is lost, the model passes to the next hospital without it. In a round each hospital receives and returns
+the model once, one hospital after the other. The deadline of a round applies to each hospital separately.
+"""
 
 import math
 import time
@@ -46,7 +47,7 @@ COORDINATOR = "coordinator"
 
 @dataclass
 class CoordinatorTraining:
-    """The coordinator's own images, and the network that it trains and validates on them."""
+    """Trains and validates a network on the coordinator's own images."""
 
     images: Splits
     plan: Plan
@@ -74,7 +75,7 @@ class CoordinatorTraining:
     def train_model(
         self, model: ModelState, server_round: int, server: ServerTraining, optimizer_state: Moments
     ) -> tuple[ModelState, Moments, CoordinatorTrainingRecord]:
-        """Train a model until its loss settles; return the trained model, its figures and the optimiser's new state.
+        """Train a model until its loss settles; return the trained model, the optimiser's new state, and figures.
 
         Raises:
             FloatingPointError: If training diverged.
@@ -110,14 +111,14 @@ class CoordinatorTraining:
 
 @dataclass
 class ModelPass:
-    """The progress of one round's pass of the model through the sites.
+    """The progress of one round, in which the model passes through the sites.
 
     Attributes:
-        model: The last good model.
-        result: The model that the round would end with if the last site visited were the last of the round.
-        replies: Replies of the sites that the model has passed through, in that order.
-        absent: Site -> why the model could not pass through it.
-        lengths: Site -> lengths of its last update that counted, earlier rounds included.
+        model: The model after the last accepted update.
+        result: The round's result, if no further site were visited.
+        replies: Accepted replies, in the order of visits.
+        absent: Site -> why the site was skipped.
+        lengths: Site -> lengths of the parts of its last accepted update, earlier rounds included.
         shortened: Site -> a sentence that says how its update was shortened, for updates that were too long.
     """
 
@@ -132,29 +133,29 @@ class ModelPass:
 
 
 class SequentialCoordinator(Coordinator):
-    """Coordinator that passes one model from hospital to hospital, and may train on images of its own."""
+    """A coordinator that passes one model from hospital to hospital, and can train on its own images."""
 
     method: SequentialMethod
     _own: CoordinatorTraining | None = None
 
     def receive_own_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
-        """Receive the coordinator's own images, which validate models, and train them where the method says how."""
+        """Receive the coordinator's own images, for validation and, in methods such as UniFed, for training."""
         frozen = self.frozen.part if self.frozen else None
         self._own = CoordinatorTraining(own, self.plan, self.method.site, class_names, device, frozen)
 
     def _is_over(self) -> bool:
-        """Return True if too many rounds have passed since the best mixed model (specs 2.4, step 7)."""
+        """Return True if the best mixed model is older than the method's patience in rounds (specs 2.4, step 7)."""
         server, best = self.method.server_training, self.state.best_round
         settled = server is not None and best > 0 and self.state.round - best >= server.patience
         return settled or super()._is_over()
 
     @property
     def _validated_round(self) -> int:
-        """Return the round of the newest validated model: here each round ends with its validation."""
+        """Return the newest round whose model is validated: here each round ends with the validation of its model."""
         return self.state.round
 
     def _before_rounds(self) -> None:
-        """Have all sites train one epoch from the same model, where the method orders sites by their losses."""
+        """Train one epoch at all sites from the same model, if the method orders sites by their losses."""
         if not self.method.site.ranks_sites:
             return
         requests = self.new_requests(0)
@@ -171,10 +172,10 @@ class SequentialCoordinator(Coordinator):
         self.state = replace(self.state, statistics=ranking)
 
     def _after_rounds(self) -> None:
-        """Do nothing, because each round has validated its own model."""
+        """Do nothing, because each round validates its own model."""
 
     def _validation_sites(self) -> list[str]:
-        """Return the sites that validate each round's model, the same in all rounds so that losses can be compared."""
+        """Return the sites that validate each round's model: the same in all rounds, so that losses are comparable."""
         if self._samples_sites:
             return self.sites.draw_evaluating_sites(0, self.state.excluded)
         return super()._validation_sites()
@@ -211,10 +212,10 @@ class SequentialCoordinator(Coordinator):
         return record
 
     def _pass_model(self, server_round: int) -> ModelPass:
-        """Pass the model from site to site; return the completed pass.
+        """Pass the model from site to site, and return the completed pass.
 
         Raises:
-            TooFewSites: As soon as the model can no longer pass through ``min_sites`` sites.
+            TooFewSites: As soon as fewer than ``min_sites`` sites can still be visited.
         """
         context = self.sites.round_context(server_round, self.state.statistics)
         order = self.method.order(context, self.sites.draw_training_sites(server_round, self.state.excluded))
@@ -238,7 +239,7 @@ class SequentialCoordinator(Coordinator):
         return done
 
     def _record_site_visit(self, done: ModelPass, site: str, received: ExchangeReplies[TrainReply]) -> None:
-        """Record a site's reply, and move the model by the site's update if the update counts."""
+        """Record a site's reply, and add the site's update to the model if the update is accepted."""
         done.absent.update(received.absent)
         done.bytes_down.update(self.requests.bytes_down)
         done.bytes_up.update(received.bytes_up)
@@ -270,7 +271,7 @@ class SequentialCoordinator(Coordinator):
         return mix_models(hospitals, trained, server.alpha), MappingProxyType(dict(moments)), record
 
     def _validate(self, server_round: int) -> None:
-        """Validate the present model on the coordinator's images if it has any; else, or where asked, at the sites."""
+        """Validate the current model on the coordinator's images; without such images, or on request, at the sites."""
         at_sites = self.plan.evaluation.test_each_round or not (self._own and self._own.validation.has_known_labels)
         validation = FederationValidation()
         if at_sites:

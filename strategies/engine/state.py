@@ -1,32 +1,32 @@
-"""The coordinator's state between rounds: how replies change it, which of two models is better, how it is stored.
+"""The coordinator's state between rounds: how replies change it, how the best model is chosen, how it is stored.
 
-Of two models the mean loss decides, and the majority has a veto. What counts as a site's loss is the *criterion* of the
-run. ``auroc``: 1 minus the mean AUROC over the site's own classes on its validation part, which is the share of pairs
-that the model ranks wrongly. ``loss``: the plain validation loss. A method that trains adjusted or weighted logits does
-not minimise the plain loss, which may rise while the ranking improves. One rule serves both, for both are 0 at best and
-grow as a model gets worse.
+Of two models the one with the lower mean loss is better, unless a majority of sites objects. The *criterion* of a run
+defines a site's loss. ``auroc``: 1 minus the mean AUROC over the site's classes on its validation part, which is the
+share of wrongly ranked pairs. ``loss``: the plain validation loss. A method that trains adjusted or weighted logits
+does not minimise the plain loss, which may rise while the ranking improves. Both criteria are 0 at best and grow as a
+model gets worse, so one rule serves both.
 
-The rule of the paper's code is the lowest uniform mean (specs 1.4). Alone it lets one site choose: who states 0 for one
-model, or a huge loss for all others, moves the mean as far as it likes. So each site's loss is also compared with the
-lowest that the same site ever stated: their ratio is the site's *regret* for a model, 1 at its own best. A model's
-regret is the smallest one that more than half of the sites stay within: one site alone moves it no further than to
-the regret of an honest neighbour. Of two models whose regrets are both at most :data:`TOLERATED`, the lower mean is
-better, as in the paper. Otherwise the smaller regret is better.
+The rule of the paper's code is the lowest unweighted mean (specs 1.4). With this rule alone one site can choose the
+model: a site that states 0 for one model, or a huge loss for all others, moves the mean at will. So each site's loss is
+also divided by the lowest loss that the same site ever stated. This ratio is the site's *regret* for a model; it is 1
+for the site's own best model. A model's regret is the smallest value that more than half of the sites do not exceed, so
+a single site has little influence on it. If both models have a regret of at most :data:`TOLERATED`, the lower mean
+decides, as in the paper. Otherwise the smaller regret decides.
 
-What influence one lying site keeps, of n that judged both models:
+Influence of one lying site, if n sites validated both models:
 
 ==== =============================================================================================================
-n    what it decides
+n    choices that the lying site can decide
 ==== =============================================================================================================
-1, 2 everything: nothing tells which of two is lying
-3    between models that both honest sites hold within 25 % of their best, also where the two agree which is better
+1, 2 all: nothing shows which of two sites lies
+3    between models that both honest sites rate within 25 % of their best, even if both prefer the same model
 4    the same, with two of the three honest sites
-10   the same, with five of the nine
+10   the same, with five of the nine honest sites
 ==== =============================================================================================================
 
-Where any model is within 25 % of their best for more than half of the sites, the chosen one is. Closer bounds (each
-difference cut to the second largest, trimmed, or counted as a vote) chose worse rounds among honest sites: few of them
-see a difference, and the noise of the others outvotes them.
+If more than half of the sites rate some model within 25 % of their best, the chosen model is one of these. Stricter
+rules (limiting each difference to the second largest, trimming, counting votes) chose worse rounds among honest sites,
+because few sites see a difference and the noise of the others outvotes them.
 """
 
 import json
@@ -66,25 +66,25 @@ Losses = Mapping[str, float]
 
 @dataclass(frozen=True)
 class FederationState:
-    """The coordinator's whole knowledge after a round.
+    """The coordinator's complete state after a round.
 
     Attributes:
-        round: Rounds completed.
+        round: Number of completed rounds.
         model: The global model after that round.
         best: Model of the best round so far; None before any was evaluated.
-        best_round: Round of that model, -1 for none; 0 is the initial model.
-        best_losses: Losses of that model by the run's criterion, by site.
-        lowest_losses: The lowest loss by that criterion that each site stated for any round's model.
-        criterion: The figure that counts as a loss there; None before any model was judged.
+        best_round: Round of the best model, -1 for none; 0 is the initial model.
+        best_losses: Site -> loss of the best model, by the run's criterion.
+        lowest_losses: Site -> lowest loss that it stated for any round's model, by the run's criterion.
+        criterion: Figure that counts as a site's loss; None before any model was validated.
         counted: Site -> last round in which its reply counted.
-        left_out: Site -> why its last reply did not count, with the round; a site that counted since is not there.
-        excluded: Site -> why it takes no further part in the run.
+        left_out: Site -> why its last reply did not count, with the round; without sites whose last reply counted.
+        excluded: Site -> why it is excluded for the rest of the run.
         sound_losses: Site -> validation loss of the last model that had not collapsed; empty in runs without rollback.
         repeated: The last round that was repeated because its model had collapsed.
-        next_trial: First round in which models without one site may be tried again, after a trial found no harm.
+        next_trial: First round in which leave-one-site-out models may be evaluated again, after a trial found no harm.
         lengths: Site -> lengths of the parts of its last update; only in sequential training.
-        moments: Moments of the server optimiser, of the coordinator's own training, or of what a method mixes in.
-        statistics: Statistics that the method's coordinator has aggregated.
+        moments: Moments of the server optimiser or of the coordinator's own training, or arrays that a method stores.
+        statistics: Statistics that the method aggregated at the coordinator.
     """
 
     round: int
@@ -106,21 +106,20 @@ class FederationState:
 
     @property
     def best_or_last_model(self) -> ModelState:
-        """Return the best model, or the last model where no site ever validated one."""
+        """Return the best model, or the last model if no model was validated."""
         return self.model if self.best is None else self.best
 
 
 def select_groups_to_send(model: ModelState, rows: Sequence[str]) -> ModelGroups:
-    """Return the groups of the global model that a site with these head rows receives.
+    """Return the parts of the global model that a site with these head rows receives.
 
-    Groups that sites keep to themselves are sent, too: a site begins with them in its first round, or again after its
-    disk was lost.
+    Parts that sites keep local are included, because a site needs them in its first round, or after its disk was lost.
     """
     return ModelGroups(model.trunk, model.norm, model.head.select_rows(tuple(rows)))
 
 
 def select_groups_expected(sent: ModelGroups, method: SiteMethod, annotated: Collection[str]) -> ModelGroups:
-    """Return the groups that a site with these classes sends back: those that the method averages."""
+    """Return the model parts that a site with these classes sends back: those that the method averages."""
     head = sent.head.select_rows(method.rows_sent(sent.head.class_names, annotated)) if sent.head else None
     return ModelGroups(
         sent.trunk if method.traffic.trunk else None,
@@ -136,12 +135,12 @@ def select_groups_expected(sent: ModelGroups, method: SiteMethod, annotated: Col
 def record_absent_sites(
     state: FederationState, where: str, counted: Collection[str], absent: Mapping[str, str]
 ) -> FederationState:
-    """Return the state with the reasons why replies did not count; each site receives its own with the next request.
+    """Return the state with the reasons why replies did not count; a site receives its reason with the next request.
 
     Args:
-        where: Name of the exchange, with which each reason begins.
+        where: Name of the exchange; every reason starts with it.
         counted: The sites whose replies count.
-        absent: Site -> why its reply does not count, for the other sites that were asked.
+        absent: Site -> why its reply does not count, for the other sites that got a request.
     """
     left_out = dict(state.left_out)
     for site in counted:
@@ -161,7 +160,7 @@ def make_state_after_round(
     moments: Moments,
     statistics: Arrays,
 ) -> FederationState:
-    """Return the state after a round; ``counted`` and ``absent`` are those of :func:`record_absent_sites`."""
+    """Return the state after a round; ``counted`` and ``absent`` are as in :func:`record_absent_sites`."""
     return replace(
         record_absent_sites(state, f"round {server_round}", counted, absent),
         round=server_round,
@@ -177,9 +176,9 @@ def record_validation(
 ) -> FederationState:
     """Return the state with the sites' validation of the current model, by the run's criterion.
 
-    The first validated model fixes the criterion, so that all rounds of a run are compared by the same one. It is
-    ``loss`` where not more than half of the sites that state a loss have an AUROC: their validation parts show one kind
-    of image only, and the few others, of which one may lie, would decide alone.
+    The first validated model fixes the criterion for the whole run. It is ``loss`` if at most half of the sites that
+    state a loss have an AUROC. Otherwise the few sites with an AUROC, one of which may lie, would choose the model
+    alone.
     """
     if not validation.loss:
         return state
@@ -192,9 +191,9 @@ def record_validation(
 
 
 def record_losses(state: FederationState, losses: Losses) -> FederationState:
-    """Return the state with the losses of the current model by site, which becomes the best model if it is better.
+    """Return the state with the sites' losses of the current model, which becomes the best model if it is better.
 
-    The lowest uniform mean is best (specs 1.4), unless most sites object (:mod:`strategies.engine.state`). Only
+    The lowest unweighted mean is best (specs 1.4), unless most sites object (:mod:`strategies.engine.state`). Only
     sites that validated both models count. If there are none, or both models are equally good, the earlier model stays
     the best.
     """
@@ -210,12 +209,12 @@ def record_losses(state: FederationState, losses: Losses) -> FederationState:
 
 
 def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
-    """Return True if the current model is better than the best before it, over the sites that validated both.
+    """Return True if the current model is better than the previous best one, over the sites that validated both.
 
     Args:
         now: Site -> validation loss of the current model.
-        before: Site -> validation loss of the best model before it.
-        lowest: Site -> the lowest loss that it stated for any model up to now.
+        before: Site -> validation loss of the previous best model.
+        lowest: Site -> the lowest loss that it stated for any model so far.
     """
     judges = sorted(now.keys() & before.keys())
     now = dict(zip(judges, map(now.__getitem__, judges), strict=True))
@@ -227,7 +226,10 @@ def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
 
 
 def compute_regret(losses: Losses, lowest: Losses) -> float:
-    """Return the smallest bound that more than half of the sites' ratios of loss to own lowest loss do not exceed."""
+    """Return a model's regret: the smallest value that more than half of the sites' loss ratios do not exceed.
+
+    A site's loss ratio is its loss divided by the lowest loss that it ever stated.
+    """
     ratios = list[float]()
     for site, loss in losses.items():
         ratios.append((loss + SMALL) / (lowest[site] + SMALL))
@@ -245,7 +247,7 @@ _DTYPES = {
 
 
 class _StateHeader(TomlSection):
-    """The header of a stored state: its fields that are no tensors, and the class names of its head rows."""
+    """The header of a stored state: the fields that are not tensors, and the class names of the head rows."""
 
     round: int
     best_round: int
@@ -270,7 +272,7 @@ def serialize_state(state: FederationState) -> bytes:
 def serialize_state_in_parts(state: FederationState) -> Parts:
     """Return the bytes of :func:`serialize_state` in parts, which share the memory of the state's arrays.
 
-    That saves a copy, which takes as long for a large model as writing it.
+    This avoids a copy, which takes as long for a large model as writing the file.
     """
     facts: dict[str, Any] = {}
     for name in _StateHeader.model_fields:
@@ -346,7 +348,7 @@ def read_model(arrays: ArrayRecord, class_names: tuple[str, ...], plan: Plan) ->
     """Read a global model from arrays of :func:`make_array_record` or from a network's ``state_dict``.
 
     Raises:
-        BadInput: If a ``state_dict`` is not of the plan's network with a head row for each class.
+        BadInput: If a ``state_dict`` does not fit the plan's network with a head row for each class.
     """
     if not is_state_dict(arrays):
         head = Head(class_names, arrays["head.weight"].numpy(), arrays["head.bias"].numpy())
