@@ -1,1 +1,1 @@
-"""The coordinator and the researcher: flwr-server, flwr-sim, run folders and reports."""
+"""The coordinator's code: ``flwr-server``, simulation, run folders, reports and exported models."""

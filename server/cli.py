@@ -1,4 +1,4 @@
-"""flwr-server: the coordinator's program."""
+"""Define the command line of ``flwr-server``, the coordinator's program."""
 
 # isort: off
 import common  # noqa: F401 - first: Ctrl-C may come at any moment
@@ -63,7 +63,7 @@ def init(
     listen: Annotated[str, typer.Option("--listen", help="Address that the port is bound to.")] = "0.0.0.0",
     renew: Annotated[bool, typer.Option("--renew", help="Only a new certificate, of the same authority.")] = False,
 ) -> None:
-    """Make a coordinator's folder: settings, certificate authority, server certificate.
+    """Create a coordinator's folder: settings, certificate authority, server certificate.
 
     Example: flwr-server init trial --name trial --host fl.hospital.example
     """
@@ -89,11 +89,12 @@ def admit(
         int | None, typer.Option("--max-images", min=0, help="Most training images that it may claim; 0 for any.")
     ] = None,
 ) -> None:
-    """Admit a hospital: see its name and the fingerprint of its key, agree, and get the kit to send back.
+    """Admit a hospital: show its name and key fingerprint, ask for confirmation, and write its connection kit.
 
     Example: flwr-server admit trial north.request --classes "Effusion,Pneumonia"
 
-    Admit a site again to change what it may claim, or edit sites/NAME.toml; it counts from the next roll call.
+    To change the classes or images that a site may claim, admit the site again or edit sites/NAME.toml. The change
+    counts from the next roll call, such as the start of a run.
     """
     from common.security.identity import public_key_fingerprint, read_admission_request
     from server.coordinator import admission
@@ -112,7 +113,7 @@ def admit(
 
 @app.command()
 def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Restarted = False) -> None:
-    """Open the port for hospitals, and stay up.
+    """Start the server that hospitals connect to, and keep it running.
 
     Example: flwr-server start trial
     """
@@ -155,15 +156,15 @@ def run(
     ] = False,
     log_format: LogFormat = LogForm.text,
 ) -> None:
-    """Lead one run over the connected hospitals.
+    """Train one experiment on the connected hospitals.
 
     Example: flwr-server run trial experiment.toml --out runs/first
 
-    The machine went down? The same line with --resume: it ends in the same model. A process that dies is begun again
-    by itself.
+    After a crash of the machine, repeat the command with --resume: the run ends in the same model. A process that dies
+    is restarted automatically.
 
-    Exit codes: 0 done, 1 stopped because it cannot go on, 2 a fault in the input, 3 stopped on request, 70 it died
-    again and again.
+    Exit codes: 0 done, 1 stopped because it cannot go on, 2 a fault in the input, 3 stopped on request, 70 the process
+    died repeatedly.
     """
     arguments = [
         *("run", str(folder), str(experiment), "--out", str(out)),
@@ -210,10 +211,10 @@ def run(
 
 
 def _ask_for_confirmation(question: str) -> None:
-    """Ask a person for confirmation, and end the program without it.
+    """Ask a person to confirm; end the program if the person declines.
 
     Raises:
-        BadInput: If standard input is closed, as under some services.
+        BadInput: If standard input is closed, as in some service managers.
     """
     if sys.stdin is None or sys.stdin.closed:
         raise BadInput([Fault("standard input", "is closed, so nobody can be asked.", "Agree with --yes.")])
@@ -221,7 +222,7 @@ def _ask_for_confirmation(question: str) -> None:
 
 
 def _run_supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
-    """Lead the run in a child process that is restarted when it dies; record each death in the run folder, too."""
+    """Lead the run in a child process, restart the child when it dies, and record each death in the run folder."""
     from server.deployment.supervisor import count_checkpointed_rounds, supervise_run
     from server.runs.folder import RunFolder
 
@@ -246,7 +247,7 @@ def verify(
         typer.Option("--request", help="NAME.request of a site, as the hospital sent it: is this the receipt's key?"),
     ] = None,
 ) -> None:
-    """Check a finished run: its audit, receipt, model, the sites' signatures, and, if updates were kept, their sums.
+    """Check a finished run's audit, receipt, model and signatures; also repeat its aggregation if updates were kept.
 
     Example: flwr-server verify runs/first/receipt.json
     """
@@ -275,12 +276,12 @@ def status(
     ] = WEB_PORT,
     listen: Annotated[str, typer.Option("--listen", help="Address that the page's port is bound to.")] = "127.0.0.1",
 ) -> None:
-    """Print who is connected, and what the present run is doing.
+    """Print which sites are connected, and the progress of the current run.
 
     Example: flwr-server status trial
 
-    With --web: on a page that follows the run, over TLS with the coordinator's own certificate, for anyone who has the
-    printed address. It reads files only, and changes nothing.
+    With --web: serve a web page that follows the run, over TLS with the coordinator's own certificate. Anyone who has
+    the printed address can open the page. The page only reads files.
     """
     from server.coordinator.folder import read_coordinator
 
@@ -308,7 +309,7 @@ def status(
 
 @app.command()
 def runs(folder: Folder, as_json: AsJson = False) -> None:
-    """List the runs that this coordinator has led: when, how far, how each ended, and where its folder lies.
+    """List the runs of this coordinator: start, completed rounds, how each ended, and its folder.
 
     Example: flwr-server runs trial
     """
@@ -325,7 +326,7 @@ def runs(folder: Folder, as_json: AsJson = False) -> None:
 
 @app.command()
 def health(folder: Folder) -> None:
-    """Exit with 0 if the SuperLink answers, else with 1: for health checks of containers.
+    """Exit with 0 if the SuperLink answers, else with 1; for container health checks.
 
     Example: flwr-server health trial
     """
@@ -343,7 +344,7 @@ def health(folder: Folder) -> None:
 def revoke(
     folder: Folder, site: Annotated[str, typer.Argument(metavar="SITE", help="Its name.")], yes: Yes = False
 ) -> None:
-    """Take a hospital's admission back: from now on its key is refused, also in a run under way.
+    """Revoke a hospital's admission: its key is refused from now on, also in a run in progress.
 
     Example: flwr-server revoke trial north
     """
@@ -366,11 +367,11 @@ def deadlines(
     experiment: Annotated[Path | None, typer.Argument(help="Experiment file, for a run's own deadlines.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List every timer: its value, where it comes from, and what happens when it fires.
+    """List every timer: its value, where the value comes from, and what happens when the timer fires.
 
     Example: flwr-server deadlines trial experiment.toml
 
-    start and run refuse a timer that is shorter than what has to fit inside it.
+    start and run stop with an error if a timer is shorter than another one that has to end before it.
     """
     from server.coordinator.folder import read_coordinator
 
@@ -388,7 +389,7 @@ def deadlines(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point."""
+    """Run ``flwr-server`` with these arguments, by default those of the process."""
     end_with_starter()
     words = list(sys.argv[1:] if arguments is None else arguments)
     stays_up = words[:1] == ["start"] or (words[:1] == ["status"] and "--web" in words)

@@ -1,1 +1,1 @@
-"""The coordinator's folder: its authority, admitted sites, connections."""
+"""The coordinator's folder: certificate authority, admitted sites and state of connections."""

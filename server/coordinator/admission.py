@@ -1,4 +1,4 @@
-"""Admitted sites: one file for each, with its public key, the classes and images it may claim, and its revocation."""
+"""Admitted sites: a file for each, with its public key, the classes and images it may claim, and its revocation."""
 
 import datetime as dt
 import unicodedata
@@ -26,12 +26,12 @@ MOST_CLASSES, LONGEST_NAME = 10_000, 100
 
 
 class AdmittedSite(TomlSection):
-    """``sites/NAME.toml``; times are ISO 8601, an empty ``revoked`` means that the site may take part.
+    """The content of ``sites/NAME.toml``. Times are ISO 8601; ``revoked`` is empty until the site is revoked.
 
     Attributes:
         classes: Canonical names of the classes that the site may claim to annotate; empty for any.
         max_images: Most training images that the site may claim; 0 for any number.
-        old_keys: Revoked keys of the same name, none of which is ever admitted again.
+        old_keys: Earlier, revoked keys of the site; none of them can be admitted again.
     """
 
     site: str
@@ -62,10 +62,10 @@ class AdmittedSite(TomlSection):
 
 
 def admitted_sites(coordinator: CoordinatorFolder) -> dict[str, AdmittedSite]:
-    """Return all sites ever admitted, by name, sorted.
+    """Return all sites ever admitted, revoked ones too, by name.
 
     Raises:
-        BadInput: With the faults of files that were edited.
+        BadInput: If a site's file was edited and is no longer valid.
     """
     paths = sorted(coordinator.sites.glob("*.toml"))
     sites = [validate_tables(AdmittedSite, read_toml(path), f"sites/{path.name}") for path in paths]
@@ -73,12 +73,12 @@ def admitted_sites(coordinator: CoordinatorFolder) -> dict[str, AdmittedSite]:
 
 
 def unrevoked_sites(coordinator: CoordinatorFolder) -> dict[str, AdmittedSite]:
-    """Return the sites that may take part now, by name."""
+    """Return the admitted sites that are not revoked, by name."""
     return {name: site for name, site in admitted_sites(coordinator).items() if not site.revoked}
 
 
 def admission_faults(coordinator: CoordinatorFolder, request: SiteAdmissionRequest) -> list[Fault]:
-    """Explain why a site's request cannot be granted."""
+    """Return the reasons why a site's admission request must be rejected."""
     sites = admitted_sites(coordinator)
     where = f"{request.site}.request"
     faults = []
@@ -103,7 +103,7 @@ def admission_faults(coordinator: CoordinatorFolder, request: SiteAdmissionReque
 
 
 def make_claim_limits_reader(coordinator: CoordinatorFolder) -> ClaimsBySite:
-    """Return a function that reads which classes each site may claim to annotate, from the admitted sites' files.
+    """Return a function that reads from the sites' files which classes and how many images each site may claim.
 
     While a file is damaged, the function returns what it read last.
     """
@@ -127,11 +127,11 @@ def admit(
     classes: str | None = None,
     max_images: int | None = None,
 ) -> Path:
-    """Admit a site; return the path of its kit, the file by which the hospital connects.
+    """Admit a site and write its connection kit, the file by which the hospital connects; return the kit's path.
 
     Args:
-        classes: Canonical names of the classes that the site may claim to annotate, separated by commas; empty text
-            for any, None to keep the limit of a site that is admitted again.
+        classes: Canonical names of the classes that the site may claim to annotate, separated by commas. Empty text
+            allows any class; None keeps the limit of a site that is admitted again.
         max_images: Most training images that the site may claim; 0 for any number, None to keep the limit.
 
     Raises:
@@ -153,7 +153,7 @@ def admit(
 
 
 def write_connection_kit(coordinator: CoordinatorFolder, site: AdmittedSite) -> Path:
-    """Write the kit, the file by which a hospital connects to this coordinator; return its path."""
+    """Write a site's connection kit, the file by which the hospital connects to this coordinator; return its path."""
     kit = SiteConnectionKit(
         coordinator=coordinator.file.name,
         address=coordinator.public_address,
@@ -167,10 +167,10 @@ def write_connection_kit(coordinator: CoordinatorFolder, site: AdmittedSite) -> 
 
 
 def unrevoked_site(coordinator: CoordinatorFolder, name: str) -> AdmittedSite:
-    """Return a site that may take part now.
+    """Return an admitted site that is not revoked.
 
     Raises:
-        BadInput: If there is no such site, or the site was revoked before.
+        BadInput: If no such site was admitted, or the site is revoked.
     """
     sites = unrevoked_sites(coordinator)
     if name not in sites:
@@ -180,10 +180,10 @@ def unrevoked_site(coordinator: CoordinatorFolder, name: str) -> AdmittedSite:
 
 
 def revoke(coordinator: CoordinatorFolder, name: str) -> AdmittedSite:
-    """Revoke a site's admission.
+    """Revoke a site's admission; return the site with the time of the revocation.
 
     Raises:
-        BadInput: If there is no such site, or the site was revoked before.
+        BadInput: If no such site was admitted, or the site is revoked already.
     """
     site = unrevoked_site(coordinator, name).model_copy(update={"revoked": _utc_now_text()})
     write_toml(_site_file(coordinator, name), site, "Admitted by flwr-server admit, revoked since.")

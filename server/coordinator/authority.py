@@ -1,7 +1,7 @@
-"""The coordinator's own certificate authority: made by ``flwr-server init``, trusted by the sites through their kits.
+"""The coordinator's own certificate authority: ``flwr-server init`` creates it, and sites trust it by their kits.
 
-The authority lives ten years; the server's certificate a year, and is renewed without any change at the sites. Both are
-ECDSA on P-256, signed with SHA-256.
+The authority's certificate is valid for ten years. The server's certificate is valid for one year, and is renewed
+without any change at the sites. Both are ECDSA on P-256, signed with SHA-256.
 """
 
 import datetime as dt
@@ -30,7 +30,7 @@ _ALWAYS = ("localhost", "127.0.0.1")  # by which flwr-server reaches its own Sup
 
 
 def make_certificate_authority(coordinator: CoordinatorFolder) -> None:
-    """Make key and certificate of the authority; existing ones are never overwritten."""
+    """Create the authority's key and certificate; never overwrite an existing key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = subject_name(f"{coordinator.file.name} (Polyclinic authority)")
     builder = certificate_builder(name, name, key.public_key(), AUTHORITY_DAYS, is_authority=True)
@@ -40,13 +40,13 @@ def make_certificate_authority(coordinator: CoordinatorFolder) -> None:
 
 
 def issue_server_certificate(coordinator: CoordinatorFolder, days: float = SERVER_DAYS) -> None:
-    """Issue the server's certificate for the hosts of ``coordinator.toml`` with a new key, and replace the old ones.
+    """Issue the server's certificate for the hosts in ``coordinator.toml``, with a new key; replace the old ones.
 
     Args:
-        days: Validity from now; a negative number makes an expired certificate, for tests.
+        days: Days for which the certificate is valid; a negative number makes an expired certificate, for tests.
 
     Raises:
-        BadInput: If the authority cannot be read.
+        BadInput: If the authority's key or certificate cannot be read.
     """
     names = list[x509.GeneralName]()
     for host in dict.fromkeys((*coordinator.file.hosts, *_ALWAYS)):
@@ -66,12 +66,13 @@ def issue_server_certificate(coordinator: CoordinatorFolder, days: float = SERVE
 
 
 def signing_key_and_certificate(coordinator: CoordinatorFolder) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
-    """Return the key that signs a run's requests and its certificate (DER); issue new ones where they expire soon.
+    """Return the key that signs a run's requests, and its certificate (DER); issue new ones shortly before they expire.
 
-    The key is not the server's: a person who has the SuperLink's key cannot make requests.
+    The key differs from that of the server's TLS certificate, so that a person who steals the TLS key cannot sign
+    requests.
 
     Raises:
-        BadInput: If new ones are needed and the authority cannot be read.
+        BadInput: If a new certificate is needed and the authority's key or certificate cannot be read.
     """
     identity = _read_signing_key_and_certificate(coordinator)
     if identity is None:
@@ -100,7 +101,7 @@ def _read_signing_key_and_certificate(
 def _write_certificate(
     coordinator: CoordinatorFolder, stem: str, name: str, days: float, *extensions: tuple[x509.ExtensionType, bool]
 ) -> None:
-    """Write ``STEM.key`` and ``STEM.crt``: a new key, and its certificate by the authority with these extensions."""
+    """Write ``STEM.key``, a new key, and ``STEM.crt``, its certificate by the authority with these extensions."""
     authority_key, authority = _read_authority(coordinator)
     key = ec.generate_private_key(ec.SECP256R1())
     builder = certificate_builder(subject_name(name), authority.subject, key.public_key(), days)
@@ -114,10 +115,10 @@ def _write_certificate(
 
 
 def authority_certificate(coordinator: CoordinatorFolder) -> str:
-    """Return the authority's certificate as PEM, for kits.
+    """Return the authority's certificate as PEM, for connection kits.
 
     Raises:
-        BadInput: If it cannot be read.
+        BadInput: If the certificate cannot be read.
     """
     try:
         certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes())
@@ -138,7 +139,7 @@ def days_until_expiry(coordinator: CoordinatorFolder) -> float:
 
 
 def certificate_faults(coordinator: CoordinatorFolder) -> list[Fault]:
-    """Explain why the server cannot use its certificate, or why hospitals would refuse that certificate."""
+    """Return the faults of the server's certificate: the server cannot use it, or hospitals would reject it."""
     remedy = f"Run: flwr-server init {coordinator.folder} --renew"
     certificate = _read_server_certificate(coordinator)
     try:
@@ -172,7 +173,7 @@ def certificate_faults(coordinator: CoordinatorFolder) -> list[Fault]:
 def certificate_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float, *, is_authority: bool = False
 ) -> x509.CertificateBuilder:
-    """Return the builder of a certificate of the authority itself, or of a certificate that it issues."""
+    """Return the builder of a certificate that this authority signs, its own or the server's."""
     now = dt.datetime.now(dt.UTC)
     begin = now - dt.timedelta(hours=1) + min(dt.timedelta(days=days), dt.timedelta())  # a clock may be a little behind
     usage = x509.KeyUsage(
@@ -201,7 +202,7 @@ def certificate_builder(
 
 
 def subject_name(common_name: str) -> x509.Name:
-    """Return a certificate's name, of 64 characters at most."""
+    """Return the subject of a certificate, with the common name cut to 64 characters."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
 
 

@@ -1,11 +1,9 @@
-"""A coordinator's folder: coordinator.toml, certificates, admitted sites, and the SuperLink's state.
+"""The coordinator's folder: ``coordinator.toml``, certificates, admitted sites and the SuperLink's state.
 
-coordinator.toml           name, hosts, port
-authority/                 ca.crt, ca.key; server.crt, server.key; signing.crt, signing.key
-sites/NAME.toml            one admitted (or revoked) site
-kits/NAME.kit              what the hospital gets
-state/                     the SuperLink's database, the socket of its calls, locks, the present status
-logs/superlink.log
+coordinator.toml           name, hosts, port authority/                 ca.crt, ca.key; server.crt, server.key;
+signing.crt, signing.key sites/NAME.toml            one admitted (or revoked) site kits/NAME.kit              connection
+kit for one hospital state/                     the SuperLink's database and control socket, locks, status of the
+current run logs/superlink.log
 """
 
 import contextlib
@@ -32,10 +30,10 @@ Port = Field(ge=1, le=65535)
 
 
 def checked_host(host: str) -> str:
-    """Return a host name or an address, without scheme and port, in its usual form.
+    """Check a host name or an IP address without scheme and port; return it in normalized form.
 
     Raises:
-        ValueError: If it is neither a host name nor an address.
+        ValueError: If the text is neither a host name nor an address.
     """
     with contextlib.suppress(ValueError):
         if "%" not in (address := str(ipaddress.ip_address(host))):  # a zone is of this machine only
@@ -49,10 +47,10 @@ class CoordinatorFile(TomlSection):
     """The keys of ``coordinator.toml``.
 
     Attributes:
-        hosts: Names and addresses by which hospitals reach this machine; the first stands in their kits.
-        listen: Address that the one port for hospitals is bound to.
-        port: That port (Flower's Fleet API): gRPC, TLS, every call signed.
-        connections: Most connections to the hospitals' port at a time; further ones are closed at once.
+        hosts: Names and addresses by which hospitals reach this machine; the first is written into connection kits.
+        listen: Address that the hospitals' port is bound to.
+        port: The only port that hospitals connect to (Flower's Fleet API over gRPC and TLS; every call is signed).
+        connections: Greatest number of connections to that port at a time; further ones are closed at once.
     """
 
     name: str
@@ -79,7 +77,7 @@ class CoordinatorFile(TomlSection):
 
 @dataclass(frozen=True)
 class CoordinatorFolder:
-    """A coordinator's folder and the content of its ``coordinator.toml``."""
+    """A coordinator's folder, with paths of its files and the content of its ``coordinator.toml``."""
 
     folder: Path
     file: CoordinatorFile
@@ -106,12 +104,12 @@ class CoordinatorFolder:
 
     @property
     def fleet_address(self) -> str:
-        """Address and port that the server listens on for hospitals."""
+        """Address and port that the server binds to for hospitals."""
         return _join_host_and_port(self.file.listen, self.file.port)
 
     @property
     def public_address(self) -> str:
-        """Address and port that kits hold."""
+        """Address and port that hospitals connect to, as written into connection kits."""
         return _join_host_and_port(self.file.hosts[0], self.file.port)
 
 
@@ -120,10 +118,10 @@ def _join_host_and_port(host: str, port: int) -> str:
 
 
 def read_coordinator(folder: Path) -> CoordinatorFolder:
-    """Read a coordinator's folder.
+    """Read ``coordinator.toml`` in a coordinator's folder, and check it.
 
     Raises:
-        BadInput: With every fault.
+        BadInput: With every fault of the file.
     """
     if not (folder / FILE).is_file():
         problem = f"is no coordinator's folder: it holds no {FILE}."
@@ -132,13 +130,13 @@ def read_coordinator(folder: Path) -> CoordinatorFolder:
 
 
 def make_private(coordinator: CoordinatorFolder, tell: Callable[[str], None]) -> None:
-    """Close the folder to other accounts: it shows who takes part, and it holds keys and logs."""
+    """Restrict the folder to the current account (mode 700), because it holds keys, logs and the names of sites."""
     if make_private_folder(coordinator.folder):
         tell(f"other accounts could look into {coordinator.folder}; now only this one can (mode 700)")
 
 
 def write_coordinator(folder: Path, file: CoordinatorFile) -> CoordinatorFolder:
-    """Write ``coordinator.toml``."""
+    """Write ``coordinator.toml``; return the folder with the new content."""
     lines = ["# Polyclinic coordinator. After a change of hosts: flwr-server init DIR --renew."]
     lines += [f"{key} = {toml_text(value)}" for key, value in file.model_dump().items()]
     write_atomically(folder / FILE, ("\n".join(lines) + "\n").encode())
@@ -146,13 +144,13 @@ def write_coordinator(folder: Path, file: CoordinatorFile) -> CoordinatorFolder:
 
 
 def is_command_running(coordinator: CoordinatorFolder, command: Literal["start", "run"]) -> bool:
-    """Return whether a process of this command runs on this folder."""
+    """Return whether a process of this ``flwr-server`` command holds the lock of this folder."""
     return is_locked(coordinator.state / f"{command}.lock")
 
 
 @contextlib.contextmanager
 def lock_coordinator(coordinator: CoordinatorFolder, command: Literal["start", "run"]) -> Iterator[None]:
-    """Lock this folder for one process of this command.
+    """Lock this folder, so that only one process of this ``flwr-server`` command runs on it.
 
     Raises:
         BadInput: If another process holds the lock.

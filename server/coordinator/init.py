@@ -1,4 +1,4 @@
-"""``flwr-server init``: the coordinator's folder, and its certificates when they run out or hosts change."""
+"""``flwr-server init``: create a coordinator's folder, or renew the server's certificate."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ from server.coordinator.folder import (
 
 
 def make_folder(folder: Path, name: str, hosts: Sequence[str], *, listen: str, port: int) -> list[str]:
-    """Make a coordinator's folder; an existing one is never overwritten.
+    """Create a coordinator's folder with settings and certificates; never overwrite an existing one.
 
     Returns:
         Lines to print.
@@ -60,13 +60,13 @@ def make_folder(folder: Path, name: str, hosts: Sequence[str], *, listen: str, p
 
 
 def renew_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
-    """Issue a new server certificate by the same authority, for these hosts if there are any.
+    """Issue a new server certificate by the same authority; with hosts, also update settings and connection kits.
 
     Returns:
         Lines to print.
 
     Raises:
-        BadInput: If the folder is not a coordinator's, or a host is not valid.
+        BadInput: If the folder is not a coordinator's folder, or a host is not valid.
     """
     coordinator = read_coordinator(folder)
     raise_faults(_value_faults("--host", checked_host, hosts))

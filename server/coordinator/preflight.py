@@ -1,4 +1,4 @@
-"""Checks of ``flwr-server start`` and ``run`` before they import Flower or torch: fast, and with a remedy."""
+"""Checks of ``flwr-server start`` and ``run`` that need neither Flower nor torch, so that faults show at once."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from server.coordinator.state import is_control_socket_listening
 
 
 def find_faults_before_start(coordinator: CoordinatorFolder) -> list[Fault]:
-    """Check certificates, rights, room and Flower's release; also the port, unless another ``start`` has it."""
+    """Check certificates, file rights, disk space, Flower's version, and that the hospitals' port is free."""
     faults = [*certificate_faults(coordinator), *flower_faults()]
     for folder in (coordinator.state, coordinator.log.parent):
         faults += writable_folder_faults(folder)
@@ -22,10 +22,10 @@ def find_faults_before_start(coordinator: CoordinatorFolder) -> list[Fault]:
 
 
 def find_faults_before_run(coordinator: CoordinatorFolder, out: Path, *, resume: bool) -> list[Fault]:
-    """Check certificates, rights, room under the run folder, Flower's release, and that a SuperLink serves the sites.
+    """Check certificates, file rights, disk space, Flower's version, and that a SuperLink is running.
 
     Args:
-        resume: Whether the run is resumed: it then waits for the SuperLink, which may be starting again too.
+        resume: True for a resumed run, which is not refused for a missing SuperLink but waits for it.
     """
     faults = [*certificate_faults(coordinator), *writable_folder_faults(out), *flower_faults()]
     return (
@@ -36,7 +36,7 @@ def find_faults_before_run(coordinator: CoordinatorFolder, out: Path, *, resume:
 
 
 def make_no_superlink_fault(coordinator: CoordinatorFolder) -> Fault:
-    """Return the fault of a run where no SuperLink serves the sites."""
+    """Return the error for a run that finds no running SuperLink."""
     if is_command_running(coordinator, "start"):
         problem = "flwr-server start is at work on this folder, but its SuperLink does not answer."
         remedy = f"Wait until it says ready; if it does not, {coordinator.log} says why."
@@ -46,14 +46,14 @@ def make_no_superlink_fault(coordinator: CoordinatorFolder) -> Fault:
 
 
 def expected_site_count(coordinator: CoordinatorFolder, file: ExperimentFile, sites: int, *, resume: bool) -> int:
-    """Return the number of sites that a run waits for.
+    """Return the number of sites that a run waits for before its first round.
 
     Args:
-        sites: The number that the person asked for; 0 for all admitted sites.
-        resume: Whether the run is resumed: it does not wait for a site that was revoked meanwhile.
+        sites: The number given on the command line; 0 for all admitted sites.
+        resume: True for a resumed run, which does not wait for sites that were revoked meanwhile.
 
     Raises:
-        BadInput: If the number is larger than that of admitted sites, or smaller than the experiment needs.
+        BadInput: If no site is admitted, or the number is above that of admitted sites or below ``min_sites``.
     """
     admitted, needed = unrevoked_sites(coordinator), file.experiment.participation.min_sites
     expected = min(sites, len(admitted)) if sites and resume else sites or len(admitted)
@@ -70,6 +70,6 @@ def expected_site_count(coordinator: CoordinatorFolder, file: ExperimentFile, si
 
 
 def hospital_port_faults(coordinator: CoordinatorFolder) -> list[Fault]:
-    """Check that the port for hospitals can be opened."""
+    """Return a fault if the hospitals' port cannot be opened."""
     remedy = "Stop what uses it, or set another port in coordinator.toml."
     return port_faults("coordinator.toml: port", coordinator.file.listen, coordinator.file.port, remedy)

@@ -1,4 +1,4 @@
-"""The folder ``state``: connections of sites, their sign-offs, and the SuperLink's control socket."""
+"""Files in the coordinator's folder ``state``: connected sites, sites that signed off, and the control socket."""
 
 import contextlib
 import datetime as dt
@@ -19,13 +19,13 @@ _lock = threading.Lock()
 
 
 def write_connections(state: Path, online: Mapping[str, bool]) -> None:
-    """Write ``state/connections.json``: for each site, whether it is connected."""
+    """Write to ``state/connections.json`` whether each site is connected."""
     content = {"pid": os.getpid(), "online": dict(online)}
     write_atomically(state / CONNECTIONS, json.dumps(content).encode(), durable=False)
 
 
 def read_connections(state: Path) -> dict[str, bool] | None:
-    """Return for each site whether it is connected; None where ``flwr-server start`` does not run."""
+    """Return whether each site is connected, by site; None if ``flwr-server start`` does not run."""
     try:
         content = json.loads((state / CONNECTIONS).read_text(encoding="utf-8"))
         running = Path(f"/proc/{content['pid']}").exists()
@@ -35,21 +35,21 @@ def read_connections(state: Path) -> dict[str, bool] | None:
 
 
 def record_sign_off(state: Path, site: str) -> None:
-    """Record that a site signs off now: its operator stops it, or it ends because a run refused it."""
+    """Record that a site has left on purpose: its operator stopped it, or a run refused it."""
     with _lock:
         when = dt.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         _write_sign_offs(state, {**read_sign_offs(state), site: when})
 
 
 def remove_sign_off(state: Path, site: str) -> None:
-    """Remove a site's sign-off, because the site has come back."""
+    """Remove a site's sign-off record, because the site has connected again."""
     with _lock:
         if site in (sign_offs := read_sign_offs(state)):
             _write_sign_offs(state, {name: when for name, when in sign_offs.items() if name != site})
 
 
 def read_sign_offs(state: Path) -> dict[str, str]:
-    """Return for each site that signed off the local date, time and zone; other sites are connected or lost."""
+    """Return site -> local date, time and zone of its sign-off, for the sites that left on purpose."""
     try:
         sign_offs = json.loads((state / SIGNED_OFF).read_text(encoding="utf-8"))
         return {str(name): str(when) for name, when in sign_offs.items()}
@@ -62,13 +62,13 @@ def _write_sign_offs(state: Path, sign_offs: Mapping[str, str]) -> None:
 
 
 class ControlSocket:
-    """The Unix socket ``state/control.sock``; no other account can connect, because the folder has mode 700.
+    """The path of the Unix socket ``state/control.sock``, which only this account can reach (the folder has mode 700).
 
-    The kernel allows 107 bytes for the path of a socket, and a folder's path may be longer. So the path goes through
-    the folder's descriptor, which stays open for as long as gRPC may connect again.
+    The kernel allows 107 bytes for a socket's path, and the folder's path may be longer. Therefore the path is
+    ``/proc/self/fd/N/control.sock``, by a descriptor of the folder that stays open until :meth:`close`.
 
     Raises:
-        OSError: If there is no such folder, or this account may not open it.
+        OSError: If the folder does not exist, or this account may not open it.
     """
 
     def __init__(self, state: Path) -> None:
@@ -77,12 +77,12 @@ class ControlSocket:
         self.grpc_address = f"unix:{self.path}"
 
     def close(self) -> None:
-        """Close the folder's descriptor."""
+        """Close the descriptor of the folder."""
         os.close(self._descriptor)
 
 
 def is_control_socket_listening(state: Path) -> bool:
-    """Return whether a process listens on the control socket of this folder."""
+    """Return whether a process listens on the control socket in this folder."""
     with (
         contextlib.suppress(OSError),
         contextlib.closing(ControlSocket(state)) as control,

@@ -1,1 +1,1 @@
-"""A federation over the network: processes, supervision, status."""
+"""A federation over the network: the SuperLink's process, supervision of runs, status."""

@@ -1,4 +1,4 @@
-"""``flwr-server run``: lead a federation of real sites over the SuperLink."""
+"""``flwr-server run``: lead a run of real hospitals that are connected to the SuperLink."""
 
 import shlex
 import traceback
@@ -44,14 +44,14 @@ Tell = Callable[[str], None]
 def lead_with_exit_code(
     lead: Callable[[], dict[str, Any]], out: Path, resume_command: Sequence[str], tell: Tell
 ) -> dict[str, Any]:
-    """Lead a run to its end and return its summary; turn other ends into a message and an exit code.
+    """Lead a run and return its summary; turn an interruption or a crash into a message and an exit code.
 
     Args:
-        resume_command: Command line that goes on with the run.
+        resume_command: Command line that resumes the run, for the message.
 
     Raises:
         RunStopped: If the run cannot go on, for instance because the disk is full.
-        SystemExit: If the run was stopped on request, or by a defect of ours.
+        SystemExit: If the run was stopped on request, or by a bug.
     """
     line = shlex.join(resume_command)
     try:
@@ -72,7 +72,7 @@ class NetworkBackend:
     """Runs an experiment on the sites that are connected to a coordinator's SuperLink.
 
     Args:
-        sites: Number to wait for at the roll call.
+        sites: Number of sites to wait for at the roll call, the exchange before round 1.
     """
 
     durable = True
@@ -83,7 +83,7 @@ class NetworkBackend:
         self.external: ImageSet | None = None
 
     def check_before_run(self, *, resume: bool) -> None:
-        """Load the coordinator's own images and the external ones; check the experiment before any site is asked.
+        """Load the coordinator's own and external images, and check the experiment before anything is sent to sites.
 
         Raises:
             BadInput: For a bad experiment, or without a SuperLink.
@@ -113,11 +113,11 @@ class NetworkBackend:
             raise BadInput([make_no_superlink_fault(self.coordinator)])
 
     def lock_out_other_runs(self) -> AbstractContextManager[object]:
-        """Lock the coordinator's folder within the context, because it leads one run at a time."""
+        """Lock the coordinator's folder within the context, because a coordinator leads one run at a time."""
         return lock_coordinator(self.coordinator, "run")
 
     def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
-        """Run the rounds over the network; return the summary."""
+        """Run all rounds over the network; return the run's summary."""
         coordinator, experiment, out = self.coordinator, self.file.experiment, opening.folder.path
         for folder in (coordinator.state, coordinator.state / OBJECTS):
             remove_partial_files(folder)

@@ -1,4 +1,4 @@
-"""``flwr-server start``: keep the SuperLink running and its registrations in line with admissions; without torch."""
+"""``flwr-server start``: keep the SuperLink running, and apply admissions and revocations to it."""
 
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Tell = Callable[[str], None]
 
 
 def serve_superlink(coordinator: CoordinatorFolder, tell: Tell) -> None:
-    """Keep the SuperLink running until this process is told to stop; report sites that connect or leave.
+    """Run the SuperLink until this process is stopped; print a line when a site connects or leaves.
 
     Raises:
         BadInput: If a timer is shorter than one that has to end before it, or the SuperLink does not start.
@@ -45,7 +45,7 @@ def serve_superlink(coordinator: CoordinatorFolder, tell: Tell) -> None:
 
 
 def _start_superlink(coordinator: CoordinatorFolder, link: SuperLink, tell: Tell) -> None:
-    """Start the SuperLink, with a new database where the old one cannot be used."""
+    """Start the SuperLink; first replace a database that it could not use."""
     if event := set_aside_if_unusable(coordinator):
         tell(event)
     link.start()
@@ -54,7 +54,7 @@ def _start_superlink(coordinator: CoordinatorFolder, link: SuperLink, tell: Tell
 def _keep_superlink_running(
     coordinator: CoordinatorFolder, link: SuperLink, control: ControlClient, tell: Tell
 ) -> None:
-    """Restart a SuperLink that ends, synchronize registrations, and report changes of connections, for ever."""
+    """Loop for ever: restart a SuperLink that ended, synchronize registrations, report changed connections."""
     before, problem = dict[str, bool](), ""
     write_connections(coordinator.state, before)
     while True:
@@ -91,9 +91,9 @@ def _keep_superlink_running(
 
 
 def synchronize_registrations(coordinator: CoordinatorFolder, control: ControlClient) -> list[RegisteredSite]:
-    """Bring the SuperLink's registrations in line with the folder's admissions; return the registered sites.
+    """Register newly admitted sites on the SuperLink and unregister revoked ones; return the registered sites.
 
-    ``admit`` and ``revoke`` only write files, no matter on which machine they run; here the files take effect.
+    The commands ``admit`` and ``revoke`` only write files; this function makes them effective.
     """
     nodes = control.nodes()
     admitted = {openssh_key_to_pem(site.public_key): site for site in unrevoked_sites(coordinator).values()}

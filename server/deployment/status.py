@@ -1,4 +1,4 @@
-"""``flwr-server status`` and ``runs``: sites, connections, certificate and runs, as JSON or as tables."""
+"""Output of ``flwr-server status`` and ``runs``: sites, connections, certificate and runs, as JSON or as tables."""
 
 import datetime as dt
 import time
@@ -25,7 +25,7 @@ LINK = {"up": "up", "starting": "starting: it takes up to a minute", "down": "do
 
 
 def status_fields(coordinator: CoordinatorFolder) -> dict[str, Any]:
-    """Return the fields of ``status --json``."""
+    """Return the content of ``flwr-server status --json``."""
     up, online = is_superlink_answering(coordinator), set[str]()
     if up:
         with suppress(SuperLinkGone), closing(ControlClient(coordinator, answer_s=5.0)) as control:
@@ -56,7 +56,7 @@ def status_fields(coordinator: CoordinatorFolder) -> dict[str, Any]:
 
 
 def status_tables(status: Mapping[str, Any]) -> RenderableType:
-    """Return the overview as tables for a person."""
+    """Format that content as tables for the terminal."""
     up = LINK[status["superlink"]]
     heading = f"{status['name']} at {status['address']}: SuperLink {up}; "
     heading += f"certificate {status['certificate_days']:.0f} days; release {status['release']}"
@@ -104,7 +104,7 @@ def _describe_run(run: Mapping[str, Any], status: Mapping[str, Any]) -> str:
 
 
 def runs_table(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return the runs as a table for a person."""
+    """Format the list of runs as a table for the terminal."""
     if not runs:
         return Text("no run yet")
     table = Table("began", "run", "state", "rounds", "sites", Column("folder", overflow="fold"))

@@ -1,8 +1,8 @@
-"""The supervisor of ``flwr-server run``: a small process that restarts the process that leads the run when it dies.
+"""The supervisor of ``flwr-server run``: a small process that restarts the process that leads a run when it dies.
 
-A kill, a lack of memory or a defect of ours ends the leading process; it then goes on from its last checkpoint. Both
-processes end when the run is done or cannot go on, the input is wrong, a person stops the run, or the leading process
-dies :data:`MOST_DEATHS` times without completing a round.
+The leading process may be killed, run out of memory or crash; its successor continues from the last checkpoint. Both
+processes end when the run is done or cannot continue, the input is wrong, a person stops the run, or the leading
+process dies :data:`MOST_DEATHS` times without completing a round.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ class RunExitCode(IntEnum):
 def supervise_run(
     arguments: Sequence[str], done: Callable[[], int], note: Callable[[str, int, float], None], *, resume: bool
 ) -> int:
-    """Lead the run in a child process, and restart the child as long as that helps.
+    """Lead the run in a child process; restart the child after a crash until it dies repeatedly without progress.
 
     Args:
         done: Returns the number of completed rounds.
-        note: Called at each death with its cause, the number of deaths in a row, and the seconds until the restart;
-            0 for no restart.
+        note: Called at each death with its cause, the number of deaths without progress, and the seconds until the
+            restart (0 for no restart).
 
     Returns:
         The exit code, a :class:`RunExitCode`.
@@ -91,6 +91,6 @@ def _report_requested_stop() -> RunExitCode:
 
 
 def count_checkpointed_rounds(run_folder: Path) -> int:
-    """Return the number of completed rounds: that of the newest checkpoint, intact or not."""
+    """Return the number of completed rounds by the newest checkpoint file, even if that file is damaged."""
     numbers = (path.stem.removeprefix("round-") for path in run_folder.glob("checkpoints/round-*.json"))
     return max((int(number) for number in numbers if number.isdecimal()), default=0)

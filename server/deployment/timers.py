@@ -1,4 +1,4 @@
-"""The timers of a federation for ``flwr-server deadlines``: value, source, and effect when the timer fires."""
+"""All timers of a federation, for ``flwr-server deadlines``: value, source, and effect when a timer fires."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from server.deployment.superlink.registrations import PATIENCE, RUN_SILENT_S
 
 @dataclass(frozen=True)
 class Timer:
-    """A timer of the coordinator or of a run, with its source and its effect."""
+    """One timer of the coordinator or of a run: its value, the source of the value, and its effect."""
 
     name: str
     seconds: float
@@ -38,7 +38,7 @@ class Timer:
 
 @dataclass(frozen=True)
 class TimerOrder:
-    """A rule that the inner timer is shorter than the outer one, both given by name, and the consequence otherwise."""
+    """A rule that one timer must be shorter than another, and the consequence if it is not."""
 
     inner: str
     outer: str
@@ -57,7 +57,7 @@ ORDER = (
 
 
 def timer_order_faults(all_timers: Sequence[Timer]) -> list[Fault]:
-    """Return a fault for each timer that is shorter than a timer that has to end before it."""
+    """Return a fault for each timer that is not long enough for another one to end before it."""
     by_name = {timer.name: timer for timer in all_timers}
     faults = []
     for nesting in ORDER:
@@ -98,7 +98,7 @@ FIXED = (
 
 
 def list_timers(experiment: Experiment | None) -> list[Timer]:
-    """Return all timers; those of a run have their defaults where no experiment is given."""
+    """Return all timers; without an experiment, those of a run have their default values."""
     section = experiment.participation if experiment else ParticipationSection()
 
     def source(key: str) -> str:
@@ -122,7 +122,7 @@ def list_timers(experiment: Experiment | None) -> list[Timer]:
 
 
 def timers_table(all_timers: Sequence[Timer]) -> Table:
-    """Return a table for a person, with two lines for each timer."""
+    """Format the timers as a table for the terminal, with two lines per timer."""
     table = Table("seconds", "timer, where it is set, what happens when it fires", box=None, padding=(0, 2, 0, 0))
     table.columns[0].justify = "right"
     for timer in all_timers:

@@ -1,4 +1,4 @@
-"""The SuperLink, which hospitals connect to, and the run that sends them messages through it.
+"""The SuperLink, the server that hospitals connect to, and the Flower ``Grid`` by which a run uses it.
 
-The coordinator uses anything of Flower beyond its public API (1.39 to 1.42) only here.
+On the coordinator, only this package uses private parts of Flower (1.39 to 1.42).
 """

@@ -1,8 +1,8 @@
-"""Authentication of hospitals' calls to the SuperLink: every call is signed, and checked before its body is read.
+"""Authentication of hospitals' calls to the SuperLink: the signature is checked before the request body is read.
 
 Flower's protocol: three headers of a call hold a public key, the time, and a signature over the time by that key.
-Flower checks them after gRPC has read the whole request, and takes the public key of an activation from the body.
-Here they are checked first, and only the key that signed counts.
+Flower checks them after gRPC has read the whole request, and takes the public key of an activation from the body. This
+module checks the headers first, and identifies the caller only by the key that signed.
 """
 
 import datetime as dt
@@ -45,11 +45,11 @@ class Caller:
     """The site whose key signed a call.
 
     Attributes:
-        node_id: Flower's number of the site.
+        node_id: Flower's node id of the site.
         name: Name under which the site was admitted.
         key: Public key, PEM as Flower sends it.
-        process: Id of the calling process, as the caller states it; empty for Flower's own programs.
-        wait_s: Seconds that the caller would wait for a new message; None if it does not say that it has no message.
+        process: Id of the calling process, as stated in a header; empty for Flower's own programs.
+        wait_s: Seconds that the caller agrees to wait for a new message; None if the header is missing.
     """
 
     node_id: int
@@ -60,14 +60,14 @@ class Caller:
 
 
 class CallRefused(Exception):
-    """A refused call.
+    """The refusal of a hospital's call.
 
     Attributes:
-        code: gRPC's status.
+        code: gRPC status code.
         reason: Explanation that is sent to the caller.
-        other: Name of the site that the call was about, if that is not the caller; such a call is always noted.
-        noted: Whether to record the call as refused, because no honest program makes it.
-        run: Flower's number of the run that the call was about, 0 for none.
+        other: Name of another site that the call was about; empty otherwise. Such a refusal is always recorded.
+        noted: Whether to record the refusal, because no correct program makes such a call.
+        run: Flower's number of the run that the call was about; 0 for none.
     """
 
     def __init__(self, code: grpc.StatusCode, reason: str, *, other: str = "", noted: bool = False, run: int = 0):
@@ -76,10 +76,10 @@ class CallRefused(Exception):
 
 
 class AdmittedKeys:
-    """The keys that may call.
+    """The public keys of registered sites, read again every second.
 
     Args:
-        read: Reads all of them: public key -> caller.
+        read: Returns all keys: public key -> caller.
     """
 
     def __init__(self, read: Callable[[], Mapping[bytes, Caller]]) -> None:
@@ -88,7 +88,7 @@ class AdmittedKeys:
         self._read_at = -FRESH_S
 
     def caller(self, key: bytes) -> Caller | None:
-        """Return the site that is registered with this key; None for a stranger's key."""
+        """Return the site that is registered with this key; None for an unknown key."""
         with self._lock:
             age = time.monotonic() - self._read_at
             if age >= FRESH_S or (key not in self._callers and age >= REFRESH_S):
@@ -96,7 +96,7 @@ class AdmittedKeys:
             return self._callers.get(key)
 
     def name_of(self, node_id: int) -> str:
-        """Return the name under which a node is registered."""
+        """Return the name of the site with this node id."""
         with self._lock:
             names = (caller.name for caller in self._callers.values() if caller.node_id == node_id)
             return next(names, f"node {node_id}")
@@ -109,10 +109,10 @@ class _CallInProgress:
 
 
 class CallLimit:
-    """Limits the calls that a site has in progress: beyond :data:`CALLS_PER_SITE` its own oldest call is cancelled.
+    """Limits the calls in progress per site: beyond :data:`CALLS_PER_SITE`, the oldest call of that site is cancelled.
 
-    Calls that a broken connection left behind go first in this way, and no site can take threads from another. A call
-    counts until it has ended at both ends: a response that is never read holds memory, too.
+    So calls left behind by a broken connection end first, and no site can use up the threads of others. A call counts
+    until both ends have finished, because a response that is never read holds memory, too.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class CallLimit:
 
     @contextmanager
     def count_call(self, site: str, context: grpc.ServicerContext) -> Iterator[None]:
-        """Count a call of a site from now on; leaving the block marks the call as answered."""
+        """Count a call of a site as in progress; on leaving the block, mark the call as answered."""
         call = _CallInProgress(context)
         with self._lock:
             calls = self._calls[site]
@@ -147,13 +147,13 @@ class CallLimit:
 
 
 class Authenticator:
-    """Makes handlers of calls that authenticate the caller before they read the request.
+    """Makes gRPC handlers that authenticate the caller before they read the request.
 
     Args:
-        admitted: The keys that may call.
-        refused_calls: Records refused calls of admitted sites.
-        strangers: Counts refused calls of everybody else.
-        refuse_caller: Raises :class:`CallRefused` for an admitted caller that gets no answer.
+        admitted: The public keys of registered sites.
+        refused_calls: Records refused calls of registered sites.
+        strangers: Counts refused calls of unknown callers.
+        refuse_caller: Raises :class:`CallRefused` if a registered caller must not be answered.
     """
 
     def __init__(
@@ -173,14 +173,14 @@ class Authenticator:
         parse: Callable[[bytes], Any],
         serialize: Callable[[Any], bytes],
     ) -> grpc.RpcMethodHandler:
-        """Make the handler of one method.
+        """Make the gRPC handler of one method.
 
-        gRPC is told that the method takes a stream of requests, of which there is one: it then reads the request when
-        we ask for it, after the caller is known. We parse the request, too, because a request that gRPC itself cannot
-        parse would keep its thread and its place on the caller's connection for ever.
+        The method is declared as streaming, with a stream of one request, so that gRPC reads the request only after the
+        caller is authenticated. The handler also parses the request: one that gRPC cannot parse would block a thread
+        for ever.
 
         Args:
-            answer: Returns the response to a caller's request.
+            answer: Computes the response to a caller's request.
             parse, serialize: Convert the request from bytes and the response to bytes.
         """
 
@@ -211,10 +211,10 @@ class Authenticator:
         return grpc.stream_unary_rpc_method_handler(respond, response_serializer=serialize)
 
     def identify_signer(self, metadata: Any) -> Caller:
-        """Return the site that signed a call.
+        """Verify the signature in a call's headers; return the site that signed.
 
         Raises:
-            CallRefused: If the signature is missing or wrong, is not of now, or its key is not admitted.
+            CallRefused: If the signature is missing, wrong or too old, or its key is not registered.
         """
         key, when, signature = parse_signed_headers(metadata)
         caller = self.admitted.caller(key)
@@ -243,7 +243,7 @@ class Authenticator:
 
 
 def parse_signed_headers(metadata: Any) -> tuple[bytes, str, bytes]:
-    """Return key, time and signature from the headers of a call.
+    """Return public key, time and signature from the headers of a call.
 
     Raises:
         CallRefused: If a header is missing, occurs twice, or is too long.

@@ -1,6 +1,6 @@
-"""Calls of ``flwr-server start``, ``run`` and ``status`` to their SuperLink over the Unix socket of the folder.
+"""Client for the SuperLink's control socket, used by ``flwr-server start``, ``run`` and ``status``.
 
-Both ends are of one release. Envelopes and trees of messages travel as bytes, as the SuperLink stores them.
+A message is described by an envelope (its metadata) and a tree (the ids of its objects); both travel as bytes.
 """
 
 import time
@@ -72,16 +72,16 @@ CALLS: dict[str, tuple[Any, Any]] = {
 
 
 class SuperLinkGone(ProgramCannotContinue):
-    """The SuperLink did not answer for longer than its caller can wait."""
+    """Raised when the SuperLink does not answer within the time that its caller waits."""
 
 
 class RunLost(RuntimeError):
-    """The SuperLink has given this run up after too long a silence; the run has to go on as a new one."""
+    """Raised when the SuperLink has ended a run because its heartbeats were missing for too long."""
 
 
 @dataclass(frozen=True)
 class RequestStatus:
-    """The SuperLink's answer about a request: envelope and tree of its reply, or the reason why there is none."""
+    """The state of a request: envelope and object tree of its reply, or the reason why no reply will come."""
 
     request: str
     envelope: Any = None
@@ -90,11 +90,11 @@ class RequestStatus:
 
 
 class ControlClient:
-    """Client of the SuperLink's control calls, each of which is safe to repeat.
+    """Client of the SuperLink's control socket. Every call can be repeated without harm.
 
     Args:
-        patience_s: Seconds to wait for a SuperLink that is unavailable.
-        answer_s: Seconds that one call may take.
+        patience_s: Seconds for which calls are retried while the SuperLink is unavailable.
+        answer_s: Timeout of one call in seconds.
     """
 
     def __init__(self, coordinator: CoordinatorFolder, *, patience_s: float = 0.0, answer_s: float = ANSWER_S) -> None:
@@ -125,11 +125,11 @@ class ControlClient:
         self._socket.close()
 
     def stop_retrying(self) -> None:
-        """Make every call only once from now on, with at most three seconds for each."""
+        """Stop retrying calls from now on, and shorten the timeout of each to at most three seconds."""
         self._patience_s, self._answer_s = 0.0, min(self._answer_s, 3.0)
 
     def health(self) -> None:
-        """Raise :class:`SuperLinkGone` unless the SuperLink answers."""
+        """Check the SuperLink; raise :class:`SuperLinkGone` if it does not answer."""
         self._call_until_answered("health", proto.Nothing())
 
     def nodes(self) -> list[RegisteredSite]:
@@ -140,24 +140,25 @@ class ControlClient:
         ]
 
     def register(self, name: str, public_key: str) -> None:
-        """Register a site's key, an OpenSSH line, under its name."""
+        """Register a site: its name, and its public key as an OpenSSH line."""
         self._call_until_answered("register", proto.Site(name=name, public_key=openssh_key_to_pem(public_key)))
 
     def unregister(self, node: RegisteredSite) -> None:
-        """Remove a site's registration: from now on every call signed with its key is refused."""
+        """Remove a site's registration; calls signed with its key are then refused."""
         self._call_until_answered("unregister", proto.Site(node_id=node.node_id))
 
     def begin_run(self) -> tuple[int, list[tuple[Any, Any]]]:
-        """Begin a run, and end every run whose process was killed, so that sites drop their work on it.
+        """Begin a run; end earlier runs whose process was killed, so that sites drop their work for them.
 
         Returns:
-            The run's number, and envelope and tree of each reply to an earlier run that nobody has released.
+            The run's number; and envelope and object tree of each reply that an earlier run received but did not
+                record.
         """
         begin = self._call_until_answered("begin_run", proto.Nothing())
         return int(begin.run_id), list(map(parse_message, begin.envelopes, begin.trees))
 
     def end_run(self, run: int) -> None:
-        """End a run."""
+        """End this run on the SuperLink."""
         self._call_until_answered("end_run", proto.Run(run_id=run))
 
     def heartbeat(self, run: int) -> bool:
@@ -165,10 +166,10 @@ class ControlClient:
         return bool(self._call_until_answered("heartbeat", proto.Run(run_id=run)).goes_on)
 
     def push_requests(self, run: int, requests: Iterable[tuple[Any, Any]]) -> tuple[list[str], list[str]]:
-        """Announce requests to the SuperLink by their envelopes and trees of objects.
+        """Announce requests to the SuperLink by their envelopes and object trees.
 
         Returns:
-            Names of the accepted requests, and of their objects whose files are missing.
+            Ids of the accepted requests; and ids of their objects whose files are missing.
         """
         serialized = [(envelope.SerializeToString(), tree.SerializeToString()) for envelope, tree in requests]
         envelopes, trees = [envelope for envelope, _ in serialized], [tree for _, tree in serialized]
@@ -176,7 +177,7 @@ class ControlClient:
         return list(result.names), list(result.missing)
 
     def reply_statuses(self, run: int, names: Collection[str]) -> list[RequestStatus]:
-        """Return the status of those of these requests that have a reply or will get none."""
+        """Return the status of each of these requests that has a reply or will never get one."""
         return [
             RequestStatus(reply.request, reason=NoReplyReason[reply.reason])
             if reply.reason
@@ -185,7 +186,7 @@ class ControlClient:
         ]
 
     def release(self, names: Collection[str]) -> None:
-        """Release the contents of these messages, whose files the SuperLink may then remove."""
+        """Release these messages, so that the SuperLink may delete the files of their contents."""
         self._call_until_answered("release", proto.MessageNames(names=names))
 
     def _call_until_answered(self, name: str, request: Any) -> Any:
@@ -204,9 +205,9 @@ class ControlClient:
 
 
 def is_superlink_answering(coordinator: CoordinatorFolder, *, within_s: float = 0.0) -> bool:
-    """Return whether the SuperLink of this folder answers, now or within this time.
+    """Return whether the SuperLink of this folder answers within ``within_s`` seconds.
 
-    Where nothing listens the answer comes at once; a process that listens has :data:`HEALTH_S` to answer.
+    With ``within_s=0`` the function tries once: it fails at once if no process listens, else after :data:`HEALTH_S`.
     """
     until = time.monotonic() + within_s
     while True:
@@ -221,5 +222,5 @@ def is_superlink_answering(coordinator: CoordinatorFolder, *, within_s: float = 
 
 
 def openssh_key_to_pem(line: str) -> bytes:
-    """Convert a public key from an OpenSSH line to PEM, as Flower sends it."""
+    """Convert a public key from an OpenSSH line to PEM, the format that Flower sends."""
     return public_key_as_pem(load_ssh_public_key(line.encode()))  # type: ignore[arg-type]

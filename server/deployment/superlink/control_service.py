@@ -1,4 +1,4 @@
-"""The SuperLink's control service for its coordinator's programs, on a Unix socket that no other account can reach."""
+"""The SuperLink's control service, on a Unix socket that only programs of the coordinator's account can reach."""
 
 import logging
 from collections.abc import Callable
@@ -15,17 +15,17 @@ _log = logging.getLogger(__name__)
 
 
 class RunEnded(Exception):
-    """A call for a run that no process leads any more."""
+    """Raised for a call about a run that has ended."""
 
 
 class ControlService:
-    """The SuperLink's answers to the coordinator's programs; each method answers the call of its name."""
+    """The SuperLink's answers to the coordinator's programs; each method handles the control call of the same name."""
 
     def __init__(self, storage: SuperLinkStorage) -> None:
         self._storage = storage
 
     def health(self, request: Any) -> Any:
-        """Show that the SuperLink answers."""
+        """Answer a health check."""
         return proto.Nothing()
 
     def list_sites(self, request: Any) -> Any:
@@ -47,7 +47,7 @@ class ControlService:
         return proto.Nothing()
 
     def begin_run(self, request: Any) -> Any:
-        """Begin a run; return its number and the replies that earlier runs left."""
+        """Begin a run; return its number and the replies that earlier runs did not record."""
         run, replies = self._storage.begin_run()
         envelopes, trees = [reply.envelope for reply in replies], [reply.tree for reply in replies]
         return proto.RunBegin(run_id=run, envelopes=envelopes, trees=trees)
@@ -62,7 +62,7 @@ class ControlService:
         return proto.Run(run_id=request.run_id, goes_on=self._storage.runs.heartbeat(request.run_id))
 
     def push(self, request: Any) -> Any:
-        """Accept a run's requests; return their names and the objects whose files are missing."""
+        """Accept a run's requests; return their ids and the ids of objects whose files are missing."""
         self._require_active(request.run_id)
         messages = map(parse_message, request.envelopes, request.trees)
         names, missing = self._storage.messages.accept_requests(
@@ -71,7 +71,7 @@ class ControlService:
         return proto.PushResult(names=names, missing=missing)
 
     def replies(self, request: Any) -> Any:
-        """Return the replies to these requests, or the reasons why there are none."""
+        """Return the replies to these requests, or the reasons why none will come."""
         self._require_active(request.run_id)
         replies = []
         for answer in self._storage.messages.find_replies(request.run_id, request.names):
@@ -83,7 +83,7 @@ class ControlService:
         return proto.Replies(replies=replies)
 
     def release(self, request: Any) -> Any:
-        """Release the objects of these messages, whose files may then be removed."""
+        """Release these messages, so that the files of their objects may be deleted."""
         for name in request.names:
             self._storage.messages.release(name)
         return proto.Nothing()
@@ -94,13 +94,13 @@ class ControlService:
 
 
 def serve_control(address: str, storage: SuperLinkStorage) -> grpc.Server:
-    """Open the control socket and start answering.
+    """Listen on the control socket, and start to answer calls.
 
     Args:
-        address: Of the socket as gRPC writes it, ``unix:PATH``.
+        address: Address of the socket in gRPC's form, ``unix:PATH``.
 
     Raises:
-        OSError: If the file system of the folder takes no sockets, or the folder is gone.
+        OSError: If the file system does not support sockets, or the folder does not exist.
     """
     service = ControlService(storage)
     handlers = {name: _make_handler(name, getattr(service, name)) for name in CALLS}

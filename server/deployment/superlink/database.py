@@ -1,7 +1,7 @@
-"""The SuperLink's database, one SQLite file: everything is read from memory, every change is written through.
+"""The SuperLink's SQLite database: its content is read into memory at start, and every change is written through.
 
-A change is written before it is made in memory and before it is answered: a killed process has lost nothing that it
-answered. A machine that loses its power may lose the last changes; runs then go on from their last checkpoint.
+A change is written before it is made in memory and before its call is answered, so a killed process loses no answered
+change. A power failure may lose the last changes; runs then continue from their last checkpoint.
 """
 
 import datetime as dt
@@ -38,7 +38,7 @@ class Database:
     """A connection to the SuperLink's SQLite file, shared by all threads.
 
     Attributes:
-        lock: Held during a change, for well under a millisecond; reading memory does not need it.
+        lock: Held during a change, for less than a millisecond; reading from memory does not need it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,10 +62,10 @@ class Database:
             return self._sql.execute(query).fetchall()
 
     def write(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
-        """Execute all of these statements with their values, or none of them.
+        """Execute all these statements with their values in one transaction.
 
         Raises:
-            sqlite3.Error: If the disk is full, for instance; then nothing has changed.
+            sqlite3.Error: If the transaction fails, for instance on a full disk; then nothing has changed.
         """
         with self.lock:
             self._sql.execute("BEGIN IMMEDIATE")
@@ -80,13 +80,13 @@ class Database:
 
 
 def set_aside_if_unusable(coordinator: CoordinatorFolder) -> str:
-    """Rename a database that is damaged or of another release, so that the SuperLink makes a new one.
+    """Rename a database that is damaged or of another release, so that the SuperLink creates a new one.
 
-    Nothing is lost for good: registrations come from ``sites/``, runs from their own folders. A database that is only
-    locked, or on a full disk, stays. Call this while no SuperLink runs on the folder.
+    No data is lost, because registrations are restored from ``sites/`` and runs from their own folders. A database that
+    is only locked, or on a full disk, is not renamed. No SuperLink may run on the folder during the call.
 
     Returns:
-        The event in words for a person; empty where the database stays or there is none.
+        A sentence on the renaming for a person; empty if nothing was renamed.
     """
     path = coordinator.state / FILE
     kind, problem = "damaged", describe_damage(path)
@@ -114,7 +114,7 @@ def set_aside_if_unusable(coordinator: CoordinatorFolder) -> str:
 
 
 def describe_damage(path: Path) -> str:
-    """Describe the damage of a database; empty where it has none or it cannot be examined now."""
+    """Describe the damage of a database; return empty text if it has none or cannot be examined now."""
     if not path.exists():
         has_companion = any(path.with_name(path.name + ending).exists() for ending in COMPANIONS)
         return "only parts of it are left" if has_companion else ""

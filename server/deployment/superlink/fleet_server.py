@@ -1,6 +1,7 @@
-"""The gRPC server of the hospital link: the one port that hospitals reach, and gRPC's own limits on it.
+"""The gRPC server on the port that hospitals connect to, and its gRPC limits.
 
-gRPC has no limit for one address: a port that is open to the internet needs a proxy (``docker/haproxy.cfg``).
+gRPC cannot limit connections per IP address, so a port that is open to the internet needs a proxy
+(``docker/haproxy.cfg``).
 """
 
 import time
@@ -63,12 +64,12 @@ def serve_hospitals(
     """Open the port that hospitals connect to.
 
     Args:
-        certificates: The authority's, the server's, and the server's key, as PEM.
+        certificates: PEM of the authority's certificate, the server's certificate and the server's key.
         folder: The coordinator's folder ``state``.
-        connections: Connections that gRPC accepts at a time; it closes further ones at once.
+        connections: Greatest number of connections at a time; gRPC closes further ones at once.
 
     Returns:
-        The server, started, and the port.
+        The running server, and its port.
 
     Raises:
         OSError: If the port is in use.
@@ -99,7 +100,7 @@ def serve_hospitals(
 
 
 def server_options(connections: int) -> list[tuple[str, int]]:
-    """Return gRPC's options of the port, which bound what a stranger can make it hold before a call is read."""
+    """Return gRPC options that limit the resources which an unauthenticated caller can use."""
     return [
         ("grpc.max_receive_message_length", LARGEST_CALL),
         ("grpc.max_send_message_length", LARGEST_CALL),
@@ -120,7 +121,7 @@ def server_options(connections: int) -> list[tuple[str, int]]:
 
 
 def method_handlers(fleet: FleetService, authenticator: Authenticator) -> Mapping[str, grpc.RpcMethodHandler]:
-    """Return the handlers of the service's methods by name; Flower's other methods do not exist here."""
+    """Return gRPC handlers by method name, for the methods of Flower's Fleet API that hospitals may call."""
     methods: dict[str, tuple[Callable[[Caller, Any], Any], Any]] = {
         "ActivateNode": (fleet.activate, ActivateNodeRequest),
         "DeactivateNode": (fleet.deactivate, DeactivateNodeRequest),
@@ -146,7 +147,7 @@ def method_handlers(fleet: FleetService, authenticator: Authenticator) -> Mappin
 
 
 def hello_handler(admitted: AdmittedKeys, strangers: UnknownCallerCounts) -> grpc.GenericRpcHandler:
-    """Make the handler that tells ``flwr-client check`` the time, the release and whether its key is admitted."""
+    """Make the handler that tells ``flwr-client check`` the time, the release, and whether its key is admitted."""
 
     def respond(_: object, context: grpc.ServicerContext) -> bytes:
         try:

@@ -1,8 +1,8 @@
-"""Flower's Fleet API for hospitals, answered for the site whose key signed each call.
+"""Flower's Fleet API for hospitals: the handling of each call, on our own storage.
 
-The protocol is Flower's, the storage is ours. The key that signed a call alone decides who calls; Flower's own servicer
-reads that from the body of the request. A site activates itself, answers messages that were handed to it, once, and
-reaches the objects of its own messages.
+The caller is identified only by the key that signed the call, where Flower's own servicer trusts the body of the
+request. A site may activate itself, answer each message that was handed to it once, and access the objects of its own
+messages.
 """
 
 import datetime as dt
@@ -72,9 +72,9 @@ clientapp = "installed:at_the_site"
 
 
 def app_bundle(content: str) -> bytes:
-    """Return an app bundle with this ``pyproject.toml``, the same bytes at any time.
+    """Return a Flower app bundle with only this ``pyproject.toml``; the bytes depend on nothing else.
 
-    Flower delivers a run's code in its bundle. Ours is a mere name, and a site refuses a bundle that carries code.
+    Flower delivers a run's code in its bundle. Our bundle holds no code, and a site rejects a bundle with code.
     """
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as bundle:
@@ -88,7 +88,7 @@ BUNDLE_SHA256 = hashlib.sha256(BUNDLE).hexdigest()
 
 @dataclass
 class _SignedOnProcesses:
-    """The present process of one site, the time of its sign-on, and earlier processes, the oldest first."""
+    """The current process of one site, the time of its sign-on, and earlier processes, oldest first."""
 
     present: str
     since: str
@@ -96,11 +96,10 @@ class _SignedOnProcesses:
 
 
 class SiteProcesses:
-    """Lets one process of each site take part: the one that signed on last. Safe to use from several threads.
+    """Admits one process of each site: the one that signed on last. Safe to use from several threads.
 
-    Two copies of a site's folder would keep two privacy ledgers and two memories of what the site has sent. A site
-    whose process was killed signs on again before anybody knows that the earlier process is dead, so the later one
-    is preferred. None of this is stored on disk.
+    Two processes on copies of a site's folder would count the privacy budget separately. The later process is
+    preferred, because a site may restart before its killed process is noticed. The state is kept in memory only.
     """
 
     def __init__(self) -> None:
@@ -108,7 +107,7 @@ class SiteProcesses:
         self._sites: dict[int, _SignedOnProcesses] = {}
 
     def sign_on(self, caller: Caller) -> None:
-        """Make the caller's process the present one of its site."""
+        """Make the caller's process the current one of its site."""
         now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         with self._lock:
             site = self._sites.setdefault(caller.node_id, _SignedOnProcesses(caller.process, now))
@@ -120,7 +119,7 @@ class SiteProcesses:
                 del site.earlier[next(iter(site.earlier))]
 
     def is_latest_process(self, caller: Caller) -> bool:
-        """Return whether the caller's process is the present one of its site."""
+        """Return whether the caller's process is the current one of its site."""
         with self._lock:
             site = self._sites.get(caller.node_id)
             return site is not None and site.present == caller.process
@@ -141,7 +140,7 @@ class FleetService:
 
     Args:
         storage: Sites, runs and messages.
-        admitted: The keys that may call, for the names of sites.
+        admitted: The public keys of registered sites, to look up names of sites.
         folder: The coordinator's folder ``state``, where sign-offs are recorded; None to record none.
     """
 
@@ -187,14 +186,14 @@ class FleetService:
         return SendNodeHeartbeatResponse(success=registered)
 
     def register(self, caller: Caller, request: Any) -> Any:
-        """Refuse: the coordinator admits sites."""
+        """Refuse registration, because only the coordinator's operator admits sites."""
         reason = "sites are registered by flwr-server admit, not by a call"
         raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, noted=True)
 
     # ------------------------------------------------------------------ messages
 
     def pull_messages(self, caller: Caller, request: Any) -> Any:
-        """Hand the calling site its next message, as soon as there is one or the caller's waiting time is over."""
+        """Hand the calling site its next message; wait for one as long as the caller allows."""
         self._check_node(caller, request.node.node_id)
         node, again = caller.node_id, caller.wait_s is not None
         number = self._messages.arrivals.count_arrivals(node)
@@ -216,7 +215,7 @@ class FleetService:
         return PullMessagesResponse(messages_list=[proto], message_object_trees=[tree], small_contents=small)
 
     def push_messages(self, caller: Caller, request: Any) -> Any:
-        """Accept the calling site's only reply to a message that was handed to it."""
+        """Accept the calling site's reply to a message that was handed to it; accept only one reply per message."""
         self._check_node(caller, request.node.node_id)
         proto, tree = self._checked_reply(caller, request)
         metadata = proto.metadata
@@ -234,7 +233,7 @@ class FleetService:
         return PushMessagesResponse(results=results, objects_to_push=to_push, session_id=metadata.message_id)
 
     def confirm_receipt(self, caller: Caller, request: Any) -> Any:
-        """Release a message that was handed to the calling site."""
+        """Release a message, because the calling site confirms that it has received it."""
         self._check_node(caller, request.node.node_id)
         name, owner = request.message_object_id, self._messages.site_of_message(request.message_object_id)
         if not self._messages.was_handed(caller.node_id, name):
@@ -247,7 +246,7 @@ class FleetService:
         return ConfirmMessageReceivedResponse()
 
     def _checked_reply(self, caller: Caller, request: Any) -> tuple[Any, Any]:
-        """Return envelope and tree of the reply in a request; refuse a reply that the calling site may not send."""
+        """Return envelope and object tree of a pushed reply; refuse a reply that the calling site may not send."""
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise _forged_call_refusal("a call brings one reply and its one tree of objects")
         proto, tree = request.messages_list[0], request.message_object_trees[0]
@@ -287,7 +286,7 @@ class FleetService:
     # ------------------------------------------------------------------ runs
 
     def get_run(self, caller: Caller, request: Any) -> Any:
-        """Return number and bundle hash of a run in which the calling site takes part."""
+        """Return number and app bundle hash of a run in which the calling site takes part."""
         self._check_participation(caller, request.node.node_id, request.run_id)
         response = GetRunResponse()
         response.run.run_id, response.run.fab_hash = request.run_id, BUNDLE_SHA256
@@ -305,7 +304,7 @@ class FleetService:
     # ------------------------------------------------------------------ objects
 
     def push_object(self, caller: Caller, push: ObjectPush) -> Any:
-        """Store an object of a reply that the calling site announced."""
+        """Store an object of a reply that the calling site has announced."""
         request, name = push.request, push.request.object_id
         self._check_node(caller, request.node.node_id)
         if not self._messages.may_push(caller.node_id, name):
@@ -318,14 +317,14 @@ class FleetService:
         return PushObjectResponse(stored=self._store_object(caller, request.run_id, name, push.content))
 
     def _store_object(self, caller: Caller, run_id: int, name: str, content: bytes | memoryview) -> bool:
-        """Store an object of a reply; return whether any message still needs it."""
+        """Store an object of a reply; return whether a message still needs the object."""
         if not self._messages.count_reply_bytes(caller.node_id, name, len(content)):
             reason = "the reply weighs more than twice what was asked for"
             raise CallRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, noted=True, run=run_id)
         return self._messages.store(name, content)
 
     def pull_object(self, caller: Caller, request: Any) -> bytes:
-        """Return a serialized PullObjectResponse with an object of a message that was handed to the calling site."""
+        """Return an object of a message that was handed to the calling site, as a serialized PullObjectResponse."""
         self._check_node(caller, request.node.node_id)
         if not self._messages.may_pull(caller.node_id, request.object_id):
             raise _forged_call_refusal("the object belongs to no message for this site", run=request.run_id)
@@ -338,14 +337,14 @@ class FleetService:
     # ------------------------------------------------------------------ checks
 
     def _check_node(self, caller: Caller, node_id: int) -> None:
-        """Refuse a request that names another node than that of the key that signed the call."""
+        """Refuse a request whose node id is not that of the key that signed the call."""
         if node_id != caller.node_id:
             # An honest site that was registered anew does this once, so it is refused as an unknown key is.
             reason = "Invalid node ID: it is not that of the key that signed the call"
             raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, reason, other=self._site_name(node_id))
 
     def _check_active(self, run_id: int) -> None:
-        """Refuse a call about a run that no process leads."""
+        """Refuse a call about a run that is over."""
         if not self._runs.is_active(run_id):
             raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, "Run is finished.")
 
@@ -361,7 +360,7 @@ class FleetService:
 
 
 def _forged_call_refusal(reason: str, other: str = "", run: int = 0) -> CallRefused:
-    """Make the refusal of a call that no honest program makes."""
+    """Return the refusal of a call that no correct program makes, so that it is recorded."""
     return CallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, other=other, noted=True, run=run)
 
 

@@ -1,8 +1,8 @@
-"""Messages between a run and its sites: who owns them, and which site may reach their objects.
+"""Storage of the messages between a run and its sites, and the rules which site may access which message.
 
-A request goes to one site, once; the site answers it once. A site may pull the objects of requests that were handed to
-it, push those of replies that it announced, and release its own requests; nothing else. Contents are files named by
-their hash; a file is removed with the last message that names it.
+A request goes to one site, and the site answers it once. A site may only pull objects of requests that were handed to
+it, push objects of replies that it announced, and release its own requests. Objects are files named by their hash; a
+file is removed with the last message that needs it.
 """
 
 import sys
@@ -29,7 +29,7 @@ _STORE = f"INSERT OR REPLACE INTO messages ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?
 
 
 class ReplyOutcome(Enum):
-    """The result of a site's announcement of a reply: whether and why the storage takes it."""
+    """The answer to a site that announces a reply: accepted, or the reason for the rejection."""
 
     ACCEPTED = auto()
     ANOTHER_WAS_ACCEPTED = auto()
@@ -37,31 +37,31 @@ class ReplyOutcome(Enum):
 
 
 class NoReplyReason(Enum):
-    """The reason why a request has no reply and will get none."""
+    """The reason why a request will never get a reply."""
 
     MESSAGE_GONE = auto()
     SITE_GONE = auto()
 
 
 def parse_message(envelope: bytes, tree: bytes) -> tuple[Any, Any]:
-    """Parse a message's envelope and tree of objects."""
+    """Parse a serialized message: its envelope (metadata) and the tree of its object ids."""
     return Envelope.FromString(envelope), ObjectTree.FromString(tree)
 
 
 @dataclass(eq=False)
 class StoredMessage:
-    """A request to a site, or a site's reply.
+    """A request to a site or a site's reply, as stored by the SuperLink.
 
     Attributes:
-        root: Name of the message, the hash of its outermost object.
-        partner: For a request, the name of the accepted reply, empty without one; for a reply, that of its request.
-        expires: Time on the steady clock after which nobody waits for the message.
-        envelope, tree: Serialized as they travel.
-        handed: Whether a request was handed to its site.
+        root: Id of the message, the hash of its outermost object.
+        partner: For a request, the id of the accepted reply or empty text; for a reply, the id of its request.
+        expires: Time on the steady clock after which the message is no longer awaited.
+        envelope, tree: Serialized metadata, and serialized tree of object ids.
+        handed: Whether the request was handed to its site.
         released: Whether the message no longer needs its objects.
-        withdrawn: Whether the run was told that the request gets no reply.
-        names: Names of all its objects.
-        size: For a request, bytes of its objects when it was handed over; for a reply, bytes received so far.
+        withdrawn: Whether the run was told that the request will get no reply.
+        names: Ids of all objects of the message.
+        size: For a request, bytes of its objects when it was handed out; for a reply, bytes received so far.
     """
 
     root: str
@@ -83,25 +83,25 @@ class StoredMessage:
 
     @classmethod
     def from_request(cls, proto: Any, tree: Any) -> "StoredMessage":
-        """Make a request from the envelope and the tree that a run announced."""
+        """Make a request from the envelope and the object tree that a run announced."""
         data = proto.metadata
         owner, expires = (data.dst_node_id, data.run_id, False, ""), data.created_at + data.ttl
         return cls(data.message_id, *owner, expires, proto.SerializeToString(), tree.SerializeToString())
 
     @classmethod
     def from_reply(cls, proto: Any, tree: Any) -> "StoredMessage":
-        """Make a reply from the envelope and the tree that a site announced; it expires with its request."""
+        """Make a reply from the envelope and the object tree that a site announced."""
         data = proto.metadata
         owner = data.src_node_id, data.run_id, True, data.reply_to_message_id
         return cls(data.message_id, *owner, 0.0, proto.SerializeToString(), tree.SerializeToString())
 
     def is_due(self, *, again: bool) -> bool:
-        """Return whether to hand a request to its site: the first time, or ``again`` while it has no reply."""
+        """Return whether to hand out a request: it was not handed out yet, or ``again`` is set and it has no reply."""
         return not self.handed or (again and not self.partner and not self.released)
 
     @property
     def database_row(self) -> tuple[Any, ...]:
-        """The message as a row of the database."""
+        """The message's values in the order of the database columns."""
         return (
             *(self.root, str(self.node), str(self.run), int(self.is_reply), self.partner, self.expires),
             *(self.envelope, self.tree, int(self.handed), int(self.released), int(self.withdrawn)),
@@ -117,7 +117,7 @@ class _ArrivalCount:
 
 
 class MessageArrivals:
-    """Wakes calls that wait for a site's next message. Safe to use from several threads."""
+    """Lets calls wait for a site's next message. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._counts: dict[int, _ArrivalCount] = {}
@@ -125,11 +125,11 @@ class MessageArrivals:
         self._is_closed = False
 
     def count_arrivals(self, node: int) -> int:
-        """Count the messages that have arrived for a site; read it before looking for messages, for :meth:`wait`."""
+        """Return the number of messages that have arrived for a site, to be passed to :meth:`wait`."""
         return self._count_of_site(node).number
 
     def wait(self, node: int, number: int, seconds: float) -> None:
-        """Wait until more than ``number`` messages have arrived for the site, :meth:`close`, or the time is over."""
+        """Wait until a site's count of messages exceeds ``number``, :meth:`close` is called, or the time is over."""
         count = self._count_of_site(node)
         with count.changed:
             count.changed.wait_for(lambda: count.number > number or self._is_closed, seconds)
@@ -158,10 +158,10 @@ class MessageStore:
     """Stores the messages between runs and sites. Safe to use from several threads.
 
     Args:
-        clock: The steady clock.
+        clock: Returns the time on the steady clock that SuperLink and runs share.
 
     Attributes:
-        arrivals: Wakes a site's call that waits for a message.
+        arrivals: Wakes the calls of sites that wait for a message.
     """
 
     database: Database
@@ -187,10 +187,10 @@ class MessageStore:
     # ------------------------------------------------------------------ the run's side
 
     def accept_requests(self, requests: Sequence[StoredMessage]) -> tuple[list[str], list[str]]:
-        """Accept a run's requests, except those to sites that are not registered.
+        """Store a run's requests, except those to sites that are not registered.
 
         Returns:
-            Names of the accepted requests, and of their objects whose files are missing.
+            Ids of the accepted requests; and ids of their objects whose files are missing.
         """
         with self.database.lock:
             accepted = [request for request in requests if self.sites.get(request.node)]
@@ -204,9 +204,9 @@ class MessageStore:
         return [request.root for request in accepted], missing
 
     def find_replies(self, run: int, roots: Collection[str]) -> Iterator[StoredMessage | tuple[str, NoReplyReason]]:
-        """Yield for each of a run's requests its announced reply, or the reason why there will be none.
+        """Yield for each of these requests of a run its reply, or the reason why no reply will come.
 
-        A request whose reply is still awaited yields nothing. The answer is the same until the run releases the reply.
+        Requests that still await a reply are skipped. A reply is yielded on every call until the run releases it.
         """
         for root in roots:
             request = self._by_root.get(root)
@@ -220,14 +220,14 @@ class MessageStore:
                 yield root, self._withdraw_request(request, NoReplyReason.SITE_GONE)
 
     def end_run(self, run: int) -> None:
-        """End a run and release its requests; its replies stay until the next run has recorded them."""
+        """End a run and release its requests; keep its replies until the next run has recorded them."""
         with self.database.lock:
             self.runs.end(run)
             requests = (message for message in self._by_root.values() if not message.is_reply)
             self._remove_files([request for request in requests if request.run == run])
 
     def unrecorded_replies(self) -> list[StoredMessage]:
-        """Return the replies to ended runs that nobody has released, in the order of their arrival."""
+        """Return the replies to ended runs that no run has released yet, in the order of their arrival."""
         with self.database.lock:
             replies = [message for message in self._by_root.values() if message.is_reply and not message.released]
             return [reply for reply in replies if not self.runs.is_active(reply.run)]
@@ -243,11 +243,11 @@ class MessageStore:
     # ------------------------------------------------------------------ the site's side
 
     def hand_out_next(self, node: int, *, again: bool = False) -> StoredMessage | None:
-        """Hand a site the oldest request that it does not have yet; None where there is none.
+        """Hand out the oldest request that a site does not have yet; None if there is none.
 
         Args:
-            again: Whether the site has reported that it has no request: an unanswered request that was handed out
-                before was lost on its way, and is handed out once more.
+            again: Whether the site has reported that it holds no request. Then a request that was handed out but not
+                answered was lost on its way, and is handed out again.
         """
         waiting = self._of_site.get((node, False))
         if not waiting or not any(request.is_due(again=again) for request in list(waiting.values())):
@@ -263,16 +263,16 @@ class MessageStore:
         return None
 
     def small_contents(self, tree: Any) -> list[bytes]:
-        """Return the contents of a request's small objects whose files exist."""
+        """Return the contents of a request's small objects, to be sent with it; skip objects without a file."""
         sizes = [(name, self.files.size(name)) for name in dict.fromkeys(object_ids_of_tree(tree))]
         contents = map(self.files.read, choose_small_objects(sizes))
         return [content for content in contents if content is not None]
 
     def accept_reply(self, reply: StoredMessage) -> tuple[ReplyOutcome, list[str]]:
-        """Accept a site's reply, also one that it announces again.
+        """Store a reply that a site announces; a repeated announcement of the same reply is accepted again.
 
         Returns:
-            The outcome, and the names of the reply's objects whose files are missing.
+            The outcome, and the ids of the reply's objects whose files are missing.
         """
         with self.database.lock:
             request, earlier = self._by_root.get(reply.partner), self._by_root.get(reply.root)
@@ -292,7 +292,7 @@ class MessageStore:
             return ReplyOutcome.ACCEPTED, self._missing_objects([reply])
 
     def release(self, root: str) -> None:
-        """Release a message's objects; files that no other message needs are removed."""
+        """Release a message's objects; remove the files that no other message needs."""
         with self.database.lock:
             if (message := self._by_root.get(root)) is not None:
                 self._remove_files([message])
@@ -300,7 +300,7 @@ class MessageStore:
     # ------------------------------------------------------------------ ownership
 
     def site_of_message(self, root: str) -> int | None:
-        """Return the site that a request was handed to or that announced a reply; None for any other name."""
+        """Return the node id of the site that received this request or announced this reply; None if unknown."""
         message = self._by_root.get(root)
         return message.node if message and (message.handed or message.is_reply) else None
 
@@ -310,7 +310,7 @@ class MessageStore:
         return message is not None and message.handed and message.node == node
 
     def accepted_reply_name(self, root: str) -> str:
-        """Return the name of the reply that was accepted to a request; empty where there is none."""
+        """Return the id of the accepted reply to a request; empty if there is none."""
         message = self._by_root.get(root)
         return "" if message is None or message.is_reply else message.partner
 
@@ -332,7 +332,7 @@ class MessageStore:
         return any(name in reply.names for reply in self._site_messages_newest_first(node, is_reply=True))
 
     def is_late(self, node: int, name: str) -> bool:
-        """Return whether an object came too late: every reply of this site that contains it has expired."""
+        """Return whether all replies of this site that contain an object have expired."""
         now = self.clock()
         return all(
             reply.expires <= now
@@ -341,14 +341,14 @@ class MessageStore:
         )
 
     def needs(self, name: str) -> bool:
-        """Return whether an object belongs to any message that is not released."""
+        """Return whether a message that is not released contains this object."""
         return name in self._needed
 
     def count_reply_bytes(self, node: int, name: str, size: int) -> bool:
-        """Count an object's bytes towards its reply; return whether the reply is still small enough.
+        """Add an object's bytes to the size of its reply; return whether the reply is within its limit.
 
-        A reply may have twice the bytes of the largest request of its run that was handed to the site, and some room,
-        because a masked update is as large as the model that came before it. The run has a closer bound for each reply.
+        The limit is twice the size of the run's largest request to the site, plus a constant, because a masked update
+        is as large as the model. The run itself checks a closer limit for each reply.
         """
         with self.database.lock:
             for reply in self._site_messages_newest_first(node, is_reply=True):
@@ -360,7 +360,7 @@ class MessageStore:
             return False
 
     def store(self, name: str, content: bytes | memoryview) -> bool:
-        """Write an object that some message still needs; return False where none does."""
+        """Write an object if a message still needs it; return whether it was written."""
         self.files.write(name, content)
         with self.database.lock:
             if self.needs(name):
@@ -383,7 +383,7 @@ class MessageStore:
         return [name for name in names if not self.files.has(name)]
 
     def _add_to_memory(self, message: StoredMessage) -> None:
-        """Add a message to memory, and forget the site's oldest finished ones beyond :data:`MOST_MESSAGES`."""
+        """Add a message to memory; beyond :data:`MOST_MESSAGES`, forget the oldest finished messages of its site."""
         of_site = self._of_site.setdefault((message.node, message.is_reply), {})
         self._by_root[message.root] = of_site[message.root] = message
         if not message.released:
@@ -413,10 +413,10 @@ class MessageStore:
 
 @dataclass(frozen=True)
 class SuperLinkStorage:
-    """Sites, runs and messages on one database.
+    """All data of the SuperLink: sites, runs and messages, in one database.
 
     Attributes:
-        files: Contents of the messages.
+        files: The files with the messages' objects.
     """
 
     database: Database
@@ -429,11 +429,11 @@ class SuperLinkStorage:
     def open(
         cls, path: Path, files: ObjectFiles, clock: Callable[[], float], steady: Callable[[], float] = time.monotonic
     ) -> "SuperLinkStorage":
-        """Open a database or make a new one; remove files that no message needs or that a crash damaged.
+        """Open the database or create a new one; remove object files that are incomplete or that no message needs.
 
         Args:
-            clock: Unix time that does not jump when the machine's clock is set.
-            steady: Seconds, for what lasts only as long as this process.
+            clock: Returns Unix time that does not jump when the machine's clock is set.
+            steady: Returns seconds on a clock that is valid only within this process.
         """
         database = Database(path)
         sites, runs = SiteRegistry(database, clock), RunRegistry(database, steady)
@@ -447,7 +447,7 @@ class SuperLinkStorage:
         """Begin a run, and end every run whose process was killed.
 
         Returns:
-            The run's number, and the replies to earlier runs that no run has recorded.
+            The run's number; and the replies to earlier runs that no run has recorded.
         """
         with self.database.lock:
             for unfinished in self.runs.unfinished_runs():

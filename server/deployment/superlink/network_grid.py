@@ -1,7 +1,7 @@
-"""A run on the SuperLink: Flower's Grid over the network, the twin of those in :mod:`server.simulation.backends`.
+"""Flower's ``Grid`` of a run over the network: requests to hospitals and their replies, by way of the SuperLink.
 
-The ServerApp runs in the process that leads. A SuperLink that dies and comes back costs nothing but time, because
-registrations, messages and the run are in its database.
+It is used in the process of ``flwr-server run``. A run survives a restart of the SuperLink, because registrations,
+messages and the run itself are in the SuperLink's database.
 """
 
 import itertools
@@ -72,16 +72,16 @@ _REASONS = {
 
 @contextmanager
 def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]:
-    """Begin a run on the SuperLink, yield its Grid, and end the run.
+    """Begin a run on the SuperLink, yield the run's Grid, and end the run.
 
     Raises:
-        SuperLinkGone: If the SuperLink stays away.
-        RunLost: If the SuperLink has given the run up.
+        SuperLinkGone: If the SuperLink does not answer.
+        RunLost: If the SuperLink has ended the run because heartbeats were missing.
     """
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # errors still come as exceptions
 
     def read_recipients() -> dict[int, Recipient]:
-        """Return the sites that may take part: by key in the coordinator's files, not by name in the database."""
+        """Return node id -> site for the unrevoked sites; names and keys come from the coordinator's files."""
         admitted = {openssh_key_to_pem(site.public_key): site for site in unrevoked_sites(coordinator).values()}
         sites = ((node.node_id, admitted.get(node.public_key)) for node in control.nodes())
         return {node: Recipient(site.site, site.public_key) for node, site in sites if site is not None}
@@ -119,7 +119,7 @@ def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]
 
 
 def _send_heartbeats(coordinator: CoordinatorFolder, run: int, stop: threading.Event) -> None:
-    """Send heartbeats over a connection of this thread's own; interrupt the main thread when the run is lost."""
+    """Send heartbeats from a thread with its own connection; interrupt the main thread if the run is lost."""
     with closing(ControlClient(coordinator)) as control:
         while not stop.wait(HEARTBEAT_EVERY_S):
             try:
@@ -133,7 +133,7 @@ def _send_heartbeats(coordinator: CoordinatorFolder, run: int, stop: threading.E
 
 @dataclass(frozen=True)
 class _AwaitedRequest:
-    """A request without its content, and the bound on its reply."""
+    """A request without its content, with the size limit of its reply."""
 
     message: Message
     bound: ReplySizeBound
@@ -141,14 +141,14 @@ class _AwaitedRequest:
 
 @dataclass
 class _PendingReply:
-    """A reply that a site announced and whose objects are still arriving.
+    """A reply that a site has announced, whose objects are still arriving.
 
     Attributes:
-        names: Names of all its objects.
-        since: Time at which an object arrived last.
+        names: Ids of all objects of the reply.
+        since: Time at which the last object arrived.
         size: Bytes that have arrived.
-        fault: Reason for refusing the reply, no matter what else of it arrives.
-        missing: Objects that have not arrived; the empty name stands for a reply that was not looked at yet.
+        fault: Reason for rejecting the reply; empty if there is none so far.
+        missing: Ids of objects that have not arrived; an empty id until the reply is examined for the first time.
     """
 
     status: RequestStatus
@@ -163,13 +163,13 @@ class _PendingReply:
 
 
 class NetworkGrid(Grid):
-    """Flower's Grid over the SuperLink; contents travel as files, everything else as calls over a Unix socket.
+    """Flower's Grid by way of the SuperLink: contents are passed as files, calls go over the control socket.
 
     Args:
         run: The run's number.
-        earlier_replies: Envelope and tree of each reply to an earlier run that nobody has released.
-        clock: The steady clock that the SuperLink uses, too.
-        signed_off: Returns the sign-off times of sites.
+        earlier_replies: Envelope and object tree of each reply that an earlier run received but did not record.
+        clock: Returns the time on the steady clock that is shared with the SuperLink.
+        signed_off: Returns site -> time of its sign-off.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class NetworkGrid(Grid):
         self._roll_calls: list[str] = []  # the same of a roll call: they are in the audit once the roll call is over
 
     def registered_sites(self) -> Mapping[int, str]:
-        """Return the names of all sites that may take part by node, connected or not."""
+        """Return node id -> name of all sites that may take part, connected or not."""
         return {node: site.name for node, site in self._signer.reload_recipients().items()}
 
     def set_run(self, run: Any) -> None:
@@ -205,17 +205,17 @@ class NetworkGrid(Grid):
         raise NotImplementedError("use Message(...)")
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes of the connected sites."""
+        """Return the node ids of the connected sites."""
         return [node.node_id for node in self._control.nodes() if node.online]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         raise NotImplementedError("use push_messages and pull_messages")
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Sign each message for its site, write the objects into files, and announce the messages.
+        """Sign each message for its site, write its objects to files, and announce it to the SuperLink.
 
         Returns:
-            The names of the accepted messages: a site that is no longer registered gets none.
+            Ids of the accepted messages, without those to sites that are no longer registered.
         """
         self._release_messages(self._roll_calls)
         announced, contents = list[tuple[Any, Any]](), dict[str, bytes]()
@@ -244,10 +244,10 @@ class NetworkGrid(Grid):
         return accepted
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the complete replies to these messages; a reply that is still arriving waits for the next call.
+        """Return the replies to these messages that have arrived completely.
 
-        An error stands for each reply that will not come. Where all replies have been announced, looking at the files
-        is cheap and is repeated for a moment.
+        For a reply that will never come, an error message is returned. If all replies are announced but none is
+        complete, wait a moment for their files.
         """
         self._release_messages(self._fetched)
         names = list(message_ids)
@@ -276,9 +276,10 @@ class NetworkGrid(Grid):
         return [*errors, *(self._make_reply(pending) for pending in replies.values())]
 
     def unrecorded_replies(self, run: str) -> Iterator[ReplyArrival]:
-        """Yield the replies to this run that were accepted, and that no process had recorded when it ended.
+        """Yield replies to this run that arrived while the run was interrupted, so that they can be recorded.
 
-        A reply is released, as are those to other runs, once the caller has recorded it and asks for the next.
+        Each reply is released when the caller asks for the next one. Replies to other runs are released without being
+        yielded.
         """
         for envelope, tree in self._earlier_replies:
             name, node = envelope.metadata.message_id, envelope.metadata.src_node_id
@@ -298,7 +299,7 @@ class NetworkGrid(Grid):
         self._earlier_replies = ()
 
     def close(self) -> None:
-        """Release the replies that were returned: the run is done, and has recorded them."""
+        """Release all returned replies, because the finished run has recorded them."""
         self._release_messages(self._fetched)
         self._release_messages(self._roll_calls)
 
@@ -308,7 +309,7 @@ class NetworkGrid(Grid):
             names.clear()
 
     def _take_complete_replies(self, names: Iterable[str]) -> dict[str, _PendingReply]:
-        """Return the replies to these messages that have arrived completely, never will, or are refused already."""
+        """Return the replies, by request id, that are complete, rejected, or have stopped arriving."""
         complete = dict[str, _PendingReply]()
         for name in names:
             if (pending := self._pending.get(name)) is None:

@@ -1,6 +1,6 @@
-"""The contents of messages: files named by their SHA-256, how they pass through gRPC, and how large a reply may be.
+"""Files with the objects (contents) of messages, their serialization for gRPC, and size limits of replies.
 
-SuperLink and run stand on one machine under one account: a file that one of them has written, the other reads.
+The SuperLink and the run share these files, because both run on one machine under one account.
 """
 
 import hashlib
@@ -28,12 +28,12 @@ from common.wire.fleet_protocol import (
 
 
 def is_object_id(text: str) -> bool:
-    """Return whether a text from a hospital is a SHA-256 in hexadecimal digits; nothing else may become a path."""
+    """Return whether a text is a SHA-256 in hexadecimal digits; only such texts become file names."""
     return re.fullmatch("[0-9a-f]{64}", text) is not None
 
 
 class ObjectFiles:
-    """A folder with one file for each object; an id that is no SHA-256 is never looked up, written or removed."""
+    """A folder with one file per object. Ids that are not a SHA-256 never reach the file system."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -41,10 +41,10 @@ class ObjectFiles:
         folder.chmod(0o700)
 
     def write(self, object_id: str, content: bytes | memoryview) -> None:
-        """Write an object; other processes see the file only once it is complete.
+        """Write an object atomically: other processes see only the complete file.
 
         Raises:
-            ValueError: If the id is no SHA-256.
+            ValueError: If the id is not a SHA-256.
         """
         if not is_object_id(object_id):
             raise ValueError(f"{object_id[:80]!r} does not name an object")
@@ -60,7 +60,7 @@ class ObjectFiles:
             raise
 
     def map_into_memory(self, object_id: str) -> memoryview | None:
-        """Map an object's file into memory; the view outlives the file. None where there is no such object."""
+        """Map an object's file into memory; the mapping stays valid after the file is removed. None without a file."""
         if not is_object_id(object_id):
             return None
         try:
@@ -71,7 +71,7 @@ class ObjectFiles:
             return None
 
     def read(self, object_id: str) -> bytes | None:
-        """Return a copy of an object's content, None where there is no such object."""
+        """Return a copy of an object's content; None if the object does not exist."""
         content = self.map_into_memory(object_id)
         return None if content is None else bytes(content)
 
@@ -80,7 +80,7 @@ class ObjectFiles:
         return is_object_id(object_id) and (self._folder / object_id).exists()
 
     def size(self, object_id: str) -> int:
-        """Return an object's size in bytes, 0 for an object that does not exist."""
+        """Return an object's size in bytes; 0 if the object does not exist."""
         try:
             return (self._folder / object_id).stat().st_size if is_object_id(object_id) else 0
         except FileNotFoundError:
@@ -96,7 +96,7 @@ class ObjectFiles:
         return {path.name for path in self._folder.iterdir() if not path.name.startswith(".")}
 
     def remove_unneeded(self, needed: Collection[str]) -> None:
-        """Remove files that no message needs, incomplete files, and files whose content does not match their name."""
+        """Remove files that no message needs, incomplete files, and files whose content does not match their hash."""
         for path in list(self._folder.iterdir()):
             if path.name not in needed or hashlib.sha256(path.read_bytes()).hexdigest() != path.name:
                 path.unlink()
@@ -107,7 +107,7 @@ class ObjectFiles:
 
 @dataclass(frozen=True)
 class ObjectPush:
-    """A PushObjectRequest whose content is a view of the bytes that arrived."""
+    """A parsed PushObjectRequest whose content is a view of the received bytes, not a copy."""
 
     request: Any
     content: memoryview
@@ -124,9 +124,9 @@ _OBJECT_AVAILABLE = PullObjectResponse(object_found=True, object_available=True)
 
 
 class PullObjectResponseCache:
-    """Serialized responses to PullObject: all hospitals pull the same trunk at about the same time.
+    """A cache of serialized PullObject responses, because all hospitals pull the same model at about the same time.
 
-    A response stays for :data:`PULL_CACHE_S` after each pull; all of them hold :data:`PULL_CACHE_BYTES` at most.
+    A response is cached for :data:`PULL_CACHE_S` after its last pull; the cache holds at most :data:`PULL_CACHE_BYTES`.
     """
 
     def __init__(self, files: ObjectFiles) -> None:
@@ -136,7 +136,7 @@ class PullObjectResponseCache:
         self.size = 0
 
     def response(self, object_id: str) -> bytes | None:
-        """Return the serialized PullObjectResponse with an object's content, None where there is no such object."""
+        """Return the serialized PullObjectResponse for an object; None if the object does not exist."""
         now = time.monotonic()
         with self._lock:
             response = self._pop(object_id)
@@ -169,7 +169,7 @@ LARGEST_CALL = CHUNK_BYTES + 2**20
 
 
 def requested_masked_update_bytes(content: Mapping[str, Any]) -> int:
-    """Return the size of the masked update that a request asks for under secure aggregation, 0 for other requests."""
+    """Return the size of the masked update that a request asks for (secure aggregation); 0 for other requests."""
     fields = content.get("fields")
     numbers = fields.get("numbers", 0) if isinstance(fields, Mapping) else 0
     return 4 * numbers if isinstance(numbers, int) else 0
@@ -177,15 +177,15 @@ def requested_masked_update_bytes(content: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class ReplySizeBound:
-    """The largest reply that a request can have.
+    """The largest size that the reply to a request may have.
 
-    A reply holds at most the arrays of its request, a masked update of the length that the request states, and
-    statistics and metrics.
+    A reply holds at most the arrays of its request, a masked update of the length stated in the request, statistics and
+    metrics.
 
     Attributes:
-        objects: Number of objects.
-        size: Bytes of all objects.
-        assembled: Bytes of the arrays put together, where equal chunks count each time.
+        objects: Greatest number of objects.
+        size: Greatest total bytes of all objects.
+        assembled: Greatest bytes of all arrays, where a chunk that occurs twice counts twice.
     """
 
     objects: int
@@ -194,25 +194,25 @@ class ReplySizeBound:
 
     @classmethod
     def for_request(cls, sizes: Collection[int], assembled: int, masked_update: int = 0) -> "ReplySizeBound":
-        """Bound the replies to a request.
+        """Return the size limit of the reply to a request.
 
         Args:
-            sizes: Bytes of each of its objects.
-            assembled: Bytes of its arrays put together.
-            masked_update: Bytes of the masked update that it asks for.
+            sizes: Bytes of each object of the request.
+            assembled: Bytes of the request's arrays.
+            masked_update: Bytes of the masked update that the request asks for.
         """
         chunks, spare = -(-masked_update // CHUNK_BYTES), masked_update + SPARE_BYTES
         return cls(len(sizes) + chunks + SPARE_OBJECTS, sum(sizes) + spare, assembled + spare)
 
     def size_fault(self, objects: int, size: int) -> str:
-        """Explain why a reply with this number of objects and bytes is refused; empty if it is within the bound."""
+        """Return why a reply with this number of objects and bytes is too large; empty if it is within the limit."""
         if objects > self.objects:
             return f"its reply has {objects} parts; what was asked for has at most {self.objects}"
         return self.too_large_reason if size > self.size else ""
 
     @property
     def too_large_reason(self) -> str:
-        """The reason for refusing a reply with too many bytes."""
+        """The message for a reply with too many bytes."""
         return f"its reply weighs more than {self.assembled / 1e6:.0f} MB, the most that what was asked for can weigh"
 
 

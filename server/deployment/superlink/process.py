@@ -1,4 +1,4 @@
-"""The SuperLink as a process on this machine: how it starts and ends, its log, and the clock it shares with runs."""
+"""Start, stop and log the SuperLink's process; and the clock that it shares with runs."""
 
 import json
 import os
@@ -33,17 +33,17 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class SuperLink:
-    """The SuperLink's process and the log of what it prints."""
+    """The SuperLink's child process, with a log of its output."""
 
     def __init__(self, coordinator: CoordinatorFolder) -> None:
         self._coordinator = coordinator
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process and wait until it answers.
+        """Start the process, and wait until it answers health checks.
 
         Raises:
-            BadInput: If it does not answer in time, with the end of its log.
+            BadInput: If the process does not answer in time; the message has the last lines of its log.
         """
         coordinator = self._coordinator
         raise_faults(hospital_port_faults(coordinator))
@@ -69,11 +69,11 @@ class SuperLink:
             time.sleep(0.1)
 
     def exit_code(self) -> int | None:
-        """Return the exit code, None while the process runs."""
+        """Return the exit code; None while the process runs."""
         return self._process.poll() if self._process else None
 
     def stop(self) -> None:
-        """End the process by SIGTERM, and after :data:`STOP_GRACE_S` by SIGKILL, which its database survives."""
+        """End the process by SIGTERM, and after :data:`STOP_GRACE_S` by SIGKILL, which does not damage the database."""
         if self._process is None or self._process.poll() is not None:
             return
         self._process.terminate()
@@ -103,10 +103,10 @@ def superlink_command(coordinator: CoordinatorFolder) -> list[str]:
 
 @dataclass
 class RotatingLog:
-    """A log of :data:`FILES` files of :data:`FILE_BYTES` at most (PATH, PATH.1, PATH.2), readable by their owner only.
+    """A log of at most :data:`FILES` files (PATH, PATH.1, PATH.2) of :data:`FILE_BYTES`, readable only by their owner.
 
     Args:
-        clock: Seconds.
+        clock: Returns the time in seconds.
         as_json: Write each line as an object with ``time`` and ``message``.
     """
 
@@ -117,7 +117,7 @@ class RotatingLog:
     _lines: int = 0
 
     def write(self, line: str) -> None:
-        """Add a line with the time, unless the minute already has :data:`LINES_A_MINUTE` lines."""
+        """Add a line with its time; drop it if the current minute already has :data:`LINES_A_MINUTE` lines."""
         now = self.clock()
         if now - self._minute >= 60:
             left_out, self._minute, self._lines = self._lines - LINES_A_MINUTE, now, 0
@@ -141,13 +141,13 @@ class RotatingLog:
 
 
 def escape_control_characters(line: str) -> str:
-    """Return a line without colours, with all other control characters written as escapes."""
+    """Return a line without terminal colour codes, and with other control characters escaped."""
     plain = _COLOURS.sub("", line).rstrip("\r\n")
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in plain)
 
 
 def copy_lines(source: IO[bytes], log: RotatingLog) -> threading.Thread:
-    """Copy the lines that a process prints to a log, in a thread that ends with the process."""
+    """Copy the output lines of a process to a log, in a thread that ends with the process."""
 
     def copy() -> None:
         while line := source.readline(4 * LONGEST_LINE):
@@ -166,14 +166,14 @@ def copy_lines(source: IO[bytes], log: RotatingLog) -> threading.Thread:
 
 
 def open_shared_steady_clock(file: Path) -> Callable[[], float]:
-    """Return a clock of Unix time that SuperLink and runs share, and that setting the machine's clock does not move.
+    """Return a Unix time clock, shared by SuperLink and runs, that does not jump when the machine's clock is set.
 
     The SuperLink decides by this clock when a message expires and whether a site is lost. Otherwise a machine clock
     that is set forward by an hour would make every site an hour late. Signatures of calls use the machine's own clock.
 
     Args:
-        file: Holds the offset between Unix time and the time since the machine's start; made where it is missing or
-            of an earlier start.
+        file: Holds the offset between Unix time and the time since the machine's start; made where it is missing or of
+            an earlier start.
     """
     boot = _BOOT.read_text(encoding="ascii").strip()
     try:

@@ -1,7 +1,7 @@
-"""The SuperLink's process: a port for hospitals and a socket for the coordinator's programs, on one storage.
+"""The program of the SuperLink's process: a port for hospitals and a socket for the coordinator's own programs.
 
-Hospitals reach :mod:`server.deployment.superlink.fleet_server`, which speaks Flower's Fleet API. The coordinator's own
-programs reach :mod:`server.deployment.superlink.control_service`, over a Unix socket in the folder ``state``.
+Hospitals connect to :mod:`server.deployment.superlink.fleet_server` (Flower's Fleet API). The coordinator's programs
+connect to :mod:`server.deployment.superlink.control_service` by a Unix socket in the folder ``state``.
 
     python -m server.deployment.superlink.program --state FOLDER --fleet ADDRESS ...
 """
@@ -34,7 +34,7 @@ GRACE_S = 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until SIGTERM, or until the program that started this one is gone."""
+    """Serve calls until SIGTERM, or until the parent process has ended."""
     end_with_starter()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     stop = threading.Event()
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def count_possible_connections(connections: int) -> int:
-    """Return how many of these connections fit beside the process's other open files, with a warning if not all do."""
+    """Return how many of these connections the limit of open files allows; log a warning if it is fewer."""
     room = raise_descriptor_limit() - OTHER_FILES
     if room < connections:
         problem = (

@@ -1,7 +1,7 @@
-"""Refused calls of the hospital link: the SuperLink records them, and the process that leads a run reads them.
+"""Records of refused calls: the SuperLink writes them, and the process that leads a run reads them.
 
-Refused calls of admitted sites are lines of JSON in ``state/refused-calls.jsonl``, those of strangers only lines of the
-log. Repetitions are counted and the file is replaced when it is full, so that no caller can fill the disk.
+Refused calls of registered sites are written to ``state/refused-calls.jsonl``; those of unknown callers only to the
+log. Repeated refusals are counted, and a full file is replaced, so that no caller can fill the disk.
 """
 
 import json
@@ -30,14 +30,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RefusedCall:
-    """A refused call of an admitted site.
+    """A refused call of a registered site.
 
     Attributes:
         caller: Registered name of the site whose key signed the call.
-        call: Name of the method of the Fleet API.
+        call: Method of Flower's Fleet API.
         reason: Explanation in words.
-        other: Registered name of the site that the call was about, if that is not the caller.
-        run: Flower's number of the run; 0 where the call names none.
+        other: Registered name of another site that the call was about; empty otherwise.
+        run: Flower's number of the run; 0 if the call names none.
     """
 
     caller: str
@@ -48,7 +48,7 @@ class RefusedCall:
 
 
 class RefusedCallLog:
-    """Records refused calls of admitted sites. Safe to use from several threads."""
+    """Records refused calls of registered sites in a file. Safe to use from several threads."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()
@@ -56,7 +56,7 @@ class RefusedCallLog:
         self._timer: threading.Timer | None = None
 
     def record_refusal(self, refused: RefusedCall) -> None:
-        """Write a refusal, or count it where the same refusal was written less than :data:`PAUSE_S` ago."""
+        """Write a refusal to the file; only count it if the same refusal was written within :data:`PAUSE_S` seconds."""
         with self._lock:
             if refused not in self._written and len(self._written) >= MOST_KINDS:
                 refused = RefusedCall(refused.caller, "several", "many different calls were refused")
@@ -73,7 +73,7 @@ class RefusedCallLog:
                 self._timer.start()
 
     def _write_counted(self) -> None:
-        """Write the refusals that were only counted, so that the last refusals of an attack are recorded, too."""
+        """Write the refusals that were only counted so far, with their counts."""
         with self._lock:
             self._timer, now = None, time.monotonic()
             for refused, (_, times) in list(self._written.items()):
@@ -93,10 +93,10 @@ class RefusedCallLog:
 
 @dataclass
 class UnknownCallerCounts:
-    """Counts refused calls of unknown callers, and logs one line for each address and reason once a minute.
+    """Counts refused calls of unknown callers; once a minute, logs a line for each address and reason.
 
     Args:
-        clock: Seconds.
+        clock: Returns the time in seconds.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -109,7 +109,7 @@ class UnknownCallerCounts:
         """Count a refused call.
 
         Args:
-            peer: Address and port as gRPC's ``context.peer()`` has them, e.g. ``ipv6:%5B::1%5D:40000``.
+            peer: Address and port in the form of gRPC's ``context.peer()``, e.g. ``ipv6:%5B::1%5D:40000``.
         """
         address = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
         with self._lock:

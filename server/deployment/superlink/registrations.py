@@ -1,4 +1,4 @@
-"""Registered sites with their presence, and runs: in memory for reading, in SQLite for the next start."""
+"""Registered sites with their connection state, and runs: held in memory, and stored in SQLite for a restart."""
 
 import hashlib
 import secrets
@@ -17,7 +17,7 @@ MOST_RUNS = 100
 
 
 class SiteConnectionState(StrEnum):
-    """The connection of a site, or the reason why it has none."""
+    """The connection state of a site: connected, or why not."""
 
     NEVER = "never connected"
     CONNECTED = "connected"
@@ -27,15 +27,15 @@ class SiteConnectionState(StrEnum):
 
 @dataclass(frozen=True)
 class RegisteredSite:
-    """A site that may call.
+    """A site whose calls the SuperLink accepts.
 
     Attributes:
-        node_id: Number in Flower's protocol, derived from the key: the same in every database.
+        node_id: Flower's node id, derived from the public key.
         name: Name under which the site was admitted.
         public_key: PEM, as Flower sends it.
-        state: Last state that the site reported, in the SuperLink's own memory never ``LOST``, which follows from
+        state: Last state that the site reported. The registry itself never stores ``LOST``, which follows from
             ``until``.
-        until: Time on the steady clock after which the site counts as lost unless it sends a heartbeat.
+        until: Time on the steady clock at which the site counts as lost unless another heartbeat arrives.
     """
 
     node_id: int
@@ -46,11 +46,11 @@ class RegisteredSite:
 
     @property
     def online(self) -> bool:
-        """Return True if the site was connected when its state was read."""
+        """Return whether the site was connected when its state was read."""
         return self.state == SiteConnectionState.CONNECTED
 
     def connection_state_at(self, now: float) -> SiteConnectionState:
-        """Return the presence of the site at this time."""
+        """Return the connection state of the site at this time."""
         return (
             SiteConnectionState.LOST
             if self.state == SiteConnectionState.CONNECTED and self.until <= now
@@ -59,7 +59,7 @@ class RegisteredSite:
 
 
 class SiteRegistry:
-    """Stores the registered sites and their presence. Safe to use from several threads."""
+    """Stores the registered sites and their connection states. Safe to use from several threads."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database, self._clock = database, clock
@@ -68,48 +68,48 @@ class SiteRegistry:
             self._sites[int(node)] = RegisteredSite(int(node), name, bytes(key), SiteConnectionState(state), until)
 
     def all(self) -> list[RegisteredSite]:
-        """Return all sites, each with its presence now."""
+        """Return all registered sites, each with its current connection state."""
         now = self._clock()
         return [replace(site, state=site.connection_state_at(now)) for site in list(self._sites.values())]
 
     def get(self, node_id: int) -> RegisteredSite | None:
-        """Return the site of a node, None for an unregistered node."""
+        """Return the site with this node id; None if it is not registered."""
         return self._sites.get(node_id)
 
     def is_connected(self, node_id: int) -> bool:
-        """Return whether a site has sent its heartbeats in time."""
+        """Return whether a site is connected and its heartbeats arrive in time."""
         site = self._sites.get(node_id)
         return site is not None and site.connection_state_at(self._clock()) == SiteConnectionState.CONNECTED
 
     def has_signed_off(self, node_id: int) -> bool:
-        """Return whether a site has signed off and has not come back."""
+        """Return whether a site has left on purpose and has not connected again."""
         site = self._sites.get(node_id)
         return site is not None and site.state == SiteConnectionState.SIGNED_OFF
 
     def by_key(self) -> Mapping[bytes, RegisteredSite]:
-        """Return the sites by their public keys."""
+        """Return public key -> registered site."""
         return {site.public_key: site for site in list(self._sites.values())}
 
     def register(self, name: str, public_key: bytes) -> int:
-        """Register a site's key under its name; return the node's number."""
+        """Register a site's key under its name; return its node id."""
         node_id = node_number_of_key(public_key)
         if node_id not in self._sites:
             self._store(RegisteredSite(node_id, name, public_key))
         return node_id
 
     def unregister(self, node_id: int) -> None:
-        """Forget a site: from now on every call signed with its key is refused."""
+        """Remove a site's registration; calls signed with its key are then refused."""
         with self._database.lock:
             self._database.write(("DELETE FROM sites WHERE node = ?", (str(node_id),)))
             self._sites.pop(node_id, None)
 
     def activate(self, node_id: int, interval_s: float) -> bool:
-        """Mark a site as connected; return False where it is connected already."""
+        """Mark a site as connected; return False if it was connected already."""
         with self._database.lock:
             return not self.is_connected(node_id) and self.heartbeat(node_id, interval_s)
 
     def deactivate(self, node_id: int) -> bool:
-        """Mark a site as signed off; return False where it was not connected."""
+        """Mark a site as signed off; return False if it was not connected."""
         with self._database.lock:
             if not self.is_connected(node_id):
                 return False
@@ -132,15 +132,16 @@ class SiteRegistry:
 
 
 def node_number_of_key(public_key: bytes) -> int:
-    """Return a site's node number: 64 bits of its key's SHA-256, above the small numbers that Flower reserves."""
+    """Return a public key's node id: 64 bits of the key's SHA-256, above the small numbers that Flower reserves."""
     return int.from_bytes(hashlib.sha256(public_key).digest()[:8]) | 1 << 63
 
 
 class RunRegistry:
-    """Stores the runs and the heartbeats of their processes. Safe to use from several threads.
+    """Stores the runs and the time of their last heartbeats. Safe to use from several threads.
 
     Args:
-        steady: Seconds; heartbeats are not stored, so after a restart of the SuperLink every run has its full time.
+        steady: Returns the time in seconds. Heartbeats are not stored on disk, so a restart of the SuperLink gives
+            every run its full time again.
     """
 
     def __init__(self, database: Database, steady: Callable[[], float]) -> None:
@@ -170,7 +171,7 @@ class RunRegistry:
                 self._is_over[run] = True
 
     def heartbeat(self, run: int) -> bool:
-        """Record a heartbeat of the process that leads a run; return False where the run is over."""
+        """Record a heartbeat of the process that leads a run; return False if the run is over."""
         with self._database.lock:
             if not self.is_active(run):
                 return False
@@ -178,10 +179,10 @@ class RunRegistry:
             return True
 
     def is_active(self, run: int) -> bool:
-        """Return whether a process leads this run."""
+        """Return whether a run has not ended and its heartbeats arrive in time."""
         last = self._last_heartbeat.get(run)
         return last is not None and self._steady() - last <= RUN_SILENT_S
 
     def unfinished_runs(self) -> list[int]:
-        """Return the runs that nobody has ended, including those whose process is silent."""
+        """Return the runs that have not been ended, including those without heartbeats."""
         return list(self._last_heartbeat)

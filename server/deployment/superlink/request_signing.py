@@ -1,6 +1,6 @@
-"""Signs a run's requests for their sites, and verifies replies by the keys that the sites were admitted with.
+"""Signing of a run's requests to sites, and verification of the signatures on their replies.
 
-The keys are those of the coordinator's own files, ``sites/NAME.toml``, not those of the SuperLink's database.
+The sites' public keys are read from the coordinator's files ``sites/NAME.toml``, not from the SuperLink's database.
 """
 
 import secrets
@@ -27,18 +27,18 @@ from common.wire.canonical_bytes import record_sha256
 
 @dataclass(frozen=True)
 class Recipient:
-    """A site that may take part: its name, and its public key as an OpenSSH line."""
+    """A site that may receive requests: its name, and its public key as an OpenSSH line."""
 
     name: str
     public_key: str
 
 
 class RequestSigner:
-    """Signs requests and verifies replies.
+    """Signs requests to sites, and verifies the signatures on replies.
 
     Args:
-        key, certificate: The coordinator's key and certificate, which sign requests.
-        sites: Reads the sites that may take part, by Flower's number of their node.
+        key, certificate: The coordinator's signing key and its certificate.
+        sites: Returns the sites that may take part, by node id.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class RequestSigner:
         self._sent: dict[str, tuple[Recipient, str, int]] = {}  # name of the message -> its site, run and round
 
     def reload_recipients(self) -> Mapping[int, Recipient]:
-        """Read the sites that may take part again, and return them by node."""
+        """Read again which sites may take part; return them by node id."""
         self._sites = self._read_sites()
         return self._sites
 
     def sign(self, message: Message) -> None:
-        """Sign a request for its site; a request to a site that was revoked stays unsigned."""
+        """Sign a request for its site; leave a request to a revoked site unsigned."""
         site = self._find_site(message.metadata.dst_node_id)
         if site is None:
             return  # the SuperLink does not deliver it
@@ -71,17 +71,17 @@ class RequestSigner:
         message.content = sign(message.content, statement, self._key, certificate=self._certificate)
 
     def remember_sent(self, message: Message) -> None:
-        """Remember a request under its message's final name, so that the reply can be checked against it."""
+        """Store a sent request under its message id, so that its reply can be checked later."""
         site = self._find_site(message.metadata.dst_node_id)
         if site is not None:
             run, server_round, _ = read_run_round_kind(message.content)
             self._sent[message.metadata.message_id] = site, run, server_round
 
     def find_reply_fault(self, message_id: str, reply: Message) -> str:
-        """Explain why a reply is not the recipient's own answer to a request; empty where it is.
+        """Return why a reply is not the recipient's signed answer to this request; empty if it is.
 
         Args:
-            message_id: Name of the request's message.
+            message_id: Message id of the request.
         """
         if (sent := self._sent.pop(message_id, None)) is None:
             return "nothing was asked"
@@ -99,10 +99,10 @@ class RequestSigner:
         return ""
 
     def read_reply_statement(self, node_id: int, content: RecordDict) -> ReplyStatement:
-        """Return the statement (the signed text) by which a site vouches for a reply to an earlier run.
+        """Verify a reply to an earlier run; return the statement (signed text) with which the site vouches for it.
 
         Raises:
-            SignatureFault: If the site of this node has not signed it, or has signed it about other records.
+            SignatureFault: If the site has not signed the statement, or the statement is about other records.
         """
         site = self._find_site(node_id)
         if site is None:
@@ -117,7 +117,7 @@ class RequestSigner:
 
 
 def _verify_statement(content: RecordDict, public_key: str) -> ReplyStatement:
-    """Return the statement about a reply's records; raise :class:`SignatureFault` unless this key signed it."""
+    """Return the signed statement about a reply's records; raise :class:`SignatureFault` if the signature is wrong."""
     statement: ReplyStatement = verified_reply(read_unverified_signature(content)[0], public_key)
     check_statement_matches_record(statement, content)
     return statement
