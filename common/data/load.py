@@ -1,4 +1,4 @@
-"""Entry points that check and load the data set of a configuration file, whatever its kind.
+"""Entry points that check and load the data set of a configuration file, for all kinds of data.
 
 Cheap checks run first and report all faults together, before any picture is read.
 """

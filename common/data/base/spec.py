@@ -196,7 +196,7 @@ class LabelColumnsSpec(PictureTableSpec):
 
 
 class FolderSpec(LabelColumnsSpec, PictureSpec):
-    """A hospital's label table and a folder of PNG, JPEG, DICOM or NIfTI files, told apart by their content."""
+    """A hospital's label table and a folder of PNG, JPEG, DICOM or NIfTI files, recognised by their content."""
 
     kind: Literal["folder"]
     image_column: Name

@@ -179,7 +179,7 @@ class PacsArchive:
         return FileIdentity(f"{self.client.server.url}\0{file.stem}")
 
     def find_images(self, keys: Iterable[PacsImageKey]) -> dict[PacsImageKey, tuple[ImageLocation, ...]]:
-        """Search the PACS for the images of all keys; results that are in the cache are not requested again.
+        """Search the PACS for the images of each key; searches whose results are in the cache are not repeated.
 
         Raises:
             BadInput: If the server gives no usable response.

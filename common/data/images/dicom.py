@@ -108,8 +108,8 @@ def decode_dicom(data: bytes, rendering: PictureRendering = AS_IN_FILE) -> tuple
         The pixels, and True if all are the same grey although the stored values differ, because the window misses them.
 
     Raises:
-        ValueError: If the file has no grey or colour picture, lacks the chosen frame, or is too large. pydicom's own
-            exceptions also pass.
+        ValueError: If the file has no grey or colour picture, lacks the chosen frame, or is too large. Exceptions
+            of pydicom are not caught.
     """
     dataset = read_dicom_elements(data, largest_mb=rendering.largest_mb)
     refuse_large_elements(dataset, _READ, rendering.largest_mb)

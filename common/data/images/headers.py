@@ -46,7 +46,7 @@ _ITEMS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")
 
 
 class _LimitedReader:
-    """A binary file that limits the number of reads, and thereby the number of Python objects that pydicom creates."""
+    """A binary file that limits the number of reads, and so the number of Python objects that pydicom creates."""
 
     def __init__(self, content: BinaryIO, largest_mb: int) -> None:
         self._read, self._limit = content.read, picture_limit(largest_mb)
@@ -80,7 +80,7 @@ def read_dicom_elements(
         largest_mb: MiB that the elements may take, and that a deflated file may inflate to.
 
     Raises:
-        ValueError: If the file takes more memory than allowed. pydicom's own exceptions also pass.
+        ValueError: If the file takes more memory than allowed. Exceptions of pydicom are not caught.
     """
     file = io.BytesIO(content) if isinstance(content, bytes) else content
     only, meta = None if tags is None else list[BaseTag | int](tags), None

@@ -227,7 +227,7 @@ def _expected_restarts(frame: bytes, interval: int) -> int:
 
 
 def _leave_image_unchanged(image: Image.Image) -> None:
-    """Leave an image as it is."""
+    """Do nothing; the default of ``prepare`` in :func:`decode_jpeg`."""
 
 
 def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _leave_image_unchanged) -> Image.Image:
@@ -237,7 +237,7 @@ def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _leave_imag
         prepare: Called with the opened image before its pixels are decoded; may raise an error, or set a smaller scale.
 
     Raises:
-        ValueError: If a part of the picture is missing or damaged. Exceptions of ``prepare`` also pass.
+        ValueError: If a part of the picture is missing or damaged. Exceptions of ``prepare`` are not caught.
     """
     head = parse_jpeg(data)
     if not head.whole:

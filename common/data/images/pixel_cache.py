@@ -287,7 +287,7 @@ class CacheRowWriter:
         return row
 
     def note_file_content(self, identity: bytes, key: bytes) -> None:
-        """Record the content key of a file, so that the next run finds its picture without reading the file."""
+        """Record the content key of an image file, so that the next run finds its picture without reading the file."""
         with self._lock:
             self._new_files.append(identity + key)
 

@@ -451,7 +451,7 @@ def cache_large_file_pictures(
 
 @contextmanager
 def _cache_errors(store: DecodedImageStore) -> Iterator[None]:
-    """Catch errors of the cache folder inside the ``with`` block and print a warning; then decoding uses memory.
+    """Catch errors of the cache folder inside the ``with`` block and print a warning; the caller then uses memory.
 
     Raises:
         BadInput: If the disk is full.

@@ -55,7 +55,7 @@ def pathological_shares(classes: int, sites: int, random: np.random.RandomState)
 
 
 def ends_rounded_down(share: Shares, count: int) -> NDArray[np.intp]:
-    """Return where each site's part of ``count`` patients ends, with parts rounded down; no site gets the remainder."""
+    """Return where each site's slice of ``count`` patients ends; sizes are rounded down, so some may be left over."""
     return np.cumsum((share * count).astype(np.intp))
 
 

@@ -107,7 +107,7 @@ def shape_faults(spec: NpzSpec, headers: Headers, prefixes: Sequence[str]) -> li
 def array_size_faults(
     spec: NpzSpec, path: Path, headers: Headers, prefixes: Sequence[str], classes: int, *, in_memory: bool = False
 ) -> list[Fault]:
-    """Check from the headers that the loaded arrays will fit into memory, and large pictures onto the disk.
+    """Check, from their headers, that the arrays fit into memory, and images that go to the disk onto the disk.
 
     Args:
         in_memory: True if all images stay in memory; else the images of a large part go to the disk.

@@ -82,7 +82,7 @@ class NpzArrays:
             return read_header(self._archive, self._entries[key])
 
     def read_rows(self, key: str, rows: NDArray[np.intp]) -> NDArray[Any]:
-        """Read the entries with these ascending indices; unless all are needed, the file is read block by block."""
+        """Read the entries of an array at these ascending indices; the others are skipped block by block."""
         header = self.header(key)
         if len(rows) == header.shape[0]:
             return self[key]
@@ -93,7 +93,7 @@ class NpzArrays:
         return entries
 
     def blocks(self, key: str, rows: NDArray[np.intp]) -> Iterator[NDArray[Any]]:
-        """Yield the entries with these ascending indices in blocks."""
+        """Yield the entries of an array at these ascending indices, in blocks."""
         header = self.header(key)
         if header.fortran or not header.size:
             yield np.asarray(self[key][rows])
@@ -149,7 +149,7 @@ def read_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArrayHeader:
     """Read the header of one array, and check that the zip entry has the size that the header states.
 
     Raises:
-        ValueError: If the sizes differ. Errors of numpy and zipfile on damaged bytes also pass.
+        ValueError: If the sizes differ. Errors of numpy and zipfile are not caught.
     """
     with archive.open(info) as member:
         header = _parse_header(member)

@@ -231,7 +231,7 @@ def _read_table_in_blocks(path: Path, where: str, limit: int) -> TableColumns:
     """Read a table in blocks of rows, because rows as Python objects take ten times the memory of columns.
 
     Raises:
-        BadInput: If the table is malformed or too large. Errors of gzip and of the text decoder also pass.
+        BadInput: If the table is malformed or too large. Errors of gzip and the text decoder are not caught.
     """
 
     def check_size(claimed: int) -> None:
@@ -282,7 +282,7 @@ def _count_lines(row: Sequence[str]) -> int:
 
 
 def _guess_cell_separator(head: Sequence[str]) -> str:
-    """Guess the separator: the one with which the first lines have equally many cells, and most of them."""
+    """Guess the separator: the one that divides the first lines into equally many cells; of several, into the most."""
     scores = {}
     for separator in SEPARATORS:
         try:

@@ -72,7 +72,7 @@ class PictureFileFinder:
         self._real = dict[tuple[str, str], str]()
 
     def find_folder(self, base: Path, name: str) -> Path:
-        """Return a folder of the configuration file, in the spelling on the disk; unchanged if it does not exist."""
+        """Return the path of the folder with this name, as spelled on the disk; the unchanged path if there is none."""
         return Path(self._find_folder(str(base), name))
 
     def find_all(self, folder: str, names: Iterable[str]) -> list[str | None]:
@@ -89,7 +89,7 @@ class PictureFileFinder:
         return on_disk
 
     def find(self, folder: str, name: str) -> str | None:
-        """Return the path of a file relative to ``folder``, in the spelling on the disk; None if it does not exist."""
+        """Return the path of a file relative to ``folder``, as spelled on the disk; None if it does not exist."""
         parent, slash, last = name.rpartition("/")
         place = self._find_folder(folder, parent or slash) if slash else folder
         file = self._find_entry(place, last, folders=False)
@@ -102,7 +102,7 @@ class PictureFileFinder:
         return os.path.join(os.path.relpath(place, folder), file)
 
     def _find_folder(self, root: str, path: str) -> str:
-        """Return the folder at ``path`` below ``root``, in the spelling on the disk."""
+        """Return the folder at ``path`` below ``root``, as spelled on the disk."""
         if (root, path) not in self._real:
             place = os.path.join(root, path)
             if not os.path.isdir(place):
@@ -180,7 +180,7 @@ def fold_case(name: str) -> str:
 
 
 def strip_picture_ending(name: str) -> str:
-    """Return a file name without its picture extension; other files get a text that equals no name."""
+    """Return a file name without its picture extension; a file without one gets a text that no name equals."""
     folded = fold_case(name)
     suffix = max(
         (suffix for suffix in PICTURE_SUFFIXES + UNREAD_SUFFIXES if folded.endswith(suffix)), key=len, default=""

@@ -54,7 +54,7 @@ _DOUBTFUL = re.compile(
 
 @dataclass(frozen=True)
 class Judgement:
-    """The result of judging the cells of a column.
+    """What the cells of a column seem to be: labels, values that were meant as labels, or something else.
 
     Attributes:
         kind: ``"labels"``: each cell is 1, 0, -1 or blank, and some are 1. ``"almost labels"``: labels and some other

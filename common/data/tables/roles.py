@@ -431,7 +431,7 @@ def find_synonyms(
 
 
 def _name_similarity_rank(name: str, other: str) -> int | None:
-    """Return 0 for names with the same words or nearly the same letters, 1 if one has all words of the other."""
+    """Return 0 for names with equal words or nearly equal letters, 1 if one has all words of the other, else None."""
     first, second = (name_similarity_key(text).split() for text in (name, other))
     if re.findall(r"\d+", name) != re.findall(r"\d+", other):
         return None
