@@ -1,7 +1,4 @@
-"""Entry points that check and load the data set of a configuration file, for all kinds of data.
-
-Cheap checks run first and report all faults together, before any picture is read.
-"""
+"""Check and load the data set of a configuration file; all faults that are cheap to find are reported first."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -37,11 +37,7 @@ def content_limit(file_size: int, largest_mb: int = LARGEST_MB, *, in_memory: bo
 
 
 def refuse_oversized_file(claimed: int, limit: int) -> None:
-    """Raise an error if the size that a file's header states is above the limit.
-
-    Raises:
-        ValueError: With both sizes and the configuration key that raises the limit.
-    """
+    """Raise a ``ValueError`` with both sizes if the size that a file's header states is above the limit."""
     if claimed > limit:
         raise ValueError(size_problem(claimed, limit))
 

@@ -251,16 +251,13 @@ Layout = dict[str, Any]
 def flatten_splits(
     splits: Splits, describe: Callable[[PixelRows], Any] = lambda stored: None
 ) -> tuple[Layout, list[NDArray[Any]]]:
-    """Convert a data set to JSON and a list of arrays, so that another process can rebuild it.
+    """Convert a data set to JSON and a list of arrays, which the JSON refers to by index, for another process.
 
     An array that several parts share is in the list once.
 
     Args:
         describe: Given a :class:`PixelRows`, returns JSON by which the other process opens the pictures itself, or None
             to copy all pictures into an array.
-
-    Returns:
-        The JSON, and the arrays that it refers to by index.
     """
     arrays: list[NDArray[Any]] = []
     numbers: dict[int, Any] = {}

@@ -145,12 +145,7 @@ def has_positive_label(labels: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 
 def shared_patient_faults(where: str, patients: Mapping[str, Names]) -> list[Fault]:
-    """Return a fault for each pair of parts that share patients.
-
-    Args:
-        where: The configuration key that the fault names.
-        patients: The patient of each image, by the part's name.
-    """
+    """Return a fault for each pair of parts that share patients, given each part's patients by the part's name."""
     faults = []
     for (first, of_first), (second, of_second) in combinations(patients.items(), 2):
         shared = sort_patients(np.intersect1d(of_first, of_second))

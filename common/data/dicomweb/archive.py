@@ -195,9 +195,7 @@ class PacsArchive:
         return images
 
     def _send_searches(self, keys: Sequence[PacsImageKey]) -> dict[str, tuple[ImageLocation, ...]]:
-        """Send searches in parallel, and return the results that are not empty.
-
-        Empty results are left out, so that they are not cached: the images may still arrive in the PACS.
+        """Send searches; return the results that are not empty, because only these are cached: images may arrive later.
 
         Raises:
             BadInput: With the first responses that cannot be used.
@@ -286,11 +284,7 @@ def _printable_media_type(media_type: str) -> str:
 
 
 def _refuse_another_image(data: bytes, uid: str) -> None:
-    """Raise an error if a downloaded file is no DICOM file, or is not the requested image.
-
-    Raises:
-        ResponseUnusable: In both cases, with the reason.
-    """
+    """Raise :class:`ResponseUnusable` if a downloaded file is no DICOM file, or not the requested image."""
     try:
         head = read_dicom_elements(data, tags_by_keyword("SOPInstanceUID"))
         actual = str(head.get("SOPInstanceUID", "") or head.file_meta.get("MediaStorageSOPInstanceUID", ""))

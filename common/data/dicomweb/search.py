@@ -103,10 +103,7 @@ SEARCHES: Mapping[str, Callable[[DicomwebClient, str], list[ImageLocation]]] = {
 def _find_instances(
     client: DicomwebClient, path: str, parameters: Mapping[str, str], study: str
 ) -> Iterator[ImageLocation]:
-    """Search for instances, and yield those that are images; structured reports and the like are left out.
-
-    Args:
-        study: StudyInstanceUID that all results must have; empty to allow any.
+    """Search for instances, and yield those that are images; if ``study`` is not empty, all must belong to it.
 
     Raises:
         ResponseUnusable: If a result belongs to another study, or has no UID.
@@ -173,13 +170,10 @@ def _first_value(result: Json, name: str) -> str:
 
 
 def _read_uid(result: Json, name: str) -> str:
-    """Return the study, series or instance UID of a search result.
-
-    Args:
-        name: "study", "series" or "instance".
+    """Return the UID of a search result whose name is "study", "series" or "instance".
 
     Raises:
-        ResponseUnusable: If the result has no valid UID of that kind.
+        ResponseUnusable: If the result has no valid UID of that name.
     """
     uid = _first_value(result, name)
     if not UID.fullmatch(uid):

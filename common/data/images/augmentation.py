@@ -28,12 +28,11 @@ DRAWS = 7
 
 
 def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) -> Tensor:
-    """Apply weak random augmentation to float pixels ``(batch, channels, height, width)``.
+    """Apply weak random augmentation to float pixels 0..255, ``(batch, channels, height, width)``.
 
     The input tensor itself is returned if all changes are off.
 
     Args:
-        images: Float pixels, 0..255.
         spec: The kinds of changes and their largest amounts.
         generator: A CPU generator even for images on a GPU, so that the random choices do not depend on the device.
 
@@ -54,10 +53,9 @@ def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) 
 
 
 def apply_weak_changes(images: Tensor, spec: AugmentationSpec, draws: Tensor) -> Tensor:
-    """Apply weak augmentation with given random numbers, so that the result is deterministic.
+    """Apply weak augmentation to float pixels ``(batch, channels, height, width)`` with given random numbers.
 
     Args:
-        images: Float pixels ``(batch, channels, height, width)``.
         spec: The kinds of changes and their largest amounts.
         draws: ``(7, batch)`` in [0, 1): rotation, shift up, shift left, vertical zoom, horizontal zoom, contrast, and
             horizontal flip. In the first six, 0.5 changes nothing, and 0 and 1 are the extremes; the flip applies below
@@ -82,11 +80,9 @@ def apply_weak_changes(images: Tensor, spec: AugmentationSpec, draws: Tensor) ->
 
 
 def rotation_matrices(turns: Tensor, images: Tensor) -> Tensor:
-    """Return rotation matrices ``(batch, 2, 2)`` from output to input coordinates, which run from -1 to 1.
+    """Return rotation matrices ``(batch, 2, 2)`` for angles in full turns, corrected for the images' aspect ratio.
 
-    Args:
-        turns: ``(batch,)`` angles in full turns.
-        images: Pixels ``(batch, channels, height, width)``, which only give the aspect ratio.
+    They map output to input coordinates, which run from -1 to 1.
     """
     angles = 2 * math.pi * turns
     cos, sin = angles.cos(), angles.sin()
@@ -109,20 +105,18 @@ _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
 def augment_strongly(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Apply strong random augmentation to float pixels ``(batch, channels, height, width)``: RandAugment and Cutout.
+    """Apply RandAugment and Cutout to float pixels ``(batch, channels, height, width)``, which are clamped to 0..255.
 
     Args:
-        images: Float pixels, which are clamped to 0..255.
         generator: A CPU generator even for images on a GPU.
     """
     return apply_strong_changes(images, torch.rand(_DRAWS, len(images), generator=generator))
 
 
 def apply_strong_changes(images: Tensor, draws: Tensor) -> Tensor:
-    """Apply strong augmentation with given random numbers, so that the result is deterministic.
+    """Apply strong augmentation to float pixels ``(batch, channels, height, width)`` with given random numbers.
 
     Args:
-        images: Float pixels ``(batch, channels, height, width)``.
         draws: ``(6, batch)`` in [0, 1): the first operation and its strength, the second operation and its strength,
             and the vertical and horizontal centre of the Cutout square.
     """
@@ -197,11 +191,7 @@ def _rotate(images: Tensor, strengths: Tensor) -> Tensor:
 
 
 def _shear_or_shift(images: Tensor, strengths: Tensor, place: tuple[int, int], most: float) -> Tensor:
-    """Shear or shift images by changing one entry of the affine identity matrix ``(2, 3)`` by up to ``most``.
-
-    Args:
-        place: Row and column of that entry.
-    """
+    """Shear or shift images: change the entry at ``place`` of the affine identity ``(2, 3)`` by up to ``most``."""
     transforms = torch.eye(2, 3, device=images.device).repeat(len(images), 1, 1)
     transforms[:, place[0], place[1]] += (2 * strengths - 1) * most
     return apply_affine_transforms(images, transforms)

@@ -195,11 +195,7 @@ def _read_layout(dataset: Any) -> PixelLayout:
 
 
 def _refuse_palette(dataset: Any) -> None:
-    """Refuse a palette-colour image whose palette is missing or segmented.
-
-    Raises:
-        ValueError: In both cases, with the reason.
-    """
+    """Raise a ``ValueError`` if the palette of a palette-colour image is missing or segmented."""
     if "SegmentedRedPaletteColorLookupTableData" in dataset:  # a few bytes of it may grow to any number of entries
         raise ValueError("its palette is segmented, which is not read here")
     if "RedPaletteColorLookupTableDescriptor" not in dataset:
@@ -260,10 +256,9 @@ def _decode_frame(dataset: Any, layout: PixelLayout, index: int, limit: int) -> 
 
 
 def _refuse_another_size(dataset: Any, layout: PixelLayout, index: int, limit: int) -> None:
-    """Refuse pixel data whose size differs from the header, which would shear the picture or exceed the memory limit.
+    """Raise a ``ValueError`` if pixel data have another size than the header states.
 
-    Raises:
-        ValueError: With both sizes.
+    Such data would shear the picture, or exceed the memory limit.
     """
     rows, columns, pixels = layout.rows, layout.columns, dataset[_PIXELS].value
     if not layout.syntax.is_encapsulated:

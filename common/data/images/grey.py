@@ -22,10 +22,7 @@ _USUAL_DEPTHS = (8, 10, 12, 14, 16)
 
 
 def apply_window(values: Numbers, center: float, width: float, function: str = "LINEAR") -> NDArray[np.float64]:
-    """Map the values inside a window to 0..1, and those outside to 0 or 1 (DICOM PS3.3 C.11.2.1.2 and C.11.2.1.3).
-
-    Args:
-        function: The VOI LUT function: LINEAR, LINEAR_EXACT or SIGMOID.
+    """Apply a VOI window: map values inside it to 0..1, and others to 0 or 1 (DICOM PS3.3 C.11.2.1.2 and C.11.2.1.3).
 
     Raises:
         ValueError: If the width is too small, or the function is unknown.
@@ -135,17 +132,11 @@ def table_entries(data: Any, count: int, bits: int, order: str, name: str) -> ND
 def lookup_entry_bits(top: int, stated: int, stored: int, name: str) -> int:
     """Determine how many bits the entries of a LUT really have, because some devices state a wrong number.
 
-    Tried in this order: the stated bits, if the largest entry ``top`` uses at least a quarter of their range; the bits
-    of a stored pixel, under the same condition; a usual depth in which the largest entry is white.
-
-    Args:
-        top: Largest entry of the table.
-        stated: Bits that the descriptor states.
-        stored: Bits of a stored pixel.
-        name: Name of the table, for the error message.
+    Tried in this order: the ``stated`` bits, if the largest entry ``top`` uses at least a quarter of their range; the
+    ``stored`` bits of a pixel, under the same condition; a usual depth in which the largest entry is white.
 
     Raises:
-        ValueError: If none of these fits.
+        ValueError: If none of these fits; ``name`` is the table's name in the message.
     """
     for bits in (stated, stored):
         if 0 < bits <= 16 and top < 1 << bits and (top >= 1 << bits - 2 or bits <= 8):

@@ -54,11 +54,7 @@ class _LimitedReader:
         self.seek, self.tell = content.seek, content.tell
 
     def read(self, size: int = -1) -> bytes:
-        """Read up to ``size`` bytes.
-
-        Raises:
-            ValueError: If there were too many reads.
-        """
+        """Read up to ``size`` bytes; raise a ``ValueError`` after too many reads."""
         self._claimed += _OF_A_READ
         refuse_oversized_file(self._claimed, self._limit)
         return self._read(size)
@@ -72,10 +68,9 @@ def tags_by_keyword(*keywords: str) -> tuple[BaseTag, ...]:
 def read_dicom_elements(
     content: bytes | BinaryIO, tags: Sequence[BaseTag] | None = None, largest_mb: int = LARGEST_MB
 ) -> Any:
-    """Read a DICOM file into a pydicom data set.
+    """Read a DICOM file, given its bytes or the open file, into a pydicom data set.
 
     Args:
-        content: The bytes of the file, or the open file.
         tags: Read only these elements, and stop before the pixels; None reads all.
         largest_mb: MiB that the elements may take, and that a deflated file may inflate to.
 
@@ -101,8 +96,7 @@ def _inflate(packed: bytes, largest_mb: int) -> BinaryIO:
     """Decompress the content of a deflated DICOM file.
 
     Raises:
-        ValueError: If the result exceeds the memory limit.
-        zlib.error: If the content is damaged.
+        ValueError: If the result exceeds the memory limit; ``zlib.error`` if the content is damaged.
     """
     inflater, inflated = zlib.decompressobj(-zlib.MAX_WBITS), io.BytesIO()
     limit = picture_limit(largest_mb)

@@ -86,11 +86,7 @@ class JpegHead:
         return self.components != b"RGB"
 
     def is_ycbcr(self, stated: bool) -> bool:
-        """Return True if the colours are YCbCr.
-
-        Args:
-            stated: True if the DICOM file says YCbCr; used only if the JPEG markers do not decide.
-        """
+        """Return True if the colours are YCbCr; if the markers do not say, the DICOM header's ``stated`` decides."""
         if self.jfif or self.adobe is not None:
             return self.jfif or self.adobe != 0
         if self.components in (b"RGB", b"rgb"):
@@ -144,10 +140,10 @@ def parse_jpeg(data: bytes) -> JpegHead:
 
 
 def _count_restarts(data: bytes, start: int, stop: int) -> int:
-    """Return the number of restart markers in the compressed data.
+    """Return the number of restart markers in the compressed data (ITU-T T.81, B.2.1).
 
     Raises:
-        ValueError: If a marker is missing; they must cycle through 0 to 7 (ITU-T T.81, B.2.1).
+        ValueError: If a marker is missing; they must cycle through 0 to 7.
     """
     numbers = [number[0] & 7 for number in _RESTART.findall(data, start, stop)]
     if numbers != [place % 8 for place in range(len(numbers))]:
@@ -273,11 +269,6 @@ def refuse_filled_in(data: bytes, pixels: Any, decode: Callable[[bytes], Any]) -
 
     A filled-in part ends with repeated pixels. If the end is repeated, the file is decoded again with noise appended:
     if pixels change, data were missing.
-
-    Args:
-        data: The JPEG file.
-        pixels: The decoded pixels.
-        decode: The function that decoded them.
 
     Raises:
         ValueError: If a part of the picture is missing.

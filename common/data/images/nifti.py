@@ -151,11 +151,7 @@ def _read_slice(content: IO[bytes], volume: NiftiHeader, axis: int, at: int) -> 
 
 
 def _read_exactly(content: IO[bytes], size: int) -> bytes:
-    """Read exactly ``size`` bytes.
-
-    Raises:
-        ValueError: If the file ends earlier, or is damaged.
-    """
+    """Read exactly ``size`` bytes; ``ValueError`` if the file ends earlier, or is damaged."""
     try:
         data = content.read(size)
     except (OSError, EOFError, zlib.error):
@@ -166,11 +162,7 @@ def _read_exactly(content: IO[bytes], size: int) -> bytes:
 
 
 def _turn_upright(voxels: NDArray[np.float64], volume: NiftiHeader, world: int) -> NDArray[np.float64]:
-    """Transpose and flip a slice from the file's axes to the display orientation ``(height, width)``.
-
-    Args:
-        world: The world axis at right angles to the slice.
-    """
+    """Transpose and flip a slice at right angles to the axis ``world`` for display, as ``(height, width)``."""
     left_to_right, up = (other for other in range(3) if other != world)
     axes = [axis for axis in range(3) if axis != volume.file_axis(world)[0]]
     across, upwards = (volume.file_axis(other) for other in (left_to_right, up))

@@ -436,10 +436,7 @@ def _map_file(path: Path, count: int, row_bytes: int) -> NDArray[np.uint8]:
 
 
 def _row_associated_data(path: Path, row: int, key: bytes) -> bytes:
-    """Return the associated data for AES-GCM, which bind an encrypted row to its position and content key.
-
-    Without them, somebody could exchange two rows unnoticed.
-    """
+    """Return AES-GCM's associated data, which bind a row to its position and content key against swapping."""
     return f"{path.parent.name}/{row}/".encode() + key
 
 

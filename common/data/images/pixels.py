@@ -101,10 +101,7 @@ def select_rows(inputs: Tensor | Pixels, rows: NDArray[np.intp]) -> Tensor | Pix
 
 
 def pixels_on_device(images: ImageSet, device: str) -> Pixels:
-    """Return the pictures of an image set for use on a device, copied to its memory if there is room.
-
-    Image sets with the same store share one copy.
-    """
+    """Return the pictures of an image set, copied to the device if it has room; sets with one store share one copy."""
     stored = images.stored
     on_disk = isinstance(stored, PixelRows) and not stored.draws
     pixels: Tensor | PixelRows = stored if isinstance(stored, PixelRows) else _copy_to_device(stored, device)

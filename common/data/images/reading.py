@@ -80,11 +80,7 @@ def explain_unsupported_kind(head: bytes) -> str:
 
 
 def conversion_remedy(reasons: Iterable[str]) -> str:
-    """Return instructions for converting files to PNG, if any of the error messages calls for it; else an empty text.
-
-    Args:
-        reasons: Messages, some of them perhaps from :func:`explain_unsupported_kind`.
-    """
+    """Return instructions for converting files to PNG, if a message of :func:`explain_unsupported_kind` needs them."""
     if not any(reason.endswith(_CONVERT) for reason in reasons):
         return ""
     return (
@@ -281,12 +277,11 @@ def convert_color(images: NDArray[np.uint8], color: bool) -> NDArray[np.uint8]:
 
 
 def check_skip_budget(where: str, skipped: Sequence[SkippedImage], total: int, budget: float) -> None:
-    """Raise an error if too many images of a data set are unreadable.
+    """Raise an error if more than the fraction ``budget`` of a data set's images is unreadable.
 
     Args:
         where: The configuration key that the error message names.
         total: Number of all images, unreadable ones included.
-        budget: Fraction of the images that may be unreadable.
 
     Raises:
         BadInput: With the first five file names for each reason.

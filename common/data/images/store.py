@@ -384,11 +384,7 @@ class DecodingProgress:
 
 
 def allocate_pictures(count: int, shape: tuple[int, ...], store: DecodedImageStore) -> NDArray[np.uint8]:
-    """Allocate an array ``(count, *shape)`` for pictures.
-
-    Raises:
-        BadInput: If the array exceeds the memory limit of this process.
-    """
+    """Allocate an array ``(count, *shape)``; raise :class:`BadInput` if it exceeds this process's memory limit."""
     needed, room = count * math.prod(shape), int(SHARE_OF_MEMORY * available_memory())
     if needed > room:
         problem = (
@@ -488,17 +484,13 @@ def _print_cache_location(store: DecodedImageStore, root: Path, count: int, deco
 def _make_cache_room(
     cache: PixelCache, missing: int, count: int, store: DecodedImageStore, open_cache: Callable[[], PixelCache]
 ) -> PixelCache:
-    """Make room in the cache for further pictures by removing pictures of other data sets.
+    """Make room for ``missing`` further pictures in the cache by removing pictures of other data sets.
 
-    Caches of other image formats go first. If that is not enough, the cache of this format is emptied too.
-
-    Args:
-        missing: Number of pictures to be added.
-        count: Number of all pictures of the data set.
-        open_cache: Opens or creates the cache of this format.
+    Caches of other image formats go first. If that is not enough, the cache of this format is replaced by a new one,
+    which must have room for all ``count`` pictures of the data set.
 
     Returns:
-        The same cache, or a new empty one if it had to be removed.
+        The same cache, or the new, empty one.
 
     Raises:
         BadInput: If even that is not enough; then nothing is removed.

@@ -69,11 +69,10 @@ def part_ends_without_remainder(share: Shares, count: int) -> NDArray[np.intp]:
 def distribute_patients(
     classes: NDArray[np.intp], shares: Shares, ends: Ends, random: Random
 ) -> list[NDArray[np.intp]]:
-    """Distribute the shuffled patients of each class over sites, in the given proportions.
+    """Distribute the shuffled patients of each class over sites, in the proportions ``shares`` ``(classes, sites)``.
 
     Args:
         classes: ``(n,)`` class of each patient.
-        shares: ``(classes, sites)`` proportions.
         ends: :func:`ends_rounded_down` or :func:`part_ends_without_remainder`.
 
     Returns:

@@ -90,13 +90,7 @@ def _too_few_sites_faults(class_names: Sequence[str], sites: int, classes_a_site
 
 
 def unannotated_class_faults(class_names: Sequence[str], lists: ClassLists, where: str, remedy: str) -> list[Fault]:
-    """Return a fault that lists the classes that no site annotates.
-
-    Args:
-        lists: The classes of each site.
-        where: The configuration key that the fault names.
-        remedy: The advice of the fault.
-    """
+    """Return a fault that lists the classes that no site annotates, given the classes of each site."""
     orphans = sorted(set(class_names).difference(*lists.values()))
     return [Fault(where, f"no site annotates {quote_names(orphans)}.", remedy)] if orphans else []
 
@@ -155,12 +149,7 @@ def _centre_faults(splits: Splits, spec: ClassPartitionSpec, sources: Sequence[s
 
 
 def empty_site_faults(sites: Sequence[str], rows: Sequence[Rows], part: str, remedy: str) -> list[Fault]:
-    """Return a fault that lists the sites without an image in a part.
-
-    Args:
-        rows: The image indices of each site.
-        part: "training" or "test", for the error message.
-    """
+    """Return a fault that lists the sites without images in a part, given the image indices of each site."""
     empty = [site for site, of_site in zip(sites, rows, strict=True) if not len(of_site)]
     problem = f"{quote_names(empty)} would get no {part} image."
     return [Fault("partition.sites", problem, remedy)] if empty else []

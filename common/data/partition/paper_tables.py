@@ -46,10 +46,9 @@ TABLES: dict[Literal["clients", "shared"], dict[int, Lists]] = {
 
 
 def paper_class_lists(table: Literal["clients", "shared"], row: int) -> tuple[tuple[str, ...], ...]:
-    """Return the sorted class names of each site in one experiment of the paper.
+    """Return the sorted class names of each site in one of the paper's experiments.
 
     Args:
         table: "clients" for the sweep over the number of sites, "shared" for the sweep over shared classes.
-        row: The number of sites, or the number of the experiment.
     """
     return tuple(tuple(NIH_CLASSES[place] for place in places) for places in TABLES[table][row])

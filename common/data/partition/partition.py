@@ -73,10 +73,7 @@ def distribute_classes(
 
 
 def random_owners(sites: int, classes: int, random: np.random.Generator) -> NDArray[np.bool_]:
-    """Draw a mask ``(sites, classes)`` of the classes that each site annotates, with at least one per row and column.
-
-    The number of sites per class is drawn uniformly from 1 to ``sites``; then a site without a class gets one.
-    """
+    """Draw a mask ``(sites, classes)``: 1 to ``sites`` sites annotate each class; a site without a class gets one."""
     owned = np.zeros((sites, classes), dtype=np.bool_)
     for column in range(classes):
         owned[random.permutation(sites)[: random.integers(1, sites + 1)], column] = True
@@ -194,7 +191,7 @@ def partition_dataset(splits: Splits, spec: PartitionSpec, seed: int) -> Partiti
 
 
 def mask_unlisted_test_labels(splits: Splits, lists: ClassLists) -> Splits:
-    """Set a class to unknown in the test images of centres whose list lacks it, and add a note with what remains.
+    """Set a class to unknown in test images of centres whose list lacks it, and add a note with the remaining counts.
 
     A centre that does not look for a class does not record it either, so that a negative label means nothing.
     """

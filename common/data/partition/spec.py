@@ -60,10 +60,8 @@ class ClassTableSpec(SitesPartitionSpec):
     """Each site annotates the classes of a table in the surgical aggregation paper, for NIH ChestX-ray14.
 
     Attributes:
-        table: ``"clients"`` for the sweep over the number of sites, ``"shared"`` for the sweep over shared classes with
-            four sites.
-        row: The number of sites (2, 3, 4, 5, 6, 8, 10) for ``"clients"``, the number of the experiment (1 to 7) for
-            ``"shared"``.
+        table: ``"clients"``: the sweep over the number of sites; ``"shared"``: over shared classes, with four sites.
+        row: The number of sites (2, 3, 4, 5, 6, 8, 10) for ``"clients"``, of the experiment (1 to 7) for ``"shared"``.
     """
 
     kind: Literal["class_table"]

@@ -113,10 +113,7 @@ def _repeated_image_faults(columns: TableColumns, key: str, name: str) -> list[F
 
 
 def _identifier_faults(key: str, column: TableColumn) -> list[Fault]:
-    """Return a fault for cells that are no valid UID or AccessionNumber.
-
-    These identifiers become part of URLs and file names, so that they must be safe there.
-    """
+    """Return a fault for cells that are no valid UID or AccessionNumber, which must be safe in URLs and file names."""
     if key == _KEYS["accession"]:
         fits = [
             0 < len(cell) <= _LONGEST_ACCESSION and cell.isprintable() and not set("*?\\") & set(cell)

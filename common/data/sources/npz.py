@@ -51,11 +51,7 @@ def _image_count(headers: Headers, prefix: str) -> int:
 
 
 def array_key_faults(spec: NpzSpec, path: Path, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
-    """Return faults for arrays that are missing, or hold Python objects.
-
-    Args:
-        prefixes: The parts that must be present: "train", "val", "test".
-    """
+    """Return faults for missing arrays of the parts ``prefixes``, and for arrays that hold Python objects."""
     pixels = ("jpeg", "offsets") if _has_jpeg_arrays(headers) else ("images",)
     extra = [(key, f"data.{field}") for field in ("patient_key", "source_key") if (key := getattr(spec, field))]
     kinds = [(kind, "data.path") for kind in (*pixels, "labels")] + extra
@@ -128,11 +124,9 @@ def array_size_faults(
 def size_faults(
     path: Path, claimed: int, largest_mb: int = LARGEST_MB, where: str = "data.path", *, on_disk: bool = False
 ) -> list[Fault]:
-    """Return a fault if the decoded content is too large for a file of this size.
+    """Return a fault if the decoded content, ``claimed`` bytes, is too large for a file of this size.
 
     Args:
-        claimed: Bytes of the decoded content.
-        where: The configuration key that the fault names.
         on_disk: True if the content goes to the disk piece by piece, so that memory sets no limit.
     """
     limit = content_limit(path.stat().st_size, largest_mb, in_memory=not on_disk)
@@ -142,11 +136,7 @@ def size_faults(
 
 
 def label_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Fault]:
-    """Return a fault for labels of a wrong type or value, or with more classes than there are class names.
-
-    Args:
-        labels: The label array of each part, by the part's prefix.
-    """
+    """Return a fault for labels, given by part, of a wrong type or value, or with more classes than class names."""
     if any(array.dtype.kind not in "biuf" for array in labels.values()):
         kinds = ", ".join(
             f"{prefix}_labels is {'text' if array.dtype.kind in 'US' else array.dtype}"
@@ -193,7 +183,7 @@ class NpzPart:
     """The labels, patients and centres of one part of an npz file, without its images.
 
     Attributes:
-        prefix: "train", "val" or "test", with which the names of the part's arrays start.
+        prefix: "train", "val" or "test", the prefix of the part's array names.
         rows: Indices of the images in these arrays.
     """
 

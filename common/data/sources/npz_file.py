@@ -177,11 +177,7 @@ def _parse_header(member: IO[bytes]) -> ArrayHeader:
 
 
 def _read_exactly(member: IO[bytes], size: int) -> bytes:
-    """Read exactly ``size`` bytes.
-
-    Raises:
-        EOFError: If the file ends earlier.
-    """
+    """Read exactly ``size`` bytes; ``EOFError`` if the file ends earlier."""
     data = member.read(size)
     if len(data) < size:
         raise EOFError

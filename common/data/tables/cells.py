@@ -62,12 +62,7 @@ def interpret_label_cell(cell: str) -> Literal["present", "absent", "uncertain",
 def parse_label_columns(
     columns: TableColumns, names: Sequence[str], *, uncertain: LabelPolicy, blank: LabelPolicy, where: str
 ) -> NDArray[np.float32]:
-    """Parse label columns with cells 1, 0, -1 or blank into float32 ``(n, classes)``.
-
-    Args:
-        uncertain: The label for -1.
-        blank: The label for an empty cell.
-        where: The configuration key that faults name.
+    """Parse label columns into float32 ``(n, classes)``; ``uncertain`` is the label for -1, ``blank`` for empty cells.
 
     Raises:
         BadInput: With all other cells and their lines, for each column.
@@ -232,7 +227,7 @@ def _class_with_words(part: str, classes: Sequence[str]) -> str | None:
 def _unlisted_faults(
     column: TableColumn, name: str, rules: FindingRules, unlisted: Mapping[str, Collection[int]]
 ) -> list[Fault]:
-    """Return faults for names that the configuration does not list, each with a suggestion if one can be made.
+    """Return faults, with suggestions, for names that the configuration does not list.
 
     Args:
         unlisted: For each such name, the indices of the distinct cells that contain it.
@@ -281,11 +276,7 @@ def _unlisted_faults(
 
 
 def parse_split_column(column: TableColumn, name: str, where: str) -> Names:
-    """Parse a column with the values "train", "val" or "validation", and "test".
-
-    Raises:
-        BadInput: With all other values and their lines.
-    """
+    """Parse a column with "train", "val" or "validation", and "test"; :class:`BadInput` lists all other values."""
     names = [cell.casefold() for cell in column.cells]
     if foreign := [place for place, part in enumerate(names) if part not in PART_NAMES]:
         problem = (

@@ -1,7 +1,6 @@
 """Class names of public data sets, and checks of the class names in a configuration file.
 
-Public npz files hold no class names. Those of MedMNIST 2D (Yang et al., 2023), MNIST and CIFAR-10 are here, in label
-order.
+Public npz files hold no class names: here are those of MedMNIST 2D (Yang et al., 2023), MNIST and CIFAR-10.
 """
 
 import re

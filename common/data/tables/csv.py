@@ -93,20 +93,14 @@ class TableColumn:
         return self.lines[np.isin(self.places, list(places))]
 
     def describe_cell_lines(self, places: Sequence[int], limit: int = 5) -> str:
-        """List distinct cells with line numbers, for an error message: ``"yes" in line 7 (3 lines)``.
-
-        Args:
-            places: Indices of the distinct cells.
-            limit: Maximum number of cells to list.
-        """
+        """List the distinct cells with these indices and their lines, for an error: ``"yes" in line 7 (3 lines)``."""
         return self.describe_part_lines({self.cells[place]: (place,) for place in places}, limit)
 
     def describe_part_lines(self, parts: Mapping[str, Collection[int]], limit: int = 5) -> str:
-        """List parts of cells, such as single findings, with line numbers, for an error message.
+        """List up to ``limit`` parts of cells with line numbers, for an error message.
 
         Args:
-            parts: For each part, the indices of the distinct cells that contain it.
-            limit: Maximum number of parts to list.
+            parts: For each part, such as one finding, the indices of the distinct cells that contain it.
         """
         texts = []
         for part, places in list(parts.items())[:limit]:
@@ -440,8 +434,6 @@ def column_faults(table: str, columns: Iterable[str], required: Mapping[str, str
     """Return a fault for each required column that the table lacks.
 
     Args:
-        table: File name of the table.
-        columns: The table's column names.
         required: For each configuration key, the name of the column; None if not set.
     """
     names = list(columns)

@@ -46,10 +46,7 @@ from common.system.plain_text import count_with_noun, list_first_and_count_rest
 
 
 class PictureReader(Protocol):
-    """Interface for reading pictures from the disk or from a PACS.
-
-    :meth:`read` is called by several threads, inside the context of :meth:`keep_connection_open`.
-    """
+    """Interface for reading pictures from the disk or a PACS, in threads, inside :meth:`keep_connection_open`."""
 
     def keep_connection_open(self) -> AbstractContextManager[object]:
         """Return a context manager inside which pictures can be read."""
@@ -241,10 +238,7 @@ def decode_table(table: LabelTable, spec: PictureTableSpec, store: DecodedImageS
 
 
 def read_table_and_folder(spec: PictureSpec, base: Path) -> tuple[TableColumns, Path, list[Fault]]:
-    """Read the label table and locate the image folder.
-
-    Returns:
-        The columns, the folder, and faults of the folder, which the caller reports together with its own.
+    """Return the label table, the image folder, and the folder's faults, which the caller reports with its own.
 
     Raises:
         BadInput: If the table cannot be read; faults of the folder are included.

@@ -163,11 +163,7 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
 
 
 def _read_checked_columns(spec: PictureSpec, base: Path, required: tuple[str, ...]) -> tuple[TableColumns, Path]:
-    """Read the table, locate the image folder, and report faults of both together.
-
-    Raises:
-        BadInput: If the table, a required column or the folder is missing.
-    """
+    """Read the table, locate the image folder, and raise one error with the faults of both."""
     columns, folder, faults = read_table_and_folder(spec, base)
     table = Path(spec.labels).name
     faults += [
@@ -184,11 +180,7 @@ def _read_checked_columns(spec: PictureSpec, base: Path, required: tuple[str, ..
 
 
 def _select_rows(columns: TableColumns, index: NDArray[np.bool_], what: str) -> TableColumns:
-    """Return the selected rows, and raise an error if there are none.
-
-    Args:
-        what: The condition for selection, which completes the error message.
-    """
+    """Return the selected rows; if there are none, raise an error whose message ends with ``what``."""
     if not index.any():
         raise BadInput([Fault("data.labels", f"none of the {len(index)} rows {what}.")])
     return columns.select_rows(index)

@@ -203,9 +203,7 @@ def name_options(names: Iterable[str]) -> str:
 def _stop_on_foreign_cells(
     columns: TableColumns, judged: Mapping[str, Judgement], label_columns: Sequence[str]
 ) -> None:
-    """Raise an error if a column mixes labels with other cells.
-
-    Such a column is not skipped silently, because nobody would notice that a class is missing.
+    """Raise an error if a column mixes labels with other cells, because skipping it would lose a class unnoticed.
 
     Raises:
         BadInput: With the cells that are no labels.
@@ -330,11 +328,7 @@ def describe_unnamed(columns: TableColumns) -> str:
 
 
 def _count_names(column: TableColumn, separator: str) -> tuple[Counter[str], dict[str, str], dict[frozenset[str], int]]:
-    """Count the names in a column of findings.
-
-    Returns:
-        The number of rows per name in lower case; the spelling of each name; the number of rows per set of names.
-    """
+    """Return the rows per finding name in lower case, a spelling of each name, and the rows per set of names."""
     counts, spellings, together = Counter[str](), dict[str, str](), Counter[frozenset[str]]()
     for cell, rows in zip(column.cells, column.rows_per_cell().tolist(), strict=True):
         parts = [] if is_blank(cell) else [" ".join(part.split()) for part in split_findings(cell, separator)]
