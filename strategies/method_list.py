@@ -1,4 +1,4 @@
-"""The methods by name, one line each; an unknown method is refused before torch is imported."""
+"""The list of built-in methods, and checks of a method's name in experiment files before torch is imported."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -41,15 +41,15 @@ TABLES = (".csv", ".csv.gz", ".tsv", ".xlsx", ".xls")
 
 
 def find_unknown_method(name: str) -> Fault:
-    """Return the fault of a method that is not among :data:`CLASSES`."""
+    """Return the fault that a method's name is not in :data:`CLASSES`."""
     remedy = suggest_nearest_name(name, CLASSES) or f"Methods: {quote_names(CLASSES, limit=len(CLASSES))}."
     return Fault("run.method", f'"{name}" is not a method.', remedy)
 
 
 def find_unknown_method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """Return the fault of an unknown method, to be reported together with the other faults of an experiment file.
+    """Return the fault if an experiment file names an unknown method, to report it with the file's other faults.
 
-    Faults of a method's own keys are found once the rest of the file is right, by code that imports torch.
+    Faults in the method's own keys are found later, by code that imports torch.
     """
     run = tree.get("run")
     name = run.get("method") if isinstance(run, dict) else None
@@ -57,7 +57,7 @@ def find_unknown_method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
 
 
 def read_with_method_fault(path: Path, overrides: Iterable[str] = ()) -> tuple[ExperimentFile, list[Fault]]:
-    """Read an experiment, and report an unknown method together with all other faults.
+    """Read an experiment file; return it, and the fault of an unknown method if there is one.
 
     Raises:
         BadInput: With every fault of the file and of the overrides.
@@ -71,10 +71,11 @@ def read_with_method_fault(path: Path, overrides: Iterable[str] = ()) -> tuple[E
 
 
 def read_experiment_without_torch(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
-    """Read an experiment and refuse what is wrong in it as far as that is known without torch.
+    """Read an experiment file, and report all faults that can be found without torch.
 
     Raises:
-        BadInput: With every such fault: of the file and of the overrides; then an unknown method and missing files.
+        BadInput: With every fault of the file and of the overrides; if there is none, with an unknown method and
+            missing files.
     """
     file, faults = read_with_method_fault(path, overrides)
     for section, data in (("data", file.experiment.data), ("external_test", file.experiment.external_test)):
@@ -86,10 +87,10 @@ def read_experiment_without_torch(path: Path, overrides: Iterable[str] = ()) -> 
 
 
 def read_planned_experiment(path: Path) -> ExperimentFile:
-    """Read an experiment that will run elsewhere, so that its data need not be on this machine.
+    """Read an experiment that will run on another machine, without a check for its data files.
 
     Raises:
-        BadInput: With every fault that is known without torch.
+        BadInput: With every fault that can be found without torch.
     """
     file, faults = read_with_method_fault(path)
     raise_faults(faults)
@@ -97,7 +98,7 @@ def read_planned_experiment(path: Path) -> ExperimentFile:
 
 
 def prefix_with_file(file: ExperimentFile, fault: Fault) -> Fault:
-    """Prefix the file's name to the place of a fault at a TOML key; return a fault of a Python argument unchanged."""
+    """Return a fault with the file's name before its TOML key; a fault of a Python argument is unchanged."""
     if is_python_argument(fault.where):
         return fault
     return replace(fault, where=f"{file.path.name}: {fault.where}")

@@ -1,4 +1,4 @@
-"""The methods' classes by name, read on both sides of the wire; the list is in :mod:`strategies.method_list`."""
+"""The methods' classes by name, for coordinator and hospitals; the list of names is :mod:`strategies.method_list`."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -28,10 +28,10 @@ TABLES: Mapping[str, type[BaseModel]] = {"server_optimizer": ServerOptimizer, "m
 
 
 def build_strategy(name: str, parameters: Mapping[str, Any], task: Task = "multi_label") -> Method:
-    """Build a method of :data:`STRATEGIES` or of an installed package, from its name and its ``[method]`` table.
+    """Build a method from its name and its ``[method]`` table; the name is in :data:`STRATEGIES` or of a plug-in.
 
     Raises:
-        BadInput: For an unknown name, unknown keys, bad values or values that contradict one another, all at once.
+        BadInput: With all faults: an unknown name, unknown keys, invalid or contradictory values.
     """
     if name.startswith(PLUGIN):
         kind = load_entry_point(METHODS, name.removeprefix(PLUGIN))
@@ -54,7 +54,7 @@ def build_strategy(name: str, parameters: Mapping[str, Any], task: Task = "multi
 
 
 def describe_statistics() -> dict[str, str]:
-    """Return the statistics that sites send: name -> meaning, with the methods in brackets."""
+    """Return the statistics that sites send in any method: name -> meaning, with the methods in brackets."""
     sent: dict[str, tuple[str, list[str]]] = {}
     for method in (strategy.site_class for strategy in STRATEGIES.values()):
         for statistic in method.declared.statistics:
@@ -63,7 +63,7 @@ def describe_statistics() -> dict[str, str]:
 
 
 def find_method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """Return the faults of the method of an experiment file that has other faults; none where it cannot be read."""
+    """Return the method's faults in an experiment file that has other faults; empty if the method cannot be read."""
     run, parameters, model = (tree.get(name, {}) for name in ("run", "method", "model"))
     if not all(isinstance(table, dict) for table in (run, parameters, model)) or not isinstance(run.get("method"), str):
         return ()
@@ -76,7 +76,7 @@ def find_method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
 
 
 def build_site_method(experiment: Experiment | Plan) -> SiteMethod:
-    """Return the hospital's half of the method of an experiment, or of the part of it that a hospital gets.
+    """Return the hospital's half of the method of an experiment, or of the plan that a hospital receives.
 
     Raises:
         BadInput: As :func:`build_experiment_strategy`.
@@ -85,10 +85,10 @@ def build_site_method(experiment: Experiment | Plan) -> SiteMethod:
 
 
 def build_site_method_once(site: str, plan_text: str) -> SiteMethod:
-    """Return the hospital's half of a plan's method for one site, built once for all requests of a run.
+    """Return the hospital's half of a plan's method for one site; cached for all requests of a run.
 
     Args:
-        plan_text: The plan as it travels, JSON.
+        plan_text: The plan in JSON, as received.
 
     Raises:
         BadInput: As :func:`build_experiment_strategy`.
@@ -104,11 +104,11 @@ def _build_cached_site_method(site: str, plan_text: str) -> SiteMethod:
 
 
 def build_experiment_strategy(experiment: Experiment | Plan) -> Method:
-    """Return the coordinator's half of an experiment's method: :func:`build_strategy`.
+    """Return the coordinator's half of an experiment's method, after checks of the experiment's other settings.
 
     Raises:
-        BadInput: Also where the experiment's privacy makes no sense with it, or it asks for secure aggregation and the
-            method needs more than sums.
+        BadInput: As :func:`build_strategy`; also if loss, privacy, model or evaluation settings do not fit the method,
+            or if the method cannot work with secure aggregation.
     """
     strategy = build_strategy(experiment.run.method, experiment.method, experiment.model.task)
     method, training, level = strategy.site, experiment.training, experiment.privacy.level
@@ -121,7 +121,7 @@ def build_experiment_strategy(experiment: Experiment | Plan) -> Method:
 
 
 def _find_setting_faults(method: SiteMethod, experiment: Experiment | Plan) -> list[Fault]:
-    """Return the faults of ``[model]`` and ``[evaluation]`` that make no sense with this method."""
+    """Return the faults of ``[model]`` and ``[evaluation]`` settings that make no sense with this method."""
     model, evaluation, faults = experiment.model, experiment.evaluation, list[Fault]()
     if method.frozen_norm and model.norm == "batch":
         # A plan names no weights, because its reader starts from what it gets; a plug-in may bring some.
@@ -146,7 +146,7 @@ def _find_setting_faults(method: SiteMethod, experiment: Experiment | Plan) -> l
 
 
 def _describe_table_fault(detail: dict[str, Any], schema: type[BaseModel]) -> Fault:
-    """Return a fault of the ``[method]`` table, from pydantic's detail of it."""
+    """Return a fault of the ``[method]`` table, made from pydantic's error details."""
     key = ".".join(str(step) for step in detail["loc"])
     if detail["type"] == "extra_forbidden":
         table, _, below = key.partition(".")

@@ -1,1 +1,1 @@
-"""Local training at a hospital: losses, training loop, early stopping, clipping, the hospital's half of a method."""
+"""Local training in a hospital's process: losses, training loop, early stopping, clipping, base of the methods."""

@@ -1,8 +1,8 @@
-"""Arithmetic of training: number format and memory layout, chosen by measurement where a plan asks for the fastest.
+"""The number format and memory layout of local training; a plan can ask each site to measure which is fastest.
 
-The fastest choice depends on CPU and network: bfloat16 halves a ResNet-18's step on a CPU that has instructions for it
-and doubles an EfficientNet-Lite0's. Equal choices give equal bits, so a site keeps its choice for as long as machine,
-network and torch stay the same.
+The fastest choice depends on CPU and network: on a CPU with bfloat16 instructions, bfloat16 halves the step time of a
+ResNet-18 and doubles that of an EfficientNet-Lite0. Equal choices give equal bits, so a site keeps its choice until
+machine, network or torch version changes.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ MOST_KEPT = 100
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """A number format, such as bfloat16, and the memory layout of a network's tensors."""
+    """A number format, such as bfloat16, and the memory layout of the network's tensors."""
 
     precision: Literal["float32", "bf16", "fp16"]
     memory_format: MemoryFormat
@@ -57,7 +57,7 @@ DEFAULT = Arithmetic("float32", "channels_last")
 
 
 def read_arithmetic(training: TrainingSection, device: str) -> Arithmetic:
-    """Return the arithmetic of these settings on ``cpu`` or ``cuda``, without a measurement for ``fastest``."""
+    """Return the arithmetic of these training settings on ``cpu`` or ``cuda``, without measuring."""
     return Arithmetic(resolve_precision(device, training.precision), training.memory_format)
 
 
@@ -65,7 +65,7 @@ def choose_arithmetic(plan: Plan, device: str, folder: Path, *, durable: bool) -
     """Return the arithmetic of a plan on ``cpu`` or ``cuda``; for ``fastest`` on a CPU, measure once for each network.
 
     Args:
-        folder: Folder in which ``arithmetic.json`` stores the choice.
+        folder: Folder whose ``arithmetic.json`` stores the choice.
         durable: True if the stored choice must survive a power cut.
     """
     if plan.training.precision != "fastest" or device != "cpu":
@@ -100,19 +100,19 @@ def list_arithmetics() -> Sequence[Arithmetic]:
 
 
 def find_fastest(seconds: Mapping[Arithmetic, float]) -> Arithmetic:
-    """Return the arithmetic with the shortest step, or the default where none is clearly faster.
+    """Return the arithmetic with the shortest step, or the default if no other is clearly faster.
 
     Args:
-        seconds: Arithmetic -> seconds of a training step; the default is among them.
+        seconds: Arithmetic -> seconds of a training step; includes the default.
     """
     best = min(seconds, key=lambda arithmetic: seconds[arithmetic])
     return best if seconds[best] <= WORTH_IT * seconds[DEFAULT] else DEFAULT
 
 
 def time_training_steps(plan: Plan, arithmetics: Sequence[Arithmetic]) -> dict[Arithmetic, float]:
-    """Return the CPU seconds of a training step in each arithmetic, the shortest of :data:`STEPS` steps.
+    """Return the CPU seconds of a training step in each arithmetic, as the minimum of :data:`STEPS` steps.
 
-    The choices take turns, so that other programs on the machine slow all of them alike.
+    The arithmetics take turns, so that other programs on the machine slow all of them alike.
     """
     spec, training = plan.model, plan.training
     with reproducible_training(0, training.threads) as generator:

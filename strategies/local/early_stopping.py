@@ -1,8 +1,9 @@
-"""Early stopping: the rule by which training at a hospital or the coordinator ends once its loss has settled.
+"""Early stopping: the rule that ends training at a hospital or at the coordinator once the loss has settled.
 
-Hassani and Rekik, "UniFed", 2024 (specs 2.4, step 4). The text's rule, "nearly unchanged" over the last epochs, is
-taken as in the authors' code. Our choice of weights departs from that code, which writes a checkpoint at the lowest
-validation loss and never loads it: by the paper, and here, the weights of the lowest loss are returned.
+Hassani and Rekik, "UniFed", 2024 (specs 2.4, step 4). The paper's text stops when the loss is "nearly unchanged" over
+the last epochs; the exact rule is that of the authors' code. Departs from that code in the choice of weights: the code
+saves a checkpoint at the lowest validation loss and never loads it. Here, as in the paper, the weights of the lowest
+loss are returned.
 
 A loss that is NaN counts as worse than any number.
 """
@@ -17,14 +18,14 @@ class EarlyStopping:
     """The state of the early stopping rule after some epochs of training.
 
     Attributes:
-        patience: Number of worse epochs in a row, or of slightly better epochs in total, after which training stops.
+        patience: Training stops after this many worse epochs in a row, or slightly better epochs in total.
         tolerance: A fall of the loss by less than this counts as slight.
         cap: The largest number of epochs.
-        epochs: Epochs so far.
-        lowest: The lowest loss so far; infinite before the first.
-        best_epoch: The last epoch of the lowest loss, from 0; -1 before any loss was a number.
-        worse: Epochs in a row, up to now, with a loss above the lowest.
-        slight: Slight falls so far; a larger fall in between does not reset them.
+        epochs: Number of epochs so far.
+        lowest: The lowest loss so far; infinite before the first epoch.
+        best_epoch: The last epoch with the lowest loss, from 0; -1 if every loss so far was NaN.
+        worse: Number of epochs in a row, up to now, with a loss above the lowest.
+        slight: Number of slight falls so far; a larger fall does not reset the number.
 
     Raises:
         ValueError: If patience or cap is below 1, or tolerance below 0.
@@ -56,7 +57,7 @@ class EarlyStopping:
 
     @property
     def stopped(self) -> Literal["", "slight", "early_stop", "cap"]:
-        """Return the reason why training is over, or an empty string while it goes on."""
+        """Return why training has stopped, or an empty string while training continues."""
         if self.slight >= self.patience:
             return "slight"
         if self.worse >= self.patience:

@@ -1,10 +1,12 @@
-"""Losses over labels of which some may be unknown, for multi-label and for multi-class tasks.
+"""Losses over labels of which some are unknown, for multi-label and multi-class tasks; used in local training.
 
-Shapes: ``logits (batch, rows)`` for the head rows that the site holds, ``labels (batch, rows)`` with 1, 0 or NaN for
-unknown, ``annotated (rows,)`` which of them the site annotates at all. In a multi-class task one entry of a row is 1.
+Shapes: ``logits (batch, rows)`` for the site's head rows; ``labels (batch, rows)`` with 1, 0, or NaN for unknown;
+``annotated (rows,)`` is True for the classes that the site annotates. In a multi-class task the label of an image's
+class is 1.
 
-The plain losses come first. The losses that ``[training]`` offers in their place are only for training: validation
-keeps the plain loss, because it is compared between sites, rounds and runs."""
+The plain losses come first. The other losses, which ``[training]`` can choose, are only for training. Validation always
+uses the plain loss, because it is compared between sites, rounds and runs.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -25,16 +27,16 @@ Missing = Literal["masked", "negative"]
 
 
 class Loss(Protocol):
-    """A function of logits, labels and annotated rows that returns a scalar to minimise."""
+    """A function that returns a scalar loss from logits, labels and the mask of annotated rows."""
 
     def __call__(self, logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor: ...
 
 
 def partial_loss(logits: Tensor, labels: Tensor, annotated: Tensor, positive_weight: Tensor | None = None) -> Tensor:
-    """Return the binary cross-entropy as a mean over the known entries (specs 1.4; 1.6 "partial loss").
+    """Return the binary cross-entropy, averaged over the known entries (specs 1.4; "partial loss" in specs 1.6).
 
-    Without uncertain labels this is the mean over the batch of ``(1/|C_k|) sum over the site's classes``. A batch
-    without any known entry gives 0 and no gradient.
+    Without unknown labels this is the mean over the batch of ``(1/|C_k|) sum over the site's classes``. A batch without
+    any known entry gives 0 and no gradient.
 
     Args:
         positive_weight: Weight of the positives of each class, ``(rows,)``; None weighs all by 1.
@@ -47,14 +49,14 @@ def partial_loss(logits: Tensor, labels: Tensor, annotated: Tensor, positive_wei
 
 
 def fill_missing_labels(labels: Tensor, annotated: Tensor, missing: Missing) -> Tensor:
-    """Return labels ``(batch, rows)``; if missing counts as ``negative``, those of classes not annotated become 0."""
+    """Return labels ``(batch, rows)``; if ``missing`` is ``negative``, the labels of classes not annotated are 0."""
     return torch.where(annotated, labels, 0.0) if missing == "negative" else labels
 
 
 def compute_positive_weights(labels: Tensor) -> Tensor:
-    """Return each class's number of known labels divided by its positives, ``(rows,)``; 1 without positives.
+    """Return for each class the number of known labels divided by that of positives; 1 without positives, ``(rows,)``.
 
-    FedMLP's authors weigh positives by this in all their baselines (specs 3.6).
+    FedMLP's authors weigh positives this way in all their baselines (specs 3.6).
 
     Args:
         labels: All labels of a site, ``(n, rows)``, NaN for unknown.
@@ -64,9 +66,9 @@ def compute_positive_weights(labels: Tensor) -> Tensor:
 
 
 def missing_as_negative_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
-    """Return the binary cross-entropy, where classes that the site does not annotate count as absent (specs 1.6).
+    """Return the binary cross-entropy; classes that the site does not annotate count as negative (specs 1.6).
 
-    An uncertain label of a class that the site does annotate stays unknown.
+    An unknown label of a class that the site does annotate stays unknown.
     """
     return partial_loss(logits, fill_missing_labels(labels, annotated, "negative"), annotated)
 
@@ -77,7 +79,7 @@ def softmax_over_all_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> 
 
 
 def softmax_over_known_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
-    """Return the mean cross-entropy over the images whose class is known; the softmax leaves out unknown labels."""
+    """Return the mean cross-entropy over images of known class; the softmax omits classes with unknown label."""
     return softmax_over_all_loss(mask_unknown_logits(logits, labels), labels, annotated)
 
 
@@ -88,7 +90,7 @@ def mask_unknown_logits(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def cross_entropy_per_image(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross-entropy of every image, ``(batch,)``; ignore the values of images of unknown class."""
+    """Return the cross-entropy of every image, ``(batch,)``; the value of an image of unknown class is meaningless."""
     return cross_entropy(logits, labels.nan_to_num().argmax(dim=1), reduction="none")
 
 
@@ -98,7 +100,7 @@ def is_class_known(labels: Tensor) -> Tensor:
 
 
 def mean_of_chosen(chosen: Tensor, values: Tensor) -> Tensor:
-    """Return the mean of the values that a mask selects; 0 without gradient if it selects none."""
+    """Return the mean of the values that a mask selects; 0 without gradient if the mask selects none."""
     return torch.where(chosen, values, 0.0).sum() / chosen.sum().clamp(min=1)
 
 
@@ -112,15 +114,15 @@ PLAIN_LOSSES: Mapping[tuple[Task, Missing], Loss] = {
 
 
 def make_training_loss(spec: TrainingSection, plain: Loss, task: Task, missing: Missing, labels: Tensor) -> Loss:
-    """Return the loss that a site minimises: the one that ``[training]`` chooses, or else the method's own.
+    """Return the loss that a site minimises: the one chosen in ``[training]``, or the method's own.
 
     Args:
         plain: The method's own loss.
-        missing: How a class counts that the site does not annotate.
-        labels: Labels of the site's whole training part, ``(n, rows)``, NaN for unknown, for ``class_weights``.
+        missing: How the loss treats classes that the site does not annotate.
+        labels: Labels of the site's whole training part, ``(n, rows)``, NaN for unknown; for ``class_weights``.
 
     Raises:
-        BadInput: If a plug-in is named that is not installed, or does not return a scalar.
+        BadInput: If a chosen plug-in is not installed; and later, if a plug-in's loss does not return a scalar.
     """
     if spec.loss == "plain" and not spec.class_weights:
         return plain
@@ -133,10 +135,10 @@ def make_training_loss(spec: TrainingSection, plain: Loss, task: Task, missing: 
 
 
 def find_loss_faults(training: TrainingSection, task: Task, chooses_loss: bool, level: str) -> list[Fault]:
-    """Return the faults of a chosen loss or of class weights that make no sense in this run.
+    """Return faults if the chosen loss or class weights make no sense with this method, task or privacy level.
 
     Args:
-        chooses_loss: True if the method lets ``[training]`` choose.
+        chooses_loss: True if the method lets ``[training]`` choose the loss.
         level: Level of differential privacy.
     """
     named = {"loss": training.loss != "plain", "class_weights": training.class_weights}
@@ -163,7 +165,7 @@ def find_loss_faults(training: TrainingSection, task: Task, chooses_loss: bool, 
 def compute_class_weights(labels: Tensor) -> Tensor:
     """Return balanced class weights ``(rows,)``: images / (classes present * images of the class); 1 where absent.
 
-    The weights of all images of a site then add up to their number.
+    With these weights, the weights of a site's images sum to the number of images.
 
     Args:
         labels: All labels of a site, ``(n, rows)``, 1 for an image's class.
@@ -181,7 +183,7 @@ def _multi_label_loss(
     labels: Tensor,
     annotated: Tensor,
 ) -> Tensor:
-    """Return the mean loss over the known labels of a multi-label task; 0 without gradient if there are none."""
+    """Return the mean loss over the known labels of a multi-label task; 0 without gradient if no label is known."""
     targets = fill_missing_labels(labels, annotated, missing)
     is_known, present = ~targets.isnan(), targets.nan_to_num()
     if spec.loss == "asymmetric":
@@ -196,9 +198,9 @@ def _multi_label_loss(
 
 
 def _asymmetric_loss(spec: TrainingSection, logits: Tensor, present: Tensor) -> Tensor:
-    """Return a focal loss with two exponents, for positives and for negatives of a probability lowered by a margin.
+    """Return each entry's asymmetric focal loss: separate exponents for positives and negatives, and a margin.
 
-    Ridnik et al., ICCV 2021, eq. 7; ``p_m = max(p - margin, 0)``.
+    Ridnik et al., ICCV 2021, eq. 7; negatives use the lowered probability ``p_m = max(p - margin, 0)``.
     """
     of_positives, of_negatives = spec.asymmetric_gammas
     p = torch.sigmoid(logits)
@@ -211,7 +213,7 @@ def _asymmetric_loss(spec: TrainingSection, logits: Tensor, present: Tensor) -> 
 def _multi_class_loss(
     spec: TrainingSection, missing: Missing, weights: Tensor | None, logits: Tensor, labels: Tensor, annotated: Tensor
 ) -> Tensor:
-    """Return the weighted mean of cross-entropy or focal loss over the images whose class is known."""
+    """Return the weighted mean of cross-entropy or focal loss over the images of known class."""
     losses = cross_entropy_per_image(mask_unknown_logits(logits, labels) if missing == "masked" else logits, labels)
     if spec.loss == "focal":
         losses = losses * (1 - torch.exp(-losses)) ** spec.focal_gamma

@@ -1,4 +1,4 @@
-"""Objects that a method's hospital half works with: a batch, the examples, the context and a round of training."""
+"""The data types of a method's hospital half: batch, examples, context and local round; and tools for teachers."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +24,7 @@ Losses = NDArray[np.float32]
 
 
 class Batch(Protocol):
-    """One mini-batch of a site's images, as an objective sees it."""
+    """One mini-batch of a site's images, as passed to an objective."""
 
     @property
     def rows(self) -> Tensor:
@@ -32,7 +32,7 @@ class Batch(Protocol):
 
     @property
     def images(self) -> Tensor:
-        """Return the images as they are stored, uint8 ``(batch, channels, height, width)``."""
+        """Return the images as stored, uint8 ``(batch, channels, height, width)``."""
 
     @property
     def labels(self) -> Tensor:
@@ -40,17 +40,17 @@ class Batch(Protocol):
 
     @property
     def annotated(self) -> Tensor:
-        """Return for each head row whether the site annotates its class, bool ``(rows,)``."""
+        """Return a mask of the head rows whose class the site annotates, bool ``(rows,)``."""
 
     @property
     def generator(self) -> torch.Generator:
-        """Return the CPU generator from which an objective draws its own random numbers."""
+        """Return the CPU generator for an objective's own random numbers."""
 
     def view(self) -> Tensor:
-        """Draw a new random view of the images, float32 ``(batch, channels, height, width)``."""
+        """Return a new randomly augmented view of the images, float32 ``(batch, channels, height, width)``."""
 
     def logits(self, model: Model, view: Tensor) -> Tensor:
-        """Return the model's logits of a view, float32 ``(batch, rows)``."""
+        """Return the model's logits for a view of the images, float32 ``(batch, rows)``."""
 
 
 Objective = Callable[[Model, Batch], Tensor]
@@ -80,18 +80,18 @@ class Examples:
         return len(self.images)
 
     def read_ahead(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Yield the images at each of ``parts``, which may be read from a disk meanwhile."""
+        """Yield the images at each index tensor in ``parts``; the next images may be read from disk in advance."""
         images = self.images
         return images.read_ahead(parts) if isinstance(images, Pixels) else (images[rows] for rows in parts)
 
     @property
     def has_known_labels(self) -> bool:
-        """Return true if at least one label is known."""
+        """Return True if at least one label is known."""
         return len(self) > 0 and not bool(self.labels.isnan().all())
 
 
 def pair_with_labels(images: ImageSet, pixels: Tensor | Pixels, class_names: tuple[str, ...]) -> Examples:
-    """Combine pixels with the images' labels of these classes, on the device of the pixels."""
+    """Combine pixels with the images' labels for these classes, on the device of the pixels."""
     annotated = torch.zeros(len(class_names), dtype=torch.bool)
     for row, name in enumerate(class_names):
         annotated[row] = name in images.class_names
@@ -101,12 +101,13 @@ def pair_with_labels(images: ImageSet, pixels: Tensor | Pixels, class_names: tup
 
 @dataclass(frozen=True)
 class ClientContext:
-    """The model, the data and the stored state of a site when a round of training begins.
+    """The model, data and stored state of a site at the beginning of a round of training.
 
     Attributes:
-        network: The received model, with the site's own parts in place. It is trained later: copy what must last.
-        statistics: The federation's statistics, as the coordinator sent them.
-        method_state: What the method stored at this site in the last round that counted.
+        network: The received model with the site's local parts. Training changes the network; copy values that must
+            stay.
+        statistics: The statistics that the coordinator sent.
+        method_state: The arrays that the method stored at this site in the last round that counted.
         round: The number of the round, from 1.
     """
 
@@ -120,13 +121,13 @@ class ClientContext:
 
 @dataclass(frozen=True)
 class LocalRound:
-    """The hospital's half of a method for one round at one site.
+    """What a method defines for one round at one site: the objective, the statistics to send and the state to store.
 
     Attributes:
         objective: The function that training minimises.
-        statistics: Makes the statistics that the site sends with its update, from the trained model and the losses of
-            all batches.
-        method_state: Makes the arrays that the site stores on its disk for the method's next round, from the trained
+        statistics: Computes the statistics that the site sends with its update, from the trained model and the losses
+            of all batches.
+        method_state: Computes the arrays that the site stores on its disk for the method's next round, from the trained
             model.
         lr_factor: Factor that multiplies the learning rate.
     """
@@ -144,9 +145,9 @@ def add_proximal_term(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> 
     """Add ``mu / 2`` times the squared distance from the received model to the loss (FedProx, MLSys 2020, eq. 2).
 
     Args:
-        mu: Strength of the pull to the received model.
-        head: True if the head comes from the federation; then it is part of the distance.
-        norm: True if batch normalisation comes from the federation; then it is part of the distance.
+        mu: Strength of the proximal term.
+        head: True if the distance includes the head, because the head comes from the federation.
+        norm: True if the distance includes batch normalisation, because it comes from the federation.
     """
 
     def shared_parameters(model: Model) -> list[Tensor]:
@@ -173,18 +174,18 @@ def add_proximal_term(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> 
 
 
 def copy_as_teacher(model: AnyModel) -> AnyModel:
-    """Return a copy of the model in evaluation mode that does not learn, to be used as a teacher."""
+    """Return a frozen copy of the model in evaluation mode, for use as a teacher."""
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
 def teacher_decay(steps: int, decay: float) -> float:
-    """Return the decay of a teacher's running mean: at first that of a plain mean over all steps, at most ``decay``."""
+    """Return the decay of a teacher's running mean after some steps: that of a plain mean, at most ``decay``."""
     return min(1 - 1 / (steps + 1), decay)
 
 
 @torch.no_grad()
 def move_teacher(teacher: Model, student: Model, decay: float) -> None:
-    """Move a teacher's parameters and running statistics by the share ``1 - decay`` towards the student's."""
+    """Move a teacher's parameters and running statistics by the fraction ``1 - decay`` towards the student's."""
     now = student.state_dict()
     for name, mean in teacher.state_dict().items():
         if mean.is_floating_point():

@@ -1,4 +1,4 @@
-"""The optimiser of a site's local training, its learning rate over the rounds, and its state on the site's disk."""
+"""The optimiser of local training, its learning rate over the rounds, and its state on the site's disk."""
 
 import math
 import operator
@@ -26,8 +26,8 @@ Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 def _make_uncompiled_optimizer(kind: type[Kind]) -> type[Kind]:
     """Return a subclass of an optimiser that computes the same bits without importing ``torch._dynamo``.
 
-    Torch wraps three methods so that ``torch.compile`` leaves them out of what it compiles, and the wrappers import it:
-    1.2 CPU seconds and 150 MB in each process that trains. A training step here is never compiled.
+    Torch wraps three methods to exclude them from ``torch.compile``. The wrappers import ``torch._dynamo``, which costs
+    each training process 1.2 CPU seconds and 150 MB. Training steps are never compiled here.
     """
     methods = {name: unwrap(getattr(kind, name)) for name in ("add_param_group", "zero_grad")}
     return type(kind.__name__, (kind,), methods | {"step": torch.no_grad()(unwrap(kind.step))})
@@ -41,10 +41,10 @@ _ADAMW = _make_uncompiled_optimizer(torch.optim.AdamW)
 def make_optimizer(network: nn.Module, spec: TrainingSection, lr: float) -> torch.optim.Optimizer:
     """Return an optimiser of the network's trainable parameters; Adam has Keras' epsilon, as in specs 1.4.
 
-    A step is fused into one pass over each tensor. A plug-in's factory gets parameters, ``lr`` and ``weight_decay``.
+    Steps are fused: one pass over each tensor. The factory of a plug-in gets parameters, ``lr`` and ``weight_decay``.
 
     Raises:
-        BadInput: If it is a plug-in's that is not installed, or makes no optimiser of these parameters.
+        BadInput: If a plug-in is not installed, or does not return an optimiser.
     """
     learning = list(filter(operator.attrgetter("requires_grad"), network.parameters()))
     if spec.optimizer.startswith(PLUGIN):
@@ -61,12 +61,12 @@ def make_optimizer(network: nn.Module, spec: TrainingSection, lr: float) -> torc
 
 
 def learning_rate_factor(spec: TrainingSection, server_round: int, rounds: int) -> float:
-    """Return the factor by which the schedule multiplies the learning rate of a round.
+    """Return the factor of a round that the schedule multiplies the learning rate by.
 
-    Built-in schedules give factors above 0 and at most 1; those of plug-ins give 0 or more.
+    Built-in schedules return factors above 0 and at most 1; plug-ins return 0 or more.
 
     Raises:
-        BadInput: If it is a plug-in's that is not installed, or returns no such number.
+        BadInput: If a plug-in is not installed, or does not return such a number.
     """
     rising = spec.schedule_warm_up
     if server_round <= rising:
@@ -89,7 +89,7 @@ def learning_rate_factor(spec: TrainingSection, server_round: int, rounds: int) 
 def make_gradient_scaler(device: torch.device, precision: Precision) -> torch.amp.GradScaler:
     """Return a scaler that keeps small float16 gradients from being rounded to 0; with other formats it does nothing.
 
-    A step whose gradients overflow is skipped, and the scale is halved.
+    A step whose gradients overflow is skipped, and the scale is lowered.
     """
     enabled = networks.resolve_precision(device.type, precision) == "fp16"
     return torch.amp.GradScaler(device.type, init_scale=FIRST_SCALE, enabled=enabled)
@@ -98,8 +98,8 @@ def make_gradient_scaler(device: torch.device, precision: Precision) -> torch.am
 def save_optimizer_state(network: SplitNetwork, optimizer: torch.optim.Optimizer) -> dict[str, NDArray[np.float32]]:
     """Return the optimiser's state as arrays named ``parameter/key``, which the site stores for the next round.
 
-    A parameter is left out unless its whole state is scalars and tensors of its own shape, because half a state would
-    be worse than a fresh one.
+    A parameter is omitted if any value of its state is neither a scalar nor of the parameter's shape: starting fresh is
+    better than restoring half a state.
     """
     arrays: dict[str, NDArray[np.float32]] = {}
     for name, parameter in network.named_parameters():
@@ -117,7 +117,7 @@ def save_optimizer_state(network: SplitNetwork, optimizer: torch.optim.Optimizer
 def restore_optimizer_state(
     network: SplitNetwork, optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[np.float32]]
 ) -> None:
-    """Restore the arrays of :func:`save_optimizer_state` for the parameters that still have the same shape."""
+    """Restore the arrays of :func:`save_optimizer_state`, for parameters whose shape is still the same."""
     parameters = dict(network.named_parameters())
     for path, array in arrays.items():
         name, _, key = path.rpartition("/")

@@ -1,4 +1,4 @@
-"""One call of every plug-in of a run before its first round, so that a mistake in one does not end the run later."""
+"""A trial call of each of a run's plug-ins before the first round, so that a faulty plug-in is reported early."""
 
 from collections.abc import Callable
 from functools import partial
@@ -29,11 +29,11 @@ _SIGNATURES = {
 
 
 def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, *, has_unknown: bool) -> list[Fault]:
-    """Call loss, transform, optimiser, schedule and metrics of plug-ins once; return the faults of those that fail.
+    """Call each plug-in (loss, transform, optimiser, schedule, metrics) once; return the faults of those that fail.
 
     Args:
         classes: Number of classes of the run.
-        missing: How the method counts a class that a site does not annotate.
+        missing: How the loss treats classes that a site does not annotate.
         has_unknown: True if some labels of annotated classes are unknown.
     """
     training, transform = experiment.training, experiment.augmentation.transform or ""

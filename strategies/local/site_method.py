@@ -1,7 +1,7 @@
-"""The hospital's half of a method: the training at a site, and the declaration of all data that leaves the hospital.
+"""The hospital's half of a method: training at a site, and a declaration of all data that leaves the hospital.
 
-A method is two classes. This one is all that a hospital runs; it knows no coordinator. Its declaration is data, so that
-a hospital's policy can judge it before a round, and the coordinator can check replies by it.
+Each method is two classes, one for each side. The hospital runs only its own half. The declaration is data, so that a
+hospital's policy can check it before a round, and the coordinator can check replies against it.
 """
 
 from collections.abc import Collection, Mapping
@@ -40,19 +40,19 @@ Pooled = Literal["no", "negative", "masked", "known"]
 
 
 class Parameters(BaseModel):
-    """The keys of the ``[method]`` table that every averaging method has.
+    """The keys of the ``[method]`` table of every method that averages updates.
 
     Attributes:
         trunk: How trunk and batch normalisation are averaged.
-        weighting: A site's weight in every mean.
+        weighting: Rule for a site's weight in every mean.
         warm_up_epochs: Local epochs with a frozen backbone before round 1; the epoch with the lowest validation loss is
-            kept.
-        warm_up_lr: Learning rate of these epochs.
-        proximal_mu: Strength of the pull to the received model (FedProx), added to the method's own loss.
+            used.
+        warm_up_lr: Learning rate of the warm-up.
+        proximal_mu: Strength of the proximal term (FedProx), which is added to the method's loss.
         clip_update: The largest Euclidean length of a site's update.
-        compress_update: Number format in which a site sends its trunk; the rounding error goes into its next update.
-        server_optimizer: Optimiser that takes the mean update for a gradient (FedAdam, FedYogi, momentum).
-        mean: A robust mean in the place of the plain one, which a few wrong updates cannot move far.
+        compress_update: Number format in which a site sends its trunk; the rounding error is added to the next update.
+        server_optimizer: Server optimiser, which uses the mean update as a gradient (FedAdam, FedYogi, momentum).
+        mean: A robust mean instead of the plain one, so that a few wrong updates have little effect.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -76,11 +76,11 @@ each class."""
 
 @dataclass(frozen=True)
 class Statistic:
-    """A statistic that a site's reply may hold in addition to its update.
+    """A statistic that a site's reply may contain in addition to the update.
 
     Attributes:
         name: Name of the statistic in records.
-        granularity: The images that it describes; a site sends no entry of a statistic that describes few patients.
+        granularity: The images that each entry describes; a site omits entries that describe too few patients.
         meaning: Description for hospitals in plain words.
     """
 
@@ -94,12 +94,13 @@ class Payload:
     """Declares the model parts and statistics that sites send and receive, so that a policy can check them in advance.
 
     Attributes:
-        trunk: True if the trunk is averaged; else each site trains its own.
-        head: True if head rows are averaged over the sites that hold them; else each site trains its own.
-        rows: Head rows that a site holds: ``own`` for its annotated classes in its own order, ``all`` for the run's.
+        trunk: True if the trunk is averaged; otherwise each site trains its own.
+        head: True if head rows are averaged over the sites that hold them; otherwise each site trains its own.
+        rows: Head rows that a site holds: ``own`` for its annotated classes in its own order, ``all`` for the run's
+            classes.
         sends_rows: Head rows that a site sends: ``all`` that it holds, or only its ``own``.
-        statistics: Statistics that a reply may hold in addition to the update; no other data leaves a site.
-        label_counts: True if the roll call asks how many images show each class.
+        statistics: Statistics that a reply may contain in addition to the update; no other data leaves a site.
+        label_counts: True if the roll call asks for the number of images that show each class.
     """
 
     trunk: bool = True
@@ -116,32 +117,32 @@ class Payload:
 
 
 class SiteMethod:
-    """The hospital's half of FedAvg, the base of all methods: each overrides the members in which it differs.
+    """The hospital's half of FedAvg and base class of all methods, which override some members.
 
     Args:
         parameters: The ``[method]`` table.
 
     Raises:
-        pydantic.ValidationError: For a table that does not fit.
-        BadInput: Where the method does not serve the task.
+        pydantic.ValidationError: If the table is invalid.
+        BadInput: If the method does not support the task.
 
     Attributes:
         name: Name in experiment files.
         table: Schema of the ``[method]`` table.
-        declared: The data that sites send and receive, as far as no parameter changes it.
-        missing: How a class counts in the loss that a site does not annotate, where no parameter decides it.
-        plain_client: True if a site minimises the mean of a loss of each image by itself.
-        looks_at_images: True if :meth:`client` reads images, or draws views of them; then the features of a frozen
+        declared: The data that sites send and receive with default parameters.
+        missing: How the loss treats classes that a site does not annotate, unless a parameter decides.
+        plain_client: True if a site's loss is the mean of a separate loss of each image.
+        looks_at_images: True if :meth:`client` uses the images or draws views of them; then the features of a frozen
             backbone are computed anew for every batch.
-        weighs_updates: True if the coordinator computes weights from updates; then it keeps all updates of a round.
+        weighs_updates: True if the coordinator computes weights from updates; then it stores all updates of a round.
         full_coverage: True if every site must annotate every class.
-        multi_class: True if the method serves tasks in which classes exclude one another.
-        selection: How the best round is chosen: by the federation from the sites' mean, or by each site for itself.
+        multi_class: True if the method supports tasks in which classes exclude one another.
+        selection: Who chooses the best round: the ``federation`` by the sites' mean, or each ``site`` for itself.
         sequential: True if the model passes from hospital to hospital instead of being averaged.
         hospitals_train: True if hospitals train at all.
-        ranks_sites: True if every site trains once before round 1, for the order of the sites.
-        chooses_loss: True if ``[training]`` may choose another loss; False where the loss is part of the method.
-        needs_global_norm: Why batch normalisation cannot stay at the sites; empty where it can.
+        ranks_sites: True if every site trains once before round 1, to determine the order of the sites.
+        chooses_loss: True if ``[training]`` may choose another loss; False if the loss is part of the method.
+        needs_global_norm: Why batch normalisation cannot stay at the sites; empty if it can.
     """
 
     name: ClassVar[str]
@@ -162,7 +163,7 @@ class SiteMethod:
     parameters: Parameters
 
     def __init_subclass__(cls, **more: Any) -> None:
-        """Set ``plain_client`` and ``looks_at_images`` of a class that overrides the training and sets neither."""
+        """Set ``plain_client`` and ``looks_at_images`` of a subclass that overrides :meth:`client` or the loss."""
         super().__init_subclass__(**more)
         if vars(cls).keys() & {"client", "local_loss"}:
             cls.plain_client = vars(cls).get("plain_client", False)
@@ -185,68 +186,68 @@ class SiteMethod:
 
     @cached_property
     def counts_missing_as(self) -> Missing:
-        """Return how classes that a site does not annotate count in the loss."""
+        """Return how the loss treats classes that a site does not annotate."""
         return getattr(self.parameters, "missing", self.missing)
 
     @cached_property
     def loss(self) -> Loss:
-        """Return the loss that validation measures, and that a plain client minimises by default."""
+        """Return the loss that validation measures, which is by default also the training loss."""
         return PLAIN_LOSSES[self.task, self.counts_missing_as]
 
     def training_loss(self, examples: Examples, spec: TrainingSection) -> Loss:
-        """Return the loss that a plain client minimises, as ``[training]`` chooses it.
+        """Return the training loss: the one chosen in ``[training]``, or :attr:`loss`.
 
         Raises:
-            BadInput: If a plug-in is named that is not installed.
+            BadInput: If a chosen plug-in is not installed.
         """
         return make_training_loss(spec, self.loss, self.task, self.counts_missing_as, examples.labels)
 
     @cached_property
     def criterion(self) -> Criterion:
-        """Return the criterion of the best round where the experiment names none: AUROC in a multi-label task.
+        """Return the method's default criterion for the best round: AUROC in multi-label tasks, otherwise loss.
 
-        The papers compare AUROC, and the plain loss says little about adjusted or weighted logits. In a multi-class
-        task it is the loss, as in UniFed (specs 2.4).
+        The papers compare AUROC, and the plain loss says little about adjusted or weighted logits. UniFed uses the loss
+        in multi-class tasks (specs 2.4).
         """
         return "auroc" if self.task == "multi_label" else "loss"
 
     def criterion_for(self, evaluation: EvaluationSection) -> Criterion:
-        """Return the criterion of a run: the experiment's, or the method's own where it names none."""
+        """Return the criterion for the best round: the experiment's, or the method's default."""
         return self.criterion if evaluation.criterion == "method" else evaluation.criterion
 
     @property
     def pooled(self) -> Pooled:
-        """Return how missing labels count where a simulation pools all images at one site; ``no`` where it does not."""
+        """Return how missing labels count if a simulation pools all images at one site; ``no`` if it does not pool."""
         return "no"
 
     @cached_property
     def early_stopping(self) -> EarlyStopping | None:
-        """Return the rule by which a site stops training in a round; None for the experiment's number of epochs."""
+        """Return the rule that stops a site's training in a round; None for the experiment's number of epochs."""
         return None
 
     @cached_property
     def sends_norm(self) -> bool:
-        """Return whether batch normalisation is averaged with the trunk."""
+        """Return True if batch normalisation is averaged with the trunk."""
         return self.traffic.trunk and self.parameters.trunk == "fedavg"
 
     @cached_property
     def frozen_norm(self) -> bool:
-        """Return whether batch normalisation is neither trained nor updated."""
+        """Return True if batch normalisation is neither trained nor updated."""
         return self.parameters.trunk == "fedbn_plus"
 
     @cached_property
     def has_global_model(self) -> bool:
-        """Return whether the coordinator ends with one model for all classes."""
+        """Return True if training results in one model for all sites and classes at the coordinator."""
         return self.traffic.trunk and self.traffic.head and (self.sends_norm or self.frozen_norm)
 
     @cached_property
     def keeps_local_parts(self) -> bool:
-        """Return whether a site keeps a part of its model that it never sends."""
+        """Return True if a site keeps parts of its model that it never sends."""
         return not self.has_global_model
 
     @cached_property
     def shares_nothing(self) -> bool:
-        """Return whether every site trains alone, so that no model part is averaged."""
+        """Return True if every site trains alone, so that no model part is averaged."""
         return not self.traffic.trunk and not self.traffic.head
 
     def rows_of(self, site: str, contract: LabelContract) -> tuple[str, ...]:
@@ -254,7 +255,7 @@ class SiteMethod:
         return contract.sites[site] if self.traffic.rows == "own" else contract.class_names
 
     def rows_sent(self, held: tuple[str, ...], annotated: Collection[str]) -> tuple[str, ...]:
-        """Return the head rows that a site sends, of those it holds."""
+        """Return the head rows that a site sends, out of those that it holds."""
         return held if self.traffic.sends_rows == "all" else tuple(name for name in held if name in annotated)
 
     # ------------------------------------------------------------------ training
@@ -263,16 +264,16 @@ class SiteMethod:
         """Return the training loss, for methods whose loss depends only on the logits of one view of each image.
 
         Args:
-            statistics: The federation's statistics, as the coordinator sent them.
+            statistics: The statistics that the coordinator sent.
         """
         return self.training_loss(examples, spec)
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return the round of training: its objective, and how the site makes its statistics and its stored state."""
+        """Return one round at a site: the objective, and functions that make the statistics and the stored state."""
         return LocalRound(plain(self.local_loss(context.statistics, context.examples, context.spec)))
 
     def make_local_round(self, context: ClientContext) -> LocalRound:
-        """Return the round of :meth:`client`, with a pull to the received model where ``proximal_mu`` is set."""
+        """Return the round of :meth:`client`, with FedProx's proximal term if ``proximal_mu`` is set."""
         mu = self.parameters.proximal_mu
         if not mu:
             return self.client(context)
@@ -294,35 +295,35 @@ class SiteMethod:
         return faults
 
     def averaging_options(self) -> list[str]:
-        """Return the names of the parameters that are set but have an effect only where updates are averaged."""
+        """Return the names of the parameters that are set and affect only the averaging of updates."""
         keys = ("proximal_mu", "clip_update", "compress_update", "server_optimizer", "mean")
         return [key for key in keys if getattr(self.parameters, key) != Parameters.model_fields[key].default]
 
     def no_averaging_reason(self) -> str:
-        """Return why nothing is averaged; an empty string where updates are."""
+        """Return why the method averages nothing; empty if it averages updates."""
         if self.pooled != "no":
             return "there is one pseudo-site, and nothing to average"
         return "" if self.traffic.trunk else "every site trains by itself, and nothing is averaged"
 
 
 class SequentialSite(SiteMethod):
-    """The hospital's half of a method in which one model is passed on from hospital to hospital."""
+    """Base class of the hospital's half of methods that pass one model from hospital to hospital."""
 
     sequential = True
     missing = "negative"
 
     def averaging_options(self) -> list[str]:
-        """Return also weighting and warm-up, but not ``proximal_mu``, which works wherever hospitals train."""
+        """Add weighting and warm-up, and omit ``proximal_mu``, which has an effect wherever hospitals train."""
         options = [key for key in super().averaging_options() if key != "proximal_mu" or not self.hospitals_train]
         options += ["weighting"] if self.parameters.weighting != "uniform" else []
         return options + (["warm_up_epochs"] if self.parameters.warm_up_epochs else [])
 
     def no_averaging_reason(self) -> str:
-        """Return why nothing is averaged."""
+        """Return why the method averages nothing: the model is passed on."""
         return "the model is passed on, not averaged"
 
     def config_faults(self) -> list[Fault]:
-        """Return the faults; batch normalisation that stays at the sites is one, as the whole network is passed on."""
+        """Add a fault if batch normalisation is to stay at the sites, because the whole network is passed on."""
         faults = super().config_faults()
         if self.parameters.trunk == "fedbn":
             problem = f"makes no sense in {self.name}: the whole network is passed on, batch normalisation too."
@@ -331,5 +332,5 @@ class SequentialSite(SiteMethod):
 
 
 def largest_epoch_count(method: SiteMethod, plan: Plan) -> int:
-    """Return the largest number of local epochs of a round, which is the cap where training stops by itself."""
+    """Return the largest possible number of local epochs in a round: the experiment's, or the early stopping cap."""
     return max(plan.training.epochs, method.early_stopping.cap if method.early_stopping else 0, 1)

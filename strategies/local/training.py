@@ -1,4 +1,4 @@
-"""The training loop of all methods, for hospitals and for a coordinator that trains, on plain tensors."""
+"""The training loop of all methods, at hospitals and at a coordinator that trains; it knows no messages."""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class FrozenParts:
-    """The parts of a network that are not trained: batch normalisation, or the backbone during warm-up."""
+    """Flags for the parts of a network that are not trained: batch normalisation, or the backbone during warm-up."""
 
     norm: bool = False
     backbone: bool = False
@@ -38,10 +38,10 @@ class FrozenParts:
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """A :class:`strategies.local.objective.Batch` of a site's examples.
+    """The :class:`strategies.local.objective.Batch` that the training loop makes.
 
     Attributes:
-        augmented: Function that draws a random view of images; None where a view is the images themselves.
+        augmented: Function that returns a random view of images; None without augmentation.
         arithmetic: Context of :func:`common.models.network.autocast` in which the network computes.
     """
 
@@ -64,7 +64,7 @@ class MiniBatch:
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """The data and settings of local training, which are the same for all epochs of a round.
+    """The data and settings of local training, equal for all epochs of a round.
 
     Attributes:
         epoch: Function that trains one epoch; None for :func:`train_epoch`.
@@ -79,7 +79,7 @@ class TrainingTask:
 
 
 class EpochFunction(Protocol):
-    """A function that trains over all examples once, in the place of :func:`train_epoch`."""
+    """A function that trains one epoch and can replace :func:`train_epoch`."""
 
     def __call__(
         self,
@@ -93,10 +93,10 @@ class EpochFunction(Protocol):
 def train_epoch(
     network: SplitNetwork, exercise: TrainingTask, optimizer: torch.optim.Optimizer, generator: torch.Generator
 ) -> Losses:
-    """Train over all examples once, reshuffled; return the loss of every batch.
+    """Train one epoch in newly shuffled order; return the loss of every batch.
 
     Args:
-        generator: Generator on the CPU that draws order and augmentation, so that these do not depend on the device.
+        generator: CPU generator for order and augmentation, so that these do not depend on the device.
     """
     examples, spec, frozen = exercise.examples, exercise.spec, exercise.frozen
     train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
@@ -144,7 +144,7 @@ class TrainingMetrics:
 
     Attributes:
         losses: Losses of every batch of all epochs.
-        last_loss: Mean loss over the batches of the last epoch, or of the epoch whose weights are returned.
+        last_loss: Mean training loss of the last epoch, or with early stopping of the epoch whose weights are returned.
         epochs: Number of epochs that were trained.
     """
 
@@ -166,10 +166,10 @@ def train_fixed_epochs(
 
 @dataclass(frozen=True)
 class StopCriterion:
-    """The data, the loss and the rule that decide when local training stops.
+    """The data, loss and rule that decide when local training stops.
 
     Attributes:
-        validation: The validation images; None to decide by each epoch's training loss, so that the choice of an epoch
+        validation: The validation images; None to decide by each epoch's training loss, so that the stopping epoch
             reveals nothing about validation images.
     """
 
@@ -179,11 +179,11 @@ class StopCriterion:
 
     @property
     def lacks_validation_labels(self) -> bool:
-        """Return True if validation images should decide but none of them has a label."""
+        """Return True if validation images should decide but none of them has a known label."""
         return self.validation is not None and not self.validation.has_known_labels
 
     def loss_after(self, network: SplitNetwork, losses: Losses, spec: TrainingSection) -> float:
-        """Return the loss by which to decide after an epoch; NaN where there is none."""
+        """Return the loss after an epoch for the stopping rule; NaN if there is none."""
         if self.validation is None:
             return float(losses.mean())
         loss = validate_network(network, self.validation, self.loss, spec).loss
@@ -197,9 +197,9 @@ def train_until_settled(
     generator: torch.Generator,
     criterion: StopCriterion,
 ) -> TrainingMetrics:
-    """Train until the loss settles, and restore the weights of its lowest point (specs 2.4, step 4).
+    """Train until the loss settles, and restore the weights of the lowest loss (specs 2.4, step 4).
 
-    Without validation labels the training lasts the experiment's number of epochs.
+    Without validation labels the experiment's number of epochs is trained.
     """
     if criterion.lacks_validation_labels:
         return train_fixed_epochs(network, exercise, optimizer, generator)
@@ -218,7 +218,7 @@ def train_until_settled(
 def shuffle_into_batches(n: int, size: int, generator: torch.Generator, device: torch.device = CPU) -> Sequence[Tensor]:
     """Return the indices 0 to ``n - 1``, shuffled and split into batches.
 
-    A last batch of one image joins the batch before it, because batch normalisation needs two images.
+    If the last batch has one image, the image joins the batch before, because batch normalisation needs two images.
     """
     parts = list(torch.split(torch.randperm(n, generator=generator), size))
     if len(parts) > 1 and len(parts[-1]) == 1:
@@ -240,7 +240,7 @@ class ValidationMetrics:
 def validate_network(
     network: SplitNetwork, examples: Examples, loss: Loss, spec: TrainingSection, but: Collection[str] = ()
 ) -> ValidationMetrics:
-    """Return the loss over all examples and the mean AUROC over the annotated classes, except those in ``but``."""
+    """Return the loss over all examples, and the mean AUROC over the annotated classes except those in ``but``."""
     if not examples.has_known_labels:
         return ValidationMetrics()
     logits = compute_logits(network, examples.images, spec.precision)
@@ -257,7 +257,7 @@ def validate_network(
 
 @contextlib.contextmanager
 def reproducible_training(seed: int, threads: int) -> Iterator[torch.Generator]:
-    """Fix threads and seeds inside the context, which yields a CPU generator; restore the old state afterwards."""
+    """Fix thread count and seeds inside the context, which yields a seeded CPU generator; restore both afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
@@ -273,10 +273,10 @@ def reproducible_training(seed: int, threads: int) -> Iterator[torch.Generator]:
 
 
 def check_not_diverged(trained: ModelState, loss: float) -> None:
-    """Raise an error if training left values that are not finite, so that such a round is not stored.
+    """Check that the trained values and the loss are finite, so that a diverged round is not stored.
 
     Raises:
-        FloatingPointError: Naming what would help.
+        FloatingPointError: With advice, if any is not finite.
     """
     for values in (loss, trained.trunk, trained.norm, trained.head.weight, trained.head.bias):
         if not np.isfinite(values).all():

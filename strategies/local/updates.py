@@ -1,12 +1,13 @@
-"""Clipping and rounding of a site's update before the site sends it, for any method.
+"""Clipping and rounding of an update at the site, before the update is sent; available to any method.
 
 Clipping: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018,
 section 2 ("flat clipping"): the whole update is one vector.
 
-Rounding: Seide, Fu, Droppo, Li, Yu, "1-Bit Stochastic Gradient Descent", Interspeech 2014; Karimireddy, Rebjock, Stich,
-Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019: what one round's rounding loses
-is added to the next round's update before that is rounded. Only the trunk is rounded; head rows and batch normalisation
-are small, and a running variance has no room for errors."""
+Rounding with error feedback: Seide, Fu, Droppo, Li, Yu, "1-Bit Stochastic Gradient Descent", Interspeech 2014;
+Karimireddy, Rebjock, Stich, Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
+The rounding error of a round is added to the next update before rounding. Only the trunk is rounded; head rows and
+batch normalisation are small, and a running variance does not tolerate errors.
+"""
 
 from dataclasses import replace
 
@@ -18,12 +19,12 @@ from common.wire.records import Form, ModelGroups
 
 
 def measure_length(update: ModelGroups) -> float:
-    """Return the Euclidean length of an update over all its groups, taken as one vector."""
+    """Return the Euclidean length of an update: all model parts together as one vector."""
     return float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in update.to_named_arrays().values())))
 
 
 def clip_to_length(update: ModelGroups, bound: float) -> ModelGroups:
-    """Return the update, shortened to the Euclidean length ``bound`` if it is longer; its direction stays."""
+    """Scale an update down to the Euclidean length ``bound`` if it is longer."""
     length = measure_length(update)
     if length <= bound:
         return update
@@ -31,14 +32,14 @@ def clip_to_length(update: ModelGroups, bound: float) -> ModelGroups:
 
 
 def scale_array(array: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
-    """Return array times factor; a tiny factor stays float64, because as float32 it could make the result too long."""
+    """Return an array times a factor as float32; a tiny factor is multiplied in float64 to stay accurate."""
     if factor < np.finfo(np.float32).tiny:
         return (array * np.float64(factor)).astype(np.float32)
     return array * np.float32(factor)
 
 
 def compress_trunk(update: ModelGroups, unsent: ModelGroups, form: Form) -> tuple[ModelGroups, ModelGroups]:
-    """Return the update with its trunk rounded, and the rounding error, which is added to the next update.
+    """Return the update with a rounded trunk, and the rounding error, which is added to the next update.
 
     Args:
         update: Trained model minus received model.

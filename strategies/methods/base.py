@@ -1,4 +1,4 @@
-"""The coordinator's half of a method: the mean of head rows, the weights of sites and the method's statistics."""
+"""The base class of the coordinator's half of all methods: mean of head rows, weights of sites, statistics."""
 
 import math
 import warnings
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """All that a method's rules may look at: the knowledge of the coordinator when a round begins or ends.
+    """The data that a method's rules may use: the coordinator's knowledge at the beginning or end of a round.
 
     Attributes:
-        contract: The run's classes, and which of them each site annotates.
-        answers: Answers to the roll call, by site.
-        statistics: Statistics that the method aggregated so far; part of the coordinator's state.
+        contract: The run's classes, and the classes that each site annotates.
+        answers: Site -> its answer to the roll call.
+        statistics: Statistics that the method has aggregated so far; part of the coordinator's state.
         round: Number of the round that begins or has just ended.
     """
 
@@ -48,7 +48,7 @@ class RoundContext:
 
 
 class SiteReply(Protocol):
-    """The part of a site's reply that a method's rules read."""
+    """The part of a site's reply that a method's rules use."""
 
     @property
     def train_samples(self) -> float:
@@ -64,22 +64,22 @@ class SiteReply(Protocol):
 
 
 class Method(Strategy):
-    """FedAvg (McMahan et al., AISTATS 2017), the base of all methods: each overrides the rules in which it differs.
+    """The coordinator's half of FedAvg (McMahan et al., AISTATS 2017) and base class of all methods.
 
-    All rules are pure functions, so that a run can be checked by computing it again from stored updates. As a Flower
-    ``Strategy`` a method hands every call to a :class:`strategies.engine.coordinator.Coordinator`: call
-    :meth:`prepare`, then :meth:`start`.
+    Subclasses override the rules in which they differ. All rules are pure functions, so that an audit can recompute a
+    run from stored updates. A method is also a Flower ``Strategy``: call :meth:`prepare`, which makes a
+    :class:`strategies.engine.coordinator.Coordinator` that handles every call, then :meth:`start`.
 
     Args:
         parameters: The ``[method]`` table.
 
     Raises:
-        pydantic.ValidationError: For a table that does not fit.
-        BadInput: Where the method does not serve the task.
+        pydantic.ValidationError: If the table is invalid.
+        BadInput: If the method does not support the task.
 
     Attributes:
         site_class: Class of the hospital's half.
-        site: The hospital's half with these parameters; both sides read what it declares.
+        site: The hospital's half with these parameters; the coordinator reads its declarations.
     """
 
     site_class: ClassVar[type[SiteMethod]] = SiteMethod
@@ -91,17 +91,17 @@ class Method(Strategy):
 
     @property
     def last_rounds(self) -> int:
-        """Return the number of a run's last rounds that differ from the others, so that the run cannot be extended."""
+        """Return how many rounds at the end of a run differ from the others; a run with any cannot be extended."""
         return 0
 
     # ------------------------------------------------------------------ the rules of a round
 
     @property
     def head_mean(self) -> HeadMean:
-        """Return the factory of the accumulator that averages head rows: in FedAvg over all sites.
+        """Return the factory of the accumulator that averages head rows; in FedAvg the average is over all sites.
 
-        The factory takes the class names and the width of the head's rows; the accumulator takes the sites' heads one
-        by one.
+        The factory takes the class names and the width of a head row. The accumulator takes the sites' heads one by
+        one.
         """
         return WholeHeadMean
 
@@ -110,35 +110,35 @@ class Method(Strategy):
         return lambda site: NO_ARRAYS
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
-        """Return the names and shapes of the statistics that a site's reply must hold.
+        """Return the names and shapes of the statistics that a site's reply must contain.
 
         Args:
-            context: The knowledge when the round began.
+            context: The coordinator's knowledge at the beginning of the round.
             features: Width of a head row.
         """
         return {}
 
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
-        """Return the statistics that the coordinator keeps after a round.
+        """Return the statistics that the coordinator stores after a round.
 
         Args:
-            context: The knowledge when the round began.
-            replies: Replies that count, in the order of site names.
+            context: The coordinator's knowledge at the beginning of the round.
+            replies: Accepted replies, in the order of site names.
         """
         return context.statistics
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
-        """Turn each site's plain weight into the weight that it has in this round's means.
+        """Convert each site's plain weight into the site's weight in this round's means.
 
         Args:
-            context: The knowledge when the round began.
-            replies: Replies that count, in the order of site names.
-            weights: One plain weight for each site; neither these nor the returned ones need to sum to one.
+            context: The coordinator's knowledge at the beginning of the round.
+            replies: Accepted replies, in the order of site names.
+            weights: One plain weight for each site; neither the plain nor the returned weights need to sum to one.
         """
         return weights
 
     def finalize(self, server_round: int, model: ModelState, moments: Moments) -> tuple[ModelState, Moments]:
-        """Change the model that the mean updates make into the global model; return it with the new moments.
+        """Return the global model, made from the model after the mean updates, and the new moments.
 
         A method may store arrays for later rounds in the moments, which are part of the coordinator's state.
         """
@@ -147,15 +147,15 @@ class Method(Strategy):
     # ------------------------------------------------------------------ figures, and what does not fit
 
     def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return figures of the statistics after a round, for ``rounds.jsonl``; None marks an unknown number."""
+        """Return figures of the statistics after a round for ``rounds.jsonl``; None stands for an unknown number."""
         return {}
 
     def summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return figures of the statistics after the last round, which go to ``summary.json``."""
+        """Return figures of the statistics after the last round for ``summary.json``."""
         return {}
 
     def contract_faults(self, contract: LabelContract) -> list[Fault]:
-        """Return the faults because of which the method cannot serve this label contract."""
+        """Return the faults if the method does not support this label contract."""
         mean = self.site.parameters.mean
         if mean is not None and len(contract.sites) < mean.fewest_sites:
             problem = f"{mean.kind} needs {mean.fewest_sites} sites or more; there are {len(contract.sites)}."
@@ -168,13 +168,13 @@ class Method(Strategy):
         return [Fault("run.method", problem, remedy)]
 
     def roll_call_faults(self, context: RoundContext) -> list[Fault]:
-        """Return the faults in the answers to the roll call that prevent this method."""
+        """Return the faults in the answers to the roll call that make this method impossible."""
         return []
 
     # ------------------------------------------------------------------ a Flower strategy
 
     def prepare(self, plan: Plan, participation: ParticipationSection, run: str, **options: Any) -> Self:
-        """Prepare the coordination of one run.
+        """Make the coordinator of one run, which handles all later calls.
 
         Args:
             plan: The part of the experiment that hospitals receive.
@@ -195,7 +195,7 @@ class Method(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run all rounds of training; see :meth:`strategies.engine.coordinator.Coordinator.start`."""
+        """Train all rounds; see :meth:`strategies.engine.coordinator.Coordinator.start`."""
         if train_config or evaluate_config or evaluate_fn:
             warnings.warn("the plan settles training and evaluation; the extra arguments are ignored", stacklevel=2)
         return self._coordinator.start(grid, initial_arrays, num_rounds, timeout)
@@ -207,14 +207,14 @@ class Method(Strategy):
         return self._coordinator.configure_train(server_round, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
-        """Update the coordinator's model by the replies that count; return the mean training loss, but no arrays."""
+        """Update the coordinator's model from the accepted replies; return no arrays, and the mean training loss."""
         loss = self._coordinator.aggregate_train(server_round, replies).mean_train_loss
         return None, MetricRecord({} if loss is None else {"train-loss": loss})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return messages that ask for the validation loss of the model after the last round."""
+        """Return messages that request the validation loss of the model after the last round."""
         return self._coordinator.configure_evaluate()
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -229,12 +229,12 @@ class Method(Strategy):
 
 @dataclass(frozen=True)
 class ServerTraining:
-    """Settings by which the coordinator trains on its own images and mixes the result into the model (UniFed).
+    """Settings of the coordinator's own training (UniFed), whose model is mixed with the hospitals' model.
 
     Attributes:
-        early_stopping: The early stopping rule of its training.
+        early_stopping: The early stopping rule of the coordinator's training.
         alpha: Weight of the hospitals' model in the mixture.
-        patience: Rounds without a better model on the coordinator's validation part after which the run ends.
+        patience: The run ends after this many rounds without a better model on the coordinator's validation part.
     """
 
     early_stopping: EarlyStopping
@@ -243,39 +243,39 @@ class ServerTraining:
 
 
 class SequentialMethod(Method):
-    """Base of methods that pass one model from hospital to hospital instead of averaging updates."""
+    """Base class of methods that pass one model from hospital to hospital instead of averaging updates."""
 
     site_class = SequentialSite
 
     @property
     def server_training(self) -> ServerTraining | None:
-        """Return the settings of the coordinator's own training; None where it does not train."""
+        """Return the settings of the coordinator's own training; None if it does not train."""
         return None
 
     def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
-        """Return the sites of a round, given sorted by name, in the order in which the model visits them."""
+        """Return the order in which the model visits the sites of a round; ``sites`` are sorted by name."""
         return sites
 
     def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
-        """Return the model that the round would end with after this site: here the model as the site left it.
+        """Return the round's result after this site; by default the model that the site returned.
 
         Args:
-            left: Number of rounds that follow this one.
-            hops: Number of sites visited in this round, this one included.
-            result: Result after the site before; at the first site the model that the round began with.
+            left: Number of rounds after this one.
+            hops: Number of sites visited in this round, including this site.
+            result: Result after the previous site; at the first site the model from the beginning of the round.
             passed: The model after this site.
         """
         return passed
 
 
 def convert_to_json_numbers(values: Mapping[str, NDArray[np.floating]]) -> dict[str, float | None]:
-    """Turn arrays of one number each into numbers for JSON, with None for NaN and infinity."""
+    """Convert arrays of one number each to numbers for JSON; NaN and infinity become None."""
     numbers = {name: float(value.item()) for name, value in values.items()}
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
 
 def find_coordinator_image_faults(method: Method, own: Splits | None) -> list[Fault]:
-    """Return a fault if the method trains at the coordinator, which lacks training or validation images."""
+    """Return a fault if the method trains at the coordinator, and training or validation images are missing there."""
     if not isinstance(method, SequentialMethod) or method.server_training is None:
         return []
     if own and len(own.train) and len(own.validation):

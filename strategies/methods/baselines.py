@@ -1,6 +1,6 @@
-"""The baselines that the papers compare to (specs 1.6, 2.3, 3.6, 4.2); each differs from FedAvg in a single choice.
+"""The baselines of the papers' comparisons (specs 1.6, 2.3, 3.6, 4.2); each differs from FedAvg in one choice.
 
-The coordinator's half of all of them is FedAvg's; the hospital's half declares the choice.
+The coordinator's half of each is that of FedAvg; the hospital's half declares the choice.
 """
 
 from functools import cached_property
@@ -15,7 +15,7 @@ from strategies.methods.base import Method
 
 
 class FedAvgParameters(Parameters):
-    """The ``[method]`` table of ``fedavg``, whose default is to weigh a site by its images."""
+    """The ``[method]`` table of ``fedavg``; by default a site's weight is its number of training images."""
 
     weighting: Weighting = "samples"
 
@@ -29,7 +29,7 @@ class FedBNPlusParameters(FedAvgParameters):
 
 
 class FedProxParameters(FedAvgParameters):
-    """The ``[method]`` table of ``fedprox``; UniFed's authors take ``proximal_mu`` 0.3 (specs 4.2)."""
+    """The ``[method]`` table of ``fedprox``; UniFed's authors use ``proximal_mu`` 0.3 (specs 4.2)."""
 
     proximal_mu: float = Field(0.01, gt=0)
     missing: Missing = "masked"
@@ -39,8 +39,9 @@ class CentralisedParameters(Parameters):
     """The ``[method]`` table of ``centralised``.
 
     Attributes:
-        missing: How a class counts that an image's site does not annotate. ``negative`` counts it as absent, as in the
-            paper; ``masked`` leaves it out; ``known`` uses the true label, which no site has, as an upper bound.
+        missing: How the loss treats classes that an image's site does not annotate. ``negative`` counts them as absent,
+            as in the paper; ``masked`` omits them; ``known`` uses the true labels, which no site has, as an upper
+            bound.
     """
 
     missing: Literal["negative", "masked", "known"] = "negative"
@@ -52,7 +53,7 @@ class VanillaSite(SiteMethod):
 
 
 class Vanilla(Method):
-    """Every site has every head row; a class that a site does not annotate counts as absent."""
+    """FedAvg with all head rows at every site; classes that a site does not annotate count as negative."""
 
     site_class = VanillaSite
 
@@ -62,10 +63,10 @@ class PartialLossSite(SiteMethod):
 
 
 class PartialLoss(Method):
-    """Every site has every head row and learns from its own classes; the whole head is averaged over all sites.
+    """FedAvg with all head rows at every site; classes that a site does not annotate are omitted from its loss.
 
-    The paper's warm-up counts a missing label as negative, which handicaps this baseline. Here the warm-up, too, leaves
-    missing labels out of the loss (specs 1.6).
+    In the paper, the warm-up counts missing labels as negative, which weakens this baseline. Here the warm-up omits
+    missing labels, too (specs 1.6).
     """
 
     site_class = PartialLossSite
@@ -77,7 +78,7 @@ class PersonalisedHeadsSite(SiteMethod):
 
 
 class PersonalisedHeads(Method):
-    """Everything but the head is averaged; each site keeps a head of its own classes."""
+    """FedAvg without the head; each site keeps a local head for its own classes."""
 
     site_class = PersonalisedHeadsSite
 
@@ -89,7 +90,7 @@ class IndividualSite(SiteMethod):
 
 
 class Individual(Method):
-    """Each site trains alone, for the same number of epochs; only losses are exchanged."""
+    """Training of each site alone, for the same number of epochs; only losses are sent to the coordinator."""
 
     site_class = IndividualSite
 
@@ -101,17 +102,17 @@ class CentralisedSite(SiteMethod):
 
     @cached_property
     def counts_missing_as(self) -> Missing:
-        """Return ``masked``: labels that stay unknown when images are pooled are left out of the loss."""
+        """Return ``masked``: labels that are unknown after pooling are omitted from the loss."""
         return "masked"
 
     @property
     def pooled(self) -> Pooled:
-        """Return how a class counts that an image's site does not annotate."""
+        """Return how the loss treats classes that an image's site does not annotate."""
         return self.parameters.missing
 
 
 class Centralised(Method):
-    """All images in one place, which no hospital allows: the upper bound of a federation."""
+    """Training on all sites' images pooled in one place, which no hospital allows: the upper bound of a federation."""
 
     site_class = CentralisedSite
 
@@ -123,7 +124,7 @@ class FedAvgSite(SiteMethod):
 
 
 class FedAvg(Method):
-    """McMahan et al., AISTATS 2017: every site annotates every class, and all parts of the model are averaged."""
+    """FedAvg (McMahan et al., AISTATS 2017): every site annotates every class, and the whole model is averaged."""
 
     site_class = FedAvgSite
 
@@ -134,7 +135,7 @@ class FedBNSite(FedAvgSite):
 
 
 class FedBN(Method):
-    """Li et al., ICLR 2021: FedAvg with batch normalisation kept at the site."""
+    """FedBN (Li et al., ICLR 2021): FedAvg with batch normalisation that stays local at each site."""
 
     site_class = FedBNSite
 
@@ -145,7 +146,7 @@ class FedBNPlusSite(FedAvgSite):
 
 
 class FedBNPlus(Method):
-    """FedAvg with batch normalisation frozen at its initial values (arXiv 2303.06180)."""
+    """FedBN+: FedAvg with batch normalisation frozen at its initial values (arXiv 2303.06180)."""
 
     site_class = FedBNPlusSite
 
@@ -156,6 +157,6 @@ class FedProxSite(SiteMethod):
 
 
 class FedProx(Method):
-    """Li et al., MLSys 2020: FedAvg with a pull back to the received model; here with partial labels too."""
+    """FedProx (Li et al., MLSys 2020): FedAvg with a proximal term in the loss; sites may have partial labels."""
 
     site_class = FedProxSite

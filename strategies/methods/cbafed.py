@@ -1,31 +1,34 @@
-"""CBAFed: pseudo labels that are fixed for a round, by thresholds that are lower for rarer classes.
+"""CBAFed: pseudo-labels that are fixed for a round, with a confidence threshold that is lower for rarer classes.
 
 Li, Li, Wang: "Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning", CVPR 2023; as a
 comparator in Sun et al., "FedMLP", MICCAI 2024, tables 1 and 2. We had the paper's abstract, descriptions of it and
-both groups' released code at hand, not its numbered equations.
+both groups' released code, not its numbered equations.
 
-The paper's. Stage 1: labelled sites train alone. Stage 2: a site without labels gives each image, once at the
-beginning of a round and by the received model, the class of the highest probability if that is above the class's
-threshold, and trains on those; ``tau_c = p_c + base - std(p)``, cut off above, where p_c is class c's share of
-all that was trained on in the last round, labels and pseudo labels. A site weighs as many images as it trained on. The
-*residual weight connection*: every fifth round the mean is mixed half and half with the model as it was after the
-last such mixing; in the supervised training of stage 1 it is every fifth epoch, and the earlier model has 0.8.
+The paper's method. Stage 1: only sites with labels train. Stage 2: at the beginning of a round, a site without labels
+predicts each image with the received model. The image gets the most probable class as its pseudo-label if the
+probability exceeds the class's threshold ``tau_c = p_c + base - std(p)``, which has an upper limit. Here p_c is class
+c's share of the labels and pseudo-labels of the last round. A site's weight is the number of images that it trained on.
+*Residual weight connection*: every fifth round the mean is mixed half and half with the model after the last mixing; in
+stage 1 every fifth epoch, and the earlier model's share is 0.8.
 
-Ours, because here each site labels some of the classes, entry by entry (all but the first as FedMLP's authors have it):
+Our version, because here each site labels some of the classes. An *entry* is one class of one image. All points but the
+first follow FedMLP's authors:
 
-- As in the paper, and unlike FedMLP's authors, who tag anew in every batch, tags are fixed for a round.
-- In a class that a site does not label, an entry is positive with a probability above tau_c, negative with one below
-  ``1 - tau_c``, else left out; p_c is class c's share of all entries trained on. So it rises with how many sites label
-  the class, and falls for a class of which few dare say anything. base is 0.45, not 0.84, tau from 0.55 to 0.95.
-- A site weighs as many entries as it trained on.
-- With one local epoch a round there is no fifth epoch: in stage 1, too, the coordinator mixes every fifth round.
-- As in FedMLP's authors' code, what a batch's labels cost is one mean over their entries, and the tags of each class
-  that the site does not label add a mean of their own: one tag of a rare class weighs as much as all labels together.
-  ``pseudo_label_reduction = "entries"`` takes one mean over labels and tags alike.
-- Left out: an unsure image is given its second most likely class if that is rare. A yes or no has no second.
+- Pseudo-labels are fixed for a round, as in the paper; FedMLP's authors make new ones in every batch.
+- In a class that a site does not label, an entry is positive if its probability is above tau_c, negative if it is below
+  ``1 - tau_c``, and otherwise omitted; p_c is class c's share of all entries trained on. So p_c rises with the number
+  of sites that label the class, and falls if few entries are confident. base is 0.45 instead of 0.84; tau is limited to
+  0.55 to 0.95.
+- A site's weight is the number of entries that it trained on.
+- With one local epoch in a round there is no fifth epoch, so in stage 1, too, the coordinator mixes every fifth round.
+- The loss is the mean over labels plus one mean for each class with pseudo-labels. So one pseudo-label of a rare class
+  can weigh as much as all labels together. ``pseudo_label_reduction = "entries"`` takes one mean over labels and
+  pseudo-labels.
+- Omitted: the paper gives an uncertain image its second most likely class if that class is rare. A class that is only
+  present or absent has no second.
 
-FedMLP's authors weigh positives by images over positives, counted for all classes from labels that the site does not
-have; we count its own labels, and tags. Their stage 1 divides p by images, ours by entries, as their stage 2.
+FedMLP's authors weigh positives by images over positives, counted with labels that the site does not have; we count the
+site's own labels and pseudo-labels. Their stage 1 divides p by images; ours divides by entries, as their stage 2 does.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,24 +58,23 @@ Float64 = NDArray[np.float64]
 class CBAFedParameters(Parameters):
     """The ``[method]`` table of CBAFed.
 
-    In stage 2 an unlabelled entry of class c becomes positive if the received model's probability is above ``tau_c``,
-    and negative if it is below ``1 - tau_c``. The threshold is
-    ``tau_c = clip(p_c + threshold_base - std(p), threshold_lowest, threshold_highest)``, where p_c is class c's share
-    of all entries that the sites trained on, and std is the standard deviation over classes. A mixing replaces the
-    model by ``share * earlier model + (1 - share) * model``.
+    In stage 2 an unlabelled entry (a class of an image) becomes positive if the received model's probability is above
+    ``tau_c``, and negative if it is below ``1 - tau_c``. The threshold is ``tau_c = clip(p_c + threshold_base - std(p),
+    threshold_lowest, threshold_highest)``: p_c is class c's share of all entries that the sites trained on, and std is
+    the standard deviation over classes. A mixing replaces the model by ``share * earlier model + (1 - share) * model``.
 
     Attributes:
         stage_one_rounds: Number of rounds before the first pseudo-labels.
         threshold_base: Constant of the thresholds in the formula above.
-        threshold_lowest: Lower bound of all thresholds.
-        threshold_highest: Upper bound of all thresholds.
-        residual_every: Rounds from one mixing with the earlier model to the next; 0 never mixes.
+        threshold_lowest: Lower limit of all thresholds.
+        threshold_highest: Upper limit of all thresholds.
+        residual_every: Number of rounds between two mixings with the earlier model; 0 never mixes.
         residual_stage_one: Share of the earlier model in stage 1.
         residual: Share of the earlier model in stage 2.
-        balanced: True to weigh the positives of each class by ``entries / positives``, where both are the site's counts
-            of labels and pseudo-labels of the class.
-        pseudo_label_reduction: ``classes`` gives the pseudo-labels of each class a mean of their own; ``entries``
-            takes one mean over labels and pseudo-labels.
+        balanced: True to weigh the positives of each class by ``entries / positives``, where both count the site's
+            labels and pseudo-labels of the class.
+        pseudo_label_reduction: ``classes`` gives the pseudo-labels of each class a mean of their own; ``entries`` takes
+            one mean over labels and pseudo-labels.
     """
 
     weighting: Weighting = "samples"
@@ -102,15 +104,15 @@ def compute_pseudo_label_thresholds(entries: Floats, base: float, lowest: float,
 
 
 def count_trained_entries(reply: SiteReply) -> Float64:
-    """Return how many labels and pseudo-labels of each class a site trained on, ``(classes,)``.
+    """Return how many labels and pseudo-labels of each class a site says it trained on, ``(classes,)``.
 
-    Each count is capped at the site's number of training images.
+    Each count is limited to the site's number of training images.
     """
     return np.nan_to_num(reply.statistics["entries"].astype(np.float64)).clip(0, reply.train_samples)
 
 
 def mix_with_earlier_model(model: ModelState, earlier: ModelGroups, share: float) -> ModelState:
-    """Return ``share`` times the earlier model plus ``1 - share`` times the new one."""
+    """Return ``share * earlier + (1 - share) * model``, value by value."""
     now = ModelGroups.from_model(model).to_named_arrays()
     values = {name: mix_tensors(array, now[name], share) for name, array in earlier.to_named_arrays().items()}
     return ModelGroups.from_named_arrays(values, model.head.class_names).to_model()
@@ -119,10 +121,10 @@ def mix_with_earlier_model(model: ModelState, earlier: ModelGroups, share: float
 def loss_over_labels_and_tags(
     logits: Tensor, targets: Tensor, annotated: Tensor, positive_weight: Tensor | None
 ) -> Tensor:
-    """Return the mean cross-entropy over labels, plus the mean over the tags (pseudo-labels) of each unlabelled class.
+    """Return the mean cross-entropy over labels, plus one mean over the pseudo-labels of each unlabelled class.
 
     Args:
-        targets: Labels and tags ``(batch, classes)``, NaN where there is neither.
+        targets: Labels and pseudo-labels ``(batch, classes)``, NaN if there is neither.
         annotated: Classes that the site labels, bool ``(classes,)``.
         positive_weight: Weight of the positives of each class, ``(classes,)``; None weighs all by 1.
     """
@@ -136,10 +138,10 @@ def loss_over_labels_and_tags(
 
 
 def assign_pseudo_labels(probabilities: Tensor, threshold: Tensor) -> Tensor:
-    """Return 1 above the class's threshold, 0 below one minus the threshold, NaN between; ``(n, classes)``.
+    """Return pseudo-labels: 1 above the class's threshold, 0 below one minus the threshold, otherwise NaN.
 
     Args:
-        probabilities: Probabilities by the received model, of images without augmentation.
+        probabilities: The received model's probabilities ``(n, classes)`` for images without augmentation.
         threshold: ``(classes,)``, at least 0.5.
     """
     negative_or_unsure = torch.where(probabilities < 1 - threshold, 0.0, torch.nan)
@@ -150,7 +152,7 @@ def assign_pseudo_labels(probabilities: Tensor, threshold: Tensor) -> Tensor:
 
 
 class CBAFedSite(SiteMethod):
-    """The hospital's half of CBAFed: in stage 2 it tags entries before training, and trains on the tags too."""
+    """The hospital's half of CBAFed: from stage 2 on, it trains on labels and on pseudo-labels made before training."""
 
     name = "cbafed"
     table = CBAFedParameters
@@ -163,7 +165,7 @@ class CBAFedSite(SiteMethod):
     multi_class = False
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return a round on the cross-entropy of labels and tags."""
+        """Return a round that minimises the cross-entropy of labels and pseudo-labels."""
         parameters, targets = self.parameters, self.labels_and_pseudo_labels(context)
         positive_weight = compute_positive_weights(targets) if parameters.balanced else None
 
@@ -174,7 +176,7 @@ class CBAFedSite(SiteMethod):
             return loss(logits, targets[batch.rows], batch.annotated, positive_weight)
 
         def statistics(model: Model, losses: Losses) -> Arrays:
-            """Return the number of entries of each class that were trained on, from the last round of stage 1 on."""
+            """Return how many entries of each class were trained on; nothing before the last round of stage 1."""
             if context.round < parameters.stage_one_rounds:
                 return {}
             return {"entries": (~targets.isnan()).sum(dim=0).cpu().numpy().astype(np.float32)}
@@ -182,7 +184,7 @@ class CBAFedSite(SiteMethod):
         return LocalRound(objective, statistics)
 
     def labels_and_pseudo_labels(self, context: ClientContext) -> Tensor:
-        """Return the site's labels, in stage 2 also the received model's tags; NaN elsewhere, ``(n, classes)``."""
+        """Return the site's labels and, in stage 2, pseudo-labels, ``(n, classes)``; NaN if there is neither."""
         examples, statistics = context.examples, context.statistics
         if context.round <= self.parameters.stage_one_rounds or "thresholds" not in statistics:
             return examples.labels
@@ -195,17 +197,17 @@ class CBAFedSite(SiteMethod):
 
 
 class CBAFed(Method):
-    """FedAvg weighted by labels and tags trained on, mixed with an earlier model; each class has a tag threshold."""
+    """The coordinator's half of CBAFed: weights by trained entries, mixing with an earlier model, thresholds."""
 
     site_class = CBAFedSite
     site: CBAFedSite
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return the classes' thresholds for tags, the same for all sites."""
+        """Return the pseudo-label thresholds of the classes, equal for all sites."""
         return lambda site: context.statistics
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of the entries of each class that a site trained on, from the last round of stage 1 on."""
+        """Return the shape of a site's counts of trained entries; no statistics before the last round of stage 1."""
         if context.round < self.site.parameters.stage_one_rounds:
             return {}
         return {"entries": (len(context.contract.class_names),)}
@@ -224,7 +226,7 @@ class CBAFed(Method):
         }
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
-        """Return in stage 2 each plain weight times the entries per image that the site trained on."""
+        """Return in stage 2 each plain weight times the site's number of trained entries per image."""
         if context.round <= self.site.parameters.stage_one_rounds:
             return weights
         sizes = [float(count_trained_entries(reply).sum()) / reply.train_samples for reply in replies.values()]
@@ -232,7 +234,10 @@ class CBAFed(Method):
         return scaled if sum(scaled) > 0 else weights
 
     def finalize(self, server_round: int, model: ModelState, moments: Moments) -> tuple[ModelState, Moments]:
-        """Mix in the earlier model every few rounds, and store the mixture; each stage starts without one."""
+        """Mix the earlier model into the model every few rounds, and store the result as the next earlier model.
+
+        Each stage begins without an earlier model.
+        """
         parameters = self.site.parameters
         first = server_round <= parameters.stage_one_rounds
         finished = server_round - 1 - (0 if first else parameters.stage_one_rounds)  # rounds of this stage
@@ -246,9 +251,9 @@ class CBAFed(Method):
         return model, {**moments, **{f"earlier/{name}": array for name, array in named.items()}}
 
     def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return the confidence threshold of each class's pseudo-labels in the next round.
+        """Return each class's pseudo-label threshold for the next round.
 
-        Empty while no site has sent its numbers of trained entries.
+        Empty until sites have sent their numbers of trained entries.
         """
         if "thresholds" not in context.statistics:
             return {}

@@ -1,21 +1,21 @@
-"""FedFixMatch: FixMatch at every site, with FedAvg; one of the comparators of FedMLP's tables.
+"""FedFixMatch: FixMatch at every site and FedAvg at the coordinator; a comparator in FedMLP's tables.
 
 Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence", NeurIPS 2020.
 
-The paper's: cross-entropy of a weakly augmented view where there is a label (eq. 3); where there is none, what the
-model says of the weak view, if surely enough, is the label of a strongly augmented view (eq. 4), RandAugment and
-Cutout as in :mod:`common.data.images.augmentation`; no gradient through the pseudo-label; the sum of both terms, the
-second weighted. The second is divided by all unlabelled entries, also those that were not sure.
+The paper's method. Labelled images: cross-entropy of a weakly augmented view (eq. 3). Unlabelled images: if the model's
+prediction for the weak view is confident, it becomes the pseudo-label of a strongly augmented view (eq. 4; RandAugment
+and Cutout, see :mod:`common.data.images.augmentation`). No gradient passes through the pseudo-label. The loss is the
+first term plus the weighted second term; the second is divided by all unlabelled entries, confident or not.
 
-Ours, for several labels an image of which a site annotates some: labelled or not is an entry, not an image. The entries
-of classes that a site does not annotate are its unlabelled ones, so every image is in both terms. Each class is sure by
-itself: present from the confidence on, absent up to one minus it, with sigmoids for softmax. One batch serves both
-terms (the paper's ratio of unlabelled to labelled images, mu, is 1). A label that nobody knows, of a class that the
-site does annotate, stays out of both. The weak views are those of the experiment's ``[augmentation]``.
+Our version, because images have several labels and a site annotates some classes. An *entry* is one class of one image;
+entries of classes that a site does not annotate are its unlabelled ones. So every image contributes to both terms, and
+one batch serves both (the paper's mu is 1). Confidence applies to each class separately, with sigmoid instead of
+softmax: present if the probability is at least ``confidence``, absent if it is at most ``1 - confidence``. An unknown
+label of an annotated class is in neither term. The experiment's ``[augmentation]`` makes the weak views.
 
-FedMLP's authors weigh positives by images over positives, counted for all classes from labels that the site does not
-have; we weigh the labelled entries by the site's own counts. Theirs takes 0.8 and 0.2 for sure, and only images of
-which every class is; ours is 0.95, entry by entry.
+FedMLP's authors weigh positives by images over positives, counted with labels that the site does not have; we use the
+site's own counts. They use thresholds of 0.8 and 0.2, and only images with confident predictions for all classes; ours
+is 0.95 for each entry.
 """
 
 import torch
@@ -33,11 +33,11 @@ from strategies.methods.base import Method
 
 
 class FedFixMatchParameters(Parameters):
-    """The ``[method]`` table.
+    """The ``[method]`` table of ``fedfixmatch``. An entry is one class of one image.
 
     Attributes:
-        confidence: The paper's tau: an entry of this probability or more counts as present, of one minus it or less
-            as absent.
+        confidence: The paper's tau: an entry counts as present at this probability or more, and as absent at one minus
+            it or less.
         unlabelled_weight: The paper's lambda_u: weight of the loss of entries without labels.
         balanced: True to weigh positive labels by the site's known labels of their class divided by its positives.
     """
@@ -49,7 +49,7 @@ class FedFixMatchParameters(Parameters):
 
 
 def assign_pseudo_labels(weak: Tensor, confidence: float) -> Tensor:
-    """Return pseudo-labels: 1 or 0 where the model is sure, NaN elsewhere; no gradient goes through them.
+    """Return pseudo-labels without gradient: 1 or 0 if the model is confident, otherwise NaN.
 
     Args:
         weak: Logits of the weakly augmented view, ``(batch, unlabelled classes)``.
@@ -60,13 +60,13 @@ def assign_pseudo_labels(weak: Tensor, confidence: float) -> Tensor:
 
 
 def unlabelled_loss(strong: Tensor, pseudo: Tensor) -> Tensor:
-    """Return the cross-entropy of the strong view's logits with the pseudo-labels, divided by all entries (eq. 4)."""
+    """Return the cross-entropy of strong views with pseudo-labels, divided by the number of all entries (eq. 4)."""
     entries = binary_cross_entropy_with_logits(strong, pseudo.nan_to_num(), reduction="none")
     return torch.where(pseudo.isnan(), 0.0, entries).sum() / pseudo.numel()
 
 
 class FedFixMatchSite(SiteMethod):
-    """The hospital's half of FedFixMatch: FixMatch, entry by entry."""
+    """The hospital's half of FedFixMatch: FixMatch for each class separately."""
 
     name = "fedfixmatch"
     table = FedFixMatchParameters
@@ -75,7 +75,7 @@ class FedFixMatchSite(SiteMethod):
     multi_class = False
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return a round that trains labels on the weak view, and sure pseudo-labels on the strong view."""
+        """Return a round that trains on labels with the weak view, and on pseudo-labels with the strong view."""
         parameters = self.parameters
         weight = compute_positive_weights(context.examples.labels) if parameters.balanced else None
 
@@ -92,6 +92,6 @@ class FedFixMatchSite(SiteMethod):
 
 
 class FedFixMatch(Method):
-    """FedAvg; each site runs FixMatch."""
+    """The coordinator's half of FedFixMatch, which is that of FedAvg."""
 
     site_class = FedFixMatchSite

@@ -1,35 +1,35 @@
-"""FedIRM: a class without labels at a site must relate to other classes there as it does at sites that label it.
+"""FedIRM: sites match the relations between classes that other sites have learnt from labels.
 
 Liu, Yang, Dou, Heng: "Federated Semi-supervised Medical Image Classification via Inter-client Relation Matching",
 MICCAI 2021.
 
-The paper's: sites with labels train on them and send their disease relation matrix (temperature 2); the coordinator
-averages the matrices and sends the mean to the sites without labels. These join after 20 rounds and minimise two terms,
-weighted by a Gaussian ramp-up over rounds: consistency, the squared difference from a mean teacher that sees another
-view, and inter-client relation matching, the KL divergence both ways between the federation's relations and those of
-the batch, by pseudo-labels of which several passes with dropout are sure. We had the abstract and the authors'
-published code, not the text, so equation numbers are missing. That code weighs both terms by 15, takes half of the
-divergences' sum, and sums consistency over classes; we take 1, the sum, and means.
+A *relation* is a row over all classes that sums to one: the softened mean prediction for the images that show one
+class. The rows of all classes are the *disease relation matrix*.
 
-Ours, for several labels an image of which a site annotates some:
+The paper's method. Sites with labels train on them and send their disease relation matrix (temperature 2). The
+coordinator sends the mean matrix to the sites without labels, which join after 20 rounds. They minimise two terms, with
+a Gaussian ramp-up over rounds: consistency, the squared difference from a mean teacher that sees another view; and
+inter-client relation matching, the symmetric KL divergence between the federation's relations and the batch's. The
+batch's relations use pseudo-labels that are certain over several passes with dropout. We had the abstract and the
+authors' published code, not the text, so equation numbers are missing. That code weighs both terms by 15, halves the
+sum of the divergences, and sums consistency over classes; we use 1, the sum, and means.
 
-- Every site is one with labels for the classes it annotates and one without for the others: it minimises the partial
-  loss on the former and, from round ``supervised_rounds`` + 1 on, the two terms on the latter. With nothing missing it
-  is FedAvg.
-- A matrix's row is sent by the sites that annotate its class, of the images that show it, and averaged over them; the
-  columns are all classes, no matter who annotates them. An image may be in several rows.
-- A pseudo-label is an entry that is more likely present than absent; its uncertainty is the entropy of that alone.
-  The authors' code keeps an image with an entropy below 2 nats and a confidence from 0.3, which of five classes leaves
-  out hardly any and of two outcomes none; ours is a bound that does.
-- The networks of FedMLP's tables have no dropout: the passes differ by augmented views, and by dropout in a neck. They
-  are the teacher's, whose batch normalisation stays as it is, for passes of the student would move its own.
-- The teacher starts each round as the received model. The authors' stays at its site and is never brought back to the
-  others' model; ours needs no memory, and a site that was absent has none that is out of date.
-- FedMLP's authors weigh positives by images over positives, counted for all classes from labels that the site does not
-  have; we weigh by the site's own counts.
+Our version, because images have several labels and a site annotates some classes:
 
-A *relation* is a row over all classes that sums to one: what the model says on average of the images that show one
-class, softened; the rows of all classes are the disease relation matrix.
+- Every site is a labelled site for the classes that it annotates and an unlabelled site for the others. It minimises
+  the partial loss on the former and, after ``supervised_rounds`` rounds, both terms on the latter. If no label is
+  missing, this is FedAvg.
+- The row of a class is sent by the sites that annotate the class, computed over the images that show it, and averaged
+  over these sites. The columns are all classes. An image may belong to several rows.
+- A pseudo-label is an entry that is more likely present than absent; its uncertainty is the entropy of the two
+  probabilities. The authors' code accepts an entropy below 2 nats and a confidence from 0.3, which rejects hardly any
+  of five classes and none of two outcomes; our bound is stricter.
+- The networks of FedMLP's tables have no dropout, so the passes differ by augmented views and by dropout in a neck. The
+  teacher makes the passes, because passes of the student would change its batch normalisation.
+- The teacher starts each round as the received model, so that nothing is stored at the site and no teacher is outdated.
+  The authors' teacher stays at its site.
+- FedMLP's authors weigh positives by images over positives, counted with labels that the site does not have; we use the
+  site's own counts.
 """
 
 import math
@@ -64,16 +64,17 @@ Floats = NDArray[np.floating]
 
 
 class FedIRMParameters(Parameters):
-    """The ``[method]`` table.
+    """The ``[method]`` table of ``fedirm``.
 
     Attributes:
-        supervised_rounds: Rounds on labels alone; sites send relations from the last of them on.
-        ramp_rounds: Rounds, from round 1, over which the weight of the unlabelled terms grows.
-        unlabelled_weight: The highest weight of the unlabelled terms.
-        teacher_decay: Highest decay of the teacher's running mean; in a round's first steps the decay is lower.
+        supervised_rounds: Number of rounds on labels alone; sites send relations from the last of these rounds on.
+        ramp_rounds: Number of rounds, from round 1, over which the weight of the unlabelled terms grows.
+        unlabelled_weight: The largest weight of the unlabelled terms.
+        teacher_decay: Largest decay of the teacher's running mean; in a round's first steps the decay is lower.
         temperature: Divisor of the logits from which relations are computed.
         passes: Number of the teacher's passes whose mean gives a pseudo-label.
-        entropy_below: Bound in nats; entries of a higher entropy are in no relation. 0.5 is a probability of 0.8.
+        entropy_below: Bound in nats; entries with a higher entropy belong to no relation. 0.5 corresponds to a
+            probability of 0.8.
         balanced: True to weigh positive labels by the site's known labels of their class divided by its positives.
     """
 
@@ -93,7 +94,12 @@ class FedIRMParameters(Parameters):
 
 
 def compute_log_relations(logits: Tensor, members: Tensor, temperature: float) -> Tensor:
-    """Return the logarithm of each row's relation: log-softmax of its images' mean logits over a temperature.
+    """Return the logarithm of the relations: log-softmax of each row's mean logits over its images.
+
+    Args:
+        logits: ``(batch, classes)``.
+        members: Images that belong to each row, bool ``(batch, rows)``.
+        temperature: Divisor of the mean logits.
 
     Returns:
         Array ``(rows, classes)``; a row without images is uniform.
@@ -104,20 +110,20 @@ def compute_log_relations(logits: Tensor, members: Tensor, temperature: float) -
 
 
 def is_surely_present(probabilities: Tensor, entropy_below: float) -> Tensor:
-    """Return a mask of the entries that are likelier present than absent and whose entropy is below a bound in nats."""
+    """Return a mask of the entries with a probability above 0.5 and an entropy below a bound in nats."""
     entropy: Tensor = torch.special.entr(probabilities) + torch.special.entr(1 - probabilities)
     return (probabilities > 0.5) & (entropy < entropy_below)
 
 
 def relation_divergence(own: Tensor, members: Tensor, federation: Tensor) -> Tensor:
-    """Return the symmetric Kullback-Leibler divergence of the site's and the federation's relations.
+    """Return the symmetric Kullback-Leibler divergence between the site's and the federation's relations.
 
-    It is ``sum (p - q)(log p - log q)``, averaged over the rows that both have; 0 without a gradient if there are none.
+    It is ``sum (p - q)(log p - log q)``, averaged over the rows that both have; 0 without gradient if there are none.
 
     Args:
         own: The site's :func:`compute_log_relations`.
-        members: Images that belong to each of the site's rows; a row without images is left out.
-        federation: Relations ``(rows, classes)``, which get no gradient; a row that no site sent is NaN.
+        members: Images that belong to each of the site's rows; a row without images is omitted.
+        federation: Relations ``(rows, classes)``, without gradient; a row that no site sent is NaN.
     """
     both = members.any(dim=0) & ~federation.isnan().any(dim=1)
     theirs = federation.nan_to_num(1.0).clamp(min=1e-8)
@@ -126,11 +132,11 @@ def relation_divergence(own: Tensor, members: Tensor, federation: Tensor) -> Ten
 
 
 def average_relations(relations: Mapping[str, Floats]) -> NDArray[np.float64]:
-    """Return the mean of each row over the sites that sent it, each with the same weight; NaN where none did.
+    """Return the unweighted mean of each relation over the sites that sent it; NaN if none did.
 
     Args:
-        relations: Site -> its relations ``(classes, classes)``. A row that does not sum to one, or has an entry below
-            0, is left out.
+        relations: Site -> its relations ``(classes, classes)``. A row that does not sum to one, or has a negative
+            entry, is omitted.
     """
     rows = np.stack([relations[site].astype(np.float64) for site in sorted(relations)])  # (sites, classes, classes)
     good = (rows >= 0).all(axis=2) & (np.abs(rows.sum(axis=2) - 1) < 1e-3)
@@ -140,12 +146,12 @@ def average_relations(relations: Mapping[str, Floats]) -> NDArray[np.float64]:
 
 
 def unlabelled_weight_share(finished: int, rounds: int) -> float:
-    """Return the share of the unlabelled terms' full weight: ``exp(-5 (1 - w / W)^2)`` after w of W rounds, then 1."""
+    """Return the unlabelled terms' weight as a fraction: ``exp(-5 (1 - w / W)^2)`` after w of W rounds, then 1."""
     return math.exp(-5 * (1 - min(1.0, finished / rounds)) ** 2) if rounds else 1.0
 
 
 def make_teacher(model: Model) -> Model:
-    """Return a teacher, which does not learn: batch normalisation as in evaluation, dropout as in training."""
+    """Return a frozen copy of the model: batch normalisation in evaluation mode, dropout in training mode."""
     teacher = copy_as_teacher(model)
     for module in teacher.modules():
         if isinstance(module, nn.Dropout):
@@ -157,7 +163,7 @@ def make_teacher(model: Model) -> Model:
 
 
 class FedIRMSite(SiteMethod):
-    """The hospital's half of FedIRM: partial loss; later also consistency and relation matching without labels."""
+    """The hospital's half of FedIRM: partial loss; later also consistency and relation matching for missing labels."""
 
     name = "fedirm"
     table = FedIRMParameters
@@ -169,7 +175,7 @@ class FedIRMSite(SiteMethod):
     multi_class = False
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return a round on labels; after the supervised rounds it also matches relations of classes without labels."""
+        """Return a round on labels; after the supervised rounds, consistency and relation matching are added."""
         local = FedIRMRound(context, self.parameters)
         return LocalRound(local.objective if local.matches else plain(local.supervised), local.statistics)
 
@@ -178,7 +184,7 @@ class FedIRMRound:
     """One round of FedIRM at one site.
 
     Attributes:
-        missing: The classes that the site does not label, ``(classes,)``.
+        missing: Mask of the classes that the site does not label, ``(classes,)``.
         weight: Weight of the unlabelled terms in this round.
         supervised: The loss of the labelled entries.
         matches: True if this round matches the site's relations with the federation's.
@@ -198,7 +204,7 @@ class FedIRMRound:
         self.federation = torch.from_numpy(relations.copy()).to(self.missing.device)[self.missing]
 
     def objective(self, model: Model, batch: Batch) -> Tensor:
-        """Return partial loss plus weighted consistency with the teacher and divergence from global relations."""
+        """Return the partial loss, plus weighted consistency with the teacher and divergence from global relations."""
         if self.steps:  # the teacher follows the step that the student has made since the last batch
             move_teacher(self.teacher, model, teacher_decay(self.steps, self.parameters.teacher_decay))
         self.steps += 1
@@ -214,7 +220,7 @@ class FedIRMRound:
         return self.supervised(student, batch.labels, batch.annotated) + self.weight * unlabelled
 
     def statistics(self, model: Model, losses: Losses) -> Arrays:
-        """Return the trained model's relations of the site's classes, over all training images without augmentation."""
+        """Return the trained model's relations of the site's classes, from all training images without augmentation."""
         if self.context.round < self.parameters.supervised_rounds:
             return {}
         examples = self.context.examples
@@ -229,22 +235,22 @@ class FedIRMRound:
 
 
 class FedIRM(Method):
-    """FedAvg; the mean of the sites' disease relation matrices goes back to the sites, which match it."""
+    """The coordinator's half of FedIRM: FedAvg, and the mean of the sites' disease relation matrices."""
 
     site_class = FedIRMSite
     site: FedIRMSite
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return the mean relations, the same for all sites."""
+        """Return the mean relations, equal for all sites."""
         return lambda site: context.statistics
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of relations, from the last supervised round on."""
+        """Return the shape of a site's relations; no statistics before the last supervised round."""
         classes = len(context.contract.class_names)
         return {"relations": (classes, classes)} if context.round >= self.site.parameters.supervised_rounds else {}
 
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
-        """Return this round's mean relations; a row that no site sent stays as it was."""
+        """Return this round's mean relations; a row that no site sent keeps its earlier value."""
         relations = {
             site: np.where(context.contract.annotated_classes(site)[:, None], reply.statistics["relations"], np.nan)
             for site, reply in replies.items()

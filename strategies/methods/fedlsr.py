@@ -1,23 +1,24 @@
-"""FedLSR: local self-regularisation against wrong labels; one of the comparators of FedMLP's tables.
+"""FedLSR: local self-regularisation against wrong labels; a comparator in FedMLP's tables.
 
 Jiang, Sun, Wang, Liu: "Towards Federated Learning against Noisy Labels via Local Self-Regularization", CIKM 2022.
-Letters: T_s is the temperature of sharpening, T_d that of distillation, gamma the weight of the distance of two views.
+Symbols: T_s is the sharpening temperature, T_d the distillation temperature, gamma the weight of the distance between
+two views.
 
-The paper's, at every site, beside FedAvg. Implicit: the model's predictions of an image and of an augmented view of it
-are mixed, in a proportion drawn from Beta(1, 1) for each batch, sharpened (p to the power 1 / T_s, normalised), and
-it is these that cross-entropy compares with the label. Explicit, self-distillation: the Jensen-Shannon distance of both
-predictions, at temperature T_d, times gamma, which grows linearly over the first rounds. The discussion's FedLSR+
-adds the entropy of the predictions. We had the abstract and the authors' published notebook, not the text: values are
-the notebook's, and equation numbers are missing. There the library's cross-entropy takes the sharpened probabilities
-for logits, and the entropy is one of a softmax of a softmax; we take both of the probabilities as they are.
+The paper's method, at every site, with FedAvg. Implicit regularisation: the predictions for an image and for an
+augmented view are mixed in a proportion drawn from Beta(1, 1) for each batch, then sharpened (p to the power 1 / T_s,
+normalised), and cross-entropy compares the result with the label. Explicit self-distillation: the Jensen-Shannon
+distance between both predictions at temperature T_d, times gamma, which grows linearly over the first rounds. The
+variant FedLSR+ adds the entropy of the predictions. We had the abstract and the authors' published notebook, not the
+text: values are the notebook's, and equation numbers are missing. The notebook uses sharpened probabilities as logits
+of the cross-entropy, and computes the entropy of a softmax of a softmax; we use the probabilities directly.
 
-Ours, for several labels an image of which a site annotates some: each class is a distribution of two, present and
-absent, so softmax becomes a sigmoid, whose sharpening is a division of its logit. What a site does not annotate counts
-as absent by default: FedMLP's authors compare methods against noisy labels because that makes missing labels wrong
-ones; ``missing = "masked"`` leaves them out of cross-entropy. The distance and the entropy need no label and run
-over all classes. The original is the image as it lies, the view is one of the experiment's ``[augmentation]``; without
-any both are the same, and sharpening is all that remains. FedMLP's authors weigh positives by images over positives,
-counted for all classes from labels that the site does not have; we weigh by the site's own counts.
+Our version, because images have several labels and a site annotates some classes: each class has two outcomes, present
+and absent, so softmax becomes sigmoid, and sharpening divides the logit. By default, classes that a site does not
+annotate count as absent, which makes missing labels wrong ones, as in FedMLP's comparison; ``missing = "masked"`` omits
+them from the cross-entropy. Distance and entropy need no labels and use all classes. The two views are the stored image
+and a view by the experiment's ``[augmentation]``. Without augmentation both are equal, and only sharpening has an
+effect. FedMLP's authors weigh positives by images over positives, counted with labels that the site does not have; we
+use the site's own counts.
 """
 
 import math
@@ -36,15 +37,15 @@ from strategies.methods.base import Method
 
 
 class FedLSRParameters(Parameters):
-    """The ``[method]`` table.
+    """The ``[method]`` table of ``fedlsr``. gamma is the weight of the distance between two views' predictions.
 
     Attributes:
-        distance_weight: The highest value of gamma.
-        ramp_rounds: Rounds over which gamma grows: a fifth of all in the authors' notebook; FedMLP's authors take 40.
+        distance_weight: The largest value of gamma.
+        ramp_rounds: Rounds over which gamma grows: a fifth of all rounds in the authors' notebook, 40 in FedMLP's code.
         sharpening_temperature: T_s, which sharpens the mixed predictions.
         distillation_temperature: T_d, the temperature of both predictions in their distance.
-        entropy_weight: Weight of the entropy: 0 is FedLSR; the notebook's FedLSR+ has 0.6.
-        missing: How a class counts that a site does not annotate.
+        entropy_weight: Weight of the entropy: 0 is FedLSR; the notebook's FedLSR+ uses 0.6.
+        missing: How the loss treats classes that a site does not annotate.
         balanced: True to weigh positive labels by the site's known labels of their class divided by its positives.
     """
 
@@ -59,7 +60,7 @@ class FedLSRParameters(Parameters):
 
 
 def mix_predictions(first_logits: Tensor, second_logits: Tensor, share: Tensor) -> Tensor:
-    """Return the logits of ``share`` times the first probabilities plus ``1 - share`` times the second; any shape."""
+    """Return the logits of the probabilities ``share * first + (1 - share) * second``, of any shape."""
     first, second = share.log(), (1 - share).log()
     present = torch.logaddexp(logsigmoid(first_logits) + first, logsigmoid(second_logits) + second)
     absent = torch.logaddexp(logsigmoid(-first_logits) + first, logsigmoid(-second_logits) + second)
@@ -67,7 +68,7 @@ def mix_predictions(first_logits: Tensor, second_logits: Tensor, share: Tensor) 
 
 
 def jensen_shannon_divergence(first: Tensor, second: Tensor) -> Tensor:
-    """Return the Jensen-Shannon divergence of two predictions of each entry, in nats, as a mean over the entries.
+    """Return the Jensen-Shannon divergence of two views' predictions in nats, averaged over the entries.
 
     Args:
         first: Logits of one view ``(batch, rows)``.
@@ -82,17 +83,17 @@ def jensen_shannon_divergence(first: Tensor, second: Tensor) -> Tensor:
 
 
 def mean_entropy(logits: Tensor) -> Tensor:
-    """Return the mean entropy of the entries, in nats."""
+    """Return the entropy of the predictions in nats, averaged over the entries."""
     return -sum((logsigmoid(side).exp() * logsigmoid(side)).mean() for side in (logits, -logits))  # type: ignore[return-value]
 
 
 def distance_weight_share(finished: int, rounds: int) -> float:
-    """Return the share of gamma's highest value: it grows from 0 in round 1 to 1 after ``rounds`` finished rounds."""
+    """Return gamma as a fraction of its largest value: 0 in round 1, growing to 1 after ``rounds`` finished rounds."""
     return min(1.0, finished / rounds) if rounds else 1.0
 
 
 class FedLSRSite(SiteMethod):
-    """The hospital's half of FedLSR: it trains on a mixture of two views and keeps their predictions alike."""
+    """The hospital's half of FedLSR: training on a mixture of two views, with a penalty on differing predictions."""
 
     name = "fedlsr"
     table = FedLSRParameters
@@ -101,7 +102,7 @@ class FedLSRSite(SiteMethod):
     multi_class = False
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return a round on the cross-entropy of the sharpened mixture and the distance of both views."""
+        """Return a round that minimises the cross-entropy of the sharpened mixture and the distance of both views."""
         parameters = self.parameters
         weight = compute_positive_weights(context.examples.labels) if parameters.balanced else None
         gamma = parameters.distance_weight * distance_weight_share(context.round - 1, parameters.ramp_rounds)
@@ -121,6 +122,6 @@ class FedLSRSite(SiteMethod):
 
 
 class FedLSR(Method):
-    """FedAvg; each site trains on a mixture of two views, and keeps both views' predictions alike."""
+    """The coordinator's half of FedLSR, which is that of FedAvg."""
 
     site_class = FedLSRSite

@@ -1,22 +1,23 @@
-"""FedMLP: each site labels some classes, and learns to detect the others from everybody's prototypes.
+"""FedMLP: each site labels some classes, and learns the other classes from prototypes averaged over all sites.
 
 Sun, Wu, Shi, Yu, Yang, Cheng, Yan: "FedMLP: Federated Multi-label Medical Image Classification under Task
-Heterogeneity", MICCAI 2024 (specs 3). Each site labels some classes; its labels of the others are missing.
+Heterogeneity", MICCAI 2024 (specs 3). Each site labels some classes; its labels of the other classes are missing.
 
-Stage 1, rounds 1 to ``stage_one_rounds``: the weighted partial-class loss (its own classes, logits adjusted by how
-often the site sees each), and consistency with the received model on the classes it does not label. Stage 2: each
-image whose feature is much nearer to one of the two global prototypes of a missing class is tagged with that label, for
-the rest of the run; tags are trained on like labels, all other entries stay consistent with the received model.
+Stage 1, rounds 1 to ``stage_one_rounds``: the weighted partial-class loss on the site's classes, with logits adjusted
+by each class's frequency at the site; and consistency with the received model on the other classes. Stage 2: for a
+missing class, an image whose feature is much nearer to one of the class's two global prototypes (negative, positive) is
+tagged with that label for the rest of the run. Tags are trained on like labels; all other entries stay consistent with
+the received model.
 
-Hospital: tags, in its own memory; after training from the last round of stage 1 on, its prototypes and, for the classes
+Hospital: stores its tags; from the last round of stage 1 on, sends its prototypes after training and, for the classes
 that it does not label, the *difficulty*. Coordinator: FedAvg, and the means of prototypes and difficulties.
 
-The names of the maths: Z is how much more a feature is like the negative prototype P0 than like the positive P1; tau is
-the share of the seemingly negative or positive images that is tagged in a round; d is a class's difficulty, T a rate.
-A site sends NaN for what it has no images of, and means leave NaN out. Sums run in float64 in the order of site names.
+Symbols: Z is the cosine of a feature with the negative prototype P0 minus that with the positive P1; tau is the share
+of the seemingly negative or positive images that is tagged in a round; d is a class's difficulty, T a rate. A site
+sends NaN for values that it has no images for, and means omit NaN. Sums run in float64 in the order of site names.
 
-Departs from the authors' code: see decisions M1 to M6 in specs 3. That code also drops a class's positives in a round
-that tags no negatives, by a condition typed twice, and sends zeros for a prototype without images.
+Departs from the authors' code: see decisions M1 to M6 in specs 3. Because of a condition typed twice, that code also
+drops a class's positives in a round without negative tags; and it sends zeros for a prototype without images.
 """
 
 import math
@@ -52,20 +53,22 @@ tags at least one of each sign that there is, unless the share is 0."""
 
 
 class FedMLPParameters(Parameters):
-    """The ``[method]`` table.
+    """The ``[method]`` table of ``fedmlp``; (ablation: X) is the paper's name of an ablation.
 
     Attributes:
-        stage_one_rounds: Rounds before the first tags; the authors' t1 is 50.
+        stage_one_rounds: Number of rounds before the first tags; the authors' t1 is 50.
         tag_rate_negative, tag_rate_positive: T0 and T1: share of the images tagged in a round at difficulty 1.
-        sure_below, sure_above: L and R: the model is sure of probabilities below L or above R.
-        rounding: ``ceil`` tags at least one image of each sign, as a small site needs; ``floor`` is the authors'.
+        sure_below, sure_above: L and R: a probability below L or above R is certain.
+        rounding: ``ceil`` tags at least one image of each sign, as a small site needs; ``floor`` is the authors'
+            choice.
         weighted_partial_loss: False counts missing labels as negative, without logit adjustment (ablation: WPC).
         detection: False never tags missing labels (ablation: MLD).
         self_adaptive: True multiplies the tag rates by the difficulty (ablation: SAT).
-        consistency, consistency_stage_one: True keeps predictions without labels near the received model's (ablation:
-            CR).
+        consistency, consistency_stage_one: True penalises differences from the received model's predictions for entries
+            without labels, in all rounds or also in stage 1 (ablation: CR).
         prototype_weighting: How the sites' prototypes are weighted in their mean.
-        heads: ``own``: a class's head row is averaged over the sites that label it only, as in surgical aggregation.
+        heads: ``own``: a class's head row is averaged only over the sites that label the class, as in surgical
+            aggregation.
     """
 
     weighting: Weighting = "samples"
@@ -101,11 +104,11 @@ class FedMLPParameters(Parameters):
 def positive_prior(positives: ArrayLike, images: int) -> Float64:
     """Return the share of a site's images in which each class is present, ``(classes,)``.
 
-    Departs from the paper in keeping half an image away from 0 and 1, where its logarithm is infinite.
+    Departs from the paper: the share is kept half an image away from 0 and 1, where its log odds are infinite.
 
     Args:
         positives: Images labelled or tagged as positive, ``(classes,)``.
-        images: All training images of the site, those of unknown label included.
+        images: All training images of the site, including those of unknown label.
     """
     margin = 1 / (2 * images)
     return np.clip(np.asarray(positives, np.float64) / images, margin, 1 - margin)
@@ -117,7 +120,7 @@ def logit_adjustment(prior: Float64) -> Float64:
 
 
 def logit_adjustment_of_targets(targets: Tensor) -> Tensor:
-    """Return the :func:`logit_adjustment` ``(classes,)`` that follows from all targets of a site, ``(n, classes)``."""
+    """Return the :func:`logit_adjustment` ``(classes,)`` computed from all targets of a site, ``(n, classes)``."""
     positives = (targets == 1).sum(dim=0).cpu().numpy()
     values = logit_adjustment(positive_prior(positives, len(targets)))
     return torch.from_numpy(values.astype(np.float32)).to(targets.device)
@@ -127,11 +130,11 @@ def logit_adjustment_of_targets(targets: Tensor) -> Tensor:
 
 
 def compute_prototypes(features: Floats, labels: Floats) -> Float64:
-    """Return the mean feature of a site's negatives and of its positives, class by class.
+    """Return the mean feature of a site's negatives and of its positives for each class.
 
     Args:
         features: ``(n, features)``.
-        labels: True labels 1, 0 or NaN for unknown, ``(n, classes)``; all NaN for a class the site does not label.
+        labels: True labels 1, 0 or NaN for unknown, ``(n, classes)``; all NaN for a class that the site does not label.
 
     Returns:
         Prototypes ``(classes, 2, features)``, negative first.
@@ -143,11 +146,11 @@ def compute_prototypes(features: Floats, labels: Floats) -> Float64:
 
 
 def average_over_sites(local: Mapping[str, Floats], weights: Mapping[str, float]) -> Float64:
-    """Average arrays of one shape, entry by entry, over the sites where they are not NaN; NaN where all are.
+    """Average arrays of one shape over sites, entry by entry and without NaN; NaN where all are NaN.
 
     Args:
         local: Site -> its array.
-        weights: Site -> its weight: its training images, as in the authors' code, or 1 each, as in eq. 6.
+        weights: Site -> its weight: number of training images, as in the authors' code, or 1 each, as in eq. 6.
     """
     shape = next(iter(local.values())).shape
     total, weight = np.zeros(shape), np.zeros(shape)
@@ -159,10 +162,10 @@ def average_over_sites(local: Mapping[str, Floats], weights: Mapping[str, float]
 
 
 def compute_difficulty(probabilities: Floats, low: float = 0.3, high: float = 0.7) -> Float64:
-    """Return for each class the share of images of which the model is sure: probability below low or above high.
+    """Return for each class the share of images with a certain prediction: probability below low or above high.
 
-    Eq. 10 averages it over the sites that label the class; the paper's words are "negative class difficulty", and the
-    authors' code averages it over the sites that do not. So does ours.
+    Eq. 10 averages the share over the sites that label the class. The paper's words are "negative class difficulty",
+    and the authors' code averages over the sites that do not label the class, as we do.
 
     Args:
         probabilities: Probabilities without logit adjustment, ``(n, classes)``.
@@ -171,7 +174,7 @@ def compute_difficulty(probabilities: Floats, low: float = 0.3, high: float = 0.
 
 
 def pairwise_cosines(vectors: Floats) -> Float64:
-    """Return the cosines ``(n, n)`` of the angles between vectors ``(n, features)``; NaN for zero and NaN vectors."""
+    """Return the cosines ``(n, n)`` between vectors ``(n, features)``; NaN for zero and NaN vectors."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)  # (n, 1)
     unit = vectors / np.where(lengths > 0, lengths, np.nan)
     return np.clip(unit @ unit.T, -1.0, 1.0)
@@ -181,12 +184,12 @@ def pairwise_cosines(vectors: Floats) -> Float64:
 
 
 def compute_prototype_margins(features: Floats, negative: Floats, positive: Floats) -> NDArray[np.float64]:
-    """Return Z: the cosine of each feature with the negative prototype less that with the positive, ``(n,)``.
+    """Return Z, each feature's cosine with the negative prototype minus that with the positive one, ``(n,)``.
 
     Args:
         features: ``(n, features)``.
-        negative: P0, ``(features,)``; NaN where no site has one, and so is the result.
-        positive: P1.
+        negative: P0, ``(features,)``; NaN if no site has one, and then the result is NaN.
+        positive: P1, likewise.
     """
 
     def cosine(prototype: Floats) -> Float64:  # 0 for a vector of zeros
@@ -198,23 +201,24 @@ def compute_prototype_margins(features: Floats, negative: Floats, positive: Floa
 
 
 def compute_share_to_tag(difficulty: float, rate: float) -> float:
-    """Return tau = d T, the share of images to tag in a round, kept between 0 and 1 for any difficulty sent."""
+    """Return tau = d T, the share of images to tag in a round, limited to 0 to 1 for any received difficulty."""
     return min(1.0, max(0.0, difficulty) * rate)
 
 
 def tag_surest_images(
     z: Floats, untagged: NDArray[np.bool_], tau_negative: float, tau_positive: float, rounding: Rounding
 ) -> Tags:
-    """Tag the surest images of one class: the largest Z as negative, the smallest as positive.
+    """Tag the most certain images of one class: those with the largest Z as negative, the smallest as positive.
 
-    The shares are of the untagged images with Z >= 0, and of those with Z < 0. Ties go to the lower index.
+    The shares refer to the untagged images with Z >= 0, and to those with Z < 0. Of equal values the lower index is
+    tagged first.
 
     Args:
         z: ``(n,)``.
         untagged: Images that have no tag yet, ``(n,)``.
         tau_negative: Share, 0 to 1, of the seemingly negative images to tag.
         tau_positive: Share, 0 to 1, of the seemingly positive images to tag.
-        rounding: How share times images is rounded.
+        rounding: How the number of images to tag is rounded.
 
     Returns:
         This round's new tags, -1 for every other image, ``(n,)``.
@@ -235,7 +239,7 @@ def tag_surest_images(
 
 
 def cross_entropies(logits: Tensor, targets: Tensor, adjustment: Tensor | None) -> Tensor:
-    """Return the binary cross-entropy of each entry ``(batch, classes)``, 0 where its target is NaN.
+    """Return the binary cross-entropy of each entry ``(batch, classes)``, 0 where the target is NaN.
 
     Args:
         adjustment: The result of :func:`logit_adjustment`, ``(classes,)``, which is added to the logits.
@@ -246,15 +250,15 @@ def cross_entropies(logits: Tensor, targets: Tensor, adjustment: Tensor | None) 
 
 
 def squared_probability_differences(student: Tensor, teacher: Tensor) -> Tensor:
-    """Return each squared difference between student's and teacher's probability; the teacher's gets no gradient."""
+    """Return each squared difference of student and teacher probabilities, without gradient for the teacher."""
     return (student.sigmoid() - teacher.detach().sigmoid()).square()
 
 
 def supervised_loss(views: Sequence[Tensor], targets: Tensor, adjustment: Tensor | None) -> Tensor:
-    """Return the mean cross-entropy over the entries that have a target, and over views of the same images.
+    """Return the mean cross-entropy over the entries that have a target, averaged over views of the same images.
 
-    The paper divides a row's sum by all classes, the authors' code by those annotated and the nominal batch size.
-    Ours is the code's, with the entries actually there counted (M6).
+    The paper divides a row's sum by all classes, the authors' code by annotated classes and the nominal batch size.
+    Here the sum is divided by the number of entries with a target (M6).
     """
     is_known, losses = (~targets.isnan()).sum().clamp(min=1), []
     for view in views:
@@ -263,10 +267,10 @@ def supervised_loss(views: Sequence[Tensor], targets: Tensor, adjustment: Tensor
 
 
 def consistency_loss(views: Sequence[Tensor], teachers: Sequence[Tensor], annotated: Tensor) -> Tensor:
-    """Return the mean squared difference from the teacher over views and the entries of classes without labels here.
+    """Return the mean squared difference from the teacher, over views and the classes that the site does not label.
 
     Args:
-        teachers: The received global model's logits of the same views.
+        teachers: The received global model's logits for the same views.
     """
     means = []
     for view, teacher in zip(views, teachers, strict=True):
@@ -284,8 +288,8 @@ def first_stage_loss(
 ) -> Tensor:
     """Return the loss of the rounds before the first tags.
 
-    The paper has consistency in the second stage only, the authors' code here; without it the rows of classes that
-    the site does not label drift with the shared features (M2).
+    The paper uses consistency only in the second stage; the authors' code uses it here, too. Without consistency, the
+    head rows of classes that the site does not label drift with the shared features (M2).
     """
     loss = supervised_loss(views, targets, adjustment)
     return loss if teachers is None else loss + consistency_loss(views, teachers, annotated)
@@ -296,9 +300,10 @@ def second_stage_loss(
 ) -> Tensor:
     """Return the loss of the rounds with tags, computed on one view of the images.
 
-    It is the cross-entropy where there is a label or a tag, and the distance from the teacher where there is no tag
-    yet, summed and divided by all entries of the batch. An annotated entry of unknown label adds 0. Without a teacher
-    it is :func:`supervised_loss`, divided by the supervised entries, as the authors' code with that line left out.
+    Entries with a label or a tag contribute cross-entropy, entries of missing classes without a tag the squared
+    distance from the teacher; the sum is divided by all entries of the batch. An annotated entry of unknown label adds
+    0. Without a teacher the loss is :func:`supervised_loss`, divided by the supervised entries, as the authors' code
+    without that term.
     """
     if teacher is None:
         return supervised_loss([student], targets, adjustment)
@@ -311,7 +316,7 @@ def second_stage_loss(
 
 
 class FedMLPSite(SiteMethod):
-    """The hospital's half of FedMLP: partial loss and consistency; in stage 2 tags count like labels."""
+    """The hospital's half of FedMLP: partial loss and consistency; in stage 2, tags are used like labels."""
 
     name = "fedmlp"
     table = FedMLPParameters
@@ -332,16 +337,16 @@ class FedMLPSite(SiteMethod):
 
     @cached_property
     def traffic(self) -> Payload:
-        """Return the declared data; with ``heads = "own"`` a site sends the head rows of its own classes only."""
+        """Return the declared data; with ``heads = "own"`` a site sends only the head rows of its own classes."""
         return replace(self.declared, sends_rows=self.parameters.heads)
 
     @cached_property
     def loss(self) -> Loss:
-        """Return cross-entropy on the site's own classes; on all where missing labels count as negative."""
+        """Return cross-entropy on the site's classes, or on all classes if missing labels count as negative."""
         return PLAIN_LOSSES[self.task, "masked" if self.parameters.weighted_partial_loss else "negative"]
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return a round that tags before training in stage 2, sends statistics after it, and keeps the tags."""
+        """Return a round that tags before training in stage 2, sends statistics after training, and stores the tags."""
         local = FedMLPRound(context, self.parameters)
         return LocalRound(local.objective, local.statistics, method_state=local.method_state)
 
@@ -350,9 +355,9 @@ class FedMLPRound:
     """One round of FedMLP at one site.
 
     Attributes:
-        second_stage: Missing labels are tagged in this round.
+        second_stage: True if missing labels are tagged in this round.
         tags: Tags of all training images, ``(n, classes)``.
-        targets: Labels, and tags where there is no label; NaN for the rest, or 0 where missing counts as negative.
+        targets: Labels, and tags where no label exists; otherwise NaN, or 0 if missing labels count as negative.
     """
 
     def __init__(self, context: ClientContext, parameters: FedMLPParameters) -> None:
@@ -373,7 +378,7 @@ class FedMLPRound:
         self.adjustment = logit_adjustment_of_targets(self.targets) if parameters.weighted_partial_loss else None
 
     def tag_missing_labels(self) -> Tags:
-        """Return the tags with this round's new ones, from the received model's features (specs 3.5, steps 1 to 4)."""
+        """Return earlier and new tags; new ones follow from the received model's features (specs 3.5, steps 1 to 4)."""
         statistics, parameters = self.context.statistics, self.parameters
         features, _ = self._features_and_probabilities(self.teacher)
         every = self.tags.copy()  # (n, classes)
@@ -391,7 +396,7 @@ class FedMLPRound:
         return every
 
     def objective(self, model: Model, batch: Batch) -> Tensor:
-        """Return the loss of a batch: in stage 1 of two views of the images, in stage 2 of one."""
+        """Return the loss of a batch: on two views of the images in stage 1, on one view in stage 2."""
         views = [batch.view()] if self.second_stage else [batch.view(), batch.view()]
         teachers, students = list[Tensor](), list[Tensor]()
         if self.parameters.consistency and (self.second_stage or self.parameters.consistency_stage_one):
@@ -407,9 +412,9 @@ class FedMLPRound:
         return second_stage_loss(students[0], teacher, targets, annotated, self.adjustment)
 
     def statistics(self, model: Model, losses: Losses) -> Arrays:
-        """Return prototypes of the labelled classes and the difficulty of the others.
+        """Return the prototypes of the labelled classes and the difficulty of the other classes.
 
-        Both are sent from the last round of stage 1 on; see :func:`compute_difficulty`.
+        They are sent from the last round of stage 1 on; see :func:`compute_difficulty`.
         """
         if not self.parameters.detection or self.context.round < self.parameters.stage_one_rounds:
             return {}
@@ -422,11 +427,11 @@ class FedMLPRound:
         }
 
     def method_state(self, model: Model) -> Arrays:
-        """Return the tags, which last for the whole run."""
+        """Return the tags, which the site stores for the rest of the run."""
         return {"tags": self.tags.astype(np.float32)}
 
     def _features_and_probabilities(self, model: Model) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return features and unadjusted probabilities of all training images, not augmented."""
+        """Return features and unadjusted probabilities of all training images without augmentation."""
         features, logits = features_and_logits(model, self.context.examples.images, self.context.spec.precision)
         return features.cpu().numpy(), logits.sigmoid().cpu().numpy()
 
@@ -435,31 +440,31 @@ class FedMLPRound:
 
 
 class FedMLP(Method):
-    """FedAvg; the means of the sites' prototypes (eq. 6) and difficulties (eq. 10) go back to all sites."""
+    """The coordinator's half of FedMLP: FedAvg, and the means of prototypes (eq. 6) and difficulties (eq. 10)."""
 
     site_class = FedMLPSite
     site: FedMLPSite
 
     @property
     def head_mean(self) -> HeadMean:
-        """Return the class that averages head rows: with ``heads = "own"`` each row over its class's owners only."""
+        """Return the class that averages head rows: over all sites, or with ``heads = "own"`` over the row's owners."""
         return OwnersMean if self.site.parameters.heads == "own" else WholeHeadMean
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return the global prototypes and difficulties, the same for all sites."""
+        """Return the global prototypes and difficulties, equal for all sites."""
         return lambda site: context.statistics
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes of prototypes and difficulties, from the last round of stage 1 on."""
+        """Return the shapes of prototypes and difficulties; no statistics before the last round of stage 1."""
         if not self.site.parameters.detection or context.round < self.site.parameters.stage_one_rounds:
             return {}
         classes = len(context.contract.class_names)
         return {"prototypes": (classes, 2, features), "difficulty": (classes,)}
 
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
-        """Return the global prototypes and difficulties after a round; what no site sent stays as it was.
+        """Return the global prototypes and difficulties after a round; values that no site sent do not change.
 
-        A site's prototypes count in the classes that it labels, its difficulties in the others.
+        A site's prototypes count for the classes that it labels, its difficulties for the other classes.
         """
         sent = {site: reply for site, reply in replies.items() if "prototypes" in reply.statistics}
         if not sent:
@@ -481,7 +486,7 @@ class FedMLP(Method):
         }
 
     def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return each class's difficulty, once sites have sent theirs; None where every site labels the class."""
+        """Return each class's difficulty; None if every site labels the class. Empty before sites send difficulties."""
         if "difficulty" not in context.statistics:
             return {}
         values = np.where(context.contract.annotation_matrix().all(axis=0), np.nan, context.statistics["difficulty"])

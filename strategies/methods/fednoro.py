@@ -1,32 +1,34 @@
-"""FedNoRo: sites with noisy labels are found by their losses, taught by the received model, and weigh less.
+"""FedNoRo: sites with noisy labels are detected by their losses, learn from the received model, and weigh less.
 
 Wu, Yu, Jiang, Cheng, Yan: "FedNoRo: Towards Noise-Robust Federated Learning by Addressing Class Imbalance and Label
 Noise Heterogeneity", IJCAI 2023; as a comparator in Sun et al., "FedMLP", MICCAI 2024, tables 1 and 2. We had the
-paper's abstract and introduction and both groups' released code at hand, not its numbered equations.
+paper's abstract and introduction and both groups' released code, not its numbered equations.
 
-The paper's. Stage 1: FedAvg with logits adjusted by how often the site sees each class. Then each site sends its
-per-class mean loss under the global model, and a mixture of two Gaussians divides the sites into clean and noisy. Stage
-2: clean sites go on as before; a noisy site minimises ``lambda KD + (1 - lambda) CE``, KD being the divergence from the
-received model's probabilities (logits over 0.8), lambda rising from nearly 0 to 0.8. A noisy site's weight in the mean
-is multiplied by ``exp(-D)``, D its model's distance from the nearest clean site's over the longest such distance.
+A *loss indicator* is a site's mean loss over the images of one label, with one model: in a multi-label task each class
+has two, over the images labelled negative and over those labelled positive.
 
-Ours, for several labels of which each site gives some:
+The paper's method. Stage 1: FedAvg with logits adjusted by each class's frequency at the site. Then each site sends its
+loss indicators under the global model, and a mixture of two Gaussians divides the sites into clean and noisy. Stage 2:
+clean sites continue as before; a noisy site minimises ``lambda KD + (1 - lambda) CE``. KD is the divergence from the
+received model's probabilities (logits over 0.8), and lambda rises from nearly 0 to 0.8. A noisy site's weight in the
+mean is multiplied by ``exp(-D)``, where D is the distance of its model from the nearest clean site's, divided by the
+longest such distance.
 
-- The noise is that what a site does not label counts as negative (``missing = "negative"``). A class is two, present
-  and absent, so that a site has two indicators a class. The adjustment is FedMLP's: where a site has no positive it
-  adds the logarithm of about one over twice the images, and what the missing class costs is next to nothing; in the
-  paper's softmax a class without images has no part at all.
-- ``missing = "masked"`` with ``noisy = "known"`` is what FedMLP's authors made of it: the label contract says whose
-  labels are incomplete, so nothing has to be found; cross-entropy on a site's own classes, distillation on the others.
-  Where every site lacks a class all are noisy, nobody is there to measure distances by, and the mean is FedAvg's.
-- Indicators are of the model received in the last round of stage 1: the one after it would cost another exchange.
-- A site that was not judged, because it joined later or its reply was lost, is taken for noisy.
-- The divergence is of each entry's two probabilities, in the paper over the classes, in FedMLP's code their squared
-  distance. The student's logits are not adjusted in it: in the paper's code they are, but there a class that a site
-  never sees drops out, while here the adjustment would push it up.
+Our version, because images have several labels and a site labels some classes:
 
-A site's *loss indicator* is the mean loss of one model over its images of each class, a class being what the label
-says: in a multi-label task each class is two, the images labelled negative and those labelled positive.
+- The noise is that classes without labels count as negative (``missing = "negative"``). The logit adjustment is
+  FedMLP's. At a site without positives it adds the logarithm of about one over twice the number of images, so that the
+  missing class has almost no loss; in the paper's softmax a class without images has none at all.
+- ``missing = "masked"`` with ``noisy = "known"`` is the version of FedMLP's authors: the label contract tells which
+  sites have incomplete labels, so nothing is detected; cross-entropy on a site's own classes, distillation on the
+  others. If every site lacks a class, all sites are noisy, there is no clean site to measure distances from, and the
+  mean is FedAvg's.
+- Indicators refer to the model received in the last round of stage 1, because the model after that round would need
+  another exchange.
+- A site without indicators, because it joined later or its reply was lost, counts as noisy.
+- The divergence is between each entry's two probabilities; in the paper it is over the classes, and FedMLP's code uses
+  the squared distance. Here the student's logits are not adjusted in it. The paper's code adjusts them, but there a
+  class without images drops out; here the adjustment would raise such a class.
 """
 
 import warnings
@@ -58,14 +60,14 @@ VOTES = 9
 
 
 class FedNoRoParameters(Parameters):
-    """The ``[method]`` table.
+    """The ``[method]`` table of ``fednoro``. lambda is the weight of distillation at a noisy site.
 
     Attributes:
-        stage_one_rounds: Rounds before noisy sites are taught.
+        stage_one_rounds: Number of rounds before noisy sites learn from the received model.
         noisy: ``detect`` finds noisy sites by their losses; ``known`` takes every site that does not label all classes.
-        missing: How a class counts that a site does not label; ``masked`` leaves it to the distillation.
-        distillation: The highest value of lambda.
-        ramp_rounds: Rounds after stage 1 until lambda has its highest value.
+        missing: How the loss treats classes that a site does not label; ``masked`` leaves them to the distillation.
+        distillation: The largest value of lambda.
+        ramp_rounds: Number of rounds after stage 1 until lambda reaches its largest value.
         temperature: Divisor of the received model's logits.
     """
 
@@ -82,14 +84,14 @@ class FedNoRoParameters(Parameters):
 
 
 def compute_loss_indicators(logits: Floats, labels: Floats) -> Float64:
-    """Return the mean cross-entropy over a site's negatives and over its positives of each class.
+    """Return a site's mean cross-entropy over the negatives and over the positives of each class.
 
     Args:
-        logits: ``(n, classes)``, unadjusted.
-        labels: 1, 0, or NaN for left out, ``(n, classes)``.
+        logits: Logits without adjustment, ``(n, classes)``.
+        labels: 1, 0, or NaN for omitted, ``(n, classes)``.
 
     Returns:
-        Array ``(classes, 2)``; NaN where there is no such image.
+        Array ``(classes, 2)``; NaN if there is no such image.
     """
     losses = np.logaddexp(0.0, np.where(labels == 1, -1.0, 1.0) * logits.astype(np.float64))
     members = np.stack([labels == 0, labels == 1], axis=-1)  # (n, classes, 2)
@@ -99,12 +101,12 @@ def compute_loss_indicators(logits: Floats, labels: Floats) -> Float64:
 
 
 def find_noisy_sites(indicators: Floats) -> Flags:
-    """Return a mask of the sites in the component with higher losses of a mixture of two Gaussians; ``(sites,)``.
+    """Return a mask ``(sites,)`` of the noisy sites: those in the high-loss component of two Gaussians.
 
-    Each indicator is scaled to the range 0 to 1 over the sites; one that a site lacks counts as the lowest of all.
+    Each indicator is scaled to the range 0 to 1 over the sites; a missing indicator counts as the lowest.
 
     Args:
-        indicators: ``(sites, indicators)``, NaN where a site has none.
+        indicators: ``(sites, indicators)``, NaN if a site has none.
     """
     scaled = scale_over_sites(indicators)
     if (scaled == scaled[0]).all():
@@ -137,12 +139,12 @@ def _fit_two_gaussians(scaled: Float64, seed: int) -> Flags:
 def lower_noisy_weights(weights: Floats, products: Float64, noisy: Flags) -> Float64:
     """Multiply each noisy site's weight by ``exp(-D)``.
 
-    D is the distance of its model from the nearest clean site's, divided by the longest such distance.
+    D is the distance of the site's model from the nearest clean site's, divided by the longest such distance.
 
     Args:
         weights: Plain weights, ``(sites,)``.
         products: Inner products of the sites' updates, ``(sites, sites)``.
-        noisy: True for noisy sites, ``(sites,)``; the weights stay as they are if all sites are noisy or all clean.
+        noisy: True for noisy sites, ``(sites,)``; the weights are unchanged if all sites are noisy or all clean.
     """
     plain = np.asarray(weights, np.float64)
     if noisy.all() or not noisy.any():
@@ -156,18 +158,18 @@ def lower_noisy_weights(weights: Floats, products: Float64, noisy: Flags) -> Flo
 
 
 def distillation_weight(server_round: int, parameters: FedNoRoParameters) -> float:
-    """Return lambda: its highest value times ``exp(-5 (1 - x)^2)``, x rising from 0 to 1 over the ramp."""
+    """Return lambda: its largest value times ``exp(-5 (1 - x)^2)``, where x rises from 0 to 1 over the ramp."""
     risen = min(1.0, (server_round - 1 - parameters.stage_one_rounds) / parameters.ramp_rounds)
     return parameters.distillation * float(np.exp(-5.0 * (1.0 - risen) ** 2))
 
 
 def distillation_divergence(student: Tensor, teacher: Tensor, chosen: Tensor) -> Tensor:
-    """Return the Kullback-Leibler divergence of the student from the teacher, as a mean over the chosen entries.
+    """Return the Kullback-Leibler divergence of the student from the teacher, averaged over the chosen entries.
 
     Args:
         student: Logits ``(batch, classes)``.
         teacher: Logits, without gradient.
-        chosen: Classes, bool ``(classes,)``.
+        chosen: Mask of the classes that count, bool ``(classes,)``.
     """
     student, teacher = student[:, chosen], teacher[:, chosen].detach()
     soft = teacher.sigmoid()
@@ -180,7 +182,7 @@ def distillation_divergence(student: Tensor, teacher: Tensor, chosen: Tensor) ->
 
 
 class FedNoRoSite(SiteMethod):
-    """The hospital's half of FedNoRo: adjusted cross-entropy; at a noisy site mixed with distillation."""
+    """The hospital's half of FedNoRo: adjusted cross-entropy; at a noisy site also distillation."""
 
     name = "fednoro"
     table = FedNoRoParameters
@@ -194,9 +196,9 @@ class FedNoRoSite(SiteMethod):
     needs_global_norm = "it compares sites by the model of all"
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return a round on adjusted cross-entropy; at a noisy site the received model also teaches.
+        """Return a round on adjusted cross-entropy; at a noisy site with distillation from the received model.
 
-        In the last round of stage 1 the site measures the received model's losses before training.
+        In the last round of stage 1 the site measures its loss indicators before training.
         """
         parameters, examples = self.parameters, context.examples
         negative = parameters.missing == "negative"
@@ -220,7 +222,7 @@ class FedNoRoSite(SiteMethod):
         return LocalRound(objective, lambda model, losses: indicators)
 
     def make_loss_indicators(self, context: ClientContext, targets: Tensor) -> Arrays:
-        """Return the site's loss indicators in the last round of stage 1, where they decide who is noisy."""
+        """Return the site's loss indicators in the last round of stage 1 if noisy sites are detected, else nothing."""
         if self.parameters.noisy == "known" or context.round != self.parameters.stage_one_rounds:
             return {}
         logits = compute_logits(context.network, context.examples.images, context.spec.precision)
@@ -231,38 +233,38 @@ class FedNoRoSite(SiteMethod):
 
 
 class FedNoRo(Method):
-    """Stage 1 is FedAvg; then the received model teaches noisy sites, and their weights are lower."""
+    """The coordinator's half of FedNoRo: FedAvg in stage 1; then lower weights for noisy sites."""
 
     site_class = FedNoRoSite
     site: FedNoRoSite
 
     def is_noisy(self, context: RoundContext, site: str) -> bool:
-        """Return true if a site's labels count as noisy; in stage 2 only."""
+        """Return True if a site's labels count as noisy; only meaningful in stage 2."""
         if self.site.parameters.noisy == "known":
             return not context.contract.annotated_classes(site).all()
         return site not in context.statistics or bool(context.statistics[site][0])
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return in stage 2 for each site 1 if its labels count as noisy, else 0."""
+        """Return for each site in stage 2: 1 if its labels count as noisy, else 0."""
         if context.round <= self.site.parameters.stage_one_rounds:
             return lambda site: {}
         return lambda site: {"noisy": np.array([self.is_noisy(context, site)], np.float32)}
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of loss indicators in the last round of stage 1, where they decide who is noisy."""
+        """Return the shape of loss indicators in the last round of stage 1, if noisy sites are detected."""
         if self.site.parameters.noisy == "known" or context.round != self.site.parameters.stage_one_rounds:
             return {}
         return {"indicators": (len(context.contract.class_names), 2)}
 
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
-        """Return for each site 1 for noisy and 0 for clean, once the indicators were sent."""
+        """Return 1 for each noisy and 0 for each clean site, once the sites have sent their indicators."""
         if self.site.parameters.noisy == "known" or context.round != self.site.parameters.stage_one_rounds:
             return context.statistics
         flags = find_noisy_sites(np.stack([reply.statistics["indicators"].reshape(-1) for reply in replies.values()]))
         return {site: np.array([flag], np.float32) for site, flag in zip(replies, flags, strict=True)}
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
-        """Return in stage 2 lower weights for noisy sites, the lower the further they are from all clean ones."""
+        """Return in stage 2 lower weights for noisy sites; the weight falls with the distance from all clean sites."""
         noisy: Flags = np.array([self.is_noisy(context, site) for site in replies], np.bool_)
         if context.round <= self.site.parameters.stage_one_rounds or noisy.all() or not noisy.any():
             return weights
@@ -270,7 +272,7 @@ class FedNoRo(Method):
         return [float(weight) for weight in lower_noisy_weights(np.asarray(weights), products, noisy)]
 
     def summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return the names of the noisy sites, once stage 2 has begun."""
+        """Return the names of the noisy sites; empty before stage 2."""
         if context.round <= self.site.parameters.stage_one_rounds:
             return {}
         return {"noisy": [site for site in sorted(context.contract.sites) if self.is_noisy(context, site)]}

@@ -1,21 +1,22 @@
-"""FedSLD: each loss is weighted by the label's share in the batch divided by its share in the federation.
+"""FedSLD: each image's loss is weighted by its class's share in the batch over its share in the federation.
 
-Luo and Wu, "FedSLD: Federated Learning with Shared Label Distribution for Medical Image Classification", 2021
-(specs 4.3, 4.4). p_b: share of a class in the batch; P: its share in the federation, the *prior*; image k with label y
-weighs ``p_b(y) / P(y)``, without a gradient through p_b.
+Luo and Wu, "FedSLD: Federated Learning with Shared Label Distribution for Medical Image Classification", 2021 (specs
+4.3, 4.4). p_b: share of a class in the batch; P: its share in the federation, the *prior*; an image with label y gets
+the weight ``p_b(y) / P(y)``, without gradient.
 
-Coordinator: the prior from the label counts of the roll call. Hospital: the weights, batch by batch.
+Coordinator: computes the prior from the label counts of the roll call. Hospital: weighs each batch.
 
 Departs from the paper, whose eq. 3 sums over the batch and does not train (specs L1): by default the sum is divided by
-the number of images. Since ``sum_c p_b(c)^2 / P(c) >= 1``, that lengthens the steps of skewed sites. The baseline
-``fedavg_scaled``, FedAvg with a learning rate lengthened alike, shows how much of the gain is due to that.
+the number of images. Because ``sum_c p_b(c)^2 / P(c) >= 1``, the weights lengthen the steps of sites with skewed
+labels. The baseline ``fedavg_scaled`` (FedAvg with an equally raised learning rate) shows how much of the gain is due
+to that.
 
-Our extension to multi-label tasks: each class is a distribution of two, present and absent, and each known entry weighs
-``p_b / P`` of its own side.
+Our extension to multi-label tasks: each class is a distribution of two outcomes, present and absent, and each known
+entry (a class of an image) gets the weight ``p_b / P`` of its outcome.
 
-The prior comes from the label counts of the roll call (specs 4.3, step 1). A site may keep counts to itself: these are
-unknown, not 0. In a multi-class task the counts of a site's classes add up to its images, so the unknown ones share the
-rest of its images evenly. A site without any count is left out.
+A site may keep label counts to itself (specs 4.3, step 1); such counts are unknown, not 0. In a multi-class task the
+counts of a site's classes sum to its number of images, so unknown counts share the remaining images equally. A site
+that sends no count is omitted.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,13 +56,13 @@ Reduction = Literal["sum_over_batch", "sum", "weighted_mean"]
 
 
 class FedSLDParameters(Parameters):
-    """The ``[method]`` table.
+    """The ``[method]`` table of ``fedsld``.
 
     Attributes:
-        reduction: ``sum_over_batch`` divides the weighted losses by the number of images, ``sum`` (eq. 3 as written) by
-            nothing, ``weighted_mean`` by the sum of the weights.
-        heads: ``own`` gives each site the rows of its own classes only, averaged as in surgical aggregation.
-        missing: Treatment in the loss of the classes that a site does not annotate.
+        reduction: ``sum_over_batch`` divides the weighted losses by the number of images, ``weighted_mean`` by the sum
+            of the weights; ``sum`` does not divide (eq. 3 as written).
+        heads: ``own`` gives each site the head rows of its own classes only, averaged as in surgical aggregation.
+        missing: How the loss treats classes that a site does not annotate.
     """
 
     weighting: Weighting = "samples"
@@ -71,11 +72,11 @@ class FedSLDParameters(Parameters):
 
 
 class ScaledFedAvgParameters(Parameters):
-    """The ``[method]`` table.
+    """The ``[method]`` table of ``fedavg_scaled``. p is a class's share at a site, P its share in the federation.
 
     Attributes:
-        scale: ``federation``: one factor for all, the mean over the sites, by images, of ``sum_c p_i(c)^2 / P(c)``;
-            ``batch``: each batch's own mean weight.
+        scale: ``federation``: one factor for all sites, the mean of ``sum_c p_i(c)^2 / P(c)`` over sites, weighted by
+            images; ``batch``: each batch's own mean weight.
     """
 
     weighting: Weighting = "samples"
@@ -98,7 +99,7 @@ def compute_label_prior(positives: Float64, images: Float64) -> Float64:
 
 
 def expected_label_weight(shares: Float64, prior: Float64) -> float:
-    """Return ``sum_c p(c)^2 / P(c)``, at least 1: the mean of FedSLD's weights where p is the share of each class.
+    """Return FedSLD's expected weight ``sum_c p(c)^2 / P(c)``, at least 1, for class shares p and prior P.
 
     Args:
         shares: p, which sums to one.
@@ -109,13 +110,13 @@ def expected_label_weight(shares: Float64, prior: Float64) -> float:
 
 
 def compute_site_prior(context: RoundContext, everywhere: Float64, site: str) -> NDArray[np.float32]:
-    """Return a site's prior over the run's classes; 0 for those that it does not annotate.
+    """Return a site's prior over the run's classes; 0 for classes that the site does not annotate.
 
-    In a multi-class task it runs over the site's own classes only and sums to one: the class of an image, given that it
-    is one of these.
+    In a multi-class task it sums to one: the class distribution of an image, given that it is of one of the site's
+    classes.
 
     Args:
-        everywhere: The :func:`compute_label_prior` of the federation.
+        everywhere: The federation's :func:`compute_label_prior`.
     """
     prior = np.where(context.contract.annotated_classes(site), everywhere, 0.0)
     if context.task == "multi_class":
@@ -124,7 +125,7 @@ def compute_site_prior(context: RoundContext, everywhere: Float64, site: str) ->
 
 
 def collect_label_counts(context: RoundContext) -> tuple[Float64, Float64]:
-    """Return the sites' positives and images, both ``(sites, classes)`` in the order of names; NaN for unknown."""
+    """Return the sites' counts of positives and of images, each ``(sites, classes)`` in name order; NaN for unknown."""
     counts = [_complete_label_counts(answer, context) for _, answer in sorted(context.answers.items())]
     return np.stack([positives for positives, _ in counts]), np.stack([images for _, images in counts])
 
@@ -147,9 +148,9 @@ def _complete_label_counts(answer: RollCallAnswer, context: RoundContext) -> tup
 
 
 def mean_label_weight(context: RoundContext) -> float:
-    """Return FedSLD's mean weight of a label: :func:`expected_label_weight`, averaged over the sites by their images.
+    """Return the :func:`expected_label_weight` averaged over the sites, weighted by their images.
 
-    In a multi-label task it is averaged over classes, too.
+    In a multi-label task it is also averaged over classes.
     """
     positives, images = collect_label_counts(context)
     everywhere = compute_label_prior(positives, images)
@@ -169,7 +170,7 @@ def mean_label_weight(context: RoundContext) -> float:
 
 
 def find_uncounted_classes(context: RoundContext) -> list[Fault]:
-    """Return a fault if a class's share is unknown, because images that show it would get the weight 0."""
+    """Return a fault if a class's share is unknown; otherwise its images would get the weight 0."""
     positives, images = collect_label_counts(context)
     owners = context.contract.annotation_matrix()
     unknown = (owners & np.isnan(positives)).any(axis=0)
@@ -190,7 +191,7 @@ def find_uncounted_classes(context: RoundContext) -> list[Fault]:
 
 
 def weigh_classes(labels: Tensor, prior: Tensor) -> Tensor:
-    """Return ``p_b(c) / P(c)`` of every class ``(rows,)``; 0 where the prior is 0, for such a class cannot occur."""
+    """Return ``p_b(c) / P(c)`` for every class ``(rows,)``; 0 if the prior is 0, because no such class occurs."""
     is_known = is_class_known(labels)
     share = labels.nan_to_num().sum(dim=0) / is_known.sum().clamp(min=1)
     return _divide_by_prior(share, prior)
@@ -201,17 +202,17 @@ def _divide_by_prior(share: Tensor, prior: Tensor) -> Tensor:
 
 
 def weigh_images(labels: Tensor, prior: Tensor) -> Tensor:
-    """Return the weight of every image ``(batch,)`` by its class; 0 where the class is not known.
+    """Return the weight of every image ``(batch,)`` by its class; 0 if the class is unknown.
 
     Args:
-        labels: ``(batch, rows)``, one 1 a row.
+        labels: ``(batch, rows)``, one 1 in each row.
         prior: ``(rows,)``.
     """
     return labels.nan_to_num() @ weigh_classes(labels, prior)
 
 
 def weigh_entries(labels: Tensor, prior: Tensor) -> Tensor:
-    """Return the weight of every entry ``(batch, rows)`` of a multi-label task; 0 where its label is not known."""
+    """Return the weight of every entry ``(batch, rows)`` of a multi-label task; 0 if its label is unknown."""
     is_known = ~labels.isnan()
     share = labels.nan_to_num().sum(dim=0) / is_known.sum(dim=0).clamp(min=1)
     present, absent = _divide_by_prior(share, prior), _divide_by_prior(1 - share, 1 - prior)
@@ -219,7 +220,7 @@ def weigh_entries(labels: Tensor, prior: Tensor) -> Tensor:
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor, reduction: Reduction) -> Tensor:
-    """Return eq. 3 for a multi-class task, with a softmax over the classes known of an image."""
+    """Return eq. 3 for a multi-class task; the softmax omits classes whose label is unknown."""
     weights = weigh_images(labels, prior)
     is_known = is_class_known(labels)
     losses = torch.where(is_known, cross_entropy_per_image(mask_unknown_logits(logits, labels), labels), 0.0)
@@ -227,7 +228,7 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor, reduct
 
 
 def weighted_binary_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor, reduction: Reduction) -> Tensor:
-    """Return our extension to multi-label tasks; ``sum`` runs over images and takes the mean over a site's classes."""
+    """Return the extension of eq. 3 to multi-label tasks; ``sum`` adds over images and averages over classes."""
     weights, is_known = weigh_entries(labels, prior), ~labels.isnan()
     losses = binary_cross_entropy_with_logits(logits, labels.nan_to_num(), reduction="none") * weights
     if reduction == "sum":
@@ -254,7 +255,7 @@ WEIGHTED: Mapping[Task, Callable[[Tensor, Tensor, Tensor, Reduction], Tensor]] =
 
 
 class FedSLDSite(SiteMethod):
-    """The hospital's half of FedSLD: each entry's loss is weighted by p_b / P."""
+    """The hospital's half of FedSLD: each loss is weighted by batch share over federation share."""
 
     name = "fedsld"
     table = FedSLDParameters
@@ -268,7 +269,7 @@ class FedSLDSite(SiteMethod):
         return replace(self.declared, rows=self.parameters.heads)
 
     def local_loss(self, statistics: Arrays, examples: Examples, spec: TrainingSection) -> Loss:
-        """Return the loss that weighs each batch by how common its classes are in the federation."""
+        """Return the loss that weighs images by their class's share in the batch over its share in the federation."""
         prior = torch.from_numpy(statistics["prior"].copy()).to(examples.labels.device)
 
         def loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
@@ -279,7 +280,7 @@ class FedSLDSite(SiteMethod):
 
 
 class ScaledFedAvgSite(SiteMethod):
-    """The hospital's half of ``fedavg_scaled``: the plain loss, with longer steps."""
+    """The hospital's half of ``fedavg_scaled``: the plain loss, with a raised learning rate."""
 
     name = "fedavg_scaled"
     table = ScaledFedAvgParameters
@@ -288,7 +289,7 @@ class ScaledFedAvgSite(SiteMethod):
     looks_at_images = False
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return a round that multiplies the learning rate by one factor for all, or the loss by each batch's own."""
+        """Return a round that multiplies the learning rate by one common factor, or each batch's loss by its own."""
         loss = self.training_loss(context.examples, context.spec)
         if self.parameters.scale == "federation":
             return LocalRound(plain(loss), lr_factor=float(context.statistics["factor"][0]))
@@ -306,22 +307,22 @@ class ScaledFedAvgSite(SiteMethod):
 
 
 class FedSLD(Method):
-    """FedAvg in which every site receives the label prior P, computed from the label counts of the roll call."""
+    """The coordinator's half of FedSLD: FedAvg, and the label prior P from the label counts of the roll call."""
 
     site_class = FedSLDSite
     site: FedSLDSite
 
     @property
     def head_mean(self) -> HeadMean:
-        """Return the class that averages head rows: with ``heads = "own"`` each row over its class's owners only."""
+        """Return the class that averages head rows: over all sites, or with ``heads = "own"`` over the row's owners."""
         return OwnersMean if self.site.parameters.heads == "own" else WholeHeadMean
 
     def roll_call_faults(self, context: RoundContext) -> list[Fault]:
-        """Return the fault of classes of unknown share."""
+        """Return a fault if a class's share in the federation is unknown."""
         return find_uncounted_classes(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return for each site the federation's label distribution over the classes of its head rows, for its loss."""
+        """Return for each site the federation's label prior over the classes of the site's head rows."""
         everywhere, contract = compute_label_prior(*collect_label_counts(context)), context.contract
 
         def prior_of(site: str) -> Arrays:
@@ -333,17 +334,17 @@ class FedSLD(Method):
 
 
 class ScaledFedAvg(Method):
-    """FedAvg with the learning rate multiplied by FedSLD's mean weight: the control experiment (specs 4.4)."""
+    """Control experiment for FedSLD: FedAvg with the learning rate times FedSLD's mean weight (specs 4.4)."""
 
     site_class = ScaledFedAvgSite
     site: ScaledFedAvgSite
 
     def roll_call_faults(self, context: RoundContext) -> list[Fault]:
-        """Return the fault of classes of unknown share."""
+        """Return a fault if a class's share in the federation is unknown."""
         return find_uncounted_classes(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return one factor for all sites, or each site's prior for the factors of its batches."""
+        """Return one learning rate factor for all sites, or each site's prior for the factors of its batches."""
         if self.site.parameters.scale == "batch":
             everywhere = compute_label_prior(*collect_label_counts(context))
             return lambda site: {"prior": compute_site_prior(context, everywhere, site)}

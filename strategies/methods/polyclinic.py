@@ -1,12 +1,12 @@
-"""Our own method: one model passes through the hospitals in a drawn order; the result is the mean of its last stops.
+"""Our own method: one model passes through the hospitals in random order; the result is a mean of the last pass.
 
-The method is sequential training (``fedseq``, specs 2.4) with two changes, each of which has a key of its own:
+The method is sequential training (``fedseq``, specs 2.4) with two changes, each with its own key:
 
-- *Mean*: the last round ends with the mean of the models after each stop. Sequential training ends with the model of
-  the last hospital, which has forgotten some of what the others label; in the mean no hospital is the last.
-- *Drawn order*: each round has another order of hospitals, so that the same classes are not always the oldest.
+- *Mean*: the last round ends with the mean of the models after each hospital. Sequential training ends with the model
+  of the last hospital, which has forgotten some of the classes of the others.
+- *Random order*: each round visits the hospitals in another order, so that the last hospitals are not always the same.
 
-A label that a hospital does not annotate is left out of the loss. docs/results.md has what each change does.
+Labels that a hospital does not annotate are omitted from the loss. docs/results.md has the effect of each change.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ class PolyclinicParameters(Parameters):
     """The ``[method]`` table of ``polyclinic``.
 
     Attributes:
-        order: Order of the hospitals in a round: ``drawn`` anew, or by ``name``.
-        mean_rounds: Number of last rounds that end with the mean of the models after each stop.
-        missing: How a class counts that a hospital does not annotate, as in ``fedseq``.
+        order: Order of the hospitals in a round: ``drawn`` at random for each round, or by ``name``.
+        mean_rounds: Number of last rounds that end with the mean of the models after each hospital.
+        missing: How the loss treats classes that a hospital does not annotate, as in ``fedseq``.
     """
 
     order: Literal["drawn", "name"] = "drawn"
@@ -38,7 +38,7 @@ class PolyclinicParameters(Parameters):
 
 
 class PolyclinicSite(SequentialSite):
-    """The hospital's half: the experiment's number of epochs on the site's own classes."""
+    """The hospital's half: training on the site's own classes for the experiment's number of epochs."""
 
     name = "polyclinic"
     table = PolyclinicParameters
@@ -46,13 +46,13 @@ class PolyclinicSite(SequentialSite):
 
 
 class Polyclinic(SequentialMethod):
-    """One model passes through the hospitals in a drawn order; the last round ends with the mean of its stops."""
+    """The coordinator's half: one model passes through the hospitals in random order; the last pass is averaged."""
 
     site_class = PolyclinicSite
     site: PolyclinicSite
 
     def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
-        """Return the sites in an order that follows from the run's seed and the round."""
+        """Return the sites in a random order that depends only on the run's seed and the round."""
         if self.site.parameters.order == "name":
             return sites
         generator = np.random.default_rng(derive_seed(context.seed, context.round, "order"))
@@ -64,5 +64,5 @@ class Polyclinic(SequentialMethod):
         return self.site.parameters.mean_rounds
 
     def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
-        """Return in the last rounds the mean of the models after all sites so far, else the model after this site."""
+        """Return the model after this site; in the last rounds, the mean of the models after all sites so far."""
         return mix_models(passed, result, 1 / hops) if left < self.site.parameters.mean_rounds else passed

@@ -1,25 +1,25 @@
-"""RSCFed: the global model is a mean over small random groups of sites, in which distant sites count less.
+"""RSCFed: the global model is a mean over random groups of sites, in which sites far from the group's mean weigh less.
 
 Liang, Lin, Fu, Zhu, Li: "RSCFed: Random Sampling Consensus Federated Semi-supervised Learning", CVPR 2022; as a
-comparator in Sun et al., "FedMLP", MICCAI 2024, tables 1 and 2. We had the paper's abstract and descriptions of it,
-its patent's claims and both groups' released code at hand, not its numbered equations.
+comparator in Sun et al., "FedMLP", MICCAI 2024, tables 1 and 2. We had the paper's abstract and descriptions of it, its
+patent's claims and both groups' released code, not its numbered equations.
 
-The paper's. Coordinator: M times it draws K sites and merges their models to a *sub-consensus*; the global model is the
-plain mean of the M. In a sub-consensus site k weighs ``n_k exp(-beta d_k / n_k)``, n_k its images and d_k the distance
-of its model from its group's mean by images. Labelled site: cross-entropy. Unlabelled site: squared distance of the
-student's probabilities from those a *mean teacher* gives to another view of the image, sharpened; the teacher is an
-exponential moving average of the student over all steps of all rounds, stays at the site and goes on from round to
-round, the student begins each round as the global model.
+The paper's method. Coordinator: M times it draws K sites and merges their models into a *sub-consensus*; the global
+model is the plain mean of the M. In a sub-consensus site k weighs ``n_k exp(-beta d_k / n_k)``, where n_k is its number
+of images and d_k the distance of its model from the group's mean. Labelled site: cross-entropy. Unlabelled site:
+squared distance of the student's probabilities from the sharpened ones of a *mean teacher*, which sees another view of
+the image. The teacher is an exponential moving average of the student over all steps of all rounds and stays at the
+site; the student starts each round as the global model.
 
-Ours, because here no site is labelled or unlabelled but each labels some of the classes: every site does both, entry
-by entry, cross-entropy on its own classes and consistency with its teacher on the others, as FedMLP's authors have it.
-Theirs, too, are the defaults (M 10, K 6 of 8 sites, beta 0.01, no sharpening, positives of a class weighed by images
-over positives); RSCFed's code has M 3, K 5 of 10, beta 10,000, and 0.02 for the consistency. In theirs the positives
-of all classes are counted from labels that the site does not have; we weigh by its own.
+Our version, because each site labels some of the classes: every site does both, cross-entropy on its own classes and
+consistency with its teacher on the others, as in FedMLP's code. The defaults are also from that code (M 10, K 6 of 8
+sites, beta 0.01, no sharpening, positives of a class weighed by images over positives); RSCFed's code has M 3, K 5 of
+10, beta 10,000, and 0.02 for the consistency. FedMLP's code counts positives with labels that the site does not have;
+we use the site's own counts.
 
-All sites train in a round and the groups are drawn among the replies: what a site does in a round does not depend on
-its group, so that this is the paper's rule without training one site several times. Sites are ranked for each group
-by (seed, round, site, group), so that a lost site gives its place to the next in line and moves nobody else.
+All sites of a round train, and the groups are drawn among the replies. A site's training does not depend on its group,
+so this is the paper's rule without training a site several times. Each group ranks the sites by (seed, round, site,
+group), so that a missing site is replaced by the next in rank and no other site changes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,15 +43,15 @@ from strategies.methods.fedmlp import consistency_loss
 
 
 class RSCFedParameters(Parameters):
-    """The ``[method]`` table.
+    """The ``[method]`` table of ``rscfed``. A sub-consensus is the mean model of a random group of sites.
 
     Attributes:
         consensus_models: M, the number of sub-consensus models in a round.
-        consensus_sites: K, the number of sites in each; all sites where there are fewer.
-        distance_scale: The paper's beta; 0 leaves the distances out.
-        teacher_decay: Share of the teacher that a step leaves as it is; less in the first steps, as in their code.
+        consensus_sites: K, the number of sites in each; all sites if there are fewer.
+        distance_scale: The paper's beta; 0 ignores the distances.
+        teacher_decay: Decay of the teacher's moving average; lower in the first steps, as in RSCFed's code.
         temperature: Divisor of the teacher's logits; below 1 sharpens.
-        consistency_weight: Weight of the distance from the teacher, beside the cross-entropy.
+        consistency_weight: Weight of the distance from the teacher, relative to the cross-entropy.
         balanced: True to weigh positives by the site's images divided by the positives of their class.
     """
 
@@ -69,7 +69,7 @@ class RSCFedParameters(Parameters):
 
 
 def draw_group(sites: Sequence[str], size: int, seed: tuple[int, ...]) -> list[int]:
-    """Draw the sites of one sub-consensus; return their places, sorted."""
+    """Draw the sites of one sub-consensus at random; return their indices, sorted."""
     ranked = sorted(range(len(sites)), key=lambda place: derive_seed(*seed, sites[place], "consensus"))
     return sorted(ranked[:size])
 
@@ -83,7 +83,7 @@ def compute_consensus_weights(
         products: Inner products of all sites' updates, ``(sites, sites)``.
         weights: Plain weights, ``(sites,)``.
         images: Training images of each site, ``(sites,)``.
-        groups: Places of the sites of each sub-consensus.
+        groups: Indices of the sites of each sub-consensus.
         scale: The paper's beta.
     """
     total = np.zeros(len(weights))
@@ -94,7 +94,7 @@ def compute_consensus_weights(
 
 
 def weigh_group_by_distance(products: Float64, weights: Float64, images: Float64, scale: float) -> Float64:
-    """Return the weights of the sites in one sub-consensus, lower the farther from its mean; they sum to 1."""
+    """Return the site weights in one sub-consensus, lower with the distance from its mean; they sum to 1."""
     distances = scale * distances_from_mean(products, weights) / images
     raw = weights * np.exp(distances.min() - distances)  # 1 for the closest site: a large beta leaves one
     return np.asarray(raw / raw.sum(), np.float64)
@@ -104,7 +104,7 @@ def weigh_group_by_distance(products: Float64, weights: Float64, images: Float64
 
 
 class RSCFedSite(SiteMethod):
-    """The hospital's half of RSCFed: cross-entropy on the site's own classes, a mean teacher on the others."""
+    """The hospital's half of RSCFed: cross-entropy on the site's classes, consistency with a teacher on the others."""
 
     name = "rscfed"
     table = RSCFedParameters
@@ -114,13 +114,13 @@ class RSCFedSite(SiteMethod):
     multi_class = False
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return a round that trains the student; the teacher follows it, and stays at the site."""
+        """Return a round that trains the student; the teacher averages the student and is stored at the site."""
         local = RSCFedRound(context, self.parameters)
         return LocalRound(local.objective, method_state=local.method_state)
 
 
 class RSCFedRound:
-    """One round of RSCFed at one site: the student is trained, and the teacher follows."""
+    """One round of RSCFed at one site: training of the student, and the moving average that is the teacher."""
 
     def __init__(self, context: ClientContext, parameters: RSCFedParameters) -> None:
         self.parameters = parameters
@@ -144,7 +144,7 @@ class RSCFedRound:
         return supervised + self.parameters.consistency_weight * consistency_loss([student], [teacher], batch.annotated)
 
     def method_state(self, model: Model) -> Arrays:
-        """Return the teacher, and the number of steps that it has followed."""
+        """Return the teacher, and the number of training steps that it averages."""
         self._update_teacher(model)
         arrays = ModelGroups.from_model(read_state(self.teacher)).to_named_arrays()
         return {f"teacher/{name}": array for name, array in arrays.items()} | {
@@ -161,7 +161,7 @@ class RSCFedRound:
 
 
 class RSCFed(Method):
-    """The global model is the mean of sub-consensus models; each site keeps its own mean teacher."""
+    """The coordinator's half of RSCFed: the global model is the mean of sub-consensus models."""
 
     site_class = RSCFedSite
     site: RSCFedSite

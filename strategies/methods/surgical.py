@@ -1,4 +1,4 @@
-"""Surgical aggregation: each class's head row is averaged over the sites that own it.
+"""Surgical aggregation: each class's head row is averaged over the sites that own (annotate) the class.
 
 Kulkarni, Chang, Sanghani, Pasula, Hahn, Zhang et al., "From Competition to Collaboration: Making Toy Datasets on Kaggle
 Clinically Useful for Chest X-Ray Diagnosis Using Federated Learning", and its version in ML4H 2024, "Surgical
@@ -6,7 +6,7 @@ Aggregation: Federated Class-Heterogeneous Learning" (specs 1.5).
 
 Coordinator: trunk by FedAvg, FedBN or FedBN+; head rows by :class:`OwnersMean`; a site receives only its own rows.
 Hospital: a head in its own class order, binary cross-entropy over its own classes, warm-up of the head before round 1.
-With every class owned by every site it is FedAvg, bit for bit.
+If every site owns every class, the method is FedAvg, bit for bit.
 
 Departs from the authors' code in one point (specs S5): all sites start from one common model and only then warm up.
 """
@@ -37,7 +37,7 @@ class OwnersMean:
         self._total = np.zeros(classes, np.float64)
 
     def add(self, head: Head, share: float) -> None:
-        """Add the head rows of a site's own classes, which stand in its own order."""
+        """Add the head rows of a site's own classes, in the site's own class order."""
         rows = [self._position[name] for name in head.class_names]
         self._weight[rows] += np.float64(share) * head.weight
         self._bias[rows] += np.float64(share) * head.bias
@@ -45,7 +45,7 @@ class OwnersMean:
 
     @property
     def mean(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-        """Return mean weight ``(classes, features)``, mean bias ``(classes,)``, and which classes were sent.
+        """Return mean weight ``(classes, features)``, mean bias ``(classes,)``, and a mask of the classes with a mean.
 
         Rows of classes that no site sent are zero.
         """
@@ -62,7 +62,7 @@ class SurgicalSite(SiteMethod):
 
 
 class SurgicalAggregation(Method):
-    """Trunk by FedAvg; head row c is the mean over the sites that annotate c (eq. 2); a site has only its own rows."""
+    """The coordinator's half: FedAvg for the trunk; each head row is averaged over its class's annotators (eq. 2)."""
 
     site_class = SurgicalSite
 

@@ -1,11 +1,12 @@
-"""UniFed and two baselines that train like it: one model passes from hospital to hospital.
+"""UniFed and two baselines with the same training: one model passes from hospital to hospital.
 
 Hassani and Rekik, "UniFed: A Universal Federation of a Mixture of Highly Heterogeneous Medical Image Classification
-Tasks", 2024 (specs 2.4). Tasks with class sets of their own share one class space, the label contract's.
+Tasks", 2024 (specs 2.4). Tasks with different class sets share one list of classes, that of the label contract.
 
-Before round 1 all hospitals train one epoch side by side, and the slope of each one's loss is taken. In a round the
-model passes from the easiest task to the hardest; each hospital trains until its validation loss settles. The
-coordinator trains the mixed model of the round before on images of its own, and mixes both.
+Before round 1 all hospitals train one epoch in parallel and measure the slope of their training loss. In a round the
+model passes from the easiest task (steepest fall) to the hardest; each hospital trains until its validation loss
+settles. The coordinator trains the mixed model of the round before on its own images, and mixes the result with the
+hospitals' model.
 """
 
 import math
@@ -33,8 +34,8 @@ class SequentialParameters(Parameters):
     """The ``[method]`` table of ``fedseq``.
 
     Attributes:
-        missing: In a multi-class task, ``negative`` is a softmax over all tasks' classes, as in the paper; ``masked``
-            runs over the classes known of an image.
+        missing: In a multi-class task, ``negative`` takes the softmax over all tasks' classes, as in the paper;
+            ``masked`` omits classes whose label is unknown.
     """
 
     missing: Missing = "negative"
@@ -44,10 +45,12 @@ class ServerOnlyParameters(SequentialParameters):
     """The ``[method]`` table of ``server_only``.
 
     Attributes:
-        tolerance: A fall of the validation loss below this is slight.
+        tolerance: A fall of the validation loss by less than this counts as slight.
         epoch_cap: The largest number of epochs of one training.
-        server_patience: Epochs that the coordinator's loss may be worse in a row, or slightly better in all.
-        global_patience: Rounds without a better model on the coordinator's validation part after which the run ends.
+        server_patience: The coordinator's training stops after this many worse epochs in a row, or slightly better ones
+            in total.
+        global_patience: The run ends after this many rounds without a better model on the coordinator's validation
+            part.
     """
 
     tolerance: float = Field(0.01, ge=0)
@@ -60,9 +63,9 @@ class UniFedParameters(ServerOnlyParameters):
     """The ``[method]`` table of ``unifed``.
 
     Attributes:
-        patience: Epochs that a hospital's loss may be worse in a row, or slightly better in all.
-        alpha: Weight of the hospitals' model in the mixture: 0.7 by the text, 0.3 in the authors' code.
-        slope: Rule that turns a hospital's losses into one slope.
+        patience: A hospital's training stops after this many worse epochs in a row, or slightly better ones in total.
+        alpha: Weight of the hospitals' model in the mixture: 0.7 in the text, 0.3 in the authors' code.
+        slope: Rule that computes one slope from a hospital's losses.
     """
 
     patience: int = Field(7, ge=1)
@@ -74,12 +77,12 @@ class UniFedParameters(ServerOnlyParameters):
 
 
 def loss_slope(losses: Sequence[float], rule: SlopeRule = "least_squares") -> float:
-    """Return the slope of the training loss over all batches of a site's latest training, epoch after epoch.
+    """Return the slope of the training loss over all batches of a site's latest training.
 
-    The slope shrinks as training gets longer; the paper does not correct for that, nor do we.
+    The slope shrinks with the length of training; neither the paper nor this code corrects for that.
 
     Returns:
-        Change of loss per batch; 0 for one batch or none, which the paper leaves open.
+        Change of loss per batch; 0 for fewer than two batches, a case that the paper does not define.
     """
     if len(losses) < 2:
         return 0.0
@@ -91,7 +94,7 @@ def loss_slope(losses: Sequence[float], rule: SlopeRule = "least_squares") -> fl
 
 
 def sort_easiest_first(slopes: Mapping[str, float]) -> tuple[str, ...]:
-    """Return the sites from the fastest falling loss to the slowest; ties go to the lower name, and NaN comes last."""
+    """Return the sites sorted from the fastest falling loss to the slowest; ties by name, NaN last."""
 
     return tuple(sorted(slopes, key=lambda site: (math.inf if math.isnan(slopes[site]) else slopes[site], site)))
 
@@ -100,7 +103,7 @@ def sort_easiest_first(slopes: Mapping[str, float]) -> tuple[str, ...]:
 
 
 class UniFedSite(SequentialSite):
-    """The hospital's half of UniFed: plain training until the loss settles; the slope of its fall is sent (eq. 2)."""
+    """The hospital's half of UniFed: training until the loss settles; it sends the slope of the loss (eq. 2)."""
 
     name = "unifed"
     table = UniFedParameters
@@ -113,11 +116,11 @@ class UniFedSite(SequentialSite):
 
     @cached_property
     def early_stopping(self) -> EarlyStopping:
-        """Return the rule by which a hospital stops training in a round."""
+        """Return the rule that stops a hospital's training in a round."""
         return EarlyStopping(self.parameters.patience, self.parameters.tolerance, self.parameters.epoch_cap)
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return a round that trains as in FedAvg, and sends the slope."""
+        """Return a round with the plain training loss, which sends the slope of the loss."""
 
         def slope(model: Model, losses: Losses) -> Arrays:
             return {"slope": np.array([loss_slope(losses.tolist(), self.parameters.slope)], np.float32)}
@@ -126,10 +129,10 @@ class UniFedSite(SequentialSite):
 
 
 class UniFed(SequentialMethod):
-    """UniFed: in each round one model passes from the hospital with the easiest task to that with the hardest.
+    """The coordinator's half of UniFed: one model passes from the hospital with the easiest task to the hardest.
 
-    How easy a task is, the slope of the hospital's training loss tells. The coordinator trains on images of its own;
-    ``alpha`` is the weight of the hospitals' model in the mean with the coordinator's.
+    The steeper a hospital's training loss falls, the easier its task. The coordinator also trains on its own images;
+    ``alpha`` is the weight of the hospitals' model in the mixture.
     """
 
     site_class = UniFedSite
@@ -137,11 +140,11 @@ class UniFed(SequentialMethod):
 
     @property
     def server_training(self) -> ServerTraining | None:
-        """Return that the coordinator trains until the loss settles, each round."""
+        """Return the settings of the coordinator's training, which lasts until the loss settles in each round."""
         return _make_server_training(self.site.parameters, self.site.parameters.alpha)
 
     def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
-        """Return the sites by the slope that each sent last; sites without a slope come last."""
+        """Return the sites sorted by their latest slope; sites without a slope come last."""
         slopes = {site: float(slope[0]) for site, slope in context.statistics.items() if site in sites}
         return [*sort_easiest_first(slopes), *(site for site in sites if site not in slopes)]
 
@@ -150,7 +153,7 @@ class UniFed(SequentialMethod):
         return {"slope": (1,)}
 
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
-        """Return the slope of each site's last training."""
+        """Return the latest slope of each site."""
         return {**context.statistics, **{site: reply.statistics["slope"] for site, reply in replies.items()}}
 
     def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
@@ -162,20 +165,20 @@ class UniFed(SequentialMethod):
 
 
 class SequentialTrainingSite(SequentialSite):
-    """The hospital's half of ``fedseq``: the experiment's number of epochs."""
+    """The hospital's half of ``fedseq``: training for the experiment's number of epochs."""
 
     name = "fedseq"
     table = SequentialParameters
 
 
 class SequentialTraining(SequentialMethod):
-    """The model passes through the sites in the order of names, for the experiment's number of epochs at each."""
+    """The coordinator's half of ``fedseq``: passes the model through the sites in the order of their names."""
 
     site_class = SequentialTrainingSite
 
 
 class ServerOnlySite(SequentialSite):
-    """The hospital's half of ``server_only``, which tests the coordinator's model and does not train."""
+    """The hospital's half of ``server_only``: it tests the coordinator's model and does not train."""
 
     name = "server_only"
     table = ServerOnlyParameters
@@ -184,18 +187,18 @@ class ServerOnlySite(SequentialSite):
 
 
 class ServerOnly(SequentialMethod):
-    """The coordinator trains on its own images alone: the lower bound of UniFed (specs 2.4, at the end)."""
+    """The coordinator trains alone on its own images: UniFed's lower bound (specs 2.4, at the end)."""
 
     site_class = ServerOnlySite
     site: ServerOnlySite
 
     @property
     def server_training(self) -> ServerTraining:
-        """Return that the coordinator trains until the loss settles, each round; no other model is mixed in."""
+        """Return the settings of the coordinator's training; no other model is mixed in."""
         return _make_server_training(self.site.parameters, 0.0)
 
     def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
-        """Return no site, because no hospital trains."""
+        """Return no sites, because no hospital trains."""
         return ()
 
 

@@ -1,1 +1,1 @@
-"""Differential privacy at the site: noise, what it costs, and where it makes no sense."""
+"""Differential privacy and secure aggregation: the maths, without messages."""

@@ -1,22 +1,22 @@
-"""DP-SGD: every image's or every patient's gradient clipped, noise on their sum.
+"""DP-SGD at a site: each image's or each patient's gradient is clipped, and noise is added to the sum.
 
 Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, algorithm 1. Batches are Poisson samples, as the
-accountants assume: each image is drawn by itself, so that a batch's size varies and may be 0; the sum is divided by
-the size expected. Opacus gives the gradient of every image in one pass. To hide patients, patients are drawn, and what
-is clipped is the sum over all images of a patient: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private
-Recurrent Language Models", ICLR 2018, with a site's patients in the place of users.
+accountants assume: each image is drawn independently, so the size of a batch varies and may be 0; the sum is divided by
+the expected size. Opacus computes the gradient of every image in one pass. For privacy of patients, patients are drawn,
+and the sum over all images of a patient is clipped: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private
+Recurrent Language Models", ICLR 2018, with patients instead of users.
 
-What training draws for an image (augmentation, dropout) comes from the same secret key as the noise, not from the run's
-seed, which the coordinator knows: one more patient would shift the random numbers of all later ones, and the sum would
-change by more than one clipped gradient.
+The random numbers of training (augmentation, dropout) come from the same secret key as the noise. They must not come
+from the run's seed, which the coordinator knows: one more patient would shift the random numbers of all later patients,
+and the sum would change by more than one clipped gradient.
 
-What a network does with a batch must not follow from how many images are in it: of one image some layers can make
-nothing, and whether training fails would say whether one patient was drawn. So images go through it in packs of one
-size, filled up with repetitions that count for nothing; and before any image does, a pack of zeros is tried, and one
-of random images with random weights.
+A network's behaviour must not depend on the number of images in a batch, because a failure (some layers cannot process
+a single image) would reveal if a patient was drawn. So images pass through the network in micro-batches of one size,
+filled up with repeated images that do not count. Before that, the network is tried with a micro-batch of zeros, and
+with random images and weights.
 
-Each image's loss is computed alone. With unknown labels the loss of a batch is then not the mean over all its known
-entries: that divisor would let one image change the weight of another.
+Each image's loss is computed alone. So with unknown labels the loss of a batch is not the mean over its known entries,
+because with that divisor one image could change the weight of another.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,20 +47,21 @@ PACK = 16
 
 
 def choose_micro_batch_size(batch_size: int) -> int:
-    """Return how many images go through a network at a time, for batches of ``batch_size`` images on average."""
+    """Return how many images pass through the network at a time, for batches of ``batch_size`` images on average."""
     return min(batch_size, PACK)
 
 
 @dataclass(frozen=True)
 class PrivateEpochTrainer:
-    """Trains an epoch in the place of :func:`strategies.local.training.train_epoch`.
+    """Trains one epoch with DP-SGD, and replaces :func:`strategies.local.training.train_epoch`.
 
     Attributes:
-        max_norm: Longest length of one image's gradient.
-        sample_rate: Probability with which a step looks at an image, or at all images of a patient.
+        max_norm: Largest length of the gradient of one image, or of one patient.
+        sample_rate: Probability with which a step draws an image or a patient.
         steps: Number of steps in an epoch.
-        expected: Images of a batch, on average.
-        owners: ``(images,)`` int64, the patient of each image as a number from 0 without gaps; None hides images.
+        expected: Expected number of images in a batch.
+        owners: ``(images,)`` int64, the patient of each image, numbered from 0 without gaps; None protects single
+            images.
     """
 
     loss: Loss
@@ -79,10 +80,11 @@ class PrivateEpochTrainer:
         optimizer: torch.optim.Optimizer,
         generator: torch.Generator,
     ) -> Losses:
-        """Train; return the mean loss of each batch, 0 where it is empty.
+        """Train one epoch; return the mean loss of each batch, 0 if the batch is empty.
 
         Raises:
-            BadInput: If the network draws random numbers of its own, which follow from the run's seed, or mixes images.
+            BadInput: If the network mixes images, or draws its own random numbers, which would depend on the run's
+                seed.
         """
         frozen = exercise.frozen
         train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
@@ -116,10 +118,10 @@ class PrivateEpochTrainer:
     def _sum_of_clipped_gradients(
         self, network: SplitNetwork, exercise: TrainingTask, drawn: Sequence[Tensor], generator: torch.Generator
     ) -> tuple[list[Tensor], float]:
-        """Return each parameter's sum of clipped gradients, in whole steps of the noise's grid, and the mean loss.
+        """Return each parameter's sum of clipped gradients, in steps of the noise's grid, and the mean loss.
 
         Args:
-            drawn: The rows of each image or patient drawn.
+            drawn: The rows of the images of each drawn image or patient.
         """
         learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
         sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in learning]
@@ -140,10 +142,10 @@ class PrivateEpochTrainer:
         learning: Sequence[nn.Parameter],
         generator: torch.Generator,
     ) -> None:
-        """Send a pack of zeros through the network, so that a failing network fails independently of the images.
+        """Pass a micro-batch of zeros through the network, so that an unsuitable network fails before it sees images.
 
         Raises:
-            Exception: What the network raised; :func:`refuse_plan_on_error` makes a refusal of it.
+            Exception: Any error of the network; :func:`refuse_plan_on_error` converts it.
         """
         examples = exercise.examples
         rows = torch.zeros(
@@ -164,10 +166,10 @@ class PrivateEpochTrainer:
         learning: Sequence[nn.Parameter],
         generator: torch.Generator,
     ) -> tuple[float, list[Tensor]]:
-        """Return the sum of a pack's losses, and the gradient of each of its owners, parameter by parameter.
+        """Return the sum of a micro-batch's losses, and for each parameter one gradient row per image or patient.
 
-        There are as many rows as a pack has images at most; those that are no owner's are 0. Memory must not follow
-        from how many owners a pack has: whether it suffices would say so, without noise.
+        The number of rows is the micro-batch size; unused rows are 0. The memory must not depend on how many patients a
+        micro-batch contains, because running out of memory would reveal that number without noise.
         """
         size = choose_micro_batch_size(exercise.spec.batch_size)
         loss, each = 0.0, [torch.zeros_like(parameter).repeat(size, *[1] * parameter.dim()) for parameter in learning]
@@ -209,7 +211,7 @@ def compute_losses_by_image(loss: Loss, logits: Tensor, labels: Tensor, annotate
 
 
 def group_rows_by_unit(owners: Tensor) -> tuple[Tensor, ...]:
-    """Return the rows of each owner, in the order of owners' numbers.
+    """Return the rows of each owner (image or patient), in the order of the owners' numbers.
 
     Args:
         owners: ``(images,)``, the owner of each row.
@@ -218,7 +220,10 @@ def group_rows_by_unit(owners: Tensor) -> tuple[Tensor, ...]:
 
 
 def split_into_micro_batches(drawn: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
-    """Split the rows of drawn images or patients into packs of at most ``size`` rows; a larger owner is one pack."""
+    """Group drawn images or patients into micro-batches of at most ``size`` rows.
+
+    A patient with more rows than that is one micro-batch.
+    """
     pack, held = list[Tensor](), 0
     for rows in drawn:
         if pack and held + len(rows) > size:
@@ -231,17 +236,17 @@ def split_into_micro_batches(drawn: Sequence[Tensor], size: int) -> Iterator[lis
 
 
 def sum_clipped_gradients(gradients: Sequence[Tensor], grid: NoiseQuantizationGrid) -> list[Tensor]:
-    """Add gradients over images or patients, each shortened to the grid's longest where it is longer.
+    """Add the gradients of images or patients, each clipped to the grid's largest length.
 
-    A gradient that is not finite counts as 0: else one image could make the whole sum so. So does one that is 1e38
-    times as long as it may be.
+    A gradient that is not finite counts as 0, because otherwise one image could make the whole sum infinite. So does a
+    gradient 1e38 times as long as the bound.
 
     Args:
-        gradients: Gradients by parameter, each ``(images, *its shape)``; an image's length runs over all parameters.
-        grid: The grid, with the longest length.
+        gradients: Gradients by parameter, each ``(images, *its shape)``; an image's length is over all parameters.
+        grid: The noise's grid, which has the largest length.
 
     Returns:
-        Whole steps of the grid, float64, one a parameter in its shape; exact, however many were added.
+        For each parameter the sum in whole steps of the grid, float64 of the parameter's shape; the sum is exact.
     """
     by_parameter = [
         torch.linalg.vector_norm(gradient.reshape(len(gradient), -1), dim=1, dtype=torch.float64)

@@ -1,13 +1,15 @@
-"""The gradient of every image of a batch in one pass, and a check that a network allows it.
+"""The gradient of every image of a batch in one pass at a site, and a check that a network allows it.
 
-Opacus gives a row for each image where a layer sees a batch as one. Some networks take images apart first, so that a
-layer sees windows or patches of several images as its batch; some mix images. Then a row is not what one image changes,
-and to clip it would bound nothing. So a network is tried on random images before any of a hospital's goes through it.
+Opacus returns one gradient row for each element of what a layer sees as a batch. Some networks split images first, so
+that a layer's batch consists of windows or patches of several images; some networks mix images. Then a row is not the
+influence of one image, and clipping the row bounds nothing. So a network is tried on random images before any of the
+hospital's.
 
-Nor may images share a dropout mask: with one patient more other images share it, and no clipping bounds that. Where a
-module has parameters beside its layers, Opacus has its whole forward pass run again for all images with one mask.
+Images must not share a dropout mask either: one more patient would change which images share a mask, and no clipping
+bounds that. If a module has parameters beside its layers, Opacus repeats the module's forward pass for all images with
+one mask.
 
-All else that a network draws in private training comes from the site's secret, never from the run's seed.
+All other random numbers in private training come from the site's secret key, never from the run's seed.
 """
 
 import contextlib
@@ -34,11 +36,12 @@ DROPOUT: Final = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class SecretDropout(nn.Module):
-    """Dropout whose masks are drawn from a secret; of whole channels where the layer it stands for drops those.
+    """Dropout whose masks come from a secret key; it drops whole channels if the replaced layer does.
 
     Attributes:
-        p: The rate; networks that fuse their layers read it by this name.
-        sizes: Where it is a list, each forward pass in training adds how many numbers its mask has, and so do copies.
+        p: The dropout rate; networks that fuse their layers read this name.
+        sizes: A list to which each forward pass in training, also of a copy, appends its number of mask values; or
+            None.
     """
 
     def __init__(self, rate: float, channels: bool, noise: NoiseSource, sizes: list[int] | None = None) -> None:
@@ -62,7 +65,7 @@ class SecretDropout(nn.Module):
 
 @contextlib.contextmanager
 def replace_dropout(network: nn.Module, noise: NoiseSource) -> Iterator[None]:
-    """Have every dropout layer draw from the noise's source, not from torch's generator."""
+    """Replace every dropout layer inside the context by one that draws from the secret noise source."""
     dropouts = [
         (parent, name, layer)
         for parent in network.modules()
@@ -81,7 +84,7 @@ def replace_dropout(network: nn.Module, noise: NoiseSource) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refuse_torch_draws(device: torch.device) -> Iterator[None]:
-    """Refuse what draws from torch's own generators meanwhile: functional dropout, stochastic depth.
+    """Check that nothing inside the context draws from torch's generators, as stochastic depth does.
 
     Raises:
         BadInput: If something did.
@@ -107,10 +110,11 @@ LEAST = 1e-10
 
 
 class _LayerForOpacus(nn.Module):
-    """A layer in a form that Opacus 1.6 can take.
+    """Wraps a layer so that Opacus 1.6 can process it.
 
-    Its output may be overwritten, as some networks do: Opacus hands out a view that may not. Its input lies channels
-    first: of a convolution's input in another order Opacus takes the wrong pixels, without a word.
+    The output is a copy, because some networks overwrite it, and Opacus returns a view that must not be overwritten.
+    The input is made contiguous, because Opacus silently reads the wrong pixels of a convolution's input in another
+    memory format.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -124,7 +128,7 @@ class _LayerForOpacus(nn.Module):
 
 @contextlib.contextmanager
 def record_image_gradients(network: SplitNetwork) -> Iterator[list[nn.Parameter]]:
-    """Have every backward pass leave each image's gradient behind; yields the parameters that learn."""
+    """Record each image's gradient in every backward pass inside the context, which yields the trainable parameters."""
     from opacus.grad_sample import GradSampleModule
 
     overwriting = [module for module in network.modules() if getattr(module, "inplace", False)]
@@ -159,10 +163,10 @@ def record_image_gradients(network: SplitNetwork) -> Iterator[list[nn.Parameter]
 def take_image_gradients(parameter: nn.Parameter, images: int) -> Tensor:
     """Return each image's gradient of a parameter, ``(images, *its shape)``, and remove it from the parameter.
 
-    Where a layer saw several windows of an image, one after the other, their gradients are added up.
+    If a layer saw several windows of each image, one image after the other, the windows' gradients are added.
 
     Raises:
-        BadInput: If the layer's rows are no whole number an image.
+        BadInput: If the number of rows is not a multiple of the number of images.
     """
     rows: Tensor = parameter.grad_sample.float()  # type: ignore[attr-defined]
     parameter.grad_sample = None  # type: ignore[attr-defined]
@@ -179,19 +183,19 @@ _SEPARATE: WeakKeyDictionary[SplitNetwork, set[tuple[object, ...]]] = WeakKeyDic
 
 
 def check_images_independent(network: SplitNetwork, images: int, shape: Sequence[int]) -> None:
-    """Try with random weights and images whether the gradient of an image follows from this image alone.
+    """Check with random weights and images that the gradient of an image depends on this image alone.
 
-    Neither the received weights nor any of the hospital's images take part: whether it is refused says nothing of them.
-    The weights of the trial are drawn anew each time, so that nobody can look for a plan which they do not suit.
+    Neither the received weights nor the hospital's images are used, so a refusal reveals nothing about them. The random
+    weights are new each time, so that nobody can prepare a plan that defeats the check.
 
     Args:
-        network: A network in training mode, with what does not learn frozen.
-        images: Number of images that go through the network at a time.
+        network: A network in training mode, with frozen parts frozen.
+        images: Number of images that pass through the network at a time.
         shape: Shape of one image, ``(channels, height, width)``.
 
     Raises:
-        BadInput: If it follows from other images too, or cannot be told from theirs; or if the network's state keeps
-            something of the images, which would leave with the update and without noise.
+        BadInput: If the gradient also depends on other images, or cannot be separated from theirs; or if the network's
+            state stores information of the images, which would leave with the update and without noise.
     """
     learning = (name for name, parameter in network.named_parameters() if parameter.requires_grad)
     tried = (images, tuple(shape), *learning)
@@ -207,9 +211,9 @@ def check_images_independent(network: SplitNetwork, images: int, shape: Sequence
 
 
 def _copy_with_random_weights(network: SplitNetwork) -> SplitNetwork:
-    """Return a copy with random weights, without dropout, that sees pixels in a usual scale.
+    """Return a copy of the network with random weights, without dropout, and with usual pixel scaling.
 
-    Weights of 0, such as those of the last layer of a residual block at the start, would hide what lies behind them.
+    Weights of 0, such as those of a residual block's last layer at the start, would hide the block's other layers.
     """
     probe = copy.deepcopy(network)
     probe.pixel_mean.fill_(127.5)
@@ -233,13 +237,14 @@ def _copy_with_random_weights(network: SplitNetwork) -> SplitNetwork:
 
 
 def _try_random_images(probe: SplitNetwork, first: Tensor, second: Tensor, seed: int) -> None:
-    """Replace every image beside every other once, and see whether a gradient moves that should not.
+    """Replace images in a series of trials, and check that the gradients of the unchanged images stay equal.
 
-    One image more has to make as many rows more in every layer as each of the others: a layer that sees a table and no
-    images may have as many rows as there are images. The same holds for the numbers that a dropout layer draws.
+    For every two images some trial replaces only one of them. Also, one more image must add as many rows to every layer
+    as each other image has: a layer that sees a table instead of images may have as many rows as there are images. The
+    same must hold for the number of values in dropout masks.
 
     Raises:
-        BadInput: If one does.
+        BadInput: If a check fails.
     """
     images = len(first)
     numbers = torch.arange(images, device=first.device)
@@ -279,10 +284,10 @@ def _compute_trial_gradients(
     *,
     seed: int,
 ) -> tuple[list[Tensor], list[float]]:
-    """Return each image's flat gradient of each parameter; and an image's share of each layer's rows and dropout masks.
+    """Return each parameter's flat gradient of each image; and the rows of each layer and dropout mask per image.
 
     Raises:
-        BadInput: If they do not add up to the gradient of the batch.
+        BadInput: If the images' gradients do not add up to the gradient of the batch.
     """
     masks.clear()
     torch.manual_seed(seed)  # the same, should the network draw
@@ -297,7 +302,7 @@ def _compute_trial_gradients(
 
 
 def _are_rows_alike(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
-    """Return whether rows are finite, not zero, and no further from one another than rounding explains."""
+    """Return True if all rows are finite and not zero, and differ by no more than rounding errors."""
     lengths = torch.stack([rows.norm(dim=1) for rows in before])  # (parameters, rows)
     apart = torch.stack([(rows - others).norm(dim=1) for rows, others in zip(before, after, strict=True)])
     longest, whole = lengths.max(dim=1, keepdim=True).values, lengths.square().sum(dim=0).sqrt()
@@ -308,7 +313,7 @@ def _are_rows_alike(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
 
 @contextlib.contextmanager
 def refuse_plan_on_error() -> Iterator[None]:
-    """Turn what a trial raises, in which no image of the hospital takes part, into a refusal of the plan.
+    """Convert any error inside the context into a refusal of the plan; for trials without the hospital's images.
 
     Raises:
         BadInput: If anything is raised.

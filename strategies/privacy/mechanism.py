@@ -1,16 +1,16 @@
-"""Differential privacy at one site: its cost, the noise on an update, and what a plan's privacy means there.
+"""Differential privacy at one site: privacy cost, noise on an update, and checks of the plan's settings.
 
 Cost: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016. ``rdp``: Mironov, Talwar and Zhang, "Renyi
 Differential Privacy of the Sampled Gaussian Mechanism", 2019. ``prv``: Gopi, Lee and Wutschitz, "Numerical Composition
-of Differential Privacy", NeurIPS 2021, or ``rdp`` where that is smaller, for each is an upper bound. One step adds
-Gaussian noise to a sum over images or patients, each drawn by itself with probability ``sample_rate``; at 1 it is the
-plain Gaussian mechanism. Opacus computes both.
+of Differential Privacy", NeurIPS 2021, or ``rdp`` if that is smaller; both are upper bounds. One step adds Gaussian
+noise to a sum over images or patients, each drawn independently with probability ``sample_rate``; at 1 it is the plain
+Gaussian mechanism. Opacus computes both.
 
 Noise on an update: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR
-2018, with the noise added at the site itself, so that nobody has to be trusted with the bare update. Clipped update and
-clipped statistics are one Gaussian mechanism a round. Two data sets, however unlike, give updates of length at most C
-each, which lie at most 2 C apart: the sensitivity is twice the bound. Update and statistics, each over its own bound,
-together move by at most ``2 sqrt(2)``; so every part's noise grows by the root of the number of parts.
+2018. Here the site itself adds the noise, so that nobody needs to be trusted with the update. Clipped update and
+clipped statistics are one Gaussian mechanism in each round. Any two data sets give updates of length at most C, at a
+distance of at most 2 C, so the sensitivity is twice the bound. Update and statistics, each relative to its bound,
+together change by at most ``2 sqrt(2)``; so each part's noise is multiplied by the root of the number of parts.
 """
 
 import math
@@ -44,11 +44,11 @@ _TOLERANCE: Final = 0.01
 
 @dataclass(frozen=True)
 class NoisySteps:
-    """A number of training steps or releases with the same noise and sampling rate.
+    """A number of training steps or releases with equal noise and sampling rate.
 
     Attributes:
         noise_multiplier: Standard deviation of the noise over the sensitivity.
-        sample_rate: Probability with which a step looks at an image or patient, above 0 and at most 1.
+        sample_rate: Probability with which a step draws an image or patient, above 0 and at most 1.
     """
 
     noise_multiplier: float
@@ -57,7 +57,7 @@ class NoisySteps:
 
 
 def compute_epsilon(sequence: Sequence[NoisySteps], delta: float, accountant: Accountant) -> float:
-    """Return the epsilon of these steps together; infinite where one of them has no noise."""
+    """Return the total epsilon of these steps; infinite if any step has no noise."""
     if not sequence:
         return 0.0
     if any(not steps.noise_multiplier for steps in sequence):
@@ -84,12 +84,12 @@ def _compute_cached_epsilon(sequence: tuple[NoisySteps, ...], delta: float, acco
 def find_noise_multiplier(
     epsilon: float, delta: float, *, sample_rate: float, count: int, accountant: Accountant
 ) -> float:
-    """Return the least noise, to within 0.01 of epsilon, with which ``count`` steps cost no more.
+    """Return the smallest noise multiplier for which ``count`` steps keep epsilon and delta, within 0.01 of epsilon.
 
     Args:
         epsilon, delta: The privacy that all steps together must keep.
-        sample_rate: Probability with which a step looks at an image or patient.
-        accountant: Bound by which the cost is computed.
+        sample_rate: Probability with which a step draws an image or patient.
+        accountant: Method for the upper bound of the privacy cost.
     """
     from opacus.accountants.utils import get_noise_multiplier
 
@@ -137,7 +137,7 @@ class ReplyNoise:
     noise: NoiseSource
 
     def __call__(self, update: ModelGroups, statistics: Arrays) -> tuple[ModelGroups, Arrays]:
-        """Return update and statistics with noise; a missing statistic becomes noise too, which hides that fact."""
+        """Return update and statistics with noise; a missing statistic becomes noise, which hides its absence."""
         parts = bool(update.to_named_arrays()) + bool(statistics)
         spread = 2 * self.noise_multiplier * parts**0.5
         if not all(np.isfinite(array).all() for array in update.to_named_arrays().values()):
@@ -156,7 +156,7 @@ class ReplyNoise:
 
 
 def shorten_arrays(arrays: Mapping[str, Array], bound: float) -> Mapping[str, Array]:
-    """Shorten arrays, taken as one vector, to a length of at most ``bound``; the direction stays."""
+    """Clip arrays, taken as one vector, to a length of at most ``bound``."""
     length = float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays.values())))
     return arrays if length <= bound else {name: scale_array(array, bound / length) for name, array in arrays.items()}
 
@@ -166,15 +166,15 @@ def shorten_arrays(arrays: Mapping[str, Array], bound: float) -> Mapping[str, Ar
 
 @dataclass(frozen=True)
 class SitePrivacy:
-    """The noise of every round of a run at one site.
+    """The noise of a run at one site, equal in every round.
 
     Attributes:
-        section: The plan's privacy.
+        section: The plan's privacy settings.
         noise_multiplier: Standard deviation of the noise over the sensitivity.
-        sample_rate: Probability with which a step looks at an image or patient.
-        steps: Noisy steps in an epoch; 1 where the noise is on the update.
+        sample_rate: Probability with which a step draws an image or patient.
+        steps: Noisy steps in an epoch; 1 if the noise is on the update.
         epochs: Epochs in a round.
-        images: Training images as the site states them: everybody knows that number.
+        images: Number of training images as the site states it; this number is public.
     """
 
     section: PrivacySection
@@ -186,13 +186,13 @@ class SitePrivacy:
 
     @property
     def noisy_steps_per_round(self) -> NoisySteps:
-        """Return the noisy steps of one round."""
+        """Return the noisy steps of one round, for accounting."""
         return NoisySteps(self.noise_multiplier, self.sample_rate, self.steps * self.epochs)
 
     def steps_with_honest_sites(self, honest: int) -> NoisySteps:
-        """Return the noisy steps of one round where only ``honest`` sites of a sum add their share of the noise.
+        """Return the noisy steps of one round, for accounting, if only ``honest`` sites keep their noise shares secret.
 
-        The others side with the coordinator: they know their own shares and take them off.
+        Dishonest sites tell the coordinator their noise shares, which it subtracts from the sum.
         """
         promised = self.section.honest_sites or 1
         return replace(
@@ -201,7 +201,7 @@ class SitePrivacy:
         )
 
     def make_reply_noise(self, noise: NoiseSource) -> ReplyNoise:
-        """Return what makes an update and a method's statistics noisy."""
+        """Return the object that adds noise to an update and a method's statistics."""
         section = self.section
         own = self.noise_multiplier if section.noise == "local" else 0.0  # else a share goes on before the mask
         return ReplyNoise(section.max_update_norm, section.max_statistics_norm, own, noise)
@@ -209,7 +209,7 @@ class SitePrivacy:
     def make_private_trainer(
         self, method: SiteMethod, noise: NoiseSource, patients: NDArray[np.str_]
     ) -> PrivateEpochTrainer:
-        """Return what trains epochs with noise in each step.
+        """Return the trainer that adds noise to each step.
 
         Args:
             patients: Patient of each training image.
@@ -228,7 +228,7 @@ class SitePrivacy:
 
 
 def make_site_privacy(plan: Plan, method: SiteMethod, images: int) -> SitePrivacy | None:
-    """Return the noise of a plan at a site with so many training images; None where the plan asks for none."""
+    """Return the noise of a plan at a site with this number of training images; None if the plan has no noise."""
     section, training = plan.privacy, plan.training
     if section.level == "none":
         return None
@@ -250,7 +250,7 @@ def make_site_privacy(plan: Plan, method: SiteMethod, images: int) -> SitePrivac
 
 
 def find_privacy_faults(method: SiteMethod, experiment: Experiment | Plan) -> list[Fault]:
-    """Return why noise would not mean what it promises, for this method and experiment."""
+    """Return the reasons why this method or experiment would break the promise of differential privacy."""
     level, training = experiment.privacy.level, experiment.training
     if level == "none":
         return []
@@ -294,7 +294,7 @@ def find_privacy_faults(method: SiteMethod, experiment: Experiment | Plan) -> li
 
 @lru_cache
 def has_trained_batch_norm(spec: ModelSpec) -> bool:
-    """Return whether a model has batch normalisation that is trained, before ``norm`` replaces it.
+    """Return True if a model has trained batch normalisation, before the ``norm`` setting replaces it.
 
     Raises:
         BadInput: If the model is an external network that cannot be built.
@@ -306,7 +306,7 @@ def has_trained_batch_norm(spec: ModelSpec) -> bool:
 
 
 def find_secure_aggregation_faults(method: SiteMethod) -> list[Fault]:
-    """Return why this method cannot work with sums of updates alone; empty where it can."""
+    """Return the reasons why this method cannot work with sums of updates alone; empty if it can."""
     reasons = {
         "there is one pseudo-site": method.pooled != "no",
         "the model is passed on from site to site": method.sequential,

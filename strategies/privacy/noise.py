@@ -1,13 +1,13 @@
-"""Noise of differential privacy: whole numbers on a grid, drawn exactly from a cryptographic key of 256 bits.
+"""Noise for differential privacy: integers on a grid, drawn exactly with a cryptographic key of 256 bits.
 
 The discrete Gaussian: Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020,
 algorithms 1 to 3, for many values at a time. The standard deviation is a power of two, so that every probability is a
-comparison of whole numbers: no float takes part, and the lowest bits of a value tell nothing of what it was added to
-(Mironov, CCS 2012).
+comparison of integers. No float is involved, so the lowest bits of a noisy value do not reveal the value (Mironov, CCS
+2012).
 
-What is released is ``grid x (sum + noise)``: the sum is of whole numbers and exact. At a standard deviation of 2^24
-grid steps its privacy is that of the continuous Gaussian to far more digits than a float has (their theorem 4), so that
-the accountants of the continuous one hold.
+The released value is ``grid x (sum + noise)``, where the sum is exact and an integer. With a standard deviation of 2^24
+grid steps its privacy equals that of the continuous Gaussian to far more digits than a float has (their theorem 4), so
+the accountants of the continuous Gaussian apply.
 """
 
 import math
@@ -33,18 +33,18 @@ Integers = NDArray[np.int64]
 
 
 class BitStream:
-    """Random bits: AES-256 in counter mode, under a key of 256 bits."""
+    """A stream of random bits: AES-256 in counter mode with a key of 256 bits."""
 
     def __init__(self, key: bytes) -> None:
-        """Begin the stream of one key of ``KEY_BYTES`` bytes, which must never be used for another stream."""
+        """Start the stream of a key of ``KEY_BYTES`` bytes, which must never be used for another stream."""
         self._stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
 
     def words(self, count: int) -> Words:
-        """Return the next ``count`` uniform words of 64 bits."""
+        """Return the next ``count`` uniform random integers of 64 bits."""
         return np.frombuffer(self._stream.update(bytes(8 * count)), "<u8").astype(np.uint64, copy=False)
 
     def draw_one_in_events(self, count: int, divisor: int) -> NDArray[np.bool_]:
-        """Draw ``count`` events of probability 1 / ``divisor`` exactly."""
+        """Draw ``count`` random booleans that are True with probability 1 / ``divisor`` exactly."""
         words = self.words(count)
         whole = (1 << WORD_BITS) // divisor * divisor
         if whole < 1 << WORD_BITS:
@@ -56,7 +56,7 @@ class BitStream:
 
 
 def draw_discrete_gaussian(count: int, bits: BitStream, scale_bits: int = SCALE_BITS) -> Integers:
-    """Draw whole numbers, each y with probability proportional to ``exp(-y^2 / (2 s^2))``, independently.
+    """Draw independent integers y with probability proportional to ``exp(-y^2 / (2 s^2))``.
 
     Args:
         scale_bits: Binary logarithm of the standard deviation s, from 0 to 24.
@@ -73,7 +73,7 @@ def draw_discrete_gaussian(count: int, bits: BitStream, scale_bits: int = SCALE_
 
 
 def _try_discrete_gaussian(count: int, bits: BitStream, scale_bits: int) -> Integers:
-    """Make ``count`` tries at a discrete Gaussian (algorithm 3, with t = s); return those that are kept."""
+    """Make ``count`` attempts to draw a discrete Gaussian (algorithm 3, with t = s); return the accepted values."""
     magnitude, positive = _try_discrete_laplace(count, bits, scale_bits)
     # (|y| - s)^2 / (2 s^2), in units of 2^-(2 scale_bits + 1)
     distance = np.abs(magnitude - (1 << scale_bits)).astype(np.uint64)
@@ -82,7 +82,11 @@ def _try_discrete_gaussian(count: int, bits: BitStream, scale_bits: int) -> Inte
 
 
 def _try_discrete_laplace(count: int, bits: BitStream, scale_bits: int) -> tuple[Integers, NDArray[np.bool_]]:
-    """Make ``count`` tries at a discrete Laplace of scale s (algorithm 2); return sizes and signs that succeed."""
+    """Make ``count`` attempts to draw a discrete Laplace of scale s (algorithm 2).
+
+    Returns:
+        Magnitudes of the accepted values, and True for each positive one.
+    """
     words = bits.words(count)
     fraction = words >> np.uint64(WORD_BITS - scale_bits) if scale_bits else np.zeros(count, np.uint64)
     accepted = _draw_exp_events(fraction, bits, scale_bits)
@@ -94,7 +98,7 @@ def _try_discrete_laplace(count: int, bits: BitStream, scale_bits: int) -> tuple
 
 
 def _draw_run_lengths(count: int, bits: BitStream) -> Integers:
-    """Draw ``(count,)`` run lengths: how often in a row an event of probability exp(-1) happens."""
+    """Draw ``(count,)`` run lengths: numbers of successes in a row, each with probability exp(-1)."""
     lengths, active = np.zeros(count, np.int64), np.arange(count)
     while active.size:
         active = active[_draw_exp_events(np.ones(active.size, np.uint64), bits, 0)]
@@ -103,7 +107,7 @@ def _draw_run_lengths(count: int, bits: BitStream) -> Integers:
 
 
 def _draw_exp_events(exponent: Words, bits: BitStream, unit_bits: int) -> NDArray[np.bool_]:
-    """Draw events of probability ``exp(-exponent / 2^unit_bits)`` (algorithm 1)."""
+    """Draw random booleans that are True with probability ``exp(-exponent / 2^unit_bits)`` (algorithm 1)."""
     whole, rest = exponent >> np.uint64(unit_bits), exponent & np.uint64((1 << unit_bits) - 1)
     shift = np.uint64(WORD_BITS - unit_bits)
 
@@ -123,19 +127,19 @@ def _draw_exp_events(exponent: Words, bits: BitStream, unit_bits: int) -> NDArra
 def _draw_by_alternating_series(
     count: int, happened: Callable[[NDArray[np.intp]], NDArray[np.bool_]], bits: BitStream
 ) -> NDArray[np.bool_]:
-    """Draw ``count`` events, each of its own probability exp(-x), where x is from 0 to 1 (algorithm 1).
+    """Draw ``count`` random booleans, each True with its own probability exp(-x), for x from 0 to 1 (algorithm 1).
 
-    For each event trials of probability x/1, x/2, x/3, ... are made until the first one fails; the event happens if the
-    number of that trial is odd.
+    For each boolean, trials of probability x/1, x/2, x/3, ... are made until the first fails. The boolean is True if
+    the number of the failed trial is odd.
 
     Args:
-        count: Number of events.
-        happened: Takes the indices of the events that are still undecided, and draws for each a trial of its
-            probability x; returns a bool for each index.
-        bits: Source of the random bits of the other factors 1/2, 1/3, ...
+        count: Number of booleans.
+        happened: Receives the indices of the undecided booleans, and returns for each index the result of a trial of
+            its probability x.
+        bits: Source of the random bits for the factors 1/2, 1/3, ...
 
     Returns:
-        bool ``(count,)``, True where the event happens.
+        bool ``(count,)``.
     """
     result, active, k = np.zeros(count, bool), np.arange(count), 1
     while active.size:
@@ -159,28 +163,28 @@ SHRUNK: Final = 1 - 2.0**-20
 
 @dataclass(frozen=True)
 class NoiseSource:
-    """Draws the noise, which images or patients a step looks at, and all else that training draws for an image.
+    """Draws all random numbers of private training: noise, sample of images or patients, augmentation and dropout.
 
     Attributes:
-        bits: Bits of one key, which makes nothing else.
+        bits: Random bits of one key, which is used for nothing else.
     """
 
     bits: BitStream
 
     def draw_gaussian_steps(self, shape: torch.Size | tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
-        """Draw discrete Gaussian noise with a standard deviation of 2^24, as whole numbers in float64 of this shape."""
+        """Draw discrete Gaussian noise of this shape with a standard deviation of 2^24, as integers in float64."""
         drawn = draw_discrete_gaussian(math.prod(shape), self.bits).astype(np.float64)
         return torch.from_numpy(drawn).reshape(shape).to(device)
 
     def uniform(self, shape: torch.Size | tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
-        """Draw numbers in [0, 1), multiples of 2^-24, as float32 of this shape."""
+        """Draw uniform numbers in [0, 1) of this shape: float32 multiples of 2^-24."""
         words = self.bits.words(math.prod(shape)) >> np.uint64(64 - _FLOAT_BITS)
         return torch.from_numpy(words.astype(np.float32) * np.float32(2.0**-_FLOAT_BITS)).reshape(shape).to(device)
 
     def draw_poisson_sample(self, n: int, rate: float) -> Tensor:
-        """Draw a Poisson sample of ``n`` images or patients, as numbers from 0.
+        """Draw a Poisson sample of ``n`` images or patients; return their indices.
 
-        Each is drawn by itself with probability ``rate``, rounded down to a multiple of 2^-53.
+        Each is drawn independently with probability ``rate``, rounded down to a multiple of 2^-53.
         """
         words = self.bits.words(n) >> np.uint64(64 - _RATE_BITS)
         return torch.from_numpy(np.flatnonzero(words < np.uint64(int(rate * 2**_RATE_BITS))))
@@ -188,11 +192,11 @@ class NoiseSource:
 
 @dataclass(frozen=True)
 class NoiseQuantizationGrid:
-    """The grid of one Gaussian mechanism.
+    """The grid of values that one Gaussian mechanism rounds to.
 
     Attributes:
         deviation: Standard deviation of the noise; 0 adds none.
-        longest: Euclidean length that no vector in the sum exceeds.
+        longest: Largest Euclidean length of a vector in the sum.
     """
 
     deviation: float
@@ -200,28 +204,28 @@ class NoiseQuantizationGrid:
 
     @property
     def step_size(self) -> float:
-        """Return the distance of neighbouring values; with very little noise it is coarser, and the noise grows."""
+        """Return the distance of neighbouring values; with little noise the grid is coarser and the noise larger."""
         return max(self.deviation / 2**SCALE_BITS, self.longest * _FINEST)
 
     def round_to_steps(self, values: Tensor) -> Tensor:
-        """Return values in whole steps, in their own type; truncated towards 0, which makes no vector longer."""
+        """Return values in whole steps, in their own type; truncation towards 0 never makes a vector longer."""
         return (values / self.step_size).trunc()
 
     def release_with_noise(self, total: Tensor, noise: NoiseSource) -> Tensor:
-        """Return a sum as it may be seen: with noise, no longer in steps, float32.
+        """Return a sum with noise, converted from steps to values, float32.
 
         Args:
-            total: The sum in whole numbers of steps, float64.
+            total: The sum as an integer number of steps, float64.
         """
         noisy = total + noise.draw_gaussian_steps(total.shape, total.device) if self.deviation else total
         return (noisy * self.step_size).float()
 
 
 def make_seeded_noise(seed: int) -> NoiseSource:
-    """Return noise that the same seed gives again: for simulations, where nothing leaves a hospital."""
+    """Return a noise source that a seed reproduces, for simulations, where nothing leaves a hospital."""
     return NoiseSource(BitStream(seed.to_bytes(KEY_BYTES, "big")))
 
 
 def make_secret_noise() -> NoiseSource:
-    """Return noise that nobody can draw again: for hospitals, because the coordinator knows the run's seeds."""
+    """Return a noise source with a new secret key, for hospitals, because the coordinator knows the run's seeds."""
     return NoiseSource(BitStream(secrets.token_bytes(KEY_BYTES)))

@@ -1,4 +1,4 @@
-"""The coordinator's half: relay messages between sites, add masked updates up, take the masks off the sum."""
+"""The coordinator's half: relays messages between sites, adds masked updates, and removes the masks from the sum."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -44,24 +44,24 @@ from strategies.privacy.secure_aggregation.vectors import (
 
 
 class MaskingFailed(Exception):
-    """The sum of this round cannot be unmasked; nothing about any single update is known."""
+    """Raised when the sum of a round cannot be unmasked; no single update is revealed."""
 
 
 class QueryFn(Protocol):
-    """Sends each site its request and yields (site, answer) as answers arrive; silent sites are left out."""
+    """A function that sends each site its request and yields (site, answer) on arrival; silent sites are omitted."""
 
     def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]: ...
 
 
 @dataclass(frozen=True)
 class MaskedSumRequest:
-    """The specification of one sum of masked updates that the coordinator asks the sites for.
+    """One sum of masked updates that the coordinator requests from the sites.
 
     Attributes:
         rows: Site -> classes whose head rows it must send, sorted.
         classes: Classes of all head rows of the sum, sorted.
-        layout: Layout of an update's numbers in the masked vector.
-        largest: Bound of each number of an update; numbers beyond are cut.
+        layout: Positions of an update's values in the masked vector.
+        largest: Largest absolute value in an update; larger values are clipped.
         shares: The distributed noise, of which each site adds a share to its update; None for no noise.
     """
 
@@ -76,15 +76,16 @@ class MaskedSumRequest:
 
 @dataclass(frozen=True)
 class UnmaskedSum:
-    """A sum whose masks are taken off.
+    """A sum of updates without masks.
 
     Attributes:
         vector: Sum of updates divided by ``divisor``, over the body and all rows; rows that stay masked are zero.
         survivors: The sites whose updates are in the sum, sorted.
-        divisor: Number of sites that were asked in the round's first attempt.
-        rows: Class -> survivors that own it, for the head rows that are unmasked.
-        closed: Rows that stay masked, because too few of their sites survived and not all of these allow it.
-        integers: The sum before it was turned into numbers.
+        divisor: Number of sites in the round's first attempt.
+        rows: Class -> survivors that own it, for the unmasked head rows.
+        closed: Classes whose head rows stay masked, because too few of their sites survived and not all of these allow
+            unmasking.
+        integers: The unmasked sum before its conversion to floats.
     """
 
     request: MaskedSumRequest
@@ -98,7 +99,7 @@ class UnmaskedSum:
 
 @dataclass
 class MaskedSummation:
-    """Unmasks the sum of one round's masked updates, stage by stage."""
+    """Requests and unmasks the sum of one round's updates, stage by stage."""
 
     request: MaskedSumRequest
     ask: QueryFn
@@ -107,10 +108,10 @@ class MaskedSummation:
     _divisor: int = 0
 
     def open_sum(self) -> UnmaskedSum:
-        """Go through all stages of masking; return the unmasked sum.
+        """Run all stages of masking, and return the unmasked sum.
 
         Raises:
-            MaskingFailed: If too few sites are left at any of them, or what they gave does not fit together.
+            MaskingFailed: If too few sites answer at any stage, or their answers do not fit together.
         """
         letters = self._collect_encrypted_shares(self._collect_keys())
         taking_part = sorted(letters)
@@ -125,7 +126,7 @@ class MaskedSummation:
     # ------------------------------------------------------------------ stages
 
     def _collect_keys(self) -> SharesRequest:
-        """Have the sites state their keys: those of an earlier attempt at this round, if there was one."""
+        """Collect the sites' signed keys; after an earlier attempt at this round, only of that attempt's sites."""
         sum_request = self.request
         self._members = tuple(sorted(sum_request.rows))
         self._divisor = len(self._members)
@@ -153,7 +154,7 @@ class MaskedSummation:
         )
 
     def _ask_for_keys(self) -> dict[str, KeysAnswer]:
-        """Ask the members for their keys; keep the statements that fit the request."""
+        """Request the members' keys, and store the statements that fit the request."""
         sum_request, answers = self.request, dict[str, KeysAnswer]()
         request = KeysRequest(sum_request.run, sum_request.round, self._members, self._divisor)
         self._statements = {}
@@ -169,7 +170,7 @@ class MaskedSummation:
         return answers
 
     def _collect_encrypted_shares(self, request: SharesRequest) -> dict[str, dict[str, bytes]]:
-        """Return sender -> recipient -> encrypted shares."""
+        """Request encrypted shares of the sites' secrets; return sender -> recipient -> encrypted shares."""
         others = {site: set(self._statements) - {site} for site in self._statements}
         by_sender = {
             site: dict(zip(answer.recipients, answer.letters, strict=True))
@@ -182,7 +183,7 @@ class MaskedSummation:
         return by_sender
 
     def _collect_masked_updates(self, letters: Mapping[str, Mapping[str, bytes]]) -> tuple[Integers, list[str]]:
-        """Return the masked sum, and the sites that are in it."""
+        """Request masked updates; return their sum, and the sites that are in the sum."""
         sum_request, layout = self.request, self.request.layout
         total = np.zeros(layout.vector_size(sum_request.classes), np.uint32)
         opened = {site for statement in self._statements.values() for site in statement.opened}  # by an earlier attempt
@@ -209,7 +210,7 @@ class MaskedSummation:
     def _remove_masks(
         self, total: Integers, taking_part: list[str], survivors: list[str], segments: Iterable[MaskedSegment]
     ) -> None:
-        """Take off the survivors' own masks, and those that they have in common with sites that are gone."""
+        """Subtract the survivors' own masks, and the masks that survivors share with dropped sites."""
         masks, keys = self._collect_revealed_shares(survivors)
         sum_request, layout = self.request, self.request.layout
         for segment in segments:
@@ -231,7 +232,7 @@ class MaskedSummation:
     def _collect_revealed_shares(
         self, survivors: list[str]
     ) -> tuple[dict[tuple[str, str], list[bytes]], dict[str, list[bytes]]]:
-        """Return shares of masks by survivor and segment, and shares of keys by site that is gone."""
+        """Request shares; return shares of masks by survivor and segment, and shares of keys by dropped site."""
         sum_request = self.request
         request = RevealRequest(sum_request.run, sum_request.round, tuple(survivors))
         masks, keys = dict[tuple[str, str], list[bytes]](), dict[str, list[bytes]]()
@@ -263,7 +264,7 @@ class MaskedSummation:
         return UnmaskedSum(sum_request, vector, sites, self._divisor, rows, tuple(sorted(closed)), total)
 
     def _integers_to_numbers(self, total: Integers) -> NDArray[np.float64]:
-        """Return the sum as it was before it was turned into integers."""
+        """Convert the sum from integers to floats."""
         grid = self.request.shares.make_grid(self._divisor) if self.request.shares else None
         if not (grid.is_plausible_sum(total) if grid else is_plausible_sum(total, self._divisor)):
             raise MaskingFailed("the sum is not one of updates: a site's masks do not fit what it stated.")
@@ -271,7 +272,7 @@ class MaskedSummation:
 
     @property
     def _needed_site_count(self) -> int:
-        """Return how many sites must stay to the end, which is how many shares make each site's secrets."""
+        """Return how many sites must stay to the end, which is how many shares recover a site's secrets."""
         honest = self.request.shares.honest if self.request.shares else 0
         cohort = max((statement.cohort for statement in self._statements.values()), default=0)
         return count_needed_survivors(self._divisor, cohort, honest)

@@ -1,10 +1,9 @@
-"""Keys, shares, encrypted messages and streams of masks; signed statements of sites.
+"""Cryptography of secure aggregation: keys, secret shares, encrypted messages, mask streams, signed statements.
 
-All cryptography is Flower's and ``cryptography``'s; nothing is our own.
-
-Of Flower's ``secure_aggregation`` (1.39): Shamir's sharing, key agreement and sealed letters. Not its generator of
-masks, which folds a key into 32 bits for a Mersenne Twister, so that four thousand million trials take any mask off,
-and leaves out the largest number; AES-256 in counter mode is what Bonawitz et al. ask for.
+All primitives are Flower's and ``cryptography``'s. Of Flower's ``secure_aggregation`` (1.39) we use Shamir's secret
+sharing, key agreement and encryption, but not its mask generator. That generator reduces a key to 32 bits for a
+Mersenne Twister, so that four thousand million attempts remove any mask, and it never draws the largest number. Masks
+come from AES-256 in counter mode, as Bonawitz et al. require.
 """
 
 import base64
@@ -36,7 +35,7 @@ BLOCK = 2**18
 
 
 class SecretsError(WireError):
-    """Shares, keys or letters that do not fit together, with the reason."""
+    """Raised when shares, keys or encrypted messages do not fit together; the message gives the reason."""
 
 
 def make_key_pair() -> ec.EllipticCurvePrivateKey:
@@ -45,20 +44,20 @@ def make_key_pair() -> ec.EllipticCurvePrivateKey:
 
 
 def public_key_hex(key: ec.EllipticCurvePrivateKey) -> str:
-    """Return the public half of a key, as a statement has it."""
+    """Return the public key of a key pair, in hexadecimal, as in a site's statement."""
     return key.public_key().public_bytes(form.Encoding.X962, form.PublicFormat.CompressedPoint).hex()
 
 
 def private_key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Return the private half of a key, as it is shared among sites."""
+    """Return a private key as bytes, which are split into shares among the sites."""
     return key.private_numbers().private_value.to_bytes(SECRET_BYTES, "big")
 
 
 def private_key_from_bytes(secret: bytes, stated: str) -> ec.EllipticCurvePrivateKey:
-    """Return a key from its :func:`private_key_bytes`.
+    """Return the key that :func:`private_key_bytes` converted to bytes.
 
     Raises:
-        SecretsError: If the bytes are not the private half of the stated key.
+        SecretsError: If the bytes are not the private key of the stated public key.
     """
     try:
         key = ec.derive_private_key(int.from_bytes(secret, "big"), CURVE)
@@ -70,10 +69,10 @@ def private_key_from_bytes(secret: bytes, stated: str) -> ec.EllipticCurvePrivat
 
 
 def agree_secret(key: ec.EllipticCurvePrivateKey, other: str) -> bytes:
-    """Return the 32 bytes that this key and another site's public key agree on.
+    """Return the shared secret of 32 bytes of this key and another site's public key.
 
     Raises:
-        SecretsError: If the other key is no point of the curve.
+        SecretsError: If the other key is not a point of the curve.
     """
     return base64.urlsafe_b64decode(_agreed_text(key, other))
 
@@ -95,7 +94,7 @@ def decrypt_from(letter: bytes, key: ec.EllipticCurvePrivateKey, sender: str) ->
     """Decrypt a message of :func:`encrypt_for`.
 
     Raises:
-        SecretsError: If the message was not written by the owner of ``sender`` for this key.
+        SecretsError: If the message was not encrypted by the owner of ``sender`` for this key.
     """
     try:
         return decrypt(_agreed_text(key, sender), letter)
@@ -104,15 +103,15 @@ def decrypt_from(letter: bytes, key: ec.EllipticCurvePrivateKey, sender: str) ->
 
 
 def split_secret(secret: bytes, threshold: int, sites: int) -> list[bytes]:
-    """Split a secret into shares, one a site, of which ``threshold`` make it again and fewer say nothing."""
+    """Split a secret into one share for each site; any ``threshold`` shares recover it, fewer reveal nothing."""
     return create_shares(secret, threshold, sites)
 
 
 def join_shares(shares: Sequence[bytes]) -> bytes:
-    """Join at least as many shares of :func:`split_secret` as its threshold.
+    """Recover a secret from at least as many shares of :func:`split_secret` as its threshold.
 
     Raises:
-        SecretsError: If the shares do not make a secret.
+        SecretsError: If the shares do not fit together.
     """
     try:
         secret = combine_shares(list(shares))
@@ -124,7 +123,7 @@ def join_shares(shares: Sequence[bytes]) -> bytes:
 
 
 def add_mask(vector: Integers, places: Iterable[slice], secret: bytes, *, subtract: bool = False) -> None:
-    """Add the stream of masks of a secret to these places, in their order, or take it off; modulo 2**32."""
+    """Add a secret's mask stream to these slices of a vector, in their order, or subtract it; modulo 2**32."""
     stream = Cipher(AES256(secret), CTR(bytes(16))).encryptor()  # a secret makes one stream only
     change = np.subtract if subtract else np.add
     for place in places:
@@ -137,11 +136,11 @@ def add_mask(vector: Integers, places: Iterable[slice], secret: bytes, *, subtra
 
 
 class SecretShares(BaseModel):
-    """Shares of one site's secrets, for another site.
+    """Shares of one site's secrets, sent encrypted to another site.
 
     Attributes:
-        key: Share of the writer's masking key, to be given away if the writer is lost.
-        masks: Segment -> share of the writer's own mask, to be given away if the writer is not lost.
+        key: Share of the sender's masking key, to be revealed if the sender drops out.
+        masks: Segment -> share of the sender's own mask, to be revealed if the sender does not drop out.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -158,10 +157,10 @@ class SecretShares(BaseModel):
 
 
 def read_shares(text: bytes, expected: tuple[str, int, str, str]) -> SecretShares:
-    """Read shares of this run and round, from and to these sites.
+    """Read shares, and check that run, round, sender and recipient are the expected ones.
 
     Raises:
-        SecretsError: If the text is anything else.
+        SecretsError: If the text is not such shares.
     """
     try:
         letter = SecretShares.model_validate_json(text)
@@ -178,24 +177,24 @@ SIGNED_WITH = ec.ECDSA(hashes.SHA256())
 
 
 class StatementError(ValueError):
-    """A statement that does not count, with the reason."""
+    """Raised when a site's statement is invalid; the message gives the reason."""
 
 
 class MaskingStatement(BaseModel):
-    """A site's signed statement of what it was asked to do in one round of secure aggregation.
+    """A site's signed statement of the request that it received in one round of secure aggregation.
 
     Attributes:
-        members: The sites that the coordinator asked to mask together, sorted; those of an earlier attempt at this
-            round where the site has masked it before.
-        opened: The sites whose sum it helped to open in an earlier attempt; empty for none.
-        cohort: Fewest sites whose sum it helps to open.
-        divisor: What it divides its update by: how many sites were asked to mask together in the round's first attempt.
-        plan: SHA-256 of what it was asked to do: plan, contract, and head rows where all sites have the same.
+        members: The sites that were requested to mask together, sorted; if the site has masked this round before, those
+            of the earlier attempt.
+        opened: The sites whose sum it helped to unmask in an earlier attempt; empty for none.
+        cohort: Smallest number of sites whose sum it helps to unmask.
+        divisor: Divisor of its update: the number of members in the round's first attempt.
+        plan: SHA-256 of plan and contract, and of the head rows if all sites have the same.
         model: SHA-256 of the trunk and batch normalisation that it started from.
-        shared: SHA-256 by name of what it has in common with some sites only: the head rows that it started from.
+        shared: Name -> SHA-256 of values that only some sites share: the head rows that it started from.
         rows: Classes whose head rows it sends, sorted.
-        alone: Whether a row that fewer sites own than a cohort may be opened.
-        sealing_key, masking_key: Public halves, made for this round: for letters to other sites, and for masks.
+        alone: True if a row with fewer owners than a cohort may be unmasked.
+        sealing_key, masking_key: Public keys made for this round: for messages to other sites, and for masks.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -226,14 +225,14 @@ class MaskingStatement(BaseModel):
         return self
 
     def signed_text(self) -> bytes:
-        """Return the text that is signed."""
+        """Return the statement as the bytes that are signed."""
         return self.model_dump_json().encode()
 
     def describe_disagreement(self, other: "MaskingStatement") -> str:
-        """Return a phrase on what the other site was asked that this site was not; empty where they agree.
+        """Return a phrase on how another site's request differs from this site's; empty if they agree.
 
-        The coordinator asks; a site that it asks otherwise could add nothing to the sum, or another site's update
-        could be found by subtraction.
+        With different requests, a malicious coordinator could make another site add nothing to the sum, or find this
+        site's update by subtraction.
         """
         if other.members != self.members:
             return "was asked to mask together with other sites"
@@ -248,7 +247,7 @@ class MaskingStatement(BaseModel):
 
 
 def read_masking_statement(text: bytes) -> MaskingStatement:
-    """Read a statement.
+    """Read a site's statement from JSON.
 
     Raises:
         StatementError: If the text is no statement.
@@ -260,12 +259,12 @@ def read_masking_statement(text: bytes) -> MaskingStatement:
 
 
 def sign_masking_statement(statement: bytes, key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Sign a statement with a site's own key."""
+    """Sign a statement with the site's own key."""
     return key.sign(statement, SIGNED_WITH)
 
 
 def refuse_unsigned_statement(statement: bytes, signature: bytes, identity: str) -> None:
-    """Raise :class:`StatementError` if this key did not sign this statement."""
+    """Raise :class:`StatementError` if a statement is not signed by this key."""
     try:
         key = load_ssh_public_key(identity.encode())
         if not isinstance(key, ec.EllipticCurvePublicKey):

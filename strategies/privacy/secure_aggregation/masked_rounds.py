@@ -1,15 +1,15 @@
-"""The memory of a site of the rounds that it masked: among which sites, and whose sum it helped to open.
+"""A site's record of the rounds that it masked: the sites that masked together, and those whose sum was unmasked.
 
-To *open* a sum is to reveal the shares that unmask it. A round that is asked again, after the coordinator was killed or
-because it would like another sum, gets a sum of the same sites or none: the difference of two sums shows the sites that
-are in one of them only. All sites of a list of members need two thirds of that list to open a sum, any two such
-majorities have a site in common, and that site opens only one of the two sums. So two sums of one round have the same
-sites, or none in common.
+To *open* a sum is to reveal the shares that unmask it. A round may be requested again, because the coordinator was
+killed, or because a malicious coordinator wants another sum. The difference of two sums would show the sites that are
+in only one of them. So a repeated round is unmasked for the same sites or not at all. To unmask a sum, two thirds of
+the members must help; any two such groups have a site in common, and that site helps with only one of the two sums. So
+two sums of one round have the same sites, or no site in common.
 
-The same holds for two rounds, of one run or two, that begin with one model: where training draws nothing by chance,
-their updates are the same.
+The same holds for two rounds, also of different runs, that start from the same model: if training is not random, their
+updates are equal.
 
-No run is forgotten: a round of one that is could be masked again, among fewer sites.
+No run is forgotten, because a round of a forgotten run could be masked again among fewer sites.
 """
 
 import json
@@ -29,13 +29,13 @@ KEPT = 5_000
 
 @dataclass(frozen=True)
 class MaskedRound:
-    """A round that the site masked.
+    """A site's record of one round that it masked.
 
     Attributes:
         members: The sites that masked together, sorted; empty before this site has masked.
         opened: The sites whose sum this site helped to unmask by revealing its shares, sorted; empty before.
-        noise: Hash of what its share of distributed noise covers; empty for none.
-        divisor: Number that its update was divided by; 0 before.
+        noise: Hash of the data that the site's share of distributed noise was added to; empty for none.
+        divisor: Divisor of the site's update; 0 before.
     """
 
     members: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class MaskedRound:
     divisor: int = 0
 
     def as_masked_among(self, members: Collection[str]) -> "MaskedRound":
-        """Return the round with ``members`` recorded as the sites that masked together.
+        """Return the record with ``members`` as the sites that masked together.
 
         Raises:
             SecretsError: If the round was already masked among other sites.
@@ -54,7 +54,7 @@ class MaskedRound:
         return replace(self, members=masking)
 
     def as_opened_for(self, survivors: Collection[str]) -> "MaskedRound":
-        """Return the round with ``survivors`` recorded as the sites whose sum this site helps to unmask.
+        """Return the record with ``survivors`` as the sites whose sum this site helps to unmask.
 
         A site reveals the shares that unmask a sum for only one set of survivors in each round.
 
@@ -66,10 +66,10 @@ class MaskedRound:
         return replace(self, opened=opened)
 
     def as_masked_with_noise(self, drawn_for: str) -> "MaskedRound":
-        """Return the round as masked with a share of noise.
+        """Return the record with the hash of the data that a share of noise is added to.
 
         Raises:
-            SecretsError: If that share has covered something else: what two shares of one round cover is told twice.
+            SecretsError: If a share was already added to other data in this round; two noisy sums would weaken privacy.
         """
         if self.noise not in ("", drawn_for):
             raise SecretsError("this round was masked with noise before, for another request")
@@ -77,38 +77,37 @@ class MaskedRound:
 
 
 def count_needed_survivors(members: int, cohort: int, honest: int = 0) -> int:
-    """Return how many sites must stay to the end, which is how many shares make a secret.
+    """Return how many sites must stay to the end, which is how many shares recover a secret.
 
     Args:
-        members: Sites of the round's first attempt: a later attempt has fewer, of whom as many may side with the
-            coordinator.
-        cohort: Fewest sites whose sum a site helps to open.
-        honest: Number of sites that do not help the coordinator in anything; see :func:`compute_share_threshold`.
+        members: Number of sites in the round's first attempt. A later attempt has fewer sites, but as many of them may
+            be dishonest.
+        cohort: Smallest number of sites whose sum a site helps to unmask.
+        honest: Number of sites that give the coordinator no secret help; see :func:`compute_share_threshold`.
     """
     return max(compute_share_threshold(members, honest), cohort)
 
 
 class MaskedRoundStore:
-    """Stores the rounds that a site masked, in a folder with one file for each run.
+    """Stores a site's masked rounds on its disk, one file for each run.
 
     Args:
-        folder: Folder of the files; None remembers nothing, in simulation.
-        durable: Flush to disk.
+        folder: Folder of the files; None stores nothing, for simulation.
+        durable: True to flush to disk.
     """
 
     def __init__(self, folder: Path | None = None, *, durable: bool = True) -> None:
         self._folder, self._durable = folder, durable
 
     def read_round(self, run: str, server_round: int, start: str = "") -> MaskedRound:
-        """Return the members and the unmasked sum of this round, merged with those of rounds from the same model.
+        """Return the record of this round, merged with those of all rounds that started from the same model.
 
         Args:
-            start: Hash of the model that the round begins with; empty for none that is known.
+            start: Hash of the model at the beginning of the round; empty if unknown.
 
         Raises:
-            SecretsError: If these rounds were masked among different sites, or their unmasked sums are of different
-                sites.
-            ValueError: If a file is damaged: what the site does not know it must not do again.
+            SecretsError: If these rounds were masked among different sites, or unmasked for different sites.
+            ValueError: If a file is damaged, because masking without the record is not safe.
         """
         notes = [self._rounds(run).get(str(server_round), {})]
         if start and self._folder is not None:
@@ -122,10 +121,10 @@ class MaskedRoundStore:
         return replace(done, noise=str(notes[0].get("noise", "")), divisor=next(iter(divisors), 0))
 
     def store_round(self, run: str, server_round: int, done: MaskedRound, start: str = "") -> None:
-        """Store a masked round on disk before the site answers.
+        """Store the record of a round on disk, before the site answers.
 
         Raises:
-            SecretsError: If it would be one run more than the site remembers.
+            SecretsError: If the maximum number of stored runs is reached.
         """
         if self._folder is None:
             return

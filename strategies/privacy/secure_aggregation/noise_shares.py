@@ -1,15 +1,15 @@
-"""Distributed noise: each site adds its share under its mask, and only the sum carries the noise that is promised.
+"""Distributed noise: each site adds a share of the noise under its mask; only the sum has the full noise.
 
 Kairouz, Liu, Steinke, "The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation",
-ICML 2021. The promise holds while at least ``honest`` sites of a sum add their share: each share has the variance
-sigma^2 / honest, no sum of fewer sites is opened, and more sites make more noise, not less. Departures: an update is
-truncated to the grid, not rounded by chance, so that it becomes no longer and needs no rotation before; and a share has
-a standard deviation of 2^12 steps of the grid or more.
+ICML 2021. The privacy holds if at least ``honest`` sites of a sum add their shares: each share has the variance sigma^2
+/ honest, no sum of fewer sites is unmasked, and more sites only add more noise. Departures: an update is truncated to
+the grid instead of randomly rounded, so that it does not become longer and needs no rotation; and a share has a
+standard deviation of at least 2^12 grid steps.
 
-A sum of discrete Gaussians is no discrete Gaussian. Their theorem 1 bounds the difference: the logarithms of the two
-probabilities lie at most tau apart in each number (:func:`bound_log_probability_gap`), which at such shares is below
-10^-1000000. So the sum costs what a discrete Gaussian of its variance costs, and that is no more than the continuous
-one (Canonne, Kamath, Steinke, NeurIPS 2020, theorem 4).
+A sum of discrete Gaussians is not a discrete Gaussian. Their theorem 1 bounds the difference: in each value, the
+logarithms of the two probabilities differ by at most tau (:func:`bound_log_probability_gap`), which is below
+10^-1000000 for such shares. So the sum has the privacy cost of a discrete Gaussian of the same variance, which is at
+most that of the continuous Gaussian (Canonne, Kamath, Steinke, NeurIPS 2020, theorem 4).
 """
 
 import math
@@ -35,13 +35,13 @@ ROOM: Final = 8.0
 
 @dataclass(frozen=True)
 class NoiseShareGrid:
-    """The grid of one round.
+    """The grid of integers that one round's updates and noise shares are converted to.
 
     Attributes:
-        scale_bits: Binary logarithm of the standard deviation of one site's share, in steps of the grid.
-        divisor: Number that each update is divided by.
-        steps: Steps of the grid in one unit of an update so divided.
-        limit: Largest number of steps that a sum can hold.
+        scale_bits: Binary logarithm of the standard deviation of one site's share, in grid steps.
+        divisor: Divisor of each update.
+        steps: Number of grid steps in one unit of a divided update.
+        limit: Largest absolute number of steps in a plausible sum.
     """
 
     scale_bits: int
@@ -50,22 +50,22 @@ class NoiseShareGrid:
     limit: int
 
     def add_noise_share(self, update: NDArray[np.float32], bits: BitStream) -> Integers:
-        """Return one site's addend before its masks: the update on the grid and a share of the noise.
+        """Return one site's addend before masking: the update on the grid plus a share of the noise.
 
         Args:
-            update: An update at most as long as the bound.
+            update: An update whose length is at most the bound.
         """
         truncated = np.trunc(update.astype(np.float64) * (1 / self.divisor * self.steps)).astype(np.int64)
         noisy = truncated + draw_discrete_gaussian(len(update), bits, self.scale_bits)
         return (noisy & 0xFFFFFFFF).astype(np.uint32)
 
     def is_plausible_sum(self, total: Integers) -> bool:
-        """Return whether these integers can be a sum; with a mask left on, numbers are soon out of range."""
+        """Return True if these integers can be a sum; if a mask was not removed, many are out of range."""
         signed = total.view(np.int32).astype(np.int64)
         return not len(signed) or bool(np.abs(signed).max() <= self.limit)
 
     def integers_to_values(self, total: Integers) -> NDArray[np.float64]:
-        """Return a sum as it was before it was brought to the grid."""
+        """Convert a sum from grid steps to floats."""
         return total.view(np.int32) / np.float64(self.steps)
 
 
@@ -74,9 +74,10 @@ class DistributedNoise:
     """The distributed noise of a run, of which each site adds a share.
 
     Attributes:
-        bound: Longest length of an update.
-        noise_multiplier: Standard deviation of the sum's noise, divided by the most that one site can move the sum.
-        honest: How many sites of a sum add their share at least.
+        bound: Largest length of an update.
+        noise_multiplier: Standard deviation of the sum's noise over the largest change that one site can make to the
+            sum.
+        honest: Smallest number of sites of a sum that add their share and keep it secret.
     """
 
     bound: float
@@ -84,12 +85,13 @@ class DistributedNoise:
     honest: int
 
     def make_grid(self, divisor: int) -> NoiseShareGrid:
-        """Return the grid for ``divisor`` sites, as fine as the range allows; updates lie up to twice the bound apart.
+        """Return the finest possible grid for ``divisor`` sites; two updates differ by at most twice the bound.
 
-        All sites of a round have the same, no matter who is lost: noise on a coarser one would hide an update less.
+        All sites of a round use the same grid, even if sites drop out, because noise on a coarser grid would protect
+        less.
 
         Raises:
-            SecretsError: If there is no room for the noise.
+            SecretsError: If the range of integers has no room for the noise.
         """
         deviation = self.noise_multiplier * 2 * self.bound * (1 / divisor)
         in_shares = math.sqrt(self.honest) / deviation  # standard deviations of a share in one unit
@@ -101,7 +103,7 @@ class DistributedNoise:
 
 
 def make_distributed_noise(plan: Plan, method: SiteMethod) -> DistributedNoise | None:
-    """Return the noise that the sites of a run add together; None where each adds its own or there is none."""
+    """Return the noise that the sites of a run add jointly; None if each site adds its own, or without noise."""
     section = plan.privacy
     if section.noise != "distributed":
         return None
@@ -112,12 +114,12 @@ def make_distributed_noise(plan: Plan, method: SiteMethod) -> DistributedNoise |
 
 
 def bound_log_probability_gap(sites: int, deviation: float) -> float:
-    """Return tau: the distance in log probability of a sum of discrete Gaussians from one of the same variance.
+    """Return tau: how far a sum of discrete Gaussians differs in log probability from one of the same variance.
 
-    Theorem 1 of Kairouz et al., for each number of a vector.
+    Theorem 1 of Kairouz et al., for each value of a vector.
 
     Args:
         sites: Number of summands.
-        deviation: Standard deviation of one site's share, in steps of the grid.
+        deviation: Standard deviation of one site's share, in grid steps.
     """
     return 10 * sum(math.exp(-2 * math.pi**2 * deviation**2 * k / (k + 1)) for k in range(1, sites))

@@ -1,9 +1,9 @@
-"""The hospital's half: one round's secrets, in memory only, and four answers that never contradict one another.
+"""The hospital's half of secure aggregation: one round's secrets, kept in memory, and the answers of its four stages.
 
-What a site must not do is decided here: mask with fewer than two sites or with sites that were asked otherwise, take a
-total of weights from anybody but the sites themselves, help to unmask two different sums of one round, reveal both a
-site's mask key and the seed of its own mask, unmask a row that only one site is left in, or answer one stage in two
-ways.
+A site protects itself against a malicious coordinator. It never masks with fewer than two sites, or with sites that
+received another request or divisor. It never helps to unmask two different sums of one round, never reveals both a
+site's mask key and the seed of its own mask, never unmasks a row with only one remaining site, and never answers one
+stage in two ways.
 """
 
 import hashlib
@@ -67,12 +67,12 @@ Answer = TypeVar("Answer", bound=MaskingAnswer)
 
 
 class MaskingRefused(WireError):
-    """A request of the coordinator would show more than a sum, or contradicts an earlier request."""
+    """Raised when a request of the coordinator would reveal more than a sum, or contradicts an earlier request."""
 
 
 @dataclass(frozen=True)
 class SigningIdentity:
-    """The key that a site is admitted with, and its public half as an OpenSSH line."""
+    """The key that the coordinator admitted a site with, and its public key as an OpenSSH line."""
 
     key: ec.EllipticCurvePrivateKey
     line: str
@@ -83,7 +83,7 @@ class RequestHashes:
     """Hashes of a site's request, which the sites of a round compare; see :class:`MaskingStatement`.
 
     Attributes:
-        start: Hash of the model alone, which stays at the site and shows when a model comes again.
+        start: Hash of the model alone; it stays at the site and detects a model that is sent again.
     """
 
     plan: str = ""
@@ -94,20 +94,21 @@ class RequestHashes:
 
 @dataclass(frozen=True)
 class MaskingTerms:
-    """The terms on which a site takes part in secure aggregation.
+    """The conditions on which a site takes part in secure aggregation.
 
     Attributes:
-        largest: Bound of a number of its update; numbers beyond are cut.
-        counts: Whether the numbers are counts, which are summed as they are: not divided, and without rounding.
-        alone: Whether rows that fewer sites of the round own than ``cohort`` may be unmasked.
+        largest: Largest absolute value in its update; larger values are clipped.
+        counts: True if the values are counts, which are summed without division and without rounding.
+        alone: True if rows that fewer sites of the round own than ``cohort`` may be unmasked.
         identity: The key of the site; None in simulation.
-        peers: Site -> OpenSSH line of the key that its statement must be signed with; empty trusts the coordinator to
+        peers: Site -> OpenSSH line of the key that must sign its statement; if empty, the coordinator is trusted to
             relay the right statements.
-        cohort: Fewest sites whose sum it helps to unmask.
+        cohort: Smallest number of sites whose sum it helps to unmask.
         digest: Hashes of the request, which every other site of the round must have received too.
         masked: The rounds that it has masked so far.
         shares: The distributed noise, of which each site adds a share to its update; None for no noise.
-        noise: Returns the key for a share of noise from a hash of what the share covers: one key for one hash.
+        noise: Returns the secret key of a share of noise from a hash of the data to which the share is added; the same
+            hash gives the same key.
     """
 
     largest: float
@@ -126,11 +127,11 @@ class SiteMaskingRound:
     """One site's part in the secure aggregation of one round: its secrets and its answers.
 
     Args:
-        update: The update that is to be added to the sum; dropped once it is masked.
-        terms: The terms on which the site takes part.
+        update: The update to be added to the sum; deleted once it is masked.
+        terms: The conditions on which the site takes part.
 
     Attributes:
-        cut: How many numbers of the update are beyond the range and were cut.
+        cut: Number of values of the update that are out of range and were clipped.
     """
 
     def __init__(self, run: str, server_round: int, site: str, update: ModelGroups, terms: MaskingTerms) -> None:
@@ -152,9 +153,9 @@ class SiteMaskingRound:
     # ------------------------------------------------------------------ four stages
 
     def answer_with_keys(self, request: KeysRequest) -> KeysAnswer:
-        """State this round's public keys, and what this site was asked.
+        """Answer with this round's public keys and a signed statement of the request.
 
-        Where the coordinator names other members before anything is shared, it gets another statement with new keys.
+        If the coordinator names other members before anything is shared, the answer is another statement with new keys.
         """
         if SharesAnswer not in self._answered and self._answered.get(KeysAnswer, (request,))[0] != request:
             del self._answered[KeysAnswer]
@@ -162,7 +163,7 @@ class SiteMaskingRound:
         return self._answer_once(request, KeysAnswer, self._state_keys)
 
     def answer_with_shares(self, request: SharesRequest) -> SharesAnswer:
-        """Share this site's secrets among all sites.
+        """Answer with shares of this site's secrets, encrypted for each other site.
 
         Raises:
             MaskingRefused: If the statements are too few, or not those of different sites of this round.
@@ -170,19 +171,20 @@ class SiteMaskingRound:
         return self._answer_once(request, SharesAnswer, self._share)
 
     def answer_with_masked_update(self, request: MaskedRequest) -> MaskedAnswer:
-        """Mask the update, with a mask for each site that takes part and masks of its own.
+        """Answer with the update, masked with one mask for each other site and with the site's own masks.
 
         Raises:
             MaskingRefused: If too few sites are left.
-            SecretsError: If a letter cannot be read.
+            SecretsError: If an encrypted message cannot be read.
         """
         return self._answer_once(request, MaskedAnswer, self._mask)
 
     def answer_with_revealed_shares(self, request: RevealRequest) -> RevealAnswer:
-        """Reveal the shares that remove the masks from the sum of the survivors' updates.
+        """Answer with the shares that remove the masks from the sum of the survivors' updates.
 
-        They are shares of the mask key of each dropped site, and of the seeds of each survivor's own masks: of no site
-        both. Only one request in a round is answered; if the same request comes again, it gets the same answer.
+        These are shares of the mask key of each dropped site, and of the seeds of each survivor's own masks, never both
+        for one site. Only one request in a round is answered; if the same request is repeated, it is answered again in
+        the same way.
 
         Raises:
             MaskingRefused: If too few sites survive, or this site is not among them.
@@ -197,14 +199,14 @@ class SiteMaskingRound:
 
     @property
     def rows_of_few(self) -> tuple[str, ...]:
-        """Return the rows of this site that too few sites of the round own, once it is known who takes part."""
+        """Return the classes of this site that too few sites own; complete once the sites' statements are received."""
         own = [segment for segment in self._segments if self.site in segment.owners]
         needed = [count_needed_owners(segment.owners, self._statements) for segment in own]
         few = [segment for segment, least in zip(own, needed, strict=True) if len(segment.owners) < least]
         return tuple(name for segment in few for name in segment.classes)
 
     def _answer_once(self, request: Any, kind: type[Answer], answer: Callable[[Any], Answer]) -> Answer:
-        """Answer a stage; the same again where the same is asked again, and nothing where anything else is."""
+        """Answer a stage once; a repeated request gets the same answer, and a different request is refused."""
         if (request.run, request.round) != (self.run, self.round):
             raise MaskingRefused(f"{self.site} holds an update of round {self.round}, not of {request.round}.")
         if kind in self._answered:
@@ -335,7 +337,7 @@ class SiteMaskingRound:
         return MaskedAnswer(self.run, self.round, self.site, vector)
 
     def _add_noise_share(self, update: NDArray[np.float32], shares: DistributedNoise) -> Integers:
-        """Add this site's share of the noise to the update; the same share if the same round is masked again."""
+        """Add this site's share of the noise to the update; a repeated round gets the same share."""
         grid = shares.make_grid(self._divisor)
         covered = hashlib.sha256(json.dumps([self.run, self.round, self._done.members, vars(grid)]).encode())
         covered.update(update.tobytes())
@@ -389,7 +391,7 @@ class SiteMaskingRound:
 
     @property
     def _needed_site_count(self) -> int:
-        """Return how many sites must stay to the end, which is how many shares make this site's secrets."""
+        """Return how many sites must stay to the end, which is how many shares recover this site's secrets."""
         honest = self._terms.shares.honest if self._terms.shares else 0
         return count_needed_survivors(self._divisor, self._terms.cohort, honest)
 
@@ -404,7 +406,7 @@ class SiteMaskingRound:
 
 
 def may_open_segment(segment: MaskedSegment, survivors: set[str], statements: Mapping[str, MaskingStatement]) -> bool:
-    """Return whether a segment's sum may be unmasked: it is of enough sites, or all of them allow fewer."""
+    """Return True if a segment's sum may be unmasked: enough sites own it, or all its owners allow fewer."""
     left = [site for site in segment.owners if site in survivors]
     if not left:
         return False
@@ -412,10 +414,10 @@ def may_open_segment(segment: MaskedSegment, survivors: set[str], statements: Ma
 
 
 def count_needed_owners(owners: Collection[str], statements: Mapping[str, MaskingStatement]) -> int:
-    """Return the fewest sites whose sum the sites of this round help to unmask."""
+    """Return the smallest number of sites whose sum these sites all help to unmask."""
     return max(2, *(statements[site].cohort for site in owners))
 
 
 def make_no_round_refusal(site: str) -> MaskingRefused:
-    """Return the refusal of a site that holds no update, because its process began after it had trained."""
+    """Return the refusal of a site without an update, because its process was restarted after training."""
     return MaskingRefused(f"{site} holds no update of this round: it was restarted since it trained.")

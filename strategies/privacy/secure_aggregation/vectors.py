@@ -1,11 +1,11 @@
-"""A site's numbers as a vector of integers: where each lies, which sites share it, and what a sum of them means.
+"""A site's update as a vector of integers: positions of values, segments by sites, and conversion of sums.
 
 Updates are integers modulo 2**32, whose sums are exact in any order.
 
-All sites count alike: weights that differ and are known would tell in a sum which part is whose. Of n sites each number
-u of an update is cut to [-r, r] and becomes round(u * 2**30 / (r * n)). So each number of a sum of updates
-lies in [-2**30 - n/2, 2**30 + n/2]; a value outside this range was not unmasked correctly. The mean errs by at most
-r * n / 2**31, divided by the share of the sites whose updates are in the sum.
+All sites have equal weights, because different known weights would reveal in a sum which part belongs to which site.
+With n sites each value u of an update is clipped to [-r, r] and becomes round(u * 2**30 / (r * n)). So each value of a
+sum of updates is in [-2**30 - n/2, 2**30 + n/2]; a value outside this range was not unmasked correctly. The error of
+the mean is at most r * n / 2**31, divided by the share of the sites whose updates are in the sum.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,14 +24,15 @@ BODY = ""
 
 
 def compute_share_threshold(sites: int, honest: int = 0) -> int:
-    """Return how many sites must stay to the end, which is how many shares make a secret: two thirds, rounded up.
+    """Return how many sites must stay to the end, which is how many shares recover a secret: at least two thirds.
 
-    More than half of them, so that a coordinator that names different survivors to different sites gets the shares of
-    a site's key and of its own mask only with the help of a third of the sites. Where all but ``honest`` may help it,
-    more: that help counts in both halves, so twice the shares have to exceed ``honest + 2 * (sites - honest)``.
+    With more than half of the sites, a coordinator that names different survivors to different sites can get the shares
+    of both a site's key and its own mask only with the help of a third of the sites. If all but ``honest`` sites may
+    help the coordinator, the threshold is higher: their help counts twice, so twice the threshold must exceed ``honest
+    + 2 * (sites - honest)``.
 
     Args:
-        honest: Number of sites that do not help the coordinator in anything; 0 where nothing is promised about that.
+        honest: Number of sites that do not help the coordinator; 0 if no such number is promised.
     """
     two_thirds = -(-2 * sites // 3)
     return max(two_thirds, sites - -(-honest // 2) + 1) if honest else two_thirds
@@ -39,10 +40,10 @@ def compute_share_threshold(sites: int, honest: int = 0) -> int:
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """A vector: the body, then a row for each class a site sends, by class name.
+    """Positions of values in the masked vector: the body, then a row for each class that a site sends, by class name.
 
     Attributes:
-        trunk, norm: Numbers of each; 0 where it is not sent.
+        trunk, norm: Number of values of trunk and batch normalisation; 0 if not sent.
         features: Width of a head row, without its bias.
     """
 
@@ -59,11 +60,11 @@ class SegmentLayout:
         return self.features + 1
 
     def vector_size(self, rows: Sequence[str]) -> int:
-        """Return how many numbers the vector of a site with these rows has."""
+        """Return the length of the vector of a site with these head rows."""
         return self.body_size + len(rows) * self.row_size
 
     def slices_of_classes(self, rows: Sequence[str], classes: Sequence[str], *, body: bool) -> Iterator[slice]:
-        """Yield where the body and these classes lie in the vector of a site with these rows."""
+        """Yield the slices of the body and of these classes in the vector of a site with these head rows."""
         if body:
             yield slice(0, self.body_size)
         position = {name: place for place, name in enumerate(rows)}
@@ -74,7 +75,7 @@ class SegmentLayout:
 
 @dataclass(frozen=True)
 class MaskedSegment:
-    """Numbers that the same sites send; masks of their own cover them."""
+    """Values that the same sites send; each of these sites covers them with a separate mask."""
 
     name: str
     classes: tuple[str, ...]
@@ -86,10 +87,10 @@ class MaskedSegment:
 
 
 def list_segments(rows: Mapping[str, Collection[str]]) -> tuple[MaskedSegment, ...]:
-    """Return the body, then the other segments by their first class.
+    """Return the segments: the body first, then the others by their first class.
 
     Args:
-        rows: Site -> classes whose rows it sends.
+        rows: Site -> classes whose head rows it sends.
     """
     everybody = tuple(sorted(rows))
     classes: dict[tuple[str, ...], list[str]] = {everybody: []}
@@ -103,7 +104,7 @@ def list_segments(rows: Mapping[str, Collection[str]]) -> tuple[MaskedSegment, .
 
 
 def flatten_update(update: ModelGroups) -> tuple[SegmentLayout, tuple[str, ...], NDArray[np.float32]]:
-    """Return the layout, the rows and the numbers of an update as one vector."""
+    """Return the layout, the classes of the head rows, and the values of an update as one vector."""
     head = update.head
     rows = tuple(sorted(head.class_names)) if head else ()
     arrays = [array for array in (update.trunk, update.norm) if array is not None]
@@ -117,7 +118,7 @@ def flatten_update(update: ModelGroups) -> tuple[SegmentLayout, tuple[str, ...],
 def split_vector(
     layout: SegmentLayout, rows: tuple[str, ...], vector: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], ...]:
-    """Return trunk, norm, weights ``(rows, features)`` and biases of a vector."""
+    """Return trunk, norm, weights ``(rows, features)`` and biases from a vector."""
     head = vector[layout.body_size :].reshape(len(rows), layout.row_size)
     return vector[: layout.trunk], vector[layout.trunk : layout.body_size], head[:, :-1], head[:, -1]
 
@@ -130,14 +131,14 @@ BLOCK = 2**16
 
 
 def convert_to_fixed_point(update: NDArray[np.float32], divisor: int, largest: float) -> Integers:
-    """Return an update's numbers as integers.
+    """Convert an update's values to fixed-point integers.
 
     Args:
         divisor: Number of sites, or more.
-        largest: Bound r; numbers beyond are cut.
+        largest: Largest absolute value r; larger values are clipped.
 
     Raises:
-        ValueError: If a number is not finite.
+        ValueError: If a value is not finite.
     """
     result = np.empty(len(update), np.uint32)
     factor = 1 / divisor * (ONE / largest)
@@ -151,14 +152,14 @@ def convert_to_fixed_point(update: NDArray[np.float32], divisor: int, largest: f
 
 
 def count_out_of_range(update: NDArray[np.float32], largest: float) -> int:
-    """Count the numbers that lie beyond the range."""
+    """Count the values whose absolute value exceeds ``largest``."""
     return int(np.count_nonzero(np.abs(update) > largest))
 
 
 def is_plausible_sum(total: Integers, sites: int) -> bool:
-    """Return False if a number is outside the range of a sum of ``sites`` updates.
+    """Return False if a value is outside the range of a sum of ``sites`` updates.
 
-    If a mask was not removed, about half of all numbers are outside that range.
+    If a mask was not removed, about half of all values are outside that range.
     """
     signed = total.view(np.int32)
     limit = ONE + sites
@@ -175,7 +176,7 @@ MAX_UPDATE_VALUE = 16.0
 
 
 def max_update_value(plan: Plan, method: SiteMethod) -> float:
-    """Return the bound of one number of an update: the experiment's, or the length that updates are clipped to."""
+    """Return the largest absolute value in an update: the experiment's setting, the clipping length, or a default."""
     if plan.privacy.noise == "distributed":
         return plan.privacy.max_update_norm
     return plan.privacy.max_update_value or method.parameters.clip_update or MAX_UPDATE_VALUE
