@@ -1,7 +1,7 @@
-"""Definitions that coordinator and hospital share: label contract, records, models, data, metrics, config schemas.
+"""Code that the coordinator's and the hospitals' processes share: label contract, records, models, data, metrics.
 
-The three programs import this package first, so that Ctrl-C during their imports ends them without a traceback; later
-:mod:`common.system.stopping` takes over. Other processes keep Python's own handler.
+The three programs import this package before anything else, so that Ctrl-C during their imports ends them without a
+traceback. Later :mod:`common.system.stopping` handles signals. Other processes keep Python's own signal handler.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""The experiment file: schema, reading, and every fault of it at once.
+"""The experiment file: its schema, its reader, and its validation, which reports all faults together.
 
-An experiment is TOML. ``extends = "other.toml"`` takes over another file's keys, so that a baseline's file says only
-what differs; ``--set section.key=value`` overrides any key. The part that a hospital needs travels as a :class:`Plan`.
+An experiment is a TOML file. ``extends = "other.toml"`` inherits another file's keys, so that a baseline's file lists
+only the differences; ``--set section.key=value`` overrides any key. The coordinator sends hospitals the :class:`Plan`.
 """
 
 import copy
@@ -29,8 +29,8 @@ class RunSection(TomlSection):
     """The ``[run]`` table: method, rounds, seed.
 
     Attributes:
-        keep_updates: The coordinator keeps every update that counted, so that ``flwr-server verify`` can add them up
-            again; the plan tells the sites.
+        keep_updates: The coordinator stores every update that it aggregated, so that ``flwr-server verify`` can
+            repeat the aggregation; the sites see this setting in the plan.
     """
 
     method: str
@@ -41,27 +41,28 @@ class RunSection(TomlSection):
 
 
 class TrainingSection(TomlSection):
-    """The ``[training]`` table: local training at each site, one round.
+    """The ``[training]`` table: the local training of a site in one round.
 
     Attributes:
         optimizer: ``adam``, ``adamw``, ``sgd``, or ``plugin:NAME``.
-        reset_optimizer: Start each round with a fresh optimiser state; else a site keeps it on its disk (specs S7).
+        reset_optimizer: Start each round with a new optimiser state; otherwise a site stores the state between rounds.
         schedule: The learning rate over the run's rounds: ``constant``, ``cosine`` down to nearly 0, or
             ``plugin:NAME``.
         schedule_warm_up: Rounds in which the learning rate first rises in equal steps.
-        loss: The method's plain loss, ``focal``, ``asymmetric``, or ``plugin:NAME``.
-        class_weights: More weight in the loss for the positives of a class, or for its images, where a site has few.
+        loss: ``plain`` (the loss of the method itself), ``focal``, ``asymmetric``, or ``plugin:NAME``.
+        class_weights: The loss gives more weight to the positives of a class (multi-class: to the images of a class)
+            of which a site has few.
         focal_gamma: Exponent of the focal loss.
         asymmetric_gammas: Exponents of the asymmetric loss, for positives and for negatives.
-        asymmetric_margin: The asymmetric loss subtracts this from the probability of a negative.
-        clip_gradients: Longest Euclidean length of a step's gradient; None for any.
-        gradient_accumulation_steps: Batches whose gradients are added up before the weights change, in the place of
+        asymmetric_margin: The asymmetric loss subtracts this margin from the predicted probability of a negative.
+        clip_gradients: Maximum Euclidean norm of the gradient of a step; None for no clipping.
+        gradient_accumulation_steps: Number of batches whose gradients are added up before the weights change; replaces
             one batch that is too large for memory.
-        threads: Threads that a site computes with; a part of the experiment, because their number changes sums.
-        precision: ``auto`` is ``bf16`` on a GPU and ``float32`` on a CPU; ``bf16`` on a CPU needs AVX-512 BF16 or AMX,
-            else it is ``float32``; ``fp16`` is for GPUs that have no bfloat16; ``fastest`` is chosen at each site, with
-            ``memory_format``, by measurement.
-        memory_format: The order in which convolutions keep an image's numbers in memory.
+        threads: Number of CPU threads at a site; fixed by the experiment, because it changes the rounding of sums.
+        precision: ``auto`` is ``bf16`` on a GPU and ``float32`` on a CPU. ``bf16`` on a CPU needs AVX-512 BF16 or AMX,
+            else ``float32`` is used. ``fp16`` is for GPUs without bfloat16. With ``fastest`` each site measures the
+            combinations of precision and ``memory_format`` and uses the fastest.
+        memory_format: torch's memory format of convolution weights and images.
     """
 
     epochs: int = Field(1, ge=1)
@@ -89,23 +90,23 @@ class EvaluationSection(TomlSection):
     """The ``[evaluation]`` table: which model is evaluated, when, and on which images.
 
     Attributes:
-        test_each_round: Every site also counts, each round, how many images of its own test part the received model
-            puts into the right class (multi-class tasks), as FedSLD's paper reports. No model is chosen by it.
-        pooled: Ask every site, with the test of the final model, how scores are spread over its test part, so that
-            AUROCs over all sites' images can be reported; a hospital's policy decides if it answers.
-        sensitivity: A second threshold of each class is the highest with at least this sensitivity on the sites'
-            validation images; the first is Youden's.
+        test_each_round: In each round every site also reports the accuracy of the received model on its own test part
+            (multi-class tasks), as FedSLD's paper does. The accuracy never selects a model.
+        pooled: In the final test, ask every site for histograms of the scores on its test part, from which AUROCs over
+            all sites' images follow; a hospital's policy can refuse.
+        sensitivity: Minimum sensitivity, on the sites' validation images, of the second decision threshold of each
+            class, which is the highest such threshold; the first threshold is Youden's.
         checkpoint: The final model of a run: the ``best`` one on validation, or that of the ``last`` round.
-        criterion: The measure of the best round: the ``method``'s own criterion, the sites' mean validation
+        criterion: The measure that selects the best round: the ``method``'s own criterion, the sites' mean validation
             ``auroc``, or their mean validation ``loss``.
-        patience: The run ends before its last round when so many validated rounds in a row brought no better model by
-            the criterion; None for no such end.
-        sites: Sites that test the final model, drawn from (seed, round); 0 stands for all. None asks all of up to 100
-            sites; of more, all where all train in a round, else 100 or as many as train in a round.
+        patience: Early stopping: number of validated rounds in a row without a better model, after which the run
+            ends; None for no early stopping.
+        sites: Number of sites, drawn by (seed, round), that test the final model; 0 for all. None is all of up to 100
+            sites; with more sites, all if all train in each round, else 100 or the number that trains if larger.
         metrics: Names of plug-in metrics, computed for each class on test images in addition to our own metrics.
-        sample_grid: The report of a simulation shows some test images; None shows them where they are of no patient.
-        compare_local: Every site, after the run's test, trains once more alone and compares that model with the run's,
-            on its own test part.
+        sample_grid: The report of a simulation shows some test images; None: only if they are not of real patients.
+        compare_local: After the final test every site also trains a model alone and compares it with the federated
+            model on its own test part.
     """
 
     test_each_round: bool = False
@@ -121,16 +122,17 @@ class EvaluationSection(TomlSection):
 
 
 class ParticipationSection(TomlSection):
-    """The ``[participation]`` table: sites of a round, waiting times, and the most that one site may move the model.
+    """The ``[participation]`` table: sites of a round, waiting times, and bounds on one site's influence on the model.
 
     Attributes:
-        min_sites: Replies that make a round count; 0 stands for all sites.
-        sites_per_round: Sites drawn for a round; 0 stands for all.
+        min_sites: Fewest replies with which a round counts; 0 stands for all sites.
+        sites_per_round: Number of sites drawn for a round; 0 stands for all.
         round_deadline_s: Seconds after which a round goes on without the missing sites.
         roll_call_deadline_s: Seconds that the run waits for ``min_sites`` sites before round 1.
-        clip: The longest update that one site may send, in median lengths of its round; ``off`` allows any length, and
-            then a model that collapses is not rolled back either.
-        largest_share: The largest share of one site in all images that count, where sites weigh by images.
+        clip: Maximum norm of one site's update, as a multiple of the median norm of the round's updates. ``off``
+            switches off this bound and the rollback of a collapsed model.
+        largest_share: Maximum weight of one site in the average of a round, where a site's weight is its share of the
+            images.
     """
 
     min_sites: int = Field(0, ge=0)
@@ -156,25 +158,26 @@ class PrivacySection(TomlSection):
     """The ``[privacy]`` table: differential privacy at the sites and secure aggregation (docs/privacy.md).
 
     Attributes:
-        level: What the noise hides: ``sample``, that one image was trained on (DP-SGD); ``patient``, that all images of
-            one patient were; ``update``, all data that a site has, in the update that it sends.
-        max_grad_norm: Longest Euclidean length of one image's gradient at ``sample``; at ``patient``, of the sum over
-            one patient's images. All three norms are from 1e-6 to 1e6: near the ends of float32, rounding would make a
-            clipped vector longer than the bound.
-        max_update_norm, max_statistics_norm: At ``update``, longest length of a site's update, and of a method's
-            statistics.
-        noise_multiplier: Standard deviation of the noise over its sensitivity: the most that one image, or all of a
-            site's data, can move the sum.
-        epsilon: Instead of the multiplier, the budget of the whole run for a site, which computes its own noise for it.
+        level: The unit that differential privacy protects: ``sample``, one training image (DP-SGD); ``patient``, all
+            images of one patient; ``update``, all data of a site (noise on its update).
+        max_grad_norm: Clipping norm of one image's gradient at level ``sample``; at ``patient``, of the sum over one
+            patient's images. All three norms are from 1e-6 to 1e6: near the limits of float32, rounding would make a
+            clipped vector longer than its bound.
+        max_update_norm, max_statistics_norm: Clipping norms of a site's update and of its statistics for the method,
+            at level ``update``.
+        noise_multiplier: Standard deviation of the noise divided by the sensitivity (the most that one protected unit
+            can change the sum).
+        epsilon: Alternative to ``noise_multiplier``: the privacy budget of a site for the whole run, from which each
+            site computes its noise.
         delta: The delta for which epsilon is reported.
         accountant: Renyi divergences (``rdp``), or the tighter and slower privacy loss distribution (``prv``).
         secure_aggregation: The coordinator sees only sums of updates.
-        max_update_value: Under secure aggregation, larger numbers of an update are clipped to this magnitude; default
+        max_update_value: Magnitude to which the numbers of an update are clipped under secure aggregation; default
             ``method.clip_update``, or 16.
-        noise: At ``update``: each site adds all the noise that hides it (``local``), or under secure aggregation a
-            share of the noise of the sum (``distributed``).
-        honest_sites: With distributed noise, the least number of sites of a sum that add their share; epsilon holds
-            only while so many do, and a sum of fewer sites is not opened.
+        noise: At level ``update``: each site adds the full noise (``local``), or, under secure aggregation, its share
+            of the noise that the sum needs (``distributed``).
+        honest_sites: With distributed noise, the number of sites in a sum that must add their share for epsilon to
+            hold; a sum of fewer sites is never unmasked.
     """
 
     level: Literal["none", "sample", "patient", "update"] = "none"
@@ -192,7 +195,7 @@ class PrivacySection(TomlSection):
 
     @property
     def protects_updates(self) -> bool:
-        """True where an update gets noise or a mask before it leaves the hospital."""
+        """True if the plan has any level of privacy, or masks updates by secure aggregation."""
         return self.secure_aggregation or self.level != "none"
 
     @model_validator(mode="after")
@@ -217,12 +220,12 @@ class SimulationSection(TomlSection):
     """The ``[simulation]`` table: where simulated sites run.
 
     Attributes:
-        workers: Sites trained at a time; 0 chooses by cores, memory and GPUs.
-        gpus_per_site: GPUs that a site takes: a share of one, or several, across which each batch is split. ``auto``
-            divides the GPUs evenly among the workers, 0 trains on the CPU.
-        address: Ray cluster to join, e.g. ``auto`` or ``10.0.0.5:6379``; empty starts one here.
-        image_cache: Folder in which decoded images are kept for the next runs; empty for the account's cache folder.
-        image_cache_gb: Size that the folder may have; 0 keeps nothing: images are decoded at each start, into memory.
+        workers: Number of sites that train at the same time; 0 chooses by cores, memory and GPUs.
+        gpus_per_site: GPUs of each site: a fraction of one, or several, across which each batch is split. ``auto``
+            divides the GPUs evenly among the workers; 0 trains on the CPU.
+        address: Ray cluster to join, e.g. ``auto`` or ``10.0.0.5:6379``; empty starts Ray on this machine.
+        image_cache: Folder in which decoded images stay for later runs; empty for the user's cache folder.
+        image_cache_gb: Maximum size of that folder; with 0 each start decodes all images into memory.
     """
 
     backend: Literal["ray", "inline"] = "ray"
@@ -241,7 +244,7 @@ class SimulationSection(TomlSection):
 
     @property
     def gpu_share(self) -> float | None:
-        """GPUs that a site takes; None for ``auto``, which divides the machine's GPUs among the sites."""
+        """Number of GPUs of each site; None for ``auto``, which divides the machine's GPUs among the workers."""
         return self.gpus_per_site if isinstance(self.gpus_per_site, float) else None
 
     @property
@@ -251,12 +254,12 @@ class SimulationSection(TomlSection):
 
 
 class Experiment(TomlSection):
-    """A whole experiment file.
+    """All tables of an experiment file.
 
     Attributes:
-        data, partition: The data set of a simulation, and how sites share it.
-        server_data: The coordinator's own images, to train on where the method does so, to validate and to test on.
-        external_test: Images of another place, which no site has; the finished model is tested on them too.
+        data, partition: The data set of a simulation, and its partition over the sites.
+        server_data: The coordinator's own images, for validation, for tests, and for methods that train on them.
+        external_test: Images of an institution that is no site of the run; the final model is tested on them too.
     """
 
     run: RunSection
@@ -275,7 +278,7 @@ class Experiment(TomlSection):
 
     @model_validator(mode="after")
     def _apply_synonyms_to_lists(self) -> Self:
-        """Let ``[partition.lists]`` use the names of the table, as ``annotates`` does in a hospital's ``site.toml``."""
+        """Translate class names in ``[partition.lists]`` by ``data.synonyms``, as for a hospital's ``site.toml``."""
         synonyms = getattr(self.data, "synonyms", {})
         if synonyms and isinstance(self.partition, ClassListsSpec):
             lists = self.partition.lists.items()
@@ -302,7 +305,7 @@ class Experiment(TomlSection):
 
 
 class Plan(TomlSection):
-    """The part of an experiment that hospitals receive: what to train and how, nothing about data.
+    """The part of an experiment that the coordinator sends to hospitals: method, model and settings, but no data.
 
     Attributes:
         weights_sha256: Hash of the weights file of the initial model; None where the seed alone determines it.
@@ -320,7 +323,7 @@ class Plan(TomlSection):
 
     @property
     def keeps_optimizer(self) -> bool:
-        """True where a site keeps its optimiser's state between rounds; never under secure aggregation."""
+        """True if a site stores its optimiser's state between rounds; never under secure aggregation."""
         has_state = self.training.optimizer != "sgd" or self.training.momentum > 0
         return has_state and not self.training.reset_optimizer and not self.privacy.secure_aggregation
 
@@ -330,10 +333,10 @@ LONGEST_CACHED = 2**20
 
 
 def parse_plan(text: str) -> Plan:
-    """Read a plan from its JSON. The result is cached, because every request of a run holds the same plan.
+    """Parse a plan from its JSON; the result is cached, because every request of a run contains the same plan.
 
     Raises:
-        ValidationError: If the text is no plan.
+        ValidationError: If the text is not a valid plan.
     """
     if len(text) > LONGEST_CACHED:
         return Plan.model_validate_json(text)
@@ -345,7 +348,7 @@ _cached_plan = lru_cache(maxsize=4)(Plan.model_validate_json)
 
 
 def make_plan(experiment: Experiment) -> Plan:
-    """Return the part of an experiment that hospitals receive, with the hash of the weights file in its place.
+    """Return the plan of an experiment for its hospitals, with the hash of the weights file in place of the file.
 
     Raises:
         BadInput: If the experiment names a plug-in that is not installed.
@@ -358,10 +361,10 @@ def make_plan(experiment: Experiment) -> Plan:
 
 
 def list_plugin_identities(experiment: Experiment) -> tuple[PluginIdentity, ...]:
-    """Return the stamps (package, version and hash) of the plug-ins that an experiment names, from this machine.
+    """Return package, version and hash of each plug-in that an experiment names, as installed on this machine.
 
     Raises:
-        BadInput: If one is not installed.
+        BadInput: If a plug-in is not installed.
     """
     names = [(plugins.METHODS, experiment.run.method), (plugins.MODELS, experiment.model.architecture)]
     names += [(plugins.LOSSES, experiment.training.loss), (plugins.OPTIMIZERS, experiment.training.optimizer)]
@@ -373,7 +376,7 @@ def list_plugin_identities(experiment: Experiment) -> tuple[PluginIdentity, ...]
 
 @dataclass(frozen=True)
 class ExperimentFile:
-    """An experiment with the path of its file; relative paths inside start from its folder."""
+    """An experiment with the path of its file; relative paths in the experiment start from the file's folder."""
 
     experiment: Experiment
     path: Path
@@ -389,10 +392,10 @@ FindFaults = Callable[[Mapping[str, Any]], Sequence[Fault]]
 def read_experiment(
     path: Path, overrides: Iterable[str] = (), method_faults: FindFaults = lambda tree: ()
 ) -> ExperimentFile:
-    """Read an experiment file, its ancestors and ``key=value`` overrides; ``method_faults`` finds its method's faults.
+    """Read and validate an experiment file, with the files that it extends and ``key=value`` overrides.
 
     Raises:
-        BadInput: With every fault of the file and the overrides.
+        BadInput: With all faults of the files and the overrides; ``method_faults`` checks the method's table.
     """
     tree, base_of_paths = read_tables(path)
     return validate_experiment(tree, base_of_paths, overrides, method_faults, path.name)
@@ -405,15 +408,15 @@ def validate_experiment(
     method_faults: FindFaults = lambda tree: (),
     name: str = "experiment",
 ) -> ExperimentFile:
-    """Check the tables of an experiment, with ``key=value`` overrides.
+    """Apply ``key=value`` overrides to the parsed tables of an experiment, and validate them.
 
     Args:
-        base_of_paths: The file beside which relative paths start; it need not exist.
-        method_faults: Finds the faults of the method's table.
-        name: Name of the experiment in its faults.
+        base_of_paths: A file, which need not exist, in whose folder relative paths start.
+        method_faults: Returns the faults of the method's table.
+        name: Name of the experiment in the messages of faults.
 
     Raises:
-        BadInput: With every fault.
+        BadInput: With all faults.
     """
     small, scale, rest, faults = tree.pop("small", None), "full", list[str](), list[Fault]()
     for text in overrides:
@@ -439,15 +442,19 @@ def validate_experiment(
 
 
 def read_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Path]:
-    """Read the unchecked tables of an experiment file, which ``children`` extend, over those of its own parent.
+    """Read the tables of an experiment file, merged over those of the file that it extends, without validation.
 
-    A command that calls this first refuses a wrong path at once, before torch is imported.
+    A command can call this function before it imports torch, so that a wrong path is reported at once.
+
+    Args:
+        path: The experiment file.
+        children: Files of the chain of ``extends`` that led to this file, to detect a cycle.
 
     Returns:
-        The tables, and the file beside which relative paths start: the one that was read first.
+        The merged tables, and ``path``, in whose folder relative paths start.
 
     Raises:
-        BadInput: If a file is missing, is no TOML, or extends itself.
+        BadInput: If a file is missing, is not TOML, or extends itself.
     """
     if is_file(path) and path.resolve() in children:  # a loop of links has no end to resolve
         raise BadInput([Fault(f"{path.name}: extends", "the files extend one another in a circle.")])
@@ -478,7 +485,7 @@ def _read_entry(tree: Mapping[str, Any], table: str, key: str) -> object:
 
 
 def _merge_tables(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge tables key by key; a table that changes its ``kind`` replaces the table below."""
+    """Merge ``above`` into ``below`` key by key; a subtable with another ``kind`` replaces the old subtable."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -489,7 +496,10 @@ def _merge_tables(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[st
 
 
 def _apply_override(tree: dict[str, Any], text: str) -> list[Fault]:
-    """Apply an override ``section.key=value``: TOML, or a bare word as a string; ``none`` removes the key."""
+    """Apply an override ``section.key=value`` in place, and return its faults.
+
+    The value is TOML, or a string without quotes; ``none`` removes the key.
+    """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         return [Fault(f"--set {text}", "must be section.key=value, for instance run.rounds=3.")]

@@ -1,8 +1,8 @@
-"""The label contract: which site annotates which class.
+"""The label contract: the classes of a run, and the sites that annotate each class.
 
-Hospitals name their findings as they like. Each declares its own names and, where they differ from the run's canonical
-names, a synonym map; nothing is guessed. The declarations merge into one contract, whose hash goes into every saved
-model. *Not annotated* is never the same as *absent*.
+Each hospital declares its own label names and, where they differ from the run's canonical names, a map of synonyms;
+no name is guessed. The coordinator merges the declarations into one contract, whose hash is stored in every saved
+model. A class that a site does not annotate is unknown there, not absent.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ from common.system.plain_text import PLAIN_NAME
 
 @dataclass(frozen=True)
 class LabelDeclaration:
-    """One site's statement about its labels.
+    """The label names that one site declares to the coordinator.
 
     Attributes:
         site: Registered name of the site.
         names: The site's own label names, in the order of its label columns.
-        synonyms: The site's name -> canonical name, for those names that differ.
+        synonyms: The site's name -> canonical name, for names that differ.
     """
 
     site: str
@@ -38,7 +38,7 @@ class LabelDeclaration:
 
     @cached_property
     def canonical_names(self) -> tuple[str, ...]:
-        """Canonical class names in the site's own order."""
+        """The canonical names of the site's labels, in the order of ``names``."""
         return tuple(self.synonyms.get(name, name) for name in self.names)
 
 
@@ -55,7 +55,7 @@ class LabelContract:
     sites: Mapping[str, tuple[str, ...]]
 
     def owners(self, class_name: str) -> tuple[str, ...]:
-        """Sites that annotate the class, sorted by name."""
+        """Return the sites that annotate the class, sorted by name."""
         return tuple(site for site, names in self.sites.items() if class_name in names)
 
     @property
@@ -78,7 +78,7 @@ class LabelContract:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over class names and sites; independent of the order in which sites answered."""
+        """SHA-256 of the class names and each site's classes; independent of the order in which sites answered."""
         text = json.dumps({"classes": self.class_names, "sites": {s: sorted(n) for s, n in self.sites.items()}})
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -90,10 +90,10 @@ def merge_declarations(
 
     Args:
         declarations: One per site, in any order.
-        class_names: The run's canonical names if the coordinator fixed them; else the union of what sites declare.
+        class_names: The run's canonical names, if the coordinator fixed them; by default all that the sites declare.
 
     Raises:
-        BadInput: With every contradiction found and the lines that would fix each.
+        BadInput: With all contradictions, each with the lines of configuration that would fix it.
     """
     ordered = sorted(declarations, key=lambda declaration: declaration.site)
     union = tuple(sorted({name for declaration in ordered for name in declaration.canonical_names}))
@@ -121,7 +121,7 @@ def merge_declarations(
 
 
 def label_declaration_faults(declaration: LabelDeclaration) -> list[Fault]:
-    """Return the faults of one site's declaration that show without the other sites' declarations."""
+    """Return the faults of one site's declaration that can be found without other sites' declarations."""
     where = f"site.toml of {declaration.site}: data.annotates"
     faults = []
     if not PLAIN_NAME.fullmatch(declaration.site):
@@ -147,7 +147,7 @@ def label_declaration_faults(declaration: LabelDeclaration) -> list[Fault]:
 
 
 def _similar_name_faults(ordered: Sequence[LabelDeclaration]) -> list[Fault]:
-    """Return a fault for each pair of names that differ only in case, spaces or punctuation."""
+    """Return a fault for each pair of canonical names that differ only in case, spaces or punctuation."""
     owners: dict[str, tuple[str, str]] = {}  # canonical name -> a site that uses it, and that site's own name for it
     for declaration in ordered:
         for name, local in zip(declaration.canonical_names, declaration.names, strict=True):

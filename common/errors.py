@@ -1,4 +1,4 @@
-"""Errors of our programs; faults of a person's input are gathered, explained and raised all together."""
+"""Exceptions of our programs. All faults of a user's input are collected and raised together as :class:`BadInput`."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -11,14 +11,14 @@ Cause = Literal["", "column", "patients", "unreadable"]
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault of an input, described for the person who has to fix it.
+    """One fault of a user's input, with text for the person who has to fix it.
 
     Attributes:
         where: File and key, e.g. ``"nih.toml: data.path"``.
-        problem: The value and what was expected, one sentence with its full stop.
-        remedy: How to fix the input; empty where the problem says so.
-        site: The site at which the fault has to be fixed; empty where no single site is meant.
-        cause: A missing ``column``, ``patients`` in two splits, ``unreadable`` images; empty for any other.
+        problem: The actual and the expected value, one sentence with its full stop.
+        remedy: How to fix the input; empty if the problem makes it clear.
+        site: The site where the fault has to be fixed; empty if no single site is meant.
+        cause: ``column`` (a missing column), ``patients`` (patients in two splits), ``unreadable`` (images); or empty.
     """
 
     where: str
@@ -32,7 +32,7 @@ class Fault:
 
 
 class BadInput(Exception):
-    """A person's input has faults; raised once with all of them. The program exits with code 2."""
+    """Raised once with all faults of a user's input; the program then exits with code 2."""
 
     exit_code: ClassVar[int] = 2
 
@@ -42,31 +42,31 @@ class BadInput(Exception):
         super().__init__("\n".join(str(fault) for fault in self.faults))
 
     def __reduce__(self) -> tuple[type["BadInput"], tuple[tuple[Fault, ...]]]:
-        """Pickle with the faults, to come whole from a worker process; exceptions are otherwise rebuilt from text."""
+        """Pickle the exception with its faults; by default a worker process would send only its text."""
         return BadInput, (self.faults,)
 
 
 class ProgramCannotContinue(RuntimeError):
-    """The program has to end; the text explains why. The exit code is 1."""
+    """Raised when the program has to end, with the reason as text; the exit code is 1."""
 
 
 class ModelDiverged(ProgramCannotContinue):
-    """A model gives scores that are not finite."""
+    """Raised when a model returns scores that are NaN or infinite."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"the model diverged: {what}. A lower training.lr usually helps.")
 
 
 class WireError(ValueError):
-    """A record that this side does not accept, with the reason."""
+    """Raised when the coordinator or a site rejects a record that it received, with the reason as text."""
 
 
 class WireVersionError(WireError):
-    """The other side speaks another version of these records."""
+    """Raised when the sender of a record uses another version of the wire format."""
 
 
 def raise_faults(faults: Sequence[Fault]) -> None:
-    """Raise :class:`BadInput` if there is any fault."""
+    """Raise :class:`BadInput` with these faults, if there are any."""
     if faults:
         raise BadInput(faults)
 
@@ -76,7 +76,12 @@ PICTURE = "is not text but a picture."
 
 
 def explain_not_utf8_line(content: bytes, line: int) -> str:
-    """Return why a file is not UTF-8, from its first bytes and the line of the first wrong byte."""
+    """Return the second half of a message on a file that is not UTF-8: its probable kind, or its first wrong line.
+
+    Args:
+        content: The first bytes of the file.
+        line: Number of the line with the first invalid byte.
+    """
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "is not UTF-8 text but UTF-16."
     if content.startswith(b"PK\x03\x04"):
@@ -87,10 +92,10 @@ def explain_not_utf8_line(content: bytes, line: int) -> str:
 
 
 def suggest_nearest_name(name: str, options: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return ``'Did you mean "Infiltration"?'`` for the nearest option, or an empty string if none is near.
+    """Return ``'Did you mean "Infiltration"?'`` for the most similar option; empty if none is similar.
 
     Args:
-        cutoff: The share of letters that a near option has in common with the name.
+        cutoff: Minimum similarity, from 0 to 1, as in :func:`difflib.get_close_matches`.
     """
     by_folded = {option.casefold(): option for option in options}
     near = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=cutoff)
@@ -98,7 +103,7 @@ def suggest_nearest_name(name: str, options: Iterable[str], cutoff: float = 0.6)
 
 
 def quote_names(names: Iterable[str], limit: int = 20) -> str:
-    """Return names in double quotes, comma-separated, cut after ``limit`` with a count of the rest."""
+    """Return names in double quotes, comma-separated; after ``limit`` names only the number of further names."""
     listed = list(names)
     text = ", ".join(f'"{name}"' for name in listed[:limit])
     return text if len(listed) <= limit else f"{text} and {len(listed) - limit} more"

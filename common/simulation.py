@@ -1,4 +1,4 @@
-"""The data of simulated sites: one data set, divided by a partition; equal on the coordinator and in each worker."""
+"""The data of simulated sites: one data set divided by a partition, the same in the coordinator and in each worker."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,11 +25,12 @@ Pooling = Literal["no", "negative", "masked", "known"]
 
 @dataclass(frozen=True, eq=False)
 class SimulatedData:
-    """A data set and the part of it that each site holds; compared by identity.
+    """A simulation's data set and its division over the sites.
 
     Attributes:
-        splits: The images that the rows of ``parts`` index.
-        server: Images that the coordinator holds itself; None where the partition gives it none.
+        splits: The data set, to whose rows ``parts`` refers.
+        parts: The row numbers and classes of each site.
+        server: The coordinator's own images; None if it has none.
         empty_sites: Sites to which the partition gave no training image; they take no part in a run.
     """
 
@@ -45,19 +46,19 @@ class SimulatedData:
 
     @property
     def patients_known(self) -> bool:
-        """True where the data names the patient of every image."""
+        """True if the data names the patient of every image."""
         parts = (self.splits.train, self.splits.validation, self.splits.test)
         return all(patients_known(part.patients) for part in parts)
 
     @property
     def has_unknown(self) -> bool:
-        """True where a site trains on an image whose label of some class is unknown."""
+        """True if any site has training images with an unknown label."""
         labels, classes = self.splits.train.labels, self.splits.class_names
         return bool(np.isnan(labels).any()) or any(len(part.class_names) < len(classes) for part in self.parts)
 
     @property
     def positive_counts(self) -> dict[str, dict[str, int]]:
-        """Number of positive training images, by site and by class that the site annotates."""
+        """Site -> class that the site annotates -> number of positive training images."""
         shows = self.splits.train.labels == 1
         columns = {name: column for column, name in enumerate(self.splits.class_names)}
         return {
@@ -67,13 +68,13 @@ class SimulatedData:
 
     @property
     def label_contract(self) -> LabelContract:
-        """The label contract of the sites of the partition, also where a baseline pools their images."""
+        """The label contract of the partition's sites, even if a baseline trains on their images together."""
         return merge_declarations(LabelDeclaration(part.site, part.class_names) for part in self.parts)
 
 
 @dataclass(frozen=True)
 class SiteImages:
-    """The labels and images of one simulated site."""
+    """The label declaration and the images of one simulated site."""
 
     declaration: LabelDeclaration
     train: ImageSet
@@ -91,7 +92,7 @@ Tell = Callable[[str], object]
 
 
 def simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda line: None) -> SimulatedData:
-    """Load and divide the data of an experiment; cached in this process for its other sites.
+    """Load an experiment's data and divide it over the sites; the result is cached in this process.
 
     Raises:
         BadInput: With all faults of the data set and the partition.
@@ -115,7 +116,7 @@ def simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda line:
 
 
 def simulation_image_store(experiment: Experiment, base: Path, tell: Tell = lambda line: None) -> DecodedImageStore:
-    """Return the place of an experiment's decoded images."""
+    """Return the store (disk cache) for the decoded images of an experiment."""
     section = experiment.simulation
     return user_image_store(
         tell, str(base / section.image_cache) if section.image_cache else "", section.image_cache_gb
@@ -123,7 +124,7 @@ def simulation_image_store(experiment: Experiment, base: Path, tell: Tell = lamb
 
 
 def store_received_data(experiment: Experiment, base: Path, splits: Splits) -> None:
-    """Store a data set that another process read by :func:`undivided_data`, so that it is not read again here."""
+    """Cache in this process a data set that another process loaded by :func:`undivided_data` and sent here."""
     assert experiment.data is not None, "checked before"
     clear_data_cache()
     _received.clear()
@@ -131,13 +132,13 @@ def store_received_data(experiment: Experiment, base: Path, splits: Splits) -> N
 
 
 def undivided_data(experiment: Experiment, base: Path) -> Splits:
-    """Return the data set of an experiment before it is divided over sites; cached in this process."""
+    """Load an experiment's data set without dividing it over the sites; the result is cached in this process."""
     assert experiment.data is not None, "checked before"
     return _whole_data(experiment.data.model_dump_json(), base, simulation_image_store(experiment, base))
 
 
 def clear_data_cache() -> None:
-    """Clear the cached data, so that the next run reads it again: files and plug-ins may have changed."""
+    """Clear the cached data, so that the next run loads it again, in case files or plug-ins have changed."""
     _simulated.clear()
     _whole_data.cache_clear()
 
@@ -150,10 +151,13 @@ def _whole_data(data: str, base: Path, store: DecodedImageStore) -> Splits:
 
 
 def images_of_simulated_site(data: SimulatedData, index: int, pooling: Pooling) -> SiteImages:
-    """Return labels and images of site ``index``, or of the single site that pools all.
+    """Return labels and images of the site at ``index``, or of one site with all sites' images.
 
-    In the pool a class that an image's site does not annotate is absent under ``negative``, unknown under ``masked``,
-    and has its true label under ``known``.
+    Args:
+        data: The divided data set.
+        index: Index of the site; ignored if the images are pooled.
+        pooling: ``no``; or how pooled images are labelled for a class that their site does not annotate: absent
+            (``negative``), unknown (``masked``), or with the true label (``known``).
     """
     if pooling == "no":
         part = data.parts[index]
@@ -170,14 +174,14 @@ def images_of_simulated_site(data: SimulatedData, index: int, pooling: Pooling) 
 
 
 def site_test_images(data: SimulatedData) -> dict[str, ImageSet]:
-    """Return the test images of each site that has its own; other sites are tested on the whole test part."""
+    """Return site -> its own test images, without sites that have none and are tested on the whole test part."""
     return {part.site: data.splits.test.select_rows(part.test) for part in data.parts if part.test is not None}
 
 
 def _relabel_for_pooling(
     images: ImageSet, part: SitePartition, rows: NDArray[np.intp], names: tuple[str, ...], pooling: Pooling
 ) -> ImageSet:
-    """Return one site's rows with labels of all classes; those it does not annotate are set as ``pooling`` says."""
+    """Return rows of one site with labels of all classes; labels that it does not annotate depend on ``pooling``."""
     site_images = images.select_rows(rows).only_classes(names)
     if pooling == "known":
         return site_images

@@ -1,1 +1,1 @@
-"""How good a classifier is, from labels and scores."""
+"""Metrics of a classifier, computed from labels and scores."""

@@ -1,7 +1,7 @@
-"""AUROC, average precision and balanced accuracy, class by class, where some labels are unknown.
+"""AUROC, average precision and balanced accuracy of each class, where some labels are unknown (NaN).
 
-An entry whose label is NaN (*not annotated*) is left out for its class. A measure is ``None`` for a class without a
-positive or without a negative in the test set: neither 0 nor 0.5 would be true.
+The metrics of a class ignore images whose label of that class is unknown. They are ``None`` for a class without a
+positive or without a negative test image.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -30,10 +30,10 @@ they have both labels. NaN or None stands for "not defined"."""
 
 
 def load_metrics(names: Iterable[str]) -> Mapping[str, Metric]:
-    """Return the metrics of these plug-ins, ``plugin:NAME``.
+    """Return the metric functions of plug-ins, by their names ``plugin:NAME``.
 
     Raises:
-        BadInput: If one is not installed.
+        BadInput: If a plug-in is not installed.
     """
     return {name: load_entry_point(METRICS, name.removeprefix(PLUGIN)) for name in names}
 
@@ -41,10 +41,10 @@ def load_metrics(names: Iterable[str]) -> Mapping[str, Metric]:
 def compute_plugin_metric(
     name: str, metric: Metric, scores: NDArray[np.floating], labels: NDArray[np.floating]
 ) -> float | None:
-    """Compute a plug-in's metric for one class.
+    """Compute a plug-in's metric for one class; return None if the metric is undefined.
 
     Raises:
-        BadInput: If the metric fails, or returns no number of at most :data:`LARGEST_METRIC`.
+        BadInput: If the metric raises an exception, or its magnitude is above :data:`LARGEST_METRIC`.
     """
     fault = partial(Fault, f"evaluation.metrics: {name}")
     try:
@@ -58,7 +58,7 @@ def compute_plugin_metric(
 
 
 def wrap_failing_metric(name: str, metric: Metric, tell: Callable[[str], None]) -> Metric:
-    """Wrap a metric, to be undefined for a class for which it fails or is too large; ``tell`` gets the reason."""
+    """Wrap a plug-in's metric, so that a failure returns None (undefined) and passes the reason to ``tell``."""
 
     def value(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
         try:
@@ -88,13 +88,13 @@ FIGURES: tuple[Figure, ...] = get_args(Figure)
 
 @dataclass(frozen=True)
 class ClassMetrics:
-    """The metrics of one class on one set of images; ``None`` where there are no positives or no negatives.
+    """The metrics of one class on one set of images; None for an undefined metric.
 
     Attributes:
-        positives, negatives: Numbers of images; ``None`` where the site does not release them.
+        positives, negatives: Numbers of images; None if the site does not release them.
         more: Metrics of plug-ins by name.
-        errors: Largest distance of a figure from the exact value, by the figure's name; no entry for an exact figure. A
-            figure whose error is beyond :data:`~common.metrics.measured.LARGEST_ERROR` is None.
+        errors: Metric name -> bound of its error; no entry for an exact metric. A metric with an error above
+            :data:`~common.metrics.measured.LARGEST_ERROR` is None.
     """
 
     auroc: float | None
@@ -106,24 +106,24 @@ class ClassMetrics:
     errors: Mapping[Figure, float] = field(default_factory=dict)
 
     def figure_with_error(self, name: Figure) -> ValueWithError | None:
-        """Return a figure with the bound of its error; None where it is undefined or that bound is too large."""
+        """Return a metric with the bound of its error; None if it is undefined or that bound is too large."""
         value: float | None = getattr(self, name)
         return None if value is None else ValueWithError(value, self.errors.get(name, 0.0))
 
     def exact_figure_or_none(self, name: Figure) -> float | None:
-        """Return a figure by its name if its error is 0; else None."""
+        """Return a metric by its name if it is exact; else None."""
         value: float | None = getattr(self, name)
         return None if name in self.errors else value
 
     @property
     def images(self) -> int | None:
-        """Number of images with a known label."""
+        """Number of images with a known label of the class; None if the site does not release it."""
         return None if self.positives is None or self.negatives is None else self.positives + self.negatives
 
 
 @dataclass(frozen=True)
 class ClassGroupAuroc:
-    """Mean and population SD of the AUROC over some classes, of those with a defined AUROC."""
+    """Mean and population SD of the AUROC over a group of classes; classes without an AUROC are ignored."""
 
     mean_auroc: float | None
     sd_auroc: float | None
@@ -138,12 +138,12 @@ class ClassGroupAuroc:
 
 @dataclass(frozen=True)
 class HeadlineAuroc:
-    """The mean AUROC over the classes with at least :data:`FEWEST_POSITIVES` positive test images.
+    """The mean AUROC for a headline, over the classes with at least :data:`FEWEST_POSITIVES` positive test images.
 
     Attributes:
-        mean: None where there is no such class.
-        classes: The classes that count.
-        left_out: Classes with an AUROC and too few positive test images, with their number.
+        mean: The mean; None without any such class.
+        classes: The classes in the mean.
+        left_out: Class with too few positive test images -> their number.
     """
 
     mean: ValueWithError | None
@@ -153,21 +153,21 @@ class HeadlineAuroc:
 
 @dataclass(frozen=True)
 class FinalTestSummary:
-    """The ``test`` part of ``summary.json``; ``dataclasses.asdict`` gives its JSON.
+    """The results of a run's final test, written as the ``test`` part of ``summary.json``.
 
     Attributes:
-        mean_more: Mean of each plug-in's metric over the classes for which it is defined.
+        mean_more: Plug-in's metric -> its mean over the classes for which it is defined.
         shared_classes: AUROC of the classes that every site annotates.
         unique_classes: AUROC of the classes that exactly one of several sites annotates.
         note: The models that were tested: ``"global model"`` or ``"mean over the owning sites' own models"``.
-        multi_class: Metrics over all classes at once, where every image has exactly one.
-        intervals: Intervals of the AUROCs, where the coordinator's own images were scored.
-        quality: Calibration and decisions, where the coordinator's own images were scored.
+        multi_class: Metrics of a multi-class task, such as macro F1; else None.
+        intervals: Intervals of the AUROCs, if the model was tested on the coordinator's own images.
+        quality: Calibration and decisions, if the model was tested on the coordinator's own images.
         pooled: Metrics over all sites' test parts together, from their score histograms.
         operating_points: Class -> thresholds chosen on the sites' validation images, from their score histograms.
-        sampled: The sample of sites that was tested; None where all sites were asked.
-        errors: Errors of the means over classes, as in :class:`ClassMetrics`.
-        withheld: Why a private run releases no figures; else empty.
+        sampled: Intervals from a sample of sites; None if all sites tested the model.
+        errors: Metric name -> bound of the error of its mean over the classes; no entry for an exact mean.
+        withheld: The reason if a run with differential privacy releases no metrics; else empty.
     """
 
     mean_auroc: float | None
@@ -189,7 +189,7 @@ class FinalTestSummary:
     withheld: str = ""
 
     def mean_with_error(self, name: Figure) -> ValueWithError | None:
-        """Return the mean of a figure over all classes with its error bound; None if undefined.
+        """Return the mean of a metric over all classes with its error bound; None if undefined.
 
         The exact mean lies within ``value`` ± ``error``.
         """
@@ -197,7 +197,7 @@ class FinalTestSummary:
         return None if value is None else ValueWithError(value, self.errors.get(name, 0.0))
 
     def headline_auroc(self, members: Collection[str] | None = None) -> HeadlineAuroc:
-        """Return the mean AUROC over the classes (of ``members``, if named) with enough positive test images."""
+        """Return the mean AUROC over the classes with enough positive test images, or over those in ``members``."""
         names = [name for name, metrics in self.per_class.items() if metrics.auroc is not None]
         all_positives = {
             name: self.image_counts_of_class(name)[0] or 0 for name in names if members is None or name in members
@@ -211,10 +211,10 @@ class FinalTestSummary:
         )
 
     def image_counts_of_class(self, name: str) -> tuple[int | None, int | None]:
-        """Return the numbers of positive and negative test images of a class; None where no site reports them.
+        """Return the numbers of positive and negative test images of a class; None if no site reports them.
 
-        For a mean over sites the numbers are summed over the sites if their test parts were pooled; else they are those
-        of the largest site.
+        Where metrics are means over sites, the numbers are sums over the sites if histograms were pooled; otherwise
+        they are the largest numbers of a single site.
         """
         added_up = self.pooled.per_class.get(name) if self.pooled and self.note != GLOBAL_MODEL else None
         result = added_up or self.per_class[name]
@@ -224,7 +224,7 @@ class FinalTestSummary:
 def per_class(
     scores: Floats, labels: Floats, class_names: Sequence[str], more: Mapping[str, Metric] = NO_METRICS
 ) -> dict[str, ClassMetrics]:
-    """Compute the metrics of every class by itself.
+    """Compute the metrics of each class separately.
 
     Args:
         scores: Probabilities, ``(n, classes)``; ignored where the label is unknown.
@@ -233,9 +233,9 @@ def per_class(
         more: Metrics of plug-ins by name.
 
     Raises:
-        BadInput: Naming a plug-in that fails or returns no number.
-        ModelDiverged: Naming the class, for a score that is not finite.
-        ValueError: Naming the class, for a label that is none of 0, 1 and NaN; or if the shapes do not fit.
+        BadInput: If a plug-in's metric fails.
+        ModelDiverged: If a score is not finite.
+        ValueError: If a label is not 0, 1 or NaN, or the shapes differ.
     """
     if not scores.shape == labels.shape == (len(scores), len(class_names)):
         expected = f"two arrays of (n, {len(class_names)})"
@@ -267,7 +267,7 @@ def per_class(
 
 
 def mean_auroc(scores: Floats, labels: Floats) -> float | None:
-    """Return the mean AUROC over classes; None where no class has an AUROC.
+    """Return the mean AUROC over the classes that have one; None if no class has an AUROC.
 
     Args:
         scores: Finite, ``(n, classes)``.
@@ -280,7 +280,7 @@ def mean_auroc(scores: Floats, labels: Floats) -> float | None:
 
 
 def mean_and_sd(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """Return mean and population SD (ddof 0, as in Kulkarni et al. 2024) over the values that are defined."""
+    """Return mean and population SD (ddof 0, as in Kulkarni et al. 2024) of the values that are not None."""
     defined = [value for value in values if value is not None]
     return (float(np.mean(defined)), float(np.std(defined))) if defined else (None, None)
 
@@ -288,10 +288,10 @@ def mean_and_sd(values: Iterable[float | None]) -> tuple[float | None, float | N
 def summarise_test_results(
     results: Mapping[str, ClassMetrics], shared: Collection[str], unique: Collection[str], note: str = "global model"
 ) -> FinalTestSummary:
-    """Return the ``test`` part of ``summary.json`` from the metrics of the classes.
+    """Return the summary of the final test, with means over classes, from the metrics of each class.
 
     Args:
-        results: Class name -> its result, in the order of the run's classes.
+        results: Class name -> its metrics, in the order of the run's classes.
         shared: Classes that every site annotates.
         unique: Classes that exactly one site annotates.
         note: The models that were tested.
@@ -312,7 +312,7 @@ def summarise_test_results(
 
 
 def mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
-    """Average the metrics of one class over several models: the mean of each figure, and the largest image counts."""
+    """Average the metrics of one class over several models; the image counts are the largest of any model."""
     return ClassMetrics(
         auroc=mean_and_sd(model.auroc for model in metrics)[0],
         average_precision=mean_and_sd(model.average_precision for model in metrics)[0],
@@ -324,27 +324,30 @@ def mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
 
 
 def average_class_group(results: Mapping[str, ClassMetrics], members: Collection[str]) -> ClassGroupAuroc:
-    """Average the AUROC over the classes in ``members``, kept in the order of ``results``."""
+    """Average the AUROC over the classes in ``members``; the result lists them in the order of ``results``."""
     classes = tuple(name for name in results if name in members)
     error = mean_figure_error((results[name] for name in classes), "auroc")
     return ClassGroupAuroc(*mean_and_sd(results[name].auroc for name in classes), classes, error)
 
 
 def mean_figure_error(results: Iterable[ClassMetrics], name: Figure) -> float:
-    """Return the mean of one figure's errors over the classes for which it is defined."""
+    """Return the mean error bound of one metric over the classes for which it is defined."""
     mean = mean_value_with_error(result.figure_with_error(name) for result in results)
     return 0.0 if mean is None else mean.error
 
 
 def mean_more(results: Iterable[ClassMetrics]) -> dict[str, float | None]:
-    """Return the mean of each plug-in's metric over the results for which it is defined."""
+    """Return the mean of each plug-in's metric over those results in which it is defined."""
     every = list(results)
     names = {name: None for result in every for name in result.more}
     return {name: mean_and_sd(result.more.get(name) for result in every)[0] for name in names}
 
 
 def _auroc(scores: Floats, labels: Floats) -> float | None:
-    """Compute Mann and Whitney's U over its largest value, ties count half; None without both kinds of label."""
+    """Compute the AUROC as the Mann-Whitney U divided by its maximum; ties count half.
+
+    Return None without positives or without negatives.
+    """
     positives, negatives = scores[labels == 1], scores[labels != 1]
     if not len(positives) or not len(negatives):
         return None
@@ -354,7 +357,7 @@ def _auroc(scores: Floats, labels: Floats) -> float | None:
 
 
 def _average_precision(scores: Floats, labels: Floats) -> float:
-    """Compute scikit-learn's average precision, to the bit, without its checks.
+    """Compute the average precision with the same bits as scikit-learn, but without its input checks.
 
     Args:
         labels: 0 or 1, at least one of them 1.

@@ -1,8 +1,8 @@
-"""Comparison of a site's own model with the federated one, and the sentence that reports it.
+"""Comparison of the federated model with a model that one site trained alone, and its summary in a sentence.
 
-Four models are compared on one site's test part, over the classes that it annotates: one trained there alone, the
-federated model, the federated model fine-tuned there, and the mean of the first two models' probabilities. The
-coordinator's report and the site's own page print the same sentence.
+Four models are compared on the site's test part, over the classes that the site annotates: the model trained alone,
+the federated model, the federated model fine-tuned at the site, and the ensemble of the first two (mean probability).
+The coordinator's report and the site's own page print the same sentence.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ PRINTED = 0.0005
 
 
 def side_of_zero(interval: Interval) -> Direction:
-    """Return the interval's side of zero: ``above``, ``below``, or ``open`` if the printed interval includes zero."""
+    """Return where an interval lies: ``above`` or ``below`` zero, or ``open`` if it includes zero after rounding."""
     low, high = interval
     if low < PRINTED and high > -PRINTED:
         return "open"
@@ -47,11 +47,11 @@ class FederationBenefit:
     """The comparison of four models on one site's test part.
 
     Attributes:
-        auroc: Model -> class -> AUROC, of the same classes for all.
-        mean: Model -> mean over these classes, with its 95 % interval.
-        gain: Model, but that trained alone -> its mean minus that of the model trained alone, with the interval of
-            the difference.
-        over: The units that were resampled.
+        auroc: Model -> class -> AUROC; all models have the same classes.
+        mean: Model -> mean AUROC over these classes, with its 95 % interval.
+        gain: Model -> its mean AUROC minus that of the model trained alone, with the 95 % interval; no entry for the
+            model trained alone.
+        over: The units that the bootstrap resampled.
     """
 
     auroc: Mapping[SiteModel, Mapping[str, float]]
@@ -66,16 +66,16 @@ class FederationBenefit:
 
     @property
     def better_models(self) -> tuple[SiteModel, ...]:
-        """The models that rank better than chance and whose gain over the one trained alone is above zero."""
+        """The models whose AUROC is above chance and whose gain over the model trained alone is above zero."""
         ahead = (model for model in OVER_ALONE if side_of_zero(self.gain[model].interval) == "above")
         return tuple(model for model in ahead if self._model_ranks_above_chance(model))
 
     @property
     def recommended_training(self) -> Choice:
-        """The training that the figures speak for.
+        """The better way to train for this site, if the intervals allow a verdict.
 
-        ``federation`` if the federated, fine-tuned or ensemble model beats the one trained alone; ``alone`` if the
-        federated model is worse than the one trained alone, and that one beats chance; else ``open``.
+        ``federation`` if the federated, fine-tuned or ensemble model beats the model trained alone; ``alone`` if the
+        federated model is worse than the model trained alone, and the latter beats chance; else ``open``.
         """
         if self.better_models:
             return "federation"
@@ -83,12 +83,15 @@ class FederationBenefit:
         return "alone" if worse and self._model_ranks_above_chance("alone") else "open"
 
     def _model_ranks_above_chance(self, model: SiteModel) -> bool:
-        """Return True for a model that ranks better than chance; otherwise its lead over another means nothing."""
+        """Return True if the interval of a model's mean AUROC lies above 0.5."""
         return self.mean[model].interval[0] > CHANCE
 
 
 def benefit_sentence(site: str, benefit: FederationBenefit, annotated: Sequence[str]) -> str:
-    """Return the sentence with a site's verdict and its figures; no verdict where the intervals include zero."""
+    """Return one sentence for a report: if the site benefits from the federation, with the AUROCs as evidence.
+
+    The sentence gives no verdict if the intervals include zero.
+    """
     classes, own = len(benefit.compared_classes), benefit.mean["alone"]
     every = count_with_noun(len(annotated), "class", "classes")
     of_all = f"its {every}" if classes == len(annotated) else f"{classes} of its {every}"

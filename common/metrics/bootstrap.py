@@ -1,14 +1,13 @@
 """Bootstrap intervals of AUROCs, for every class and for their mean.
 
-Each resample weighs the patients anew (the Bayesian bootstrap: Rubin, Annals of Statistics 1981): weights are
-exponential, an image has its patient's. Given their sum, the weights of a class's positives are those of a resample of
-its positives alone, and so are its negatives': every resample is stratified in every class at once, none is without
-positives or negatives, and the mean over classes is that of the same patients. Plain resampling of images loses rare
-classes; resampling each class by itself takes classes for independent of one another.
+The Bayesian bootstrap (Rubin, Annals of Statistics 1981) draws an exponential weight for each patient in every
+resample; all images of a patient have that weight. Plain resampling of images would lose the few positives of rare
+classes in some resamples. Weights never do, and all classes share the same patients, as the interval of their mean
+needs.
 
-Few patients with a finding are a small sample of their kind, and every bootstrap is too narrow then: with one positive,
-17 in 100 of such "95 %" intervals hold the true AUROC. Each interval therefore reaches at least as far as the score
-interval of Newcombe (Statistics in Medicine 2006, method 5), with patients in the place of images.
+Every bootstrap is too narrow with few positives: with one positive patient only 17 in 100 of the "95 %" intervals hold
+the true AUROC. Each interval is therefore widened to include the score interval of Newcombe (Statistics in Medicine
+2006, method 5), computed for the number of patients, not of images.
 """
 
 import math
@@ -35,10 +34,10 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class AurocIntervals:
-    """95 % percentile intervals of AUROCs; a class without an AUROC has none, and does not count in the mean.
+    """95 % intervals of the AUROC of each class and of their mean; classes without an AUROC are left out.
 
     Attributes:
-        over: The units that were resampled: images where the patients are unknown; None in runs that did not note it.
+        over: The units that were resampled: ``images`` if the patients are unknown; None in files of old releases.
     """
 
     mean_auroc: Interval | None
@@ -49,7 +48,7 @@ class AurocIntervals:
 
 @dataclass(frozen=True)
 class EstimateWithInterval:
-    """A figure with its 95 % interval, which includes it."""
+    """An estimate with its 95 % interval, which contains the estimate."""
 
     value: float
     interval: Interval
@@ -57,12 +56,13 @@ class EstimateWithInterval:
 
 @dataclass(frozen=True)
 class RankedClass:
-    """The test images of one class sorted by score once, for the AUROCs of all resamples.
+    """The test images of one class, sorted by score once, so that weighted AUROCs of many resamples are fast.
 
     Attributes:
-        positives, negatives: Rows of the test set; negatives by rising score.
-        cuts: Places of the positives among the negatives, and both ends, ``(m,)`` ascending.
-        below, upto: For each positive, the cut after the negatives that score less, and after those that score no more.
+        positives, negatives: Row numbers in the test set; negatives sorted by ascending score.
+        cuts: Positions in the sorted negatives at which a positive's score falls, with both ends, ``(m,)`` ascending.
+        below, upto: For each positive, the index in ``cuts`` after all negatives with a lower score, and after all
+            negatives with a lower or equal score.
     """
 
     positives: NDArray[np.intp]
@@ -99,7 +99,7 @@ def auroc_intervals(
     class_names: Sequence[str],
     generator: np.random.Generator,
 ) -> AurocIntervals:
-    """Compute intervals from scores and labels ``(n, classes)``, NaN for unknown, and patients ``(n,)``."""
+    """Compute AUROC intervals from scores and labels ``(n, classes)``, NaN for unknown, and patients ``(n,)``."""
     columns = {name: c for c, name in enumerate(class_names) if {0.0, 1.0} <= set(np.unique(labels[:, c]).tolist())}
     if not columns:
         return AurocIntervals(None, {})
@@ -110,13 +110,13 @@ def auroc_intervals(
 
 @dataclass(frozen=True)
 class ResampledAurocs:
-    """AUROCs of several classes on the same images, with those of every resample.
+    """AUROCs of several classes on the same images, and on every bootstrap resample of them.
 
     Attributes:
-        observed: AUROCs of the images themselves, ``(classes,)``.
-        drawn: AUROCs of the resamples, ``(classes, resamples)``.
+        observed: AUROCs on the images without resampling, ``(classes,)``.
+        drawn: AUROCs on the resamples, ``(classes, resamples)``.
         narrow: Percentile interval of each class.
-        wide: Intervals widened where few patients show a class, or few do not.
+        wide: The same intervals, widened to include Newcombe's interval for few patients.
     """
 
     observed: Floats
@@ -128,7 +128,7 @@ class ResampledAurocs:
     def of(
         cls, ranked: Sequence[RankedClass], patients: NDArray[np.str_], generator: np.random.Generator
     ) -> "ResampledAurocs":
-        """Resample the patients ``(n,)`` of the images."""
+        """Compute the AUROCs of :data:`RESAMPLES` resamples of the patients; ``patients`` has one entry an image."""
         numbers, owner = np.unique(patients, return_inverse=True)
         drawn = []
         for _ in range(RESAMPLES // CHUNK):
@@ -148,7 +148,7 @@ class ResampledAurocs:
 
     @property
     def interval_of_mean(self) -> Interval:
-        """The resamples' interval of the mean over the classes, widened by as much as the classes' intervals are."""
+        """The interval of the mean AUROC, widened by the same factor as the intervals of the classes."""
         mean, narrow, wide = self.observed.mean(), self.narrow, self.wide
         widths = [sum((high - low) ** 2 for low, high in each) for each in (narrow, wide)]
         if all(high - low < SAME for low, high in narrow):  # perfect ranking, for instance: no spread to widen
@@ -163,7 +163,7 @@ class ResampledAurocs:
         return max(lowest, 0.0), min(highest, 1.0)
 
     def select_classes(self, classes: slice) -> "ResampledAurocs":
-        """Return the part for some of the classes, with the same resamples."""
+        """Return the AUROCs and intervals of a slice of the classes."""
         return ResampledAurocs(self.observed[classes], self.drawn[classes], self.narrow[classes], self.wide[classes])
 
 
@@ -172,18 +172,18 @@ def compare_mean_aurocs(
 ) -> tuple[list[EstimateWithInterval], list[EstimateWithInterval]]:
     """Compare the mean AUROCs of several models on the same images.
 
-    Every resample weighs the patients for all models alike. The interval of a difference reaches as far as the
-    resamples' does, and at least as far as that made of both means' intervals and of their correlation (Zou and Donner,
-    Statistics in Medicine 2008). Where few patients show a class, the resamples alone are too sure:
-    ``test_models_that_are_equally_good_are_told_apart_in_few_of_many_draws`` holds both against equally good models.
+    All models share the same resamples of the patients. The interval of a difference is the percentile interval of
+    the resampled differences, extended to include the interval of Zou and Donner (Statistics in Medicine 2008), which
+    combines the intervals of both means and their correlation. With few positive patients the percentile interval alone
+    is too narrow.
 
     Args:
         scores: Scores of each model, ``(n, classes)``.
-        labels: 1, 0 or NaN for unknown, ``(n, classes)``, with positives and negatives of each class.
+        labels: 1, 0 or NaN for unknown, ``(n, classes)``; each class needs positives and negatives.
         patients: Patient of each image, ``(n,)``.
 
     Returns:
-        The mean of each model, and the difference of each from the first.
+        The mean AUROC of each model, and the difference of each further model from the first.
     """
     classes = labels.shape[1]
     ranked = [RankedClass.of(model[:, c], labels[:, c]) for model in scores for c in range(classes)]
@@ -198,7 +198,7 @@ def compare_mean_aurocs(
 def _difference_with_interval(
     mean: EstimateWithInterval, other: EstimateWithInterval, drawn: Floats, drawn_other: Floats
 ) -> EstimateWithInterval:
-    """Return a mean minus another with its interval; ``drawn`` and ``drawn_other`` are the means of all resamples."""
+    """Return the difference ``mean - other`` with its interval, from the means of all resamples (``drawn...``)."""
     value = mean.value - other.value
     varies = min(float(np.std(drawn)), float(np.std(drawn_other))) > 1e-12
     correlation = float(np.corrcoef(drawn, drawn_other)[0, 1]) if varies else 0.0
@@ -231,7 +231,7 @@ def newcombe_auroc_interval(auroc: float, positives: int, negatives: int) -> Int
 
 
 def _bisect_sign_change(beyond: Callable[[float], float], outside: float, inside: float) -> float:
-    """Return by bisection the place where ``beyond``, positive at ``outside``, changes its sign."""
+    """Return by bisection the point between ``outside`` (``beyond`` positive) and ``inside`` where the sign changes."""
     # scipy's own search takes a quarter of a second to import, more than all intervals of a run take.
     for _ in range(HALVINGS):
         middle = (outside + inside) / 2
@@ -244,10 +244,10 @@ def _extend_to_include(interval: Interval, other: Interval) -> Interval:
 
 
 def pooled_interval(histogram: ScoreHistogram, generator: np.random.Generator) -> Interval | None:
-    """Return the interval over images of one class's AUROC from its score histogram; None without an AUROC.
+    """Return the 95 % interval of a class's AUROC from its score histogram; None without positives or negatives.
 
-    The order of images in one bin is unknown: the lower end takes the lowest AUROC of each resample that the bins
-    allow, the upper end the highest.
+    The bootstrap resamples images. The order of images inside a bin is unknown, so the lower end assumes the worst
+    order in each resample, and the upper end the best.
     """
     is_filled = (histogram.positives + histogram.negatives) > 0
     positives, negatives = histogram.positives[is_filled], histogram.negatives[is_filled]

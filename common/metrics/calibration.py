@@ -1,6 +1,6 @@
-"""Quality of scores class by class: calibration, decisions, thresholds and curves.
+"""Calibration, decision thresholds, decision counts and ROC curves of each class.
 
-Thresholds are chosen on validation images; decisions by them are counted on test images.
+Thresholds are chosen on validation images; decisions at these thresholds are counted on test images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from common.models.zoo.spec import Task
 
 @dataclass(frozen=True)
 class ReliabilityBin:
-    """Images whose score lies in one tenth of the scale; ``mean_score`` is None without images."""
+    """A bin of a reliability diagram: images, positives and mean score (None without images) in a tenth of 0 to 1."""
 
     images: int
     positives: int
@@ -37,14 +37,13 @@ class ReliabilityBin:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Calibration of one class.
+    """Calibration of one class: reliability bins, expected calibration error and Brier score.
 
     Attributes:
         bins: Ten bins from low scores to high; each includes its upper border, not its lower one.
-        expected_error: Mean over images of the distance between mean score and share of positives in the image's bin
-            (ECE: Naeini et al., AAAI 2015).
-        brier: Mean squared distance between score and label.
-        within: Largest distance of both from the exact values; above 0 where they follow from a histogram.
+        expected_error: Expected calibration error (Naeini et al., AAAI 2015).
+        brier: Brier score.
+        within: Bound of the error of these two numbers; above 0 if they were computed from a histogram.
     """
 
     bins: tuple[ReliabilityBin, ...]
@@ -55,7 +54,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class DecisionCounts:
-    """Numbers of true and false, positive and negative decisions for one class."""
+    """The confusion counts of one class at one threshold, and the rates that follow from them."""
 
     true_positives: int
     false_negatives: int
@@ -85,13 +84,13 @@ def _ratio(part: int, rest: int) -> float | None:
 
 
 def compute_calibration(scores: Floats, labels: Floats) -> Calibration | None:
-    """Compute the calibration of scores ``(n,)`` of images with a known label; None without any."""
+    """Compute the calibration of scores ``(n,)``; images with an unknown label are ignored; None without any other."""
     positives, negatives = ((labels == kind).astype(np.int64) for kind in (1, 0))
     return _calibration_from_counts(np.asarray(scores, np.float64), positives, negatives)
 
 
 def pooled_calibration(histogram: ScoreHistogram) -> Calibration | None:
-    """Compute the calibration from a histogram, with the middle of its bin for each score."""
+    """Compute the calibration from a score histogram; each score counts as the middle of its bin."""
     positives, negatives = histogram.positives, histogram.negatives
     return _calibration_from_counts(MIDDLES, positives, negatives, HALF_WIDTHS)
 
@@ -99,7 +98,11 @@ def pooled_calibration(histogram: ScoreHistogram) -> Calibration | None:
 def _calibration_from_counts(
     scores: Floats, positives: Counts, negatives: Counts, half_widths: Floats | None = None
 ) -> Calibration | None:
-    """Compute the calibration from scores ``(m,)``, exact within ``half_widths``, and the number of images of each."""
+    """Compute the calibration from distinct scores ``(m,)`` and the numbers of images with each score.
+
+    Args:
+        half_widths: Bound of the error of each score; None for exact scores.
+    """
     images = positives + negatives
     total = int(images.sum())
     if not total:
@@ -123,16 +126,16 @@ def _calibration_from_counts(
 
 
 def count_decisions(scores: Floats, labels: Floats) -> DecisionCounts:
-    """Count decisions on scores and labels ``(n,)``; unknown labels are not counted."""
+    """Count the decisions at threshold 0.5 from scores and labels ``(n,)``; unknown labels are ignored."""
     above = np.asarray(scores) > THRESHOLD
     return DecisionCounts(*(int(np.sum((labels == kind) & side)) for kind in (1, 0) for side in (above, ~above)))
 
 
 def pooled_decisions(histogram: ScoreHistogram, border: int = DECIDED) -> DecisionCounts:
-    """Count decisions from a histogram; they are exact, because the threshold is the border of a bin.
+    """Count the decisions from a score histogram; exact, because the threshold is the border of a bin.
 
     Args:
-        border: First bin whose images count as positive; by default that above 0.5.
+        border: Index of the first bin that counts as positive; by default the bin above 0.5.
     """
     detected, missed = (int(part.sum()) for part in np.split(histogram.positives, [border])[::-1])
     alarms, right = (int(part.sum()) for part in np.split(histogram.negatives, [border])[::-1])
@@ -141,12 +144,12 @@ def pooled_decisions(histogram: ScoreHistogram, border: int = DECIDED) -> Decisi
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """A threshold of one class, with its decisions.
+    """A decision threshold of one class, chosen on validation images, with its decisions on test images.
 
     Attributes:
-        rule: ``youden`` has the largest sum of sensitivity and specificity (Youden, Cancer 1950); ``sensitivity`` is
-            the highest threshold with at least the sensitivity that the experiment names; both on validation images.
-        target: That sensitivity; None under ``youden``.
+        rule: ``youden`` maximises sensitivity plus specificity (Youden, Cancer 1950); ``sensitivity`` is the highest
+            threshold with at least the target sensitivity of the experiment.
+        target: The target sensitivity; None under ``youden``.
         threshold: Images with a higher score count as positive.
         chosen_on: Numbers of positive and negative validation images.
         decisions: Decisions on the test images.
@@ -162,15 +165,16 @@ class OperatingPoint:
 def operating_points(
     validation: Mapping[str, ScoreHistogram], test: Mapping[str, ScoreHistogram], sensitivity: float
 ) -> dict[str, tuple[OperatingPoint, ...]]:
-    """Choose two operating points for each class that has both labels in validation, and test images.
+    """Choose an operating point by each of the two rules, for each class with enough images.
 
-    Thresholds are borders of the histograms' bins, so that decisions are exact; between two borders there may be a
-    slightly better threshold. Where no border is better than calling all images alike, ``youden`` has no point.
+    A class needs validation images with both labels, and test images. Thresholds are borders of the histograms' bins,
+    so that decisions are exact; a threshold between two borders may be slightly better. A class has no ``youden``
+    point if no threshold is better than one answer for all images.
 
     Args:
         validation: Class -> histogram of the scores on validation images.
         test: Class -> histogram of the same model's scores on test images.
-        sensitivity: The target of the second rule, above 0 and at most 1.
+        sensitivity: The target of the rule ``sensitivity``, above 0 and at most 1.
     """
     points = dict[str, tuple[OperatingPoint, ...]]()
     for name, chosen in validation.items():
@@ -212,10 +216,10 @@ Shares = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RankingCurve:
-    """Numbers of test images above a threshold that falls from 1 to 0, for ROC and precision-recall curves.
+    """The points of the ROC and the precision-recall curve of one class, for thresholds that fall from 1 to 0.
 
     Attributes:
-        detected, alarms: Numbers of positives and negatives above each threshold, from 0 to all.
+        detected, alarms: Numbers of true and of false positives at each threshold, from 0 to all.
     """
 
     detected: tuple[int, ...]
@@ -223,7 +227,7 @@ class RankingCurve:
 
 
 def ranking_curve(histogram: ScoreHistogram) -> RankingCurve | None:
-    """Return the curve of a histogram, at the borders of its bins; None without positives or negatives."""
+    """Return the ROC curve of a score histogram, at borders of its bins; None without positives or negatives."""
     detected = np.concatenate([[0], np.cumsum(histogram.positives[::-1])])
     alarms = np.concatenate([[0], np.cumsum(histogram.negatives[::-1])])
     if not detected[-1] or not alarms[-1]:
@@ -234,7 +238,7 @@ def ranking_curve(histogram: ScoreHistogram) -> RankingCurve | None:
 
 
 def wilson_interval(part: Shares, whole: Shares) -> tuple[Shares, Shares]:
-    """Return the ends of the 95 % score interval of shares, ``(n,)`` each (Wilson, JASA 1927); ``whole`` is above 0."""
+    """Return lower and upper ends of the 95 % Wilson interval (JASA 1927) of the shares ``part / whole``, ``(n,)``."""
     share, square = part / whole, NORMAL_95**2
     middle = (share + square / (2 * whole)) / (1 + square / whole)
     half = NORMAL_95 / (1 + square / whole) * np.sqrt(share * (1 - share) / whole + square / (4 * whole**2))
@@ -248,11 +252,11 @@ class ScoreQuality:
     Attributes:
         calibration: Class -> calibration; a class without a known label is left out.
         decisions: Class -> decisions at probability 0.5.
-        top_class: Where every image has exactly one class: calibration of the highest score, which counts as a
-            positive where it belongs to the right class (Guo et al., ICML 2017).
-        curves: Class -> ROC and precision-recall curve, where it has positives and negatives.
-        confusion: Where every image has exactly one class: images by class (rows) and prediction (columns), in the
-            order of the run's classes.
+        top_class: Multi-class tasks: calibration of the highest score of each image; a correct prediction counts as a
+            positive (Guo et al., ICML 2017).
+        curves: Class -> ROC and precision-recall curve; a class without positives or negatives is left out.
+        confusion: Multi-class tasks: confusion matrix, true classes as rows, predictions as columns, in the order of
+            the run's classes.
     """
 
     calibration: Mapping[str, Calibration]

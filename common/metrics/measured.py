@@ -1,4 +1,4 @@
-"""Figures with an error, which is the largest possible distance from the exact figure of the same images."""
+"""Metrics with an error bound, for values computed from score histograms, in which exact scores are lost."""
 
 import math
 from collections.abc import Iterable
@@ -16,14 +16,14 @@ DIGITS = 3
 
 @dataclass(frozen=True)
 class ValueWithError:
-    """A figure: the exact one lies within ``value`` ± ``error``; an error of 0 means that ``value`` is exact."""
+    """A metric with its error bound: the exact metric lies within ``value`` ± ``error``."""
 
     value: float
     error: float = 0.0
 
     @classmethod
     def from_bounds(cls, low: float, high: float) -> "ValueWithError":
-        """Return the middle of two bounds, in any order."""
+        """Return the middle of two bounds, given in any order, with half their distance as the error."""
         return cls((low + high) / 2, abs(high - low) / 2)
 
     @property
@@ -36,15 +36,15 @@ class ValueWithError:
 
 
 def mean_value_with_error(figures: Iterable[ValueWithError | None]) -> ValueWithError | None:
-    """Return the mean of the figures that are not None; its error is the mean of their errors."""
+    """Return the mean of the values that are not None; its error is the mean of their errors."""
     rows = [(figure.value, figure.error) for figure in figures if figure is not None]
     return ValueWithError(*np.mean(rows, axis=0).tolist()) if rows else None
 
 
 def format_value_with_error(measured: ValueWithError | None) -> str:
-    """Format a figure: ``"0.812"`` where it is exact, else ``"0.81 ± 0.02"``, with no digit below the error.
+    """Format a metric: ``"0.812"`` if it is exact, else ``"0.81 ± 0.02"``, without digits smaller than the error.
 
-    The error is rounded up, so that the exact figure lies within the printed numbers too.
+    The error is rounded up, so that the exact metric also lies within the printed interval.
     """
     if measured is None:
         return NOT_APPLICABLE

@@ -1,7 +1,8 @@
-"""Metrics of a task in which every image has exactly one class, from the confusion matrix and site by site.
+"""Metrics of multi-class tasks (every image has exactly one class), and accuracies per site as in FedSLD's paper.
 
-Macro means go over the classes that the test set holds. UniFed's released code averages its sensitivity, specificity
-and F1 over batches, with prediction and truth swapped; these are over the whole test set: only accuracy compares.
+Macro means are over the classes that occur in the test set. They are computed over the whole test set, whereas UniFed's
+released code averages sensitivity, specificity and F1 over batches, with prediction and truth swapped. So only the
+accuracy can be compared with UniFed's.
 """
 
 import math
@@ -23,7 +24,7 @@ class MultiClassMetrics:
 
     Attributes:
         sensitivity: Macro recall.
-        specificity: Macro true negative rate; None where all images are of one class.
+        specificity: Macro true negative rate; None if all images are of one class.
         f1: Macro F1.
         images: Number of images with a known class; others are not counted.
     """
@@ -37,20 +38,20 @@ class MultiClassMetrics:
 
 @dataclass(frozen=True)
 class CorrectCount:
-    """Number of right and of tested images of one site in one round."""
+    """Numbers of correctly classified and of all tested images of one site in one round."""
 
     correct: int
     tested: int
 
     @property
     def accuracy(self) -> float:
-        """Accuracy of a site that tested at least one image."""
+        """The accuracy; needs at least one tested image."""
         return self.correct / self.tested
 
 
 @dataclass(frozen=True)
 class RoundAccuracy:
-    """Accuracy of one round: ``mean`` weighs every site alike, ``pooled`` every image."""
+    """Accuracy of one round: ``mean`` is the mean over sites, ``pooled`` the accuracy over all images."""
 
     mean: float
     pooled: float
@@ -58,11 +59,11 @@ class RoundAccuracy:
 
 @dataclass(frozen=True)
 class BestClientAccuracies:
-    """FedSLD's measures: the largest accuracies over all rounds, which are optimistic because they are on test images.
+    """The accuracies that FedSLD's paper reports: the best over all rounds, optimistic because they use test images.
 
     Attributes:
-        best_mean_client_test_accuracy: BMCTA, the largest mean over sites, in round ``best_mean_round``.
-        best_test_accuracy: BTA, the largest over all sites' images, in round ``best_pooled_round``.
+        best_mean_client_test_accuracy: BMCTA, the largest mean over sites, reached in round ``best_mean_round``.
+        best_test_accuracy: BTA, the largest over all sites' images, reached in round ``best_pooled_round``.
         per_site: Accuracy of every site that tested in ``best_mean_round``.
     """
 
@@ -74,23 +75,26 @@ class BestClientAccuracies:
 
 
 def compute_confusion_matrix(predicted: Integers, truth: Integers, classes: int) -> Integers:
-    """Count images by truth (rows) and prediction (columns): ``(classes, classes)``."""
+    """Return the confusion matrix ``(classes, classes)``: true classes as rows, predictions as columns."""
     table = np.zeros((classes, classes), np.int64)
     np.add.at(table, (truth, predicted), 1)
     return table
 
 
 def compute_multi_class_metrics(scores: Floats, labels: Floats) -> MultiClassMetrics | None:
-    """Compute the metrics of the class with the highest score; None where no image has a known class.
+    """Compute multi-class metrics; the class with the highest score is the prediction.
 
     Args:
-        scores: Logits or probabilities, ``(n, classes)``; ignored where the image's class is unknown.
-        labels: 1 in the column of the image's class, else 0, or NaN for what its source does not annotate;
-            ``(n, classes)``. A row without a 1 is an image whose class is not known.
+        scores: Logits or probabilities, ``(n, classes)``.
+        labels: ``(n, classes)``: 1 for the image's class, 0 or NaN (not annotated) for others. An image without a 1
+            has an unknown class and is ignored.
+
+    Returns:
+        The metrics; None if no image has a known class.
 
     Raises:
-        ModelDiverged: For a score that is not finite.
-        ValueError: For shapes that differ, a label that is none of 0, 1 and NaN, an image with several classes.
+        ModelDiverged: If a score is not finite.
+        ValueError: If the shapes differ, a label is not 0, 1 or NaN, or an image has several classes.
     """
     if scores.shape != labels.shape:
         raise ValueError(f"Expected scores and labels of one shape, got {scores.shape} and {labels.shape}.")
@@ -116,7 +120,7 @@ def compute_multi_class_metrics(scores: Floats, labels: Floats) -> MultiClassMet
 
 
 def round_accuracy(sites: Mapping[str, CorrectCount]) -> RoundAccuracy | None:
-    """Average one round over the sites that tested at least one image; None where no site did."""
+    """Return the accuracy of one round over the sites that tested at least one image; None without any such site."""
     counts = [of_site for _, of_site in sorted(sites.items()) if of_site.tested]
     if not counts:
         return None
@@ -125,10 +129,10 @@ def round_accuracy(sites: Mapping[str, CorrectCount]) -> RoundAccuracy | None:
 
 
 def best_client_accuracies(rounds: Mapping[int, Mapping[str, CorrectCount]]) -> BestClientAccuracies | None:
-    """Return the best accuracies, of equal rounds the earlier; None where no site tested in any round.
+    """Return the best accuracies over all rounds, of equally good rounds the first; None if no site ever tested.
 
     Args:
-        rounds: Round number -> site -> counts, without the sites that were absent.
+        rounds: Round number -> site -> counts, without absent sites.
     """
     tested = sorted(number for number, tallies in rounds.items() if tallies)
     scored = {number: accuracy for number in tested if (accuracy := round_accuracy(rounds[number]))}
@@ -146,10 +150,10 @@ def best_client_accuracies(rounds: Mapping[int, Mapping[str, CorrectCount]]) -> 
 
 
 def accuracy_density(accuracies: Sequence[float], points: int = 101) -> tuple[Floats, Floats] | None:
-    """Return ``points`` from 0 to 1 and the Gaussian kernel density of the sites' accuracies there (Scott's rule).
+    """Return a grid of ``points`` values from 0 to 1, and the kernel density estimate of sites' accuracies on it.
 
-    Return None for fewer than two sites or equal accuracies, which have no width. The density outside of 0 to 1 is cut
-    off, so the area can be less than 1.
+    The kernel is Gaussian, with Scott's bandwidth. Return None for fewer than two sites, or for equal accuracies. The
+    density outside 0 to 1 is cut off, so the area can be less than 1.
     """
     if len(set(accuracies)) < 2:
         return None
@@ -160,7 +164,7 @@ def accuracy_density(accuracies: Sequence[float], points: int = 101) -> tuple[Fl
 
 
 def images_with_one_class(labels: Floats) -> NDArray[np.bool_]:
-    """Return True for each image that shows exactly one class; the class of an image without a 1 is unknown."""
+    """Return True for each image with exactly one label 1, ``(n,)``; other images have no known class."""
     strange = labels[~(np.isnan(labels) | np.isin(labels, (0, 1)))]
     if strange.size:
         raise ValueError(f"Labels hold {strange[0]}; expected 0, 1 or NaN for unknown.")

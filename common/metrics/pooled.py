@@ -1,9 +1,9 @@
-"""Metrics over all sites' test images, from summed score histograms; and intervals of a mean over a sample of sites.
+"""Metrics over all sites' test images from summed score histograms, and intervals if only a sample of sites tests.
 
-The interval of such a mean follows Cochran, Sampling Techniques, 3rd ed. 1977, chapter 2: of ``n`` of ``N`` sites drawn
-at random, the variance of the mean is ``(1 - n / N) s² / n``. A mean over classes adds up what each site contributes to
-all of them, because the classes are tested at the same sites. Departure: where a plain draw misses a class, sites that
-annotate it are taken in (:mod:`strategies.engine.membership`), and count here as if they had been drawn.
+The intervals for a sample follow Cochran, Sampling Techniques, 3rd ed. 1977, chapter 2: for ``n`` of ``N`` sites drawn
+at random, the variance of a mean over sites is ``(1 - n / N) s² / n``. The variance of the mean over classes first adds
+up the contributions of each site to all classes, because the classes are tested at the same sites. Departure: sites
+that are added because the random draw missed a class (:mod:`strategies.engine.membership`) count as drawn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from common.metrics.score_histograms import ScoreHistogram, pooled_auroc, pooled
 
 @dataclass(frozen=True)
 class SummedHistogram:
-    """The sum of the score histograms of one class over the sites that it names."""
+    """The sum of one class's score histograms over the sites in ``sites``."""
 
     histogram: ScoreHistogram
     sites: tuple[str, ...]
@@ -36,13 +36,13 @@ class SummedHistogram:
 
 @dataclass(frozen=True)
 class PooledClass:
-    """The metrics of one class over the sites that reported it; None where they hold no positives or no negatives.
+    """The metrics of one class over the images of all sites that reported a score histogram; None if undefined.
 
     Attributes:
-        interval: 95 % interval of the AUROC over images; None where several sites share test images.
+        interval: 95 % bootstrap interval of the AUROC over images; None if several sites share test images.
         balanced_accuracy: Exact balanced accuracy at probability 0.5.
         sites: The sites that reported.
-        silent: Sites that annotate the class and did not report: by policy, for too few images, or in absence.
+        silent: Sites that annotate the class but did not report, for instance by policy or for too few images.
     """
 
     auroc: ValueWithError | None
@@ -60,7 +60,7 @@ class PooledClass:
 
 @dataclass(frozen=True)
 class PooledMetrics:
-    """Metrics of all classes that a site reported; means are over classes with a value."""
+    """The metrics of each class that any site reported, and their means over the classes with a defined metric."""
 
     mean_auroc: ValueWithError | None
     mean_average_precision: ValueWithError | None
@@ -72,12 +72,12 @@ def pool_site_histograms(
     owners: Mapping[str, Sequence[str]],
     generator: np.random.Generator | None = None,
 ) -> PooledMetrics | None:
-    """Compute metrics over the images of all sites together; None where no site reported.
+    """Compute metrics over the images of all sites together; None if no site reported a histogram.
 
     Args:
         sums: Class -> its summed histogram.
         owners: Class -> the sites that annotate it, in the order of the run's classes.
-        generator: Random generator of the intervals; None for no intervals.
+        generator: Random generator of the bootstrap intervals; None for no intervals.
     """
     results = dict[str, PooledClass]()
     for name in (name for name in owners if name in sums):
@@ -108,10 +108,10 @@ def pool_site_histograms(
 def sum_histograms(
     reported: Mapping[str, Mapping[str, ScoreHistogram]], owners: Mapping[str, Sequence[str]]
 ) -> dict[str, SummedHistogram]:
-    """Add up the histograms of each class over the sites that annotate it; a class without a report has no entry.
+    """Add up the histograms of each class over the sites that annotate it; leave out a class without any histogram.
 
     Args:
-        reported: Site -> class -> its histogram.
+        reported: Site -> class -> score histogram.
         owners: As in :func:`pool_site_histograms`.
     """
     sums = dict[str, SummedHistogram]()
@@ -124,14 +124,14 @@ def sum_histograms(
 
 @dataclass(frozen=True)
 class SiteSampleIntervals:
-    """Intervals for all sites' figures, estimated from a random sample of the sites.
+    """95 % intervals of the AUROC over all sites of a run, estimated from a random sample of the sites.
 
     Attributes:
         drawn: Number of sites that were drawn to test.
         of: Number of sites of the run.
-        mean_auroc: 95 % interval of the mean over classes, for all sites; None where a class was tested at only one of
-            several sites, or where the figures are not means over sites.
-        per_class: The interval of each class that has one.
+        mean_auroc: Interval of the mean over classes; None if a class was tested at only one of its several sites, or
+            the AUROCs are not means over sites.
+        per_class: Class -> interval, for classes that have one.
     """
 
     drawn: int
@@ -143,11 +143,13 @@ class SiteSampleIntervals:
 def estimate_from_sampled_sites(
     values: Mapping[str, Mapping[str, float]], shares: Mapping[str, float], drawn: int, of: int
 ) -> SiteSampleIntervals:
-    """Return the sample with its intervals.
+    """Estimate intervals of the AUROCs over all sites from the AUROCs of the sampled sites.
 
     Args:
-        values: Class -> site -> AUROC, of the sites that have one.
-        shares: Class -> share of its sites that were drawn; with 1 nothing is random.
+        values: Class -> site -> AUROC, for sites that have one.
+        shares: Class -> share of its sites that were drawn; a share of 1 has no sampling error.
+        drawn: Number of sites that were drawn to test.
+        of: Number of sites of the run.
     """
     tested = {name: of_sites for name, of_sites in values.items() if of_sites}
     unknown = [name for name, of_sites in tested.items() if len(of_sites) == 1 and shares[name] < 1]
@@ -169,7 +171,7 @@ def estimate_from_sampled_sites(
 
 
 def _student_interval(mean: float, moved: Mapping[str, float]) -> Interval:
-    """Compute Student's interval around a mean of values from 0 to 1."""
+    """Compute Student's 95 % interval of a mean, cut to 0 to 1, from each site's contribution to its deviation."""
     from scipy.special import stdtrit  # here: a program that only trains does not pay for its import
 
     variance = sum(by * by for by in moved.values())

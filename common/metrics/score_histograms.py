@@ -1,7 +1,7 @@
-"""Histograms of a class's scores, which sites can add up, and bounds of AUROC and average precision from them.
+"""Score histograms, which the coordinator can add up over sites, and the AUROC and average precision they imply.
 
-The order of images in one bin is lost. So AUROC and average precision lie between two bounds, each of which some order
-inside the bins attains.
+A histogram does not tell the order of images inside a bin. AUROC and average precision therefore have a lower and an
+upper bound, for the worst and the best order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ DECIDED = int(np.searchsorted(EDGES, THRESHOLD))
 
 @dataclass(frozen=True)
 class ScoreHistogram:
-    """Numbers of positives and of negatives of one class in each bin, ``(BINS,)``; bins are ``(low, high]``."""
+    """Numbers of positives and of negatives of one class in each score bin ``(low, high]``, ``(BINS,)`` each."""
 
     positives: Counts
     negatives: Counts
@@ -50,10 +50,10 @@ class ScoreHistogram:
 
 
 def score_histogram(scores: Floats, labels: Floats) -> ScoreHistogram:
-    """Return the histogram of scores from 0 to 1, ``(n,)``, by labels 1 and 0; images with label NaN do not count.
+    """Return the score histogram of one class from scores and labels ``(n,)``; labels NaN (unknown) are ignored.
 
     Raises:
-        ValueError: For a score outside of 0 to 1.
+        ValueError: If a score lies outside 0 to 1.
     """
     of_kind = [scores[labels == kind] for kind in (1, 0)]
     if not all((kind >= 0).all() and (kind <= 1).all() for kind in of_kind):
@@ -63,10 +63,10 @@ def score_histogram(scores: Floats, labels: Floats) -> ScoreHistogram:
 
 
 def parse_histograms(classes: Sequence[str], positives: Counts, negatives: Counts) -> dict[str, ScoreHistogram]:
-    """Return the histograms of these classes from flat arrays with ``BINS`` counts of each class.
+    """Return the histograms of these classes from two flat arrays, with ``BINS`` counts for each class in turn.
 
     Raises:
-        ValueError: If a class is repeated, or has not ``BINS`` counts of 0 or more.
+        ValueError: If a class is repeated, an array has the wrong length, or a count is negative.
     """
     if len(set(classes)) < len(classes):
         raise ValueError("scores must be of tested classes, once each.")
@@ -78,9 +78,10 @@ def parse_histograms(classes: Sequence[str], positives: Counts, negatives: Count
 
 
 def histogram_rows(histograms: Mapping[str, ScoreHistogram]) -> tuple[tuple[str, ...], NDArray[np.float32]]:
-    """Return the sorted classes, and the counts of positives and negatives of each as a row, ``(classes, 2 * BINS)``.
+    """Return the sorted class names, and one row of counts (positives, then negatives) for each class.
 
-    In float32 counts are exact up to 2**24 images in a bin.
+    Returns:
+        Names, and float32 rows ``(classes, 2 * BINS)``; counts are exact up to 2**24 images in a bin.
     """
     names = tuple(sorted(histograms))
     rows = [np.concatenate([histograms[name].positives, histograms[name].negatives]) for name in names]
@@ -93,7 +94,10 @@ def bin_indices(scores: Floats) -> Counts:
 
 
 def pooled_auroc(histogram: ScoreHistogram) -> ValueWithError | None:
-    """Return bounds of the AUROC, as pairs in one bin may have either order; None without positives or negatives."""
+    """Return the AUROC with its error bound from a histogram; None without positives or negatives.
+
+    A pair of a positive and a negative in the same bin may have either order.
+    """
     positives, negatives = histogram.positives, histogram.negatives
     pairs = int(positives.sum()) * int(negatives.sum())
     if not pairs:
@@ -104,10 +108,10 @@ def pooled_auroc(histogram: ScoreHistogram) -> ValueWithError | None:
 
 
 def pooled_average_precision(histogram: ScoreHistogram) -> ValueWithError | None:
-    """Return bounds of scikit-learn's average precision; None without positives or negatives.
+    """Return the average precision (scikit-learn's) with its error bound; None without positives or negatives.
 
-    The precision is largest where the positives of each bin share one score above its negatives, smallest where they
-    have different scores below them.
+    The upper bound assumes that in each bin all positives have one score above the negatives; the lower bound, that
+    they have distinct scores below the negatives.
     """
     positives, negatives = histogram.positives[::-1], histogram.negatives[::-1]  # from the highest scores down
     total, wrong = int(positives.sum()), np.cumsum(negatives)

@@ -1,1 +1,1 @@
-"""Image classifiers split into trunk and head, with the head's rows named by class."""
+"""The image classifiers that all methods train: networks, their trained values as arrays, saved models, GPUs."""

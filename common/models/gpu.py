@@ -1,10 +1,10 @@
 """Training on GPUs: deterministic results, batches split across several GPUs, CUDA graphs.
 
-Data parallel: each GPU takes a part of the batch through the backbone; neck, head and loss see the whole batch on the
-first. That is where it differs from :class:`torch.nn.parallel.DistributedDataParallel`, which has a process for each
-GPU and a loss for each part: methods whose loss compares the images of a batch (FedIRM, RSCFed) would compute something
-else. CUDA graphs: a small batch leaves a large GPU waiting, because the processor starts hundreds of kernels one by one
-for each step; a graph starts them together (:func:`torch.cuda.make_graphed_callables`).
+Data parallel: each GPU passes a part of the batch through the backbone; neck, head and loss process the whole batch on
+the first GPU. :class:`torch.nn.parallel.DistributedDataParallel` has one loss for each part instead, which would change
+methods whose loss compares the images of a batch (FedIRM, RSCFed). CUDA graphs: with a small batch a large GPU waits
+for the CPU, which launches hundreds of kernels for each step one by one. A graph launches all kernels together
+(:func:`torch.cuda.make_graphed_callables`).
 """
 
 import contextlib
@@ -23,14 +23,14 @@ SMALLEST_PART = 2
 
 
 def split_batches_across_gpus(backbone: nn.Module, gpus: int) -> None:
-    """Split a backbone's batches across this number of GPUs from now on; the backbone must be on the first GPU."""
+    """Let a backbone split each batch across this number of GPUs; the backbone must be on the first GPU."""
     backbone.__dict__.pop(PARALLEL, None)
     if gpus > 1:
         backbone.__dict__[PARALLEL] = DataParallelBackbone(first_gpus(gpus))
 
 
 def first_gpus(gpus: int) -> tuple[torch.device, ...]:
-    """Return the first GPUs of those that this process may use."""
+    """Return the devices of the first ``gpus`` GPUs that this process may use."""
     return tuple(torch.device("cuda", index) for index in range(gpus))
 
 
@@ -40,18 +40,18 @@ def visible_gpus() -> int:
 
 
 def describe_gpus(gpus: int) -> str:
-    """Return a sentence with this machine's number of GPUs, for the message to a user who requested more."""
+    """Return a sentence that states this machine's number of GPUs, for the error of a user who requested more."""
     return f"this machine shows {gpus or 'no'} {'GPU' if gpus <= 1 else 'GPUs'}."
 
 
 def is_data_parallel(backbone: nn.Module) -> bool:
-    """Return True where a backbone's batches are split across several GPUs."""
+    """Return True if a backbone splits its batches across several GPUs."""
     return PARALLEL in backbone.__dict__
 
 
 @contextlib.contextmanager
 def on_first_gpu(backbone: nn.Module) -> Iterator[None]:
-    """Keep batches on one GPU inside the ``with`` block, so that hooks on the layers see whole batches."""
+    """Switch off batch splitting across GPUs inside the ``with`` block, so that forward hooks see whole batches."""
     parallel = backbone.__dict__.pop(PARALLEL, None)
     try:
         yield
@@ -61,18 +61,18 @@ def on_first_gpu(backbone: nn.Module) -> Iterator[None]:
 
 
 class DataParallelBackbone:
-    """Forward passes of a backbone over several devices, with parts of a batch as equal as possible.
+    """Runs forward passes of a backbone on several devices, each with an equal part of the batch.
 
-    Each step sends the weights to every device and adds up the gradients in the order of the devices, so that equal
-    batches give equal bits. Batch normalisation has the statistics of each part; its running statistics are the means
-    over the parts.
+    Each step copies the weights to every device and adds up the gradients in the order of the devices, so that results
+    are deterministic. Batch normalisation uses the statistics of each part; its running statistics are averaged over
+    the devices.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self.devices = tuple(devices)
 
     def __call__(self, backbone: nn.Module, images: Tensor) -> Tensor:
-        """Return features ``(batch, width)``, on the device of ``images``."""
+        """Return a batch's features ``(batch, width)``, on the device of ``images``."""
         if images.device != self.devices[0] or len(images) < SMALLEST_PART * len(self.devices):
             return backbone(images)  # type: ignore[no-any-return]
         parameters = self._copy_parameters(backbone)
@@ -89,7 +89,7 @@ class DataParallelBackbone:
         return torch.cat([part.to(images.device) for part in features])
 
     def _copy_parameters(self, backbone: nn.Module) -> list[dict[str, Tensor]]:
-        """Return each device's weights, by name."""
+        """Return a copy of the weights on each device, by name."""
         learning = {name: value for name, value in backbone.named_parameters() if value.requires_grad}
         copies: Sequence[Tensor] = _CopyToDevices.apply(self.devices, *learning.values()) if learning else ()
         by_device = []
@@ -104,9 +104,9 @@ class DataParallelBackbone:
 
 
 class _CopyToDevices(torch.autograd.Function):
-    """An autograd function that copies tensors to every device and sums their gradients in the order of the devices.
+    """Autograd function that copies tensors to every device and sums their gradients in the order of the devices.
 
-    Otherwise the order in which a weight's gradients arrive, and with three devices the sum, would vary.
+    Without a fixed order the rounding of the sum would vary between runs with three or more devices.
     """
 
     @staticmethod
@@ -131,7 +131,7 @@ class _CopyToDevices(torch.autograd.Function):
 
 @torch.no_grad()
 def _merge_buffers(backbone: nn.Module, copies: Sequence[dict[str, Tensor]]) -> None:
-    """Set each buffer to the mean over the devices' copies, or to the first copy where it holds no floats."""
+    """Set each buffer to the mean over the devices' copies; a buffer of integers, to the first copy."""
     for name, buffer in backbone.named_buffers():
         values = [own[name].to(buffer.device) for own in copies]
         if buffer.is_floating_point():
@@ -150,10 +150,10 @@ Step = Callable[[Tensor], Tensor]
 
 
 class BackboneCudaGraph:
-    """A backbone's training steps as a CUDA graph, recorded once a process, with the same results to the bit.
+    """Runs training steps of a backbone by a recorded CUDA graph, with the same bits as without it.
 
-    A graph writes to the same memory each time. So a step uses it for the first forward pass only, and copies the
-    features; further views, evaluation and batches of another size go through the backbone itself.
+    A graph overwrites its results at each replay. So only the first forward pass of a step uses the graph, and its
+    features are copied. Further forward passes of the step, evaluation, and batches of another size run without it.
     """
 
     def __init__(self) -> None:
@@ -164,11 +164,11 @@ class BackboneCudaGraph:
         self._failed = False
 
     def __deepcopy__(self, memo: dict[int, object]) -> "BackboneCudaGraph":
-        """Return a new graph without a recording, because a recording belongs to the memory of one backbone."""
+        """Return a new object without a recorded graph, because a graph is bound to the memory of one backbone."""
         return BackboneCudaGraph()
 
     def begin_epoch(self, backbone: nn.Module, more: object) -> None:
-        """Discard the recording if backbone, training or further settings (``more``) are not as they were recorded."""
+        """Discard the recorded graph if the backbone's tensors, its training mode or ``more`` (settings) changed."""
         parameters = tuple((parameter.data_ptr(), parameter.requires_grad) for parameter in backbone.parameters())
         buffers = tuple(buffer.data_ptr() for buffer in backbone.buffers())
         like = (parameters, buffers, tuple(module.training for module in backbone.modules()), more)
@@ -177,15 +177,15 @@ class BackboneCudaGraph:
             self._steps.clear()
 
     def begin_step(self) -> None:
-        """Let the next forward pass use the graph, which overwrites the results of the previous step."""
+        """Let the next forward pass use the graph; call this at the start of a training step."""
         self._free = True
 
     def end_step(self) -> None:
-        """Stop using the graph: until the next step, batches go through the backbone itself."""
+        """Stop using the graph until the next call of :meth:`begin_step`."""
         self._free = False
 
     def __call__(self, backbone: nn.Module, images: Tensor) -> Tensor:
-        """Return features ``(batch, width)`` of prepared images."""
+        """Return features ``(batch, width)`` of normalised images, by the graph if this pass may use it."""
         if self._failed or not self._free or not torch.is_grad_enabled() or images.requires_grad:
             return backbone(images)  # type: ignore[no-any-return]
         self._free = False
@@ -202,12 +202,15 @@ class BackboneCudaGraph:
 
 
 def record_cuda_graph(backbone: nn.Module, images: Tensor) -> Step:
-    """Record forward and backward pass for images of this shape, in the present arithmetic.
+    """Record a backbone's forward and backward pass as a CUDA graph, for this image shape and autocast setting.
 
-    Running means and the state of random numbers do not change.
+    Recording changes neither the backbone's running statistics nor the state of the random generator.
+
+    Returns:
+        A function from images to features that replays the graph.
 
     Raises:
-        RuntimeError: If a layer cannot be recorded; the backbone does not change.
+        RuntimeError: If a layer cannot be recorded.
     """
     names, parameters = zip(*backbone.named_parameters(), strict=True)
     # Stand-ins in the same memory: a parameter that has a part in an unfinished backward pass cannot be recorded.
@@ -239,11 +242,14 @@ def record_cuda_graph(backbone: nn.Module, images: Tensor) -> Step:
 
 @contextlib.contextmanager
 def use_cuda_graphs(backbone: nn.Module, device: torch.device, more: object) -> Iterator[Callable[[], None]]:
-    """Let an epoch's steps use CUDA graphs on a GPU; yield the function that each step calls first.
+    """Let the training steps of an epoch use a CUDA graph, if the device is a GPU.
 
     Args:
-        backbone: A backbone whose steps are all alike, because a decision in Python would stay as recorded.
+        backbone: A backbone without branches in Python, because a graph repeats the branch that was recorded.
         more: Further settings that a step depends on, such as the precision.
+
+    Yields:
+        The function to call at the start of each step.
     """
     if device.type != "cuda" or not any(parameter.requires_grad for parameter in backbone.parameters()):
         yield lambda: None
@@ -260,20 +266,20 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def move_network_to_device(network: Network, device: str) -> Network:
-    """Move a network to ``cpu`` or ``cuda``; with a GPU make this process deterministic."""
+    """Move a network to ``cpu`` or ``cuda``; for ``cuda`` also switch this process to deterministic algorithms."""
     if device != "cpu":
         make_deterministic()
     return network.to(device)
 
 
 def make_deterministic() -> None:
-    """Have cuDNN use deterministic algorithms, and float32 instead of TensorFloat-32 with its 10 bits."""
+    """Make cuDNN use deterministic algorithms, and float32 instead of the less exact TensorFloat-32."""
     # The older of torch's two switches: with the newer one, for convolutions alone, torch.export stops.
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
 
 
 def compute_backbone_features(backbone: nn.Module, images: Tensor) -> Tensor:
-    """Return a backbone's features ``(batch, width)`` of prepared images, by several GPUs or a CUDA graph if in use."""
+    """Return features ``(batch, width)`` of normalised images, by several GPUs or a CUDA graph if switched on."""
     computes = backbone.__dict__.get(PARALLEL) or backbone.__dict__.get(REPLAY)
     return backbone(images) if computes is None else computes(backbone, images)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The network every method trains: backbone, neck, and a head whose rows have names."""
+"""The network that every method trains: backbone, neck, and a linear head with one row for each class name."""
 
 import contextlib
 import hashlib
@@ -38,7 +38,7 @@ _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """A classifier's last layer: one row per class, by the class's name, never by position.
+    """The last layer of a classifier as arrays; its rows are identified by class names.
 
     Attributes:
         class_names: Unique, in the order of the rows.
@@ -65,14 +65,14 @@ class Head:
 
     @property
     def features(self) -> int:
-        """Number of features of a row."""
+        """Number of features of each row."""
         return int(self.weight.shape[1])
 
     def select_rows(self, names: Sequence[str]) -> "Head":
         """Return copies of the rows of ``names``, in that order.
 
         Raises:
-            LookupError: If the head has no row of that name.
+            LookupError: If the head lacks one of these rows.
         """
         index = np.arange(len(self.class_names))
         if tuple(names) != self.class_names:
@@ -84,9 +84,9 @@ class Head:
 
 
 def initial_head(class_names: Sequence[str], features: int, seed: int) -> Head:
-    """Return a new head, in which each row depends on the seed and the class's name only, at every site alike.
+    """Return a new random head; each row depends only on the seed and its class name, so all sites draw the same.
 
-    Values are uniform in +-1/sqrt(features), the distribution of :class:`torch.nn.Linear`.
+    Values are uniform in +-1/sqrt(features), as in :class:`torch.nn.Linear`.
     """
     rows = np.empty((len(class_names), features + 1), np.float32)  # weights and, last, the bias of a class
     for row, name in zip(rows, class_names, strict=True):
@@ -97,22 +97,22 @@ def initial_head(class_names: Sequence[str], features: int, seed: int) -> Head:
 
 
 class Model(Protocol):
-    """The interface of a classifier: features, and a linear head with one row for each class.
+    """The interface of a classifier that methods train: features, and a linear head with one row for each class.
 
-    :class:`SplitNetwork` is one. A wrapper makes one of any other torch module.
+    :class:`SplitNetwork` implements it; a wrapper can adapt any other torch module.
     """
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Return the names of the head's rows, in their order."""
+        """The class names of the head's rows, in their order."""
 
     @property
     def head(self) -> nn.Linear:
-        """Return the last layer."""
+        """The last layer."""
 
     @property
     def frozen(self) -> Collection[str]:
-        """Return the names of the tensors that are never trained."""
+        """The names of the tensors that are never trained."""
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return logits ``(batch, classes)``."""
@@ -129,15 +129,15 @@ class Model(Protocol):
 
 
 class SplitNetwork(nn.Module):
-    """Pixels 0..255 in, one logit per class name out.
+    """A classifier of backbone, neck and head: takes pixels 0..255, returns one logit for each class.
 
     Attributes:
-        spec: The specification of the network.
-        class_names: Names of the head's rows, in their order.
-        backbone: The part that turns images into vectors.
-        neck: Identity, or a dense layer with ReLU and dropout; averaged over sites like the backbone. Behind a frozen
-            backbone its first layer standardises features.
-        head: One row per class.
+        spec: The ``[model]`` table from which the network was built.
+        class_names: Class names of the head's rows, in their order.
+        backbone: The part that turns images into feature vectors.
+        neck: Identity, or a dense layer with ReLU and dropout; averaged over sites like the backbone. After a frozen
+            backbone the first layer of the neck standardises features.
+        head: The last layer, one row for each class.
         frozen: Names of the tensors that are not trained, see :attr:`ModelSpec.train`.
     """
 
@@ -175,7 +175,7 @@ class SplitNetwork(nn.Module):
         return self.neck(features)  # type: ignore[no-any-return]
 
     def backbone_input(self, images: Tensor) -> Tensor:
-        """Bring pixels to the backbone's channels, size and scale."""
+        """Convert pixels 0..255 to the backbone's channels and image size, and normalise them."""
         pixels, spec = images.to(self.pixel_mean.dtype), self.spec
         if pixels.shape[1:] != (spec.channels, spec.image_size, spec.image_size):
             pixels = backbone_pixels(pixels, spec)
@@ -183,7 +183,7 @@ class SplitNetwork(nn.Module):
 
 
 def backbone_pixels(images: Tensor, spec: ModelSpec) -> Tensor:
-    """Convert float pixels 0..255 to the channels and the size of a backbone, before they are normalised."""
+    """Convert float pixels 0..255 to a backbone's channels and image size, without normalisation."""
     pixels = images
     if (images.shape[1], spec.channels) == (1, 3):
         pixels = images.expand(-1, spec.channels, -1, -1)
@@ -197,17 +197,17 @@ def backbone_pixels(images: Tensor, spec: ModelSpec) -> Tensor:
 
 
 def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = Path()) -> SplitNetwork:
-    """Return a new network, the same for the same seed; torch's own random state is left as it was.
+    """Build a new network from a specification; torch's global random state does not change.
 
     Args:
-        spec: The experiment's model.
-        class_names: Names of the head's rows, at least one.
-        seed: Each head row depends on it and on its own name only, no matter which other classes there are.
-        base: Folder that ``spec.weights`` is relative to.
+        spec: The experiment's ``[model]`` table.
+        class_names: Class names of the head's rows, at least one.
+        seed: Determines all random weights; a head row depends only on the seed and its own name, not on other classes.
+        base: Folder in which the relative path ``spec.weights`` starts.
 
     Raises:
-        BadInput: If the weights file is missing, has another hash or does not fit, or nothing is frozen where
-            ``model.train`` says so.
+        BadInput: If the weights file is missing, has another hash or does not fit; or if ``model.train`` asks for
+            frozen layers and nothing would be frozen.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs too
@@ -231,13 +231,13 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
 
 
 def set_memory_format(network: SplitNetwork, memory_format: MemoryFormat) -> SplitNetwork:
-    """Bring the weights of convolutions into a memory format, in place; torch converts images to it."""
+    """Convert the weights of convolutions to a memory format, in place; torch then converts the images itself."""
     torch_format = torch.channels_last if memory_format == "channels_last" else torch.contiguous_format
     return network.to(memory_format=torch_format)
 
 
 def network_build_faults(spec: ModelSpec, base: Path) -> list[Fault]:
-    """Return the faults for which :func:`build` would fail, without building the network in memory."""
+    """Return the faults for which :func:`build` would fail, without allocating the network's memory."""
     if spec.weights is None and spec.train == "all" and not is_external(spec.architecture):
         return []
     try:
@@ -255,10 +255,10 @@ def network_build_faults(spec: ModelSpec, base: Path) -> list[Fault]:
 
 
 def meta_backbone_with_factors(spec: ModelSpec) -> nn.Module:
-    """Return a :func:`meta_backbone` with the factors that ``model.train`` adds.
+    """Return a :func:`meta_backbone`, with low-rank (LoRA) factors if ``model.train`` asks for them.
 
     Raises:
-        BadInput: If the network cannot be made, or has no layer for such factors.
+        BadInput: If the network cannot be built, or has no layer for these factors.
     """
     backbone = meta_backbone(spec).module
     add_low_rank(backbone, spec.train)
@@ -266,7 +266,7 @@ def meta_backbone_with_factors(spec: ModelSpec) -> nn.Module:
 
 
 def unfreeze(network: SplitNetwork) -> None:
-    """Undo :func:`freeze_backbone` and :func:`freeze_batch_norm`: train all that ``model.train`` names."""
+    """Undo :func:`freeze_backbone` and :func:`freeze_batch_norm`; layers frozen by ``model.train`` stay frozen."""
     network.requires_grad_(True).train()
     if network.spec.train != "all":
         reset_statistics(network)
@@ -274,7 +274,7 @@ def unfreeze(network: SplitNetwork) -> None:
 
 
 def _exclude_frozen_layers(network: SplitNetwork) -> None:
-    """Exclude frozen layers from training: they behave as in evaluation, and the backbone has no dropout."""
+    """Switch off gradients of frozen layers, and put the backbone's frozen layers and dropout in evaluation mode."""
     for name, parameter in network.named_parameters():
         if name in network.frozen:
             parameter.requires_grad_(False)
@@ -285,14 +285,14 @@ def _exclude_frozen_layers(network: SplitNetwork) -> None:
 
 
 def freeze_backbone(network: SplitNetwork) -> None:
-    """Freeze the backbone; its BatchNorm and dropout then behave as in evaluation. Neck and head are still trained."""
+    """Freeze the backbone and put it in evaluation mode; neck and head are still trained."""
     network.backbone.requires_grad_(False).eval()
 
 
 def freeze_batch_norm(network: SplitNetwork) -> None:
-    """Freeze weight, bias, mean and variance of BatchNorm, as in FedBN+ (Kulkarni et al. 2023).
+    """Freeze weight, bias, mean and variance of each BatchNorm, as in FedBN+ (Kulkarni et al. 2023).
 
-    ``network.train()`` undoes a part of that; call :func:`train_mode` instead.
+    ``network.train()`` would let mean and variance change again; call :func:`train_mode` instead.
     """
     for module in network.modules():
         if is_batch_norm(module):
@@ -300,10 +300,10 @@ def freeze_batch_norm(network: SplitNetwork) -> None:
 
 
 def train_mode(network: SplitNetwork, *, frozen_batch_norm: bool = False, frozen_backbone: bool = False) -> None:
-    """Switch to training mode; call this in place of ``network.train()``.
+    """Switch a network to training mode, except for its frozen layers; replaces ``network.train()``.
 
-    ``model.train`` and the two flags alone decide which layers of the backbone are trained; earlier freezing does not
-    count. Neck and head keep their ``requires_grad``.
+    Only ``model.train`` and the two flags decide which backbone layers are trained; earlier calls of freezing functions
+    have no effect. Neck and head keep their ``requires_grad``.
     """
     network.train()
     network.backbone.requires_grad_(True)
@@ -316,7 +316,7 @@ def train_mode(network: SplitNetwork, *, frozen_batch_norm: bool = False, frozen
 
 
 def make_dense_layer(weight: Tensor, bias: Tensor) -> nn.Linear:
-    """Return a dense layer of these values, ``(rows, features)`` and ``(rows,)``, without random draws."""
+    """Return a dense layer with this weight ``(rows, features)`` and bias ``(rows,)``; no random numbers are drawn."""
     rows, features = weight.shape
     head = nn.Linear(features, rows, device="meta")  # draws no random numbers there; its to_empty would import sympy
     head.weight, head.bias = nn.Parameter(weight), nn.Parameter(bias)
@@ -339,7 +339,10 @@ CPU_FACTS = Path("/proc/cpuinfo")
 
 
 def labels_for_head_rows(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
-    """Return labels for these head rows, float32 ``(n, rows)``; NaN for classes without a label column."""
+    """Return an image set's labels as columns in the order of ``class_names``, float32 ``(n, rows)``.
+
+    A class for which the image set has no label column gets NaN.
+    """
     matrix = torch.full((len(images.labels), len(class_names)), float("nan"))
     for row, name in enumerate(class_names):
         if name in images.class_names:
@@ -348,7 +351,7 @@ def labels_for_head_rows(images: ImageSet, class_names: tuple[str, ...]) -> Tens
 
 
 def compute_logits(network: Model, images: Tensor | Pixels, precision: Precision = "auto") -> Tensor:
-    """Return logits ``(n, rows)`` of uint8 images ``(n, channels, height, width)``, in evaluation mode."""
+    """Compute logits ``(n, rows)`` of uint8 images ``(n, channels, height, width)``, in evaluation mode."""
     return _apply_in_batches(network, network, images, precision)
 
 
@@ -356,7 +359,7 @@ def compute_logits(network: Model, images: Tensor | Pixels, precision: Precision
 def features_and_logits(
     network: Model, images: Tensor | Pixels, precision: Precision = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Return features ``(n, features)`` and logits ``(n, rows)`` of uint8 images, in evaluation mode."""
+    """Compute features ``(n, features)`` and logits ``(n, rows)`` of uint8 images, in evaluation mode."""
     features = _apply_in_batches(network, network.features, images, precision)
     return features, network.head(features)
 
@@ -374,36 +377,36 @@ def _apply_in_batches(
 
 
 def apply_doubling_single_image(network: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
-    """Apply a network to a batch. A single image is passed twice, because some layers fail on one value a channel."""
+    """Apply a network to a batch; a single image is doubled, because some layers fail on a batch of one image."""
     return network(batch) if len(batch) > 1 else network(torch.cat([batch, batch]))[:1]
 
 
 def logits_to_probabilities(logits: Tensor, task: Task) -> Tensor:
-    """Return probabilities ``(n, rows)``: a sigmoid for each class, or a softmax over the classes (multi-class)."""
+    """Return probabilities ``(n, rows)``: sigmoid of each logit, or softmax over the classes for a multi-class task."""
     return logits.softmax(dim=1) if task == "multi_class" else logits.sigmoid()
 
 
 def compute_scores(
     network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto"
 ) -> NDArray[np.float32]:
-    """Return :func:`logits_to_probabilities` of uint8 images ``(n, channels, height, width)``, on the CPU."""
+    """Compute probabilities ``(n, rows)`` of uint8 images ``(n, channels, height, width)``, as a numpy array."""
     scores = logits_to_probabilities(compute_logits(network, images, precision), network.spec.task)
     return scores.cpu().numpy()
 
 
 def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[None]:
-    """Compute in the precision of :func:`resolve_precision` inside the ``with`` block; parameters stay float32."""
+    """Return a context manager for mixed precision (:func:`torch.autocast`); parameters stay float32."""
     if (kind := resolve_precision(device.type, precision)) == "float32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=torch.float16 if kind == "fp16" else torch.bfloat16)
 
 
 def resolve_precision(device: str, precision: Precision) -> Literal["float32", "bf16", "fp16"]:
-    """Return the precision that a setting such as ``auto`` stands for on ``cpu`` or ``cuda``.
+    """Return the number format that the setting ``training.precision`` means on a device.
 
-    ``auto`` is bfloat16 on a GPU and float32 on a CPU, so that runs are equal on all CPUs. ``bf16`` is float32 on a CPU
-    without instructions for it, and so is ``fp16`` on any CPU. :mod:`strategies.local.arithmetic` replaces ``fastest``
-    by measurement before this call; otherwise ``fastest`` is ``auto``.
+    ``auto`` is bfloat16 on a GPU and float32 on a CPU, so that all CPUs give equal results. ``bf16`` is float32 on a
+    CPU without bfloat16 instructions, and ``fp16`` is float32 on any CPU. ``fastest`` is treated as ``auto``, unless
+    :mod:`strategies.local.arithmetic` has measured and replaced it before.
     """
     if device in HALF_PRECISION_DEVICES and precision != "float32":
         return "fp16" if precision == "fp16" else "bf16"
@@ -411,13 +414,13 @@ def resolve_precision(device: str, precision: Precision) -> Literal["float32", "
 
 
 def cpu_has_bf16() -> bool:
-    """Return True where this machine's CPU is known to have instructions for bfloat16."""
+    """Return True if this machine's CPU has instructions for bfloat16; False if that is unknown."""
     return bool(cpu_name_and_flags()[1])
 
 
 @lru_cache(maxsize=1)
 def cpu_name_and_flags() -> tuple[str, frozenset[str]]:
-    """Return the CPU's name and its :data:`BF16_FLAGS`; both empty where the system does not name them."""
+    """Return the CPU's model name and those of :data:`BF16_FLAGS` that it has; both empty if unknown."""
     try:
         lines = CPU_FACTS.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

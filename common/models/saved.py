@@ -1,4 +1,4 @@
-"""A finished model on disk: ``model.safetensors`` holds the tensors, ``model.json`` the rest."""
+"""Saving and loading of a model as two files: ``model.safetensors`` (tensors) and ``model.json`` (description)."""
 
 import hashlib
 from pathlib import Path
@@ -34,13 +34,14 @@ class SavedModelDescription(BaseModel):
 
     Attributes:
         format_version: Version of this file's format.
-        model: Specification of the network, with mean and std, and without ``weights``, whose tensors are here.
-        class_names: Names of the head's rows.
-        preprocessing: Preparation of pixels, for a reader who has only this file.
+        model: Specification of the network, with mean and std filled in; ``weights`` is None, because
+            ``model.safetensors`` contains all tensors.
+        class_names: Class names of the head's rows.
+        preprocessing: Preparation of pixels in words, for a person who has only this file.
         label_contract_sha256: Hash of the run's label contract; empty if there was none.
-        initial_weights_sha256: Hash of the weights file of the initial backbone, if the experiment named it.
-        safetensors_sha256: Hash of the file beside this one.
-        model_sha256: Hash of the values alone, see :func:`common.models.state.state_sha256`.
+        initial_weights_sha256: Hash of the pretrained weights file, if the experiment named the hash.
+        safetensors_sha256: Hash of the file ``model.safetensors``.
+        model_sha256: Hash of the tensors' values, see :func:`common.models.state.state_sha256`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -64,9 +65,9 @@ class SavedModelDescription(BaseModel):
 
 
 def save_model(folder: Path, network: SplitNetwork, *, label_contract_sha256: str) -> SavedModelDescription:
-    """Write both files, each atomically, tensors first; return the content of ``model.json``.
+    """Save a network as two files, each written atomically, tensors first; return the content of ``model.json``.
 
-    A crash between the two leaves a pair that :func:`load_model` refuses, so each checkpoint needs its own folder.
+    Each saved model needs its own folder: a crash between the two files leaves files that :func:`load_model` rejects.
     """
     state, layout = read_state(network), layout_of(network)
     frozen = {
@@ -93,10 +94,10 @@ def save_model(folder: Path, network: SplitNetwork, *, label_contract_sha256: st
 
 
 def load_model(folder: Path) -> SplitNetwork:
-    """Return the network of a folder that :func:`save_model` wrote, in evaluation mode.
+    """Load the network that :func:`save_model` wrote to a folder, in evaluation mode.
 
     Raises:
-        BadInput: If a file is missing or damaged, or the two do not belong together.
+        BadInput: If a file is missing or damaged, or the two files are of different models.
     """
     saved = read_description(folder)
     content, place = _read_content(folder / TENSORS), str(folder / TENSORS)
@@ -121,10 +122,10 @@ def load_model(folder: Path) -> SplitNetwork:
 
 
 def read_description(folder: Path) -> SavedModelDescription:
-    """Read ``model.json``.
+    """Read and check the ``model.json`` of a folder.
 
     Raises:
-        BadInput: If the file is missing or not of version 1.
+        BadInput: If the file is missing or not valid in this release.
     """
     path = folder / DESCRIPTION
     try:
@@ -144,10 +145,10 @@ def read_description(folder: Path) -> SavedModelDescription:
 
 
 def _write_frozen(network: SplitNetwork, frozen: dict[str, Array]) -> None:
-    """Write the frozen tensors into a network.
+    """Write frozen tensors into a network in place.
 
     Raises:
-        ValueError: If a tensor is missing or has another shape, or their hash is not that of the model.
+        ValueError: If a tensor is missing or has another shape, or the hash differs from that in the specification.
     """
     live = frozen_tensors(network)
     if not live:

@@ -1,8 +1,8 @@
-"""The trained values of a network as three groups of plain arrays, for the wire, for maths and for hashes.
+"""The trained values of a network as three groups of numpy arrays, for messages, for aggregation and for hashes.
 
-``trunk`` and ``norm`` are flat; a :class:`ModelStateLayout` names the place of each tensor. BatchNorm's
-``num_batches_tracked`` is left out, because it is used only with momentum None, and ours is a number. The values that
-are not trained are a :class:`FrozenPart`: one flat array with a hash, which each site needs once.
+The groups are ``trunk`` (backbone and neck), ``norm`` (batch normalisation), both flat, and ``head``. A
+:class:`ModelStateLayout` lists the tensors of the flat groups. BatchNorm's ``num_batches_tracked`` is left out, because
+our networks do not use it. Values that are not trained form a :class:`FrozenPart`, which each site receives once.
 """
 
 import hashlib
@@ -32,28 +32,28 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class TensorShape:
-    """Name and shape of a tensor of the network, e.g. ``backbone.conv1.weight``."""
+    """Name (e.g. ``backbone.conv1.weight``) and shape of a tensor of the network."""
 
     name: str
     shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """Number of values."""
+        """Number of values in the tensor."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True)
 class ModelStateLayout:
-    """The order of the tensors in a model's flat arrays; equal at sites with different classes.
+    """The names, shapes and order of the tensors in a model's flat arrays; the same for sites with other classes.
 
     Attributes:
         architecture: Name of the backbone.
-        features: Width of a head row.
-        trunk: Tensors of backbone and neck that are not BatchNorm's.
-        norm: Weight, bias, running mean and running variance of every BatchNorm.
-        train: The trained part, as in :attr:`ModelSpec.train`; trunk and norm hold only that.
-        frozen_sha256: Hash of the frozen part; empty where there is none, or where it is unknown.
+        features: Number of features of a head row.
+        trunk: Trained tensors of backbone and neck, without BatchNorm's.
+        norm: Weight, bias, running mean and running variance of every BatchNorm that is trained.
+        train: The setting :attr:`ModelSpec.train`, which selects the trained part.
+        frozen_sha256: Hash of the frozen part; empty if there is none, or if it is unknown.
     """
 
     architecture: str
@@ -65,14 +65,14 @@ class ModelStateLayout:
 
     @property
     def signature(self) -> str:
-        """SHA-256 of the layout; only models of equal signature may be averaged."""
+        """SHA-256 of the layout; only models with the same signature may be averaged."""
         groups = [[[tensor.name, *tensor.shape] for tensor in group] for group in (self.trunk, self.norm)]
         frozen = [] if self.train == "all" else [self.train, self.frozen_sha256]
         return hashlib.sha256(json.dumps([self.architecture, self.features, *groups, *frozen]).encode()).hexdigest()
 
     @property
     def variance_slices(self) -> tuple[slice, ...]:
-        """Slices of the norm group that hold running variances."""
+        """Slices of the flat norm group that contain running variances."""
         places = self.slices()
         return tuple(places[tensor.name] for tensor in self.norm if tensor.name.endswith("running_var"))
 
@@ -86,9 +86,9 @@ class ModelState:
     """All trained values of a model.
 
     Attributes:
-        trunk: float32 ``(t,)``.
-        norm: float32 ``(m,)``.
-        head: The rows with their class names.
+        trunk: Backbone and neck, float32 ``(t,)``.
+        norm: Batch normalisation, float32 ``(m,)``.
+        head: The head's rows with their class names.
 
     Raises:
         ValueError: If an array is not flat or not float32.
@@ -105,7 +105,7 @@ class ModelState:
 
 
 def layout_of(network: SplitNetwork) -> ModelStateLayout:
-    """Return the layout of a network's state."""
+    """Return the layout of a network's trained values."""
     trunk, norm = _tensors_by_group(network)
     spec = network.spec
     trunk_shapes, norm_shapes = (
@@ -116,7 +116,7 @@ def layout_of(network: SplitNetwork) -> ModelStateLayout:
 
 
 def read_state(network: Model) -> ModelState:
-    """Return a copy of a network's trained values, from any device."""
+    """Return a copy of a network's trained values as numpy arrays; the network may be on any device."""
     trunk, norm = _tensors_by_group(network)
     head = network.head
     weight = head.weight.detach().cpu().numpy().astype(np.float32, copy=True)
@@ -127,13 +127,13 @@ def read_state(network: Model) -> ModelState:
 def write_state(
     network: Model, trunk: Array | None = None, norm: Array | None = None, head: Head | None = None
 ) -> None:
-    """Overwrite the trained values of a network in place; a group that is None keeps its values.
+    """Overwrite the trained values of a network in place; an argument of None leaves that group unchanged.
 
-    The network takes the rows of its own classes from ``head``, in its own order; ``head`` may have more rows.
+    Rows of ``head`` are matched by class name; rows of classes that the network does not have are ignored.
 
     Raises:
-        ValueError: If a group has another size than the network's, before anything is written.
-        LookupError: If ``head`` lacks one of the network's classes.
+        ValueError: If a group does not fit the network; nothing is written then.
+        LookupError: If ``head`` lacks one of the network's classes; nothing is written then.
     """
     own_trunk, own_norm = _tensors_by_group(network)
     if head is not None and head.features != network.head.in_features:
@@ -152,7 +152,7 @@ def write_state(
 
 
 def state_to_tensors(state: ModelState, layout: ModelStateLayout) -> dict[str, Array]:
-    """Return views of all tensors of a state, by their names in the network, with ``head.weight`` and ``head.bias``."""
+    """Return a state's values as one array for each tensor of the network, by name; the arrays are views."""
     views = dict[str, Array]()
     for flat, group in ((state.trunk, layout.trunk), (state.norm, layout.norm)):
         start = 0
@@ -166,10 +166,10 @@ def state_to_tensors(state: ModelState, layout: ModelStateLayout) -> dict[str, A
 def state_from_tensors(
     tensors: Mapping[str, Array], layout: ModelStateLayout, class_names: Sequence[str]
 ) -> ModelState:
-    """Rebuild a state, as a copy, from the tensors of :func:`state_to_tensors`.
+    """Rebuild a state from the arrays that :func:`state_to_tensors` returned; the values are copied.
 
     Raises:
-        ValueError: If a tensor is missing, unknown, or of another shape than layout and class names say.
+        ValueError: If a tensor is missing or unknown, or its shape does not match the layout and class names.
     """
     classes = len(class_names)
     expected = {tensor.name: tensor.shape for tensor in (*layout.trunk, *layout.norm)}
@@ -186,7 +186,7 @@ def state_from_tensors(
 
 
 def arrays_sha256(*arrays: NDArray[Any]) -> str:
-    """Hash arrays with their shapes, as little-endian float32."""
+    """Return the SHA-256 of arrays and their shapes; values are hashed as little-endian float32."""
     digest = hashlib.sha256()
     for array in arrays:
         written = np.ascontiguousarray(array, "<f4")
@@ -196,7 +196,7 @@ def arrays_sha256(*arrays: NDArray[Any]) -> str:
 
 
 def state_sha256(state: ModelState, layout: ModelStateLayout) -> str:
-    """Hash all values by name, independent of the file; the frozen part counts by its own hash."""
+    """Return the SHA-256 of a model's values by tensor name, with the frozen part represented by its own hash."""
     digest = hashlib.sha256(layout.frozen_sha256.encode())
     for name, values in sorted(state_to_tensors(state, layout).items()):
         digest.update(f"{name}\0float32\0{list(values.shape)}\0".encode())
@@ -214,7 +214,7 @@ _NORM_LAYERS: WeakKeyDictionary[Model, frozenset[str]] = WeakKeyDictionary()
 
 
 def _tensors_by_group(network: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the live float tensors of trunk and norm by name, in the network's order."""
+    """Return the network's own (uncopied) trained float tensors of trunk and of norm, by name."""
     if (norms := _NORM_LAYERS.get(network)) is None:
         layers = (name for name, module in network.named_modules() if is_batch_norm(module))
         norms = _NORM_LAYERS[network] = frozenset(layers)
@@ -237,7 +237,7 @@ def _join_group(tensors: Mapping[str, Array], group: Sequence[TensorShape]) -> A
 
 
 def _flatten_tensors(tensors: Mapping[str, Tensor]) -> Array:
-    """Copy tensors into one flat array, joined on their device for a single transfer."""
+    """Copy tensors into one flat numpy array; they are concatenated on their device, for a single transfer."""
     if not tensors:
         return np.zeros(0, dtype=np.float32)
     sizes = list(map(Tensor.numel, tensors.values()))
@@ -266,7 +266,7 @@ FROZEN_PART_MISSING = "the frozen part of the model is not on this site's disk"
 
 @dataclass(frozen=True, eq=False)
 class FrozenPart:
-    """The values of a network's frozen tensors.
+    """The values of the tensors of a network that are not trained.
 
     Attributes:
         values: float32 ``(n,)``, tensor after tensor in the order of the network's ``state_dict``.
@@ -276,19 +276,19 @@ class FrozenPart:
 
     @classmethod
     def of(cls, network: SplitNetwork) -> "FrozenPart":
-        """Copy a network's frozen part."""
+        """Return a copy of a network's frozen part."""
         return cls(_flatten_tensors(frozen_tensors(network)))
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the little-endian bytes; names and shapes follow from the plan's architecture."""
+        """SHA-256 of the values as little-endian bytes, without names and shapes, which the plan determines."""
         return hashlib.sha256(self.values.astype("<f4", copy=False).tobytes()).hexdigest()
 
     def write_to(self, network: SplitNetwork) -> None:
         """Overwrite a network's frozen tensors in place.
 
         Raises:
-            ValueError: If the network has another number of frozen values; nothing is written then.
+            ValueError: If the network has another number of frozen values; then nothing is written.
         """
         tensors = frozen_tensors(network)
         size = sum(map(Tensor.numel, tensors.values()))
@@ -300,12 +300,12 @@ class FrozenPart:
 
 
 def frozen_tensors(network: SplitNetwork) -> dict[str, Tensor]:
-    """Return the live frozen tensors by name, in the network's order."""
+    """Return the network's own (uncopied) frozen tensors by name, in the order of its ``state_dict``."""
     return {name: tensor for name, tensor in network.state_dict().items() if name in network.frozen}
 
 
 def initial_frozen_part(spec: ModelSpec, seed: int, base: Path) -> FrozenPart | None:
-    """Return the frozen part of a new network; None where everything is trained.
+    """Return the frozen part of a newly built network; None if all tensors are trained.
 
     Raises:
         BadInput: See :func:`common.models.network.build`.
@@ -314,5 +314,5 @@ def initial_frozen_part(spec: ModelSpec, seed: int, base: Path) -> FrozenPart | 
 
 
 def with_frozen_hash(spec: ModelSpec, frozen: FrozenPart | None) -> ModelSpec:
-    """Return the specification with the hash of the frozen part."""
+    """Return a copy of the specification with the hash of the frozen part; unchanged if ``frozen`` is None."""
     return spec if frozen is None else spec.model_copy(update={"frozen_sha256": frozen.sha256})

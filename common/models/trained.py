@@ -1,9 +1,9 @@
-"""The trained and the frozen part of a network (``model.train``), and low-rank adaptation.
+"""The trained and the frozen part of a network (setting ``model.train``), and low-rank adaptation (LoRA).
 
-Low-rank adaptation gives frozen weights a trained product of two small matrices: Hu et al., "LoRA: Low-Rank Adaptation
-of Large Language Models", ICLR 2022, in the form of Sun et al., "Improving LoRA in Privacy-preserving Federated
-Learning" (FFA-LoRA), ICLR 2024. The first factor is drawn once and stays, so that the mean of the sites' updates is the
-update of the mean weights. With both factors trained it is not: a mean of products is no product of means.
+Low-rank adaptation adds a product of two small matrices to a frozen weight: Hu et al., "LoRA: Low-Rank Adaptation of
+Large Language Models", ICLR 2022. We use the variant of Sun et al., "Improving LoRA in Privacy-preserving Federated
+Learning" (FFA-LoRA), ICLR 2024: the first factor is random and fixed, only the second is trained. Averaging the second
+factors over sites then averages the products, which averaging two trained factors would not.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ _ORIGINAL = ".parametrizations.weight.original"
 
 
 class LowRankParametrization(nn.Module):
-    """A parametrization ``W + up @ down`` of a weight W; ``down`` stays as drawn, ``up`` is trained from zero.
+    """The torch parametrization ``W + up @ down`` of a frozen weight W as a matrix.
 
     Attributes:
-        down: ``(rank, columns)``; a convolution's columns are all but its output channels.
-        up: Its weight is ``(rows, rank)``.
+        down: Fixed random factor, ``(rank, columns)``; for a convolution columns are inputs times kernel size.
+        up: Trained factor as a dense layer; its weight starts at zero, ``(rows, rank)``.
     """
 
     down: Tensor
@@ -43,18 +43,18 @@ class LowRankParametrization(nn.Module):
         self.up.weight = nn.Parameter(torch.zeros(rows, rank, device=weight.device))
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the layer's effective weight."""
+        """Return the layer's effective weight ``W + up @ down``."""
         return weight + (self.up.weight @ self.down).view(weight.shape)
 
 
 def add_low_rank(backbone: nn.Module, train: str) -> None:
-    """Add low-rank factors to a backbone's weights, in place, where ``model.train`` is ``lora:RANK``.
+    """Add low-rank factors to a backbone's weights, in place, if ``model.train`` is ``lora:RANK``.
 
-    Every dense layer and every convolution that is not grouped is adapted, if it has more rows and columns than the
-    rank. ``down`` depends on the layer's name and shape alone, so that it need not travel.
+    Every dense layer and ungrouped convolution with more rows and columns than the rank gets factors. The fixed factor
+    ``down`` depends only on the layer's name and shape, so each site can compute it.
 
     Raises:
-        BadInput: If no layer can be adapted.
+        BadInput: If no layer is large enough.
     """
     if not train.startswith(PREFIX):
         return
@@ -73,21 +73,21 @@ def add_low_rank(backbone: nn.Module, train: str) -> None:
 
 
 def trained_factors(backbone: nn.Module) -> Iterator[str]:
-    """Yield the names of a backbone's trained low-rank factors."""
+    """Yield the names of the trained low-rank factors (``up``) in a backbone."""
     for name, module in backbone.named_modules():
         if isinstance(module, LowRankParametrization):
             yield f"{name}.up"
 
 
 def merge_low_rank(backbone: nn.Module) -> None:
-    """Add the low-rank products to the weights and remove the factors, in place."""
+    """Add the low-rank products to the backbone's weights and remove the factors, in place."""
     for module in list(backbone.modules()):
         if parametrize.is_parametrized(module, "weight"):
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
 
 
 def merged_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Merge low-rank factors among tensors by name; return all unchanged if some factors do not fit together."""
+    """Return tensors by name with low-rank factors added to their weights; unchanged if any shapes do not fit."""
     plain = dict(tensors)
     for name in tensors:
         stem = name.removesuffix("original")
@@ -102,14 +102,14 @@ def merged_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def trained_layer_names(backbone: nn.Module, train: str) -> frozenset[str]:
-    """Return the names of the backbone's trained layers; a layer is a module with parameters of its own.
+    """Return the names of the backbone's layers (modules with parameters of their own) that are trained.
 
     Args:
-        backbone: The backbone, with its factors under ``lora:RANK``.
+        backbone: The backbone; for ``lora:RANK`` it must already have its low-rank factors.
         train: The setting :attr:`ModelSpec.train`.
 
     Raises:
-        BadInput: If ``last:N`` names more layers than there are.
+        BadInput: If ``last:N`` asks for more layers than the backbone has.
     """
     if train in ("head", "neck"):
         return frozenset()
@@ -126,7 +126,7 @@ def trained_layer_names(backbone: nn.Module, train: str) -> frozenset[str]:
 
 
 def frozen_tensor_names(backbone: nn.Module, spec: ModelSpec) -> frozenset[str]:
-    """Return the names of the frozen tensors in the whole network's ``state_dict``, without counters.
+    """Return the names of a network's frozen float tensors, as in the network's ``state_dict``.
 
     Raises:
         BadInput: See :func:`trained_layer_names`.
@@ -142,29 +142,30 @@ def frozen_tensor_names(backbone: nn.Module, spec: ModelSpec) -> frozenset[str]:
 
 
 def refuse_nothing_frozen(backbone: nn.Module, spec: ModelSpec) -> None:
-    """Raise :class:`BadInput` where ``model.train`` is not ``all`` and yet nothing is frozen."""
+    """Raise :class:`BadInput` if ``model.train`` asks for frozen layers but the backbone has none to freeze."""
     if spec.train != "all" and not frozen_tensor_names(backbone, spec):
         raise BadInput([Fault("model.train", f'"{spec.train}" freezes nothing of this backbone.', 'Use "all".')])
 
 
 class StandardisingLayer(nn.BatchNorm1d):
-    """A layer that standardises features; its running statistics are plain means over batches.
+    """Batch normalisation of features without trained parameters.
 
-    A single image, which has no variance, is standardised by the running statistics and does not change them.
+    The running statistics are unweighted means over all batches since the last reset. A batch of one image, which has
+    no variance, is standardised by the running statistics and does not change them.
     """
 
     def __init__(self, width: int) -> None:
         super().__init__(width, affine=False, momentum=None)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Standardise ``(batch, width)``."""
+        """Standardise features ``(batch, width)``."""
         if self.training and len(features) == 1:
             return functional.batch_norm(features, self.running_mean, self.running_var, eps=self.eps)
         return super().forward(features)
 
 
 def reset_statistics(network: nn.Module) -> None:
-    """Reset the running statistics, so that they are the means over the coming batches only."""
+    """Restart the running statistics of each :class:`StandardisingLayer`: they become means over later batches only."""
     for module in network.modules():
         if isinstance(module, StandardisingLayer) and module.num_batches_tracked is not None:
             module.num_batches_tracked.zero_()
@@ -183,13 +184,12 @@ class ScalingLayer(nn.Module):
 
 
 def standardising_layers(width: int, spec: ModelSpec) -> list[nn.Module]:
-    """Return the layers that bring a frozen backbone's features to mean 0 and variance 1; none for other networks.
+    """Return the layers that standardise the features of a frozen backbone; empty if the backbone is trained.
 
-    They are batch normalisation without parameters. After each round a site's mean and variance are those over the
-    round's batches, see :func:`reset_statistics`, and are averaged over the sites. With ``norm = "group"`` each image's
-    features are standardised by themselves. For a head alone features are divided by the root of their number, so that
-    a vector has length 1 and the head's biases, which first have to learn how rare the classes are, move as fast as all
-    its weights together.
+    The layer is a :class:`StandardisingLayer`, whose statistics are those of the round's batches and are averaged over
+    the sites; with ``norm = "group"`` it is a layer normalisation. If only the head is trained, a second layer divides
+    the features by the root of their number. Feature vectors then have length 1, and the biases, which must first learn
+    how rare the classes are, learn as fast as the weights.
     """
     if not spec.backbone_frozen:
         return []

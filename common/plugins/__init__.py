@@ -1,10 +1,10 @@
-"""Plug-ins: parts that a site or a coordinator installed itself as a Python package, loaded by name.
+"""Plug-ins: networks, losses, methods and others from Python packages that a site or the coordinator has installed.
 
-A package names them as entry points: a network in the group ``polyclinic.models``, a loss in ``polyclinic.losses``, a
+A package declares entry points: a network in the group ``polyclinic.models``, a loss in ``polyclinic.losses``, a
 data set in ``polyclinic.datasets``, a metric in ``polyclinic.metrics``, a method in ``polyclinic.methods``, a transform
 of training images in ``polyclinic.transforms``, an optimiser in ``polyclinic.optimizers``, a schedule of the learning
-rate in ``polyclinic.schedules``. Code never travels: a plan holds the name, the package, its version and the hash of
-its files, and a site runs its own package if that has the same hash. :mod:`common.plugins.files` lists those files.
+rate in ``polyclinic.schedules``. The coordinator never sends code: a plan contains the plug-in's name, package, version
+and the hash of the package's files. A site runs the package that it installed, if the hash of its files is the same.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ PluginName = Annotated[str, Field(pattern=f"^{PLUGIN}{NAME_PATTERN}$")]
 
 
 def or_name(pattern: str) -> WrapValidator:
-    """Accept names of a pattern beside our own choices; the fault of any other value lists those choices."""
+    """Return a pydantic validator that accepts strings of a pattern in addition to the field's ``Literal`` values."""
 
     def accept(value: Any, ours: ValidatorFunctionWrapHandler) -> Any:
         return value if isinstance(value, str) and re.fullmatch(pattern, value) else ours(value)
@@ -46,14 +46,14 @@ OrPlugin = or_name(PLUGIN + NAME_PATTERN)
 
 
 class PluginIdentity(TomlSection):
-    """The exact code that a plug-in's name stands for.
+    """The exact version of a plug-in's code, as a plan pins it.
 
     Attributes:
         group: Group of the entry point.
         name: Name of the entry point.
-        package: Package that brings the entry point.
+        package: Distribution package that declares the entry point.
         version: Version of the package.
-        sha256: Hash of the entry point's target, and of the names and contents of all files of the package.
+        sha256: Hash of the entry point's target and of the names and contents of all files of the package.
     """
 
     group: str
@@ -67,10 +67,10 @@ class PluginIdentity(TomlSection):
 
 
 def find_entry_point(group: str, name: str) -> EntryPoint:
-    """Return the installed entry point of this name.
+    """Return the installed entry point of this group and name.
 
     Raises:
-        BadInput: If there is none, or several packages bring one.
+        BadInput: If no package or more than one package declares it.
     """
     if is_local_plugin_name(name):
         problem = "was given to polyclinic.simulate in another process."
@@ -89,10 +89,10 @@ def find_entry_point(group: str, name: str) -> EntryPoint:
 
 
 def register_local_plugin(group: str, part: Any) -> str:
-    """Register a Python object of this process as a plug-in without a package; return its name. For simulations only.
+    """Register a Python object as a plug-in without a package, for simulations only; return the plug-in's name.
 
-    The name contains a hash of the object's code and values: the same object gets the same name in every process, and a
-    changed object gets a new name. The registration holds in this process only, not in others such as Ray's workers.
+    The name contains a hash of the object's code and values, so the same object has the same name in every process.
+    The registration is limited to this process; other processes, such as Ray's workers, must register it again.
 
     Args:
         group: Entry-point group of the plug-in, such as :data:`MODELS`.
@@ -105,26 +105,26 @@ def register_local_plugin(group: str, part: Any) -> str:
 
 
 def is_local_plugin_name(name: str) -> bool:
-    """Return True for the name of a plug-in that :func:`register_local_plugin` registered."""
+    """Return True if a plug-in's name has the form that :func:`register_local_plugin` gives."""
     return re.fullmatch("own-[A-Za-z0-9_]+-[0-9a-f]{12}", name.removeprefix(PLUGIN)) is not None
 
 
 def describe_plugin(argument: str, name: str) -> str:
-    """Return what a user wrote for a plug-in: ``plugin:NAME``, or the argument of ``polyclinic.simulate``."""
+    """Return a plug-in as the user named it: ``plugin:NAME``, or ``argument=OBJECT`` of ``polyclinic.simulate``."""
     name = name.removeprefix(PLUGIN)
     return f"{argument}={name.split('-')[1]}" if is_local_plugin_name(name) else PLUGIN + name
 
 
 def is_python_argument(where: str) -> bool:
-    """Return True for the place of a fault that :func:`describe_plugin` named as an argument, not as a key."""
+    """Return True if a fault's ``where`` is an argument of ``polyclinic.simulate`` (``model=Net``), not a TOML key."""
     return re.match("[a-z]+=", where) is not None
 
 
 def load_entry_point(group: str, name: str) -> Any:
-    """Import the entry point of this name, and check that its files are those that :func:`identify_plugin` hashed.
+    """Import a plug-in, and check that the package's files have not changed since :func:`identify_plugin` hashed them.
 
     Raises:
-        BadInput: If it is not installed, cannot be imported, or its files changed after they were hashed.
+        BadInput: If the plug-in is not installed or cannot be imported, or its files have changed.
     """
     if (group, name) in _offered:
         return _offered[group, name]
@@ -145,12 +145,12 @@ def load_entry_point(group: str, name: str) -> Any:
 
 
 def identify_plugin(group: str, name: str) -> PluginIdentity:
-    """Return the stamp (package, version and hash) of the plug-in of this name, without importing it.
+    """Return package, version and hash of a plug-in without importing it.
 
-    Of a plug-in that this process has imported, the stamp is that of the imported code.
+    If this process has already imported the plug-in, the result describes the imported code.
 
     Raises:
-        BadInput: If it is not installed, or its files cannot be read.
+        BadInput: If the plug-in is not installed, or its files cannot be read.
     """
     if (group, name) in _offered:
         sha256 = hashlib.sha256(name.encode()).hexdigest()
@@ -163,10 +163,10 @@ def identify_plugin(group: str, name: str) -> PluginIdentity:
 
 
 def _identify_plugin_package(point: EntryPoint) -> PluginIdentity:
-    """Hash the files of an entry point's package.
+    """Return package, version and hash of an entry point, from the package's files as they are now.
 
     Raises:
-        BadInput: If they cannot be read.
+        BadInput: If the files cannot be read.
     """
     assert point.dist is not None, "found among installed packages"
     try:

@@ -1,14 +1,14 @@
-"""The files of a plug-in: the code of its distribution, and the data that this code can read.
+"""Lists and hashes the files of a plug-in's distribution package, to compare the code that two machines installed.
 
-They are the files that the distribution's ``RECORD`` lists, and every file beside them: in the same top-level folders,
-and where Python finds its top-level modules now, which is all there is of an editable installation. In a namespace that
-several distributions share, the files that another one lists are that one's. Left out is what differs between two
-installations of one wheel: what the installer writes (:data:`INSTALLERS`, the scripts of entry points), the first line
-of other scripts, the folders that a ``.pth`` names (the modules in them count instead), and Python's caches of byte
-code, from which nothing is taken.
+The files are those in the distribution's ``RECORD`` and all others in the same top-level folders. For an editable
+installation they are the files where Python finds the top-level modules. In a namespace package that several
+distributions share, files in another distribution's ``RECORD`` do not count.
 
-The hash tells apart what two machines have installed. Anyone who may write into a machine's Python packages can run any
-code there, with or without a plug-in: against that no hash helps.
+Files that differ between two installations of the same wheel are excluded: those that the installer writes
+(:data:`INSTALLERS`, scripts of entry points) and byte code caches. Of other scripts the first line is excluded, and of
+``.pth`` files the folder names; the modules in these folders count instead.
+
+The hash is no protection against someone who can write to a machine's Python packages.
 """
 
 import csv
@@ -34,29 +34,29 @@ _CACHE = re.compile(r"(^|.*/)__pycache__/[^/.]+\.(cpython|pypy)[\w-]*(\.opt-[^/.
 
 @dataclass(frozen=True)
 class PluginFiles:
-    """The files of a plug-in at one time.
+    """The files of a plug-in with their hashes, at the time of reading.
 
     Attributes:
-        names: Names below the folder that modules are in, sorted, each with the SHA-256 of the content that counts.
+        names: Sorted pairs of a file's path, relative to the folder of installed packages, and its content's SHA-256.
     """
 
     names: tuple[tuple[str, str], ...]
 
     def sha256(self, target: str) -> str:
-        """Return the hash of all files and of the entry point's target in them."""
+        """Return the hash of all files together with the entry point's target (``module:object``)."""
         digest = hashlib.sha256(target.encode())
         for name, sha256 in self.names:
             digest.update(f"{len(name)}:{name}".encode() + bytes.fromhex(sha256))
         return digest.hexdigest()
 
     def has_file_of(self, module: str) -> bool:
-        """Return True if one of these files belongs to the same top-level module as ``module``."""
+        """Return True if any of these files belongs to the top-level package of ``module``."""
         root = module.partition(".")[0]
         return any(_module_name(name).partition(".")[0] == root for name, _ in self.names)
 
 
 def read_plugin_files(point: EntryPoint) -> PluginFiles:
-    """Read the files of the distribution of an entry point, and of the one that its module belongs to.
+    """Read and hash the files of the distribution that declares an entry point, and of the one with its module.
 
     Raises:
         OSError: If a file cannot be read.
@@ -112,7 +112,7 @@ def read_plugin_files(point: EntryPoint) -> PluginFiles:
 
 
 def _parse_record(owner: Distribution) -> list[str]:
-    """Return the files that a distribution's RECORD lists, as it names them; empty where it has none."""
+    """Return the file names in a distribution's RECORD; empty if it has no RECORD."""
     rows = csv.reader((owner.read_text("RECORD") or "").splitlines())
     return [os.path.normpath(row[0]).replace(os.sep, "/") for row in rows if row]
 
@@ -127,7 +127,7 @@ def _list_recorded_files(owner: Distribution) -> Iterator[tuple[str, Path]]:
 
 
 def _is_excluded_from_hash(name: str, owners: Iterable[Distribution]) -> bool:
-    """Return True for a file that differs between two installations of one wheel and runs nothing."""
+    """Return True for a file that can differ between two installations of the same wheel, such as byte code."""
     folder, _, last = name.rpartition("/")
     if folder.endswith(".dist-info") and "/" not in folder:
         return last in INSTALLERS
@@ -138,7 +138,7 @@ def _is_excluded_from_hash(name: str, owners: Iterable[Distribution]) -> bool:
 
 
 def _listed_by_others(tops: Collection[str], owners: Iterable[Distribution]) -> set[str]:
-    """Return real paths of the files under these top-level names that other distributions list."""
+    """Return the real paths of files in these top-level folders that belong to the RECORD of other distributions."""
     mine = set(map(_identify_distribution, owners))
     listed = (
         (other, name)
@@ -154,7 +154,7 @@ def _identify_distribution(owner: Distribution) -> tuple[str, str]:
 
 
 def _top_level_module_names(owner: Distribution) -> Iterator[str]:
-    """Return top-level modules that a distribution brings from other folders, by top_level.txt and .pth files."""
+    """Yield the top-level modules that a distribution names in ``top_level.txt`` or adds by ``.pth`` files."""
     yield from (owner.read_text("top_level.txt") or "").split()
     for name in filter(_is_pth_file, _parse_record(owner)):
         path = Path(str(owner.locate_file(name)))
@@ -164,7 +164,7 @@ def _top_level_module_names(owner: Distribution) -> Iterator[str]:
 
 
 def _parse_pth_lines(content: bytes) -> tuple[list[bytes], list[bytes]]:
-    """Return the lines of a .pth that Python runs at its start, and those that name a folder."""
+    """Return the lines of a ``.pth`` file that Python executes at startup, and the lines that name a folder."""
     # Python 3.13 ends a line where str.splitlines does, earlier ones at \n; a line that either runs counts.
     text = content.decode("utf-8-sig", "surrogateescape")
     lines = [line for line in text.splitlines() if line.strip()]
@@ -181,7 +181,7 @@ def _is_pth_file(name: str) -> bool:
 
 
 def _walk_files(folder: Path, name: str, above: frozenset[str] = frozenset()) -> Iterator[tuple[str, Path]]:
-    """Yield every file below a folder; a link to a folder that it lies in is not followed."""
+    """Yield the name and path of every file below a folder; links to a parent folder are not followed."""
     real = os.path.realpath(folder)
     if real in above or not folder.is_dir():
         return
@@ -193,13 +193,13 @@ def _walk_files(folder: Path, name: str, above: frozenset[str] = frozenset()) ->
 
 
 def _module_parts(name: str) -> list[str]:
-    """Return a file's name as the parts of a module's name: ``acme/__init__.py`` is acme."""
+    """Return the parts of the module name of a file: ``["acme"]`` for ``acme/__init__.py``."""
     *folders, last = name.split("/")
     stem = inspect.getmodulename(last) or last
     return folders if stem == "__init__" else [*folders, stem]
 
 
 def _module_name(name: str) -> str:
-    """Return the module that a file is, by its dotted name; empty for a file that is none."""
+    """Return the dotted name of the module in a file; empty if the file is not a Python module."""
     parts = _module_parts(name) if inspect.getmodulename(name) else []
     return ".".join(parts) if all(part.isidentifier() for part in parts) else ""

@@ -1,1 +1,1 @@
-"""Keys, signatures, the audit chain and proof of authorship."""
+"""Keys and signatures of sites and coordinator, the audit log, and the check of who sent which reply."""

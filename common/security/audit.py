@@ -1,17 +1,15 @@
-"""An audit log: a file that only grows, in which every line holds the hash of the line before it.
+"""The audit logs of coordinator and sites: hash chains, in which every line contains the hash of the line before.
 
-Entries are appended to ``audit.jsonl``; files that grew too large stay beside it as ``audit-000001.jsonl`` and so on,
-and the chain goes on from file to file. ``audit.head`` holds the number of entries and the hash of the last: a cut at
-the end shows by it.
+Entries are appended to ``audit.jsonl``. A file that is too large is renamed to ``audit-000001.jsonl`` and so on, and
+the chain continues in the next file. ``audit.head`` contains the number of entries and the hash of the last entry, to
+detect that entries were cut off at the end. :func:`check_audit` checks that no entry was changed, removed or inserted.
 
 Each entry has ``n`` (from 1), ``time``, and ``before``: the SHA-256 of the line before, without its newline. An entry
-is on the disk before :meth:`AuditLog.append` returns. A process that was killed while it wrote leaves a torn line; the
-next entry names it (``torn``: its bytes and their SHA-256), so that it is not taken for a changed one.
+is on the disk before :meth:`AuditLog.append` returns. A process that is killed while it writes leaves a torn
+(incomplete) line. The next entry records that line (``torn``: size and SHA-256), so that it does not look changed.
 
-Anyone who may write to the folder can write the whole chain anew, head included. Only a copy elsewhere shows that: the
-coordinator's receipt names the hash of every record that it received.
-
-:func:`check_audit` checks that an audit is what was written: every entry there, in order, unchanged.
+Anyone who can write to the folder can also rewrite the whole chain and ``audit.head``. Only a copy elsewhere reveals
+that: the coordinator's receipt contains the hash of every record that it received.
 """
 
 import datetime as dt
@@ -39,17 +37,17 @@ AuditEntry = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class TornLine:
-    """The bytes that a killed process left after the last whole entry."""
+    """Size and hash of the incomplete line that a killed process left after the last entry."""
 
     bytes: int
     sha256: str
 
 
 class AuditLog:
-    """The audit log of one folder. Several processes may write in turn, not at once.
+    """Appends entries to the audit log in a folder. Several processes may write in turn, but not at the same time.
 
     Attributes:
-        durable: Flush to disk; off in simulation, where a power failure ends everything anyway.
+        durable: Flush each entry to disk; off in simulations, which a power failure ends in any case.
     """
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
@@ -57,7 +55,7 @@ class AuditLog:
         self._written: tuple[tuple[int, ...], _ChainEnd] | None = None
 
     def append(self, **facts: Any) -> TornLine | None:
-        """Write one entry; return the torn line that a killed process had left before it, if any."""
+        """Append one entry; return the torn line that it follows, if a killed process left one."""
         end = self._find_end()
         entry: dict[str, Any] = {
             "n": end.entries + 1,
@@ -76,7 +74,7 @@ class AuditLog:
         return end.torn
 
     def entries(self) -> Iterator[AuditEntry]:
-        """Yield the entries that can be read, oldest first, unchecked."""
+        """Yield all readable entries, oldest first, without a check of the chain."""
         for path in audit_files(self.folder):
             for line in path.read_bytes().split(b"\n"):
                 if (entry := parse_entry(line)) is not None:
@@ -103,7 +101,7 @@ class AuditLog:
         return state
 
     def _find_end(self) -> "_ChainEnd":
-        """Return the end of the chain; a full file is renamed first."""
+        """Return the last entry's number and hash, and rename the current file if it is full."""
         active, debris, cut = self.folder / FILE, b"", False
         with suppress(FileNotFoundError):
             status = active.stat()
@@ -126,7 +124,11 @@ class AuditLog:
 
 @dataclass(frozen=True)
 class _ChainEnd:
-    """The last whole entry, and the bytes after it; ``cut`` where the file does not end with a newline."""
+    """The end of an audit log: number and hash of the last complete entry, and a torn line after it, if any.
+
+    Attributes:
+        cut: True if the file does not end with a newline.
+    """
 
     entries: int
     sha256: str
@@ -135,7 +137,7 @@ class _ChainEnd:
 
 
 def _file_state(status: os.stat_result) -> tuple[int, ...]:
-    """Return a file's identity, size and time, which change when another process writes to it."""
+    """Return device, inode, size and modification time of a file, to detect that another process wrote to it."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -144,9 +146,10 @@ _TAIL = 2**18
 
 
 def _last_entry_of(path: Path) -> tuple[bytes | None, bytes]:
-    """Return :func:`last_entry` of a file, which is read from its end in growing steps until an entry is in them.
+    """Return :func:`last_entry` of a file.
 
-    So the chain continues from a line of any length, for which an outsider's words may be the cause.
+    The file is read backwards in growing steps until they contain an entry, because an entry can have any length: it
+    may quote text from other machines.
     """
     size, step = path.stat().st_size, _TAIL
     with path.open("rb") as file:
@@ -161,7 +164,7 @@ def _last_entry_of(path: Path) -> tuple[bytes | None, bytes]:
 
 
 def last_entry(data: bytes) -> tuple[bytes | None, bytes]:
-    """Return the last line that is an entry, and the bytes after it."""
+    """Return the last complete entry as a line, and the bytes after it; None and all bytes without an entry."""
     lines = data.split(b"\n")
     for place in range(len(lines) - 1, -1, -1):
         if parse_entry(lines[place]) is not None:
@@ -170,19 +173,19 @@ def last_entry(data: bytes) -> tuple[bytes | None, bytes]:
 
 
 def describe_torn_line(debris: bytes) -> TornLine | None:
-    """Describe the bytes after the last entry by their number and hash; return None where there are none."""
+    """Return size and hash of the bytes after the last entry; None if there are no bytes."""
     debris = debris.removesuffix(b"\n")
     return TornLine(len(debris), line_sha256(debris)) if debris else None
 
 
 def audit_files(folder: Path) -> list[Path]:
-    """Return the files of an audit that are there, oldest first."""
+    """Return the existing files of the audit log in a folder, oldest first."""
     active = folder / FILE
     return [*sorted(folder.glob("audit-*.jsonl")), *([active] if active.exists() else [])]
 
 
 def parse_entry(line: bytes) -> AuditEntry | None:
-    """Parse a line of an audit log; return None if it is no entry."""
+    """Parse a line of an audit log; return None if the line is not a valid entry."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -191,15 +194,15 @@ def parse_entry(line: bytes) -> AuditEntry | None:
 
 
 def line_sha256(line: bytes) -> str:
-    """Hash a line without its newline."""
+    """Return the SHA-256 of a line, which must not include the newline."""
     return hashlib.sha256(line).hexdigest()
 
 
 def _overwrite(path: Path, content: bytes, *, durable: bool) -> bool:
-    """Overwrite a file of the same length in place; return False where there is none.
+    """Overwrite a file in place with content of the same length; return False if there is no such file.
 
-    The content is shorter than a disk's sector, so neither a kill nor a power failure leaves half of it. A new file
-    would need a flush of its name, too.
+    The content is shorter than a disk sector, so a crash cannot leave half of it. Overwriting is cheaper than an atomic
+    replacement, which must also flush the folder.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY)
@@ -222,9 +225,9 @@ class AuditCheckResult:
 
     Attributes:
         entries, sha256: Number and hash of the last entry.
-        before: The hash of the line before, as the last entry states it.
-        faults: Entries that were changed, removed, inserted or put out of order.
-        notes: Harmless irregularities: lines torn by a kill.
+        before: The field ``before`` of the last entry.
+        faults: Entries that were changed, removed, inserted or reordered.
+        notes: Harmless irregularities, such as lines that are torn because a process was killed.
     """
 
     entries: int = 0
@@ -235,7 +238,7 @@ class AuditCheckResult:
 
 
 def check_audit(folder: Path) -> AuditCheckResult:
-    """Check an audit log from its first entry to its head."""
+    """Check the hash chain of an audit log from its first entry to ``audit.head``."""
     findings, debris, where_torn, last = AuditCheckResult(), b"", "", ""
     lines = (
         (f"{path.name} line {number}", line)
@@ -282,7 +285,7 @@ def _check_torn(findings: AuditCheckResult, entry: AuditEntry, there: TornLine |
 
 
 def _note_broken_link(findings: AuditCheckResult, entry: AuditEntry, where: str, last: str) -> None:
-    """Note the fault of an entry that does not follow the one before it."""
+    """Add a fault for an entry whose number or ``before`` does not match the preceding entry."""
     number, expected = entry["n"], findings.entries + 1
     if number > expected:
         gone = f"entry {expected} is" if number == expected + 1 else f"entries {expected} to {number - 1} are"

@@ -1,9 +1,9 @@
-"""Check of a run's receipt by the sites' signatures; it works offline and without the coordinator's disk.
+"""Check, by the sites' signatures, that a run's receipt lists exactly the replies that the sites sent.
 
-A receipt holds the hash of every reply that reached the run, if it counted, and the site's signed statement about it.
-The check finds replies that the site did not sign (forged), that it signed for another round, message or run (swapped,
-replayed), and that were received from the site and are not in the receipt (withheld). The public keys must be known
-from elsewhere to be the sites' own.
+The coordinator writes the receipt ``receipt.json``: for each reply its hash, whether it counted, and the site's signed
+statement. The check finds replies that the site did not sign (forged), replies that it signed for another round,
+message or run (swapped, replayed), and accepted replies that the receipt lacks (withheld). It needs only the receipt,
+and the sites' public keys from a trusted source.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class AuthorshipCheckResult:
     """The result of :func:`check_authorship`.
 
     Attributes:
-        right: Checks that passed.
+        right: Descriptions of the checks that passed.
         notes: Harmless irregularities, and facts that cannot be checked.
         faults: Replies that were forged, swapped, replayed or withheld.
     """
@@ -40,7 +40,7 @@ class AuthorshipCheckResult:
 
 @dataclass(frozen=True)
 class SentReply:
-    """A reply that left a site, according to the site's own audit log."""
+    """A reply that a site sent, according to the site's own audit log."""
 
     record: str
     round: int
@@ -52,8 +52,8 @@ class OwnReplyRecord:
     """A site's own record of its replies to a run.
 
     Attributes:
-        accepted: Number of replies that the coordinator has accepted.
-        sent: All replies that left, accepted or not.
+        accepted: Number of replies that the coordinator accepted, by the site's own count.
+        sent: All replies that the site sent, accepted or not.
     """
 
     site: str = ""
@@ -64,12 +64,12 @@ class OwnReplyRecord:
 def check_authorship(
     receipt: Mapping[str, Any], keys: Mapping[str, str], own: OwnReplyRecord = OwnReplyRecord()
 ) -> AuthorshipCheckResult:
-    """Check every signature of a receipt.
+    """Check every signature in a receipt, and that no site's reply is missing.
 
     Args:
         receipt: The content of ``receipt.json``.
-        keys: Public keys of sites that are known from elsewhere, as OpenSSH lines.
-        own: The own record of the site that checks.
+        keys: Site -> public key from a trusted source, as an OpenSSH line.
+        own: If a site runs the check: its own record of its replies.
     """
     findings = AuthorshipCheckResult()
     if type(receipt["resumed"]) is not int or receipt["resumed"] < 0:
@@ -143,10 +143,10 @@ def _check_site(
 
 
 def _verify_reply_signature(run: str, reply: Reply, key: str) -> ReplyStatement:
-    """Return the site's signed statement about a reply.
+    """Verify the signature of a reply in a receipt; return the site's statement.
 
     Raises:
-        SignatureFault: If the site did not sign it, or signed it as something else.
+        SignatureFault: If the site did not sign this reply, or signed it for another run, round, record or content.
     """
     if not reply["statement"]:
         raise SignatureFault("it is not signed")
@@ -165,10 +165,10 @@ def _check_gaps(
     statements: Sequence[ReplyStatement],
     own: OwnReplyRecord,
 ) -> None:
-    """Report each gap in a site's count of accepted replies.
+    """Add a fault for each gap in the numbers with which a site signs its accepted replies.
 
-    A reply may be missing without intent: it was accepted at the end of its time, or while the coordinator's run was
-    away. But only the coordinator says so, as it would of a reply that it withholds.
+    A reply can be missing without intent, if it came at the deadline or while the coordinator's run was down. A gap is
+    still a fault, because only the coordinator can state this reason, and it could also state it for a withheld reply.
     """
     numbered = {statement.number: statement for statement in statements if statement.number > 0}
     sent = own.sent if own.site == site else ()
@@ -201,7 +201,7 @@ def _describe_gap(
     after: int,
     sent: Sequence[SentReply],
 ) -> str:
-    """Return the rounds of missing replies, the replies around them, and those that the receipt lacks there."""
+    """Describe missing replies for a fault: their rounds, the replies before and after, and which the receipt lacks."""
     replies = [reply for reply in receipt["replies"] if reply["site"] == site]
     first = max((statement.round for number, statement in numbered.items() if number <= before), default=0)
     later = [numbered[number].round for number in sorted(numbered) if number >= after and numbered[number].round]

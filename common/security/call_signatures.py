@@ -1,7 +1,7 @@
-"""Signatures of the calls of the hospital link: three gRPC headers, the same that Flower's SuperNode sends.
+"""Signed gRPC headers of a site's calls to the coordinator, in the format of Flower's SuperNode.
 
-The headers hold the public key, the time, and an ECDSA signature (SHA-256) over the time by that key. The format is
-Flower's, so that Flower's own programs understand it; the code is ours, because Flower moves its own between releases.
+Three headers contain the public key, the time, and that key's ECDSA signature (SHA-256) over the time. The code is our
+own, because Flower moves its code for these headers between releases.
 """
 
 import datetime as dt
@@ -23,18 +23,19 @@ ANOTHER_PROCESS = "another process has signed on with this site's key since"
 
 
 def public_key_as_pem(public_key: ec.EllipticCurvePublicKey) -> bytes:
-    """Return a public key in the form of Flower's database and header: PEM, SubjectPublicKeyInfo."""
+    """Return a public key as PEM (SubjectPublicKeyInfo), the format of Flower's database and headers."""
     return public_key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def signed_headers(
     key: ec.EllipticCurvePrivateKey, public_key: bytes, process: str
 ) -> Sequence[tuple[str, str | bytes]]:
-    """Return the signed headers of one gRPC call; the signature covers the present time.
+    """Return the headers of one gRPC call, with a signature over the current time.
 
     Args:
-        public_key: :func:`public_key_as_pem` of ``key``, computed once for many calls.
-        process: Identifier of the process that calls, up to :data:`LONGEST_PROCESS` characters.
+        key: Private key of the site.
+        public_key: The public key by :func:`public_key_as_pem`, computed once for many calls.
+        process: Identifier of the calling process, up to :data:`LONGEST_PROCESS` characters.
     """
     now = dt.datetime.now(dt.UTC).isoformat()
     signature = key.sign(now.encode("ascii"), ec.ECDSA(hashes.SHA256()))
@@ -42,7 +43,7 @@ def signed_headers(
 
 
 def is_signed_by(public_key: bytes, time: str, signature: bytes) -> bool:
-    """Return True if this key, as :func:`public_key_as_pem`, signed this time; False for bytes that are no key."""
+    """Return True if the signature over a time header is by this public key (PEM); False also for an invalid key."""
     try:
         key = serialization.load_pem_public_key(public_key)
         if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -54,5 +55,5 @@ def is_signed_by(public_key: bytes, time: str, signature: bytes) -> bool:
 
 
 def requested_wait_s(header: str) -> float | None:
-    """Return the seconds in the header :data:`WAIT`, at most :data:`LONGEST_WAIT_S`; None without a number."""
+    """Parse the header :data:`WAIT`: seconds that a call may wait, at most :data:`LONGEST_WAIT_S`; None if invalid."""
     return min(float(header), LONGEST_WAIT_S) if re.fullmatch(r"\d{1,3}(\.\d{1,3})?", header, re.ASCII) else None

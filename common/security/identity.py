@@ -1,8 +1,9 @@
-"""A site's identity: its key pair, the request that it sends, the kit that it receives.
+"""A site's key pair, its request for admission to a coordinator, and the connection kit that answers the request.
 
-The private key is made at the site and stays there. The request holds the name and the public key. The coordinator
-answers with a kit: its address and the certificate of its own authority, by which the site recognises it. Neither holds
-a secret. Keys are NIST P-256: Flower signs every call, and P-384 would take seven times as long.
+A site creates its private key and never sends it. The request file contains the site's name and public key. The
+coordinator answers with a kit: its address, and the certificate of its certificate authority, by which the site
+authenticates it. Neither file is secret. Keys are NIST P-256, because Flower signs every call and P-384 takes seven
+times as long.
 """
 
 import base64
@@ -44,10 +45,10 @@ UNREADABLE_CERTIFICATE = (
 
 
 def check_site_name(name: str) -> str:
-    """Return a name unchanged if it can be used in file names and messages.
+    """Check that a site's name can be used in file names and messages; return it unchanged.
 
     Raises:
-        ValueError: For any other name, with the rule.
+        ValueError: If the name breaks the rule, with the rule as text.
     """
     if len(name) > MAX_NAME_CHARACTERS:
         raise ValueError(f"use at most {MAX_NAME_CHARACTERS} characters")
@@ -59,10 +60,10 @@ def check_site_name(name: str) -> str:
 
 
 def checked_key(line: str) -> str:
-    """Return a public key unchanged if it is one line ``ecdsa-sha2-nistp256 AAAA... comment``.
+    """Check that a public key is one line ``ecdsa-sha2-nistp256 AAAA... comment``; return it unchanged.
 
     Raises:
-        ValueError: For anything else.
+        ValueError: If the line has another form.
     """
     try:
         key = form.load_ssh_public_key(line.encode())
@@ -77,7 +78,7 @@ def checked_key(line: str) -> str:
 
 
 class SiteAdmissionRequest(TomlSection):
-    """A site's request for admission: ``NAME.request``."""
+    """A site's request for admission to a coordinator: the content of the file ``NAME.request``."""
 
     site: str
     public_key: str
@@ -87,14 +88,14 @@ class SiteAdmissionRequest(TomlSection):
 
 
 class SiteConnectionKit(TomlSection):
-    """The coordinator's answer to a request: ``NAME.kit``.
+    """The coordinator's answer to a site's admission request: the content of the file ``NAME.kit``.
 
     Attributes:
         coordinator: Name of the coordinator.
         address: ``host:port`` that the site connects to.
-        site: The registered name.
-        public_key: The registered key.
-        ca_certificate: Certificate of the coordinator's own authority, PEM.
+        site: The site's registered name.
+        public_key: The site's registered public key.
+        ca_certificate: Certificate of the coordinator's own certificate authority, PEM.
     """
 
     coordinator: str
@@ -124,10 +125,10 @@ class SiteConnectionKit(TomlSection):
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split ``host:port`` into host, without the brackets of IPv6, and port.
+    """Split ``host:port`` into host (an IPv6 address without brackets) and port.
 
     Raises:
-        ValueError: For anything else.
+        ValueError: If the address has another form.
     """
     parts = _ADDRESS.fullmatch(address)
     if not parts or not 0 < int(parts[2]) < 2**16:
@@ -136,10 +137,10 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def read_admission_request(path: Path) -> SiteAdmissionRequest:
-    """Read ``NAME.request``.
+    """Read and check a site's request file ``NAME.request``.
 
     Raises:
-        BadInput: With all faults.
+        BadInput: With all faults of the file.
     """
     return _read_received(
         SiteAdmissionRequest, path, "request", "Have the hospital send it again, as flwr-client init wrote it."
@@ -147,10 +148,10 @@ def read_admission_request(path: Path) -> SiteAdmissionRequest:
 
 
 def read_connection_kit(path: Path) -> SiteConnectionKit:
-    """Read ``NAME.kit``.
+    """Read and check a site's kit file ``NAME.kit``.
 
     Raises:
-        BadInput: With all faults.
+        BadInput: With all faults of the file.
     """
     return _read_received(
         SiteConnectionKit, path, "kit", "Have the coordinator send it again, as flwr-server admit wrote it."
@@ -164,7 +165,7 @@ HEADING = 200
 
 
 def _read_received(kind: type[M], path: Path, ending: str, remedy: str) -> M:
-    """Read a file that nobody edits; any fault means that it was damaged on its way or is another file."""
+    """Read a request or kit; people never edit these files, so a fault means a damaged or wrong file."""
     if path.is_dir():
         raise BadInput([Fault(str(path), "is a folder.", f"Name the file NAME.{ending}.")])
     there = is_file(path)
@@ -189,13 +190,13 @@ def _read_received(kind: type[M], path: Path, ending: str, remedy: str) -> M:
 
 
 def write_toml(path: Path, section: TomlSection, heading: str) -> None:
-    """Write a TOML file of one section of strings, with a comment at the top."""
+    """Write the fields of ``section``, all strings, as a TOML file with a comment at the top."""
     lines = [f"# {heading}", *(f"{key} = {toml_text(value)}" for key, value in section.model_dump().items()), ""]
     write_atomically(path, "\n".join(lines).encode())
 
 
 def create_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Make a key pair, write the private key to a new file that only its owner may read, and return the pair."""
+    """Create a key pair, write the private key to a new file that only the owner can read, and return the key."""
     key = ec.generate_private_key(ec.SECP256R1())
     text = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
     write_secret_file(path, text)
@@ -203,7 +204,7 @@ def create_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def write_secret_file(path: Path, content: bytes) -> None:
-    """Write a new file that at no instant anyone but its owner may read."""
+    """Write a new file that only its owner can read from the moment it exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -220,7 +221,7 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Read a site's private key.
 
     Raises:
-        BadInput: If there is no such file, the file is no such key, or others may read it.
+        BadInput: If the file is missing, is not a key of this kind, or can be read by other users.
     """
     try:
         text = path.read_bytes()
@@ -249,7 +250,7 @@ def derive_storage_key(key: ec.EllipticCurvePrivateKey, purpose: str) -> bytes:
 
 
 def public_key_line(key: ec.EllipticCurvePrivateKey, comment: str) -> str:
-    """Return the public key of a key pair as one OpenSSH line."""
+    """Return the public key of a private key as one OpenSSH line."""
     text = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
     return f"{text.decode()} {'_'.join(comment.split())}"
 
@@ -260,6 +261,6 @@ def is_same_key(line: str, other: str) -> bool:
 
 
 def public_key_fingerprint(line: str) -> str:
-    """Return ``SHA256:...`` as ``ssh-keygen -l`` prints it, to be compared over the telephone."""
+    """Return a public key's fingerprint ``SHA256:...``, as ``ssh-keygen -l`` prints it, for people to compare."""
     digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"

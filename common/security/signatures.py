@@ -1,12 +1,11 @@
-"""Signed statements beside every record of the hospital link: its sender, its receiver, its run and round.
+"""Signatures of the records that coordinator and sites exchange; simulations do not sign.
 
-A site signs each record that it sends with the key that it was admitted with; the coordinator signs each record that
-it sends with a key that its authority has certified. The statement is one line of JSON and holds the SHA-256 of the
-record, so that a record and its statement prove who sent it to anyone who holds the public key: without the SuperLink,
-without the other side, years later. A simulation signs nothing.
+The sender adds a signed statement to each record: one line of JSON with the record's SHA-256, its site, run and round.
+A site signs with the key with which it was admitted; the coordinator, with a key that its authority has certified. So
+anyone with the public key can verify years later who sent a record, without the SuperLink.
 
-The signature travels among the record's fields, under names that begin with ``signature.``; a record of its own would
-cost a call more.
+The statement and its signature are fields of the record whose names begin with ``signature.``, because a separate
+record would cost a further call.
 """
 
 from typing import Any, Self
@@ -35,7 +34,7 @@ _Sha256 = Field(pattern="^[0-9a-f]{64}$")
 
 
 class SignatureFault(ValueError):
-    """A record whose signature is missing or wrong; the text says why."""
+    """Raised for a record whose signature is missing or wrong, with the reason as text."""
 
 
 class _SignableStatement(BaseModel):
@@ -43,10 +42,10 @@ class _SignableStatement(BaseModel):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Read a statement from its JSON.
+        """Parse a statement from its JSON.
 
         Raises:
-            SignatureFault: If the text is no statement.
+            SignatureFault: If the text is not a valid statement.
         """
         try:
             return cls.model_validate_json(text)
@@ -55,17 +54,17 @@ class _SignableStatement(BaseModel):
 
 
 class ReplyStatement(_SignableStatement):
-    """A site's statement about a record that it sends.
+    """The statement that a site signs for each record that it sends as a reply.
 
     Attributes:
         site: Name of the site.
-        run, round: Those of the request that is answered; round 0 at the roll call.
-        record: The kind of the record, for instance ``TrainReply``.
-        message: Flower's name of the message that is answered: a SHA-256 over a message with a nonce.
+        run, round: Run and round of the request; round 0 at the roll call.
+        record: Class name of the record, for instance ``TrainReply``.
+        message: Flower's id of the request's message, a SHA-256.
         sha256: Hash of the record, by :func:`common.wire.canonical_bytes.record_sha256`.
-        number: One more than the number of this site's replies to this run that the coordinator has accepted; 0 for
-            records that are not numbered.
-        before: The message that the last accepted reply answered; empty where there was none.
+        number: Number of the reply: 1 plus the number of this site's earlier replies in this run that the coordinator
+            accepted; 0 for records that are not numbered.
+        before: Message id of the request that the last accepted reply answered; empty for the first reply.
     """
 
     site: str = Field(max_length=200)
@@ -79,13 +78,13 @@ class ReplyStatement(_SignableStatement):
 
 
 class RequestStatement(_SignableStatement):
-    """The coordinator's statement about a record that it sends.
+    """The statement that the coordinator signs for each record that it sends as a request.
 
     Attributes:
         site: Name of the site that receives the record.
         key: Fingerprint of that site's public key, by :func:`common.security.identity.public_key_fingerprint`.
         run, round, record, sha256: As in :class:`ReplyStatement`.
-        nonce: 128 random bits in hexadecimal digits, which make each message unique and its name unguessable.
+        nonce: 128 random bits in hexadecimal digits, which make the message and its id unique and unpredictable.
     """
 
     site: str = Field(max_length=200)
@@ -98,10 +97,10 @@ class RequestStatement(_SignableStatement):
 
 
 class SignedStatement(BaseModel):
-    """A statement with its signature, as audits and receipts hold it.
+    """A statement with its signature, as audit logs and receipts store it.
 
     Attributes:
-        statement: The JSON that was signed.
+        statement: The signed JSON text.
         signature: The signature in hexadecimal digits.
     """
 
@@ -114,7 +113,7 @@ class SignedStatement(BaseModel):
 def sign(
     content: RecordDict, statement: _SignableStatement, key: ec.EllipticCurvePrivateKey, **more: bytes
 ) -> RecordDict:
-    """Return a copy of the records with the signature, and ``more`` such as a certificate, among their fields."""
+    """Sign a record: return a copy with the statement, its signature, and ``more`` (a certificate) as fields."""
     text, prefix = statement.model_dump_json(), OF_A_REPLY if isinstance(statement, ReplyStatement) else OF_A_REQUEST
     values = {"statement": text, "signature": key.sign(prefix + text.encode(), SIGNED_WITH), **more}
     fields: dict[str, Any] = {
@@ -126,15 +125,17 @@ def sign(
 
 
 def is_signed(content: RecordDict) -> bool:
-    """Return True if a record carries a signature."""
+    """Return True if a record has fields of a signature."""
     return any(name.startswith(SIGNATURE) for name in read_small_fields(content))
 
 
 def read_unverified_signature(content: RecordDict) -> tuple[SignedStatement, bytes]:
-    """Return the unverified signature of a record, and the certificate beside it, empty for a record without one.
+    """Return the signed statement of a record and its certificate, without verification.
+
+    The certificate is empty in records of sites.
 
     Raises:
-        SignatureFault: If there is none.
+        SignatureFault: If the record is not signed, or the signature cannot be read.
     """
     fields = {name: value for name, value in read_small_fields(content).items() if name.startswith(SIGNATURE)}
     statement, signature, certificate = (
@@ -151,7 +152,7 @@ def read_unverified_signature(content: RecordDict) -> tuple[SignedStatement, byt
 
 
 def unverified_signature_or_none(content: RecordDict) -> SignedStatement | None:
-    """Return the unverified signature of a record; None if it has no readable signature."""
+    """Return the signed statement of a record, without verification; None if there is no readable signature."""
     try:
         return read_unverified_signature(content)[0]
     except SignatureFault:
@@ -159,10 +160,10 @@ def unverified_signature_or_none(content: RecordDict) -> SignedStatement | None:
 
 
 def verified_reply(signed: SignedStatement, public_key: str) -> ReplyStatement:
-    """Verify a site's signature by its public key, an OpenSSH line, and return its statement.
+    """Verify a site's signature by its public key (an OpenSSH line); return the statement.
 
     Raises:
-        SignatureFault: If another key signed, or the text is no statement.
+        SignatureFault: If the signature is not by this key, or the text is not a valid statement.
     """
     try:
         key = load_ssh_public_key(public_key.encode())
@@ -175,24 +176,26 @@ def verified_reply(signed: SignedStatement, public_key: str) -> ReplyStatement:
 
 
 def verified_request(signed: SignedStatement, certificate: bytes, authority: x509.Certificate) -> RequestStatement:
-    """Verify the coordinator's signature and return its statement.
+    """Verify the coordinator's signature; return the statement.
 
     Args:
         certificate: Certificate of the signing key, DER.
-        authority: The certificate in the site's kit, which must have issued ``certificate`` for signing requests.
+        authority: Certificate of the coordinator's authority, from the site's kit; it must have issued ``certificate``.
 
     Raises:
-        SignatureFault: If the certificate or the signature is wrong, or the text is no statement.
+        SignatureFault: If the certificate or the signature is wrong, or the text is not a valid statement.
     """
     _verify_signature(verified_signing_key(certificate, authority), OF_A_REQUEST, signed)
     return RequestStatement.read(signed.statement)
 
 
 def verified_signing_key(certificate: bytes, authority: x509.Certificate) -> ec.EllipticCurvePublicKey:
-    """Return the public key of a certificate that this authority issued for signing requests; dates are not checked.
+    """Verify that an authority issued a certificate for signing requests; return the certificate's public key.
+
+    Dates are not checked, so that old records can be verified.
 
     Raises:
-        SignatureFault: If the certificate is of another authority, purpose or kind.
+        SignatureFault: If the certificate is of another authority or purpose, or has another kind of key.
     """
     try:
         read = x509.load_der_x509_certificate(certificate)
@@ -209,13 +212,13 @@ def verified_signing_key(certificate: bytes, authority: x509.Certificate) -> ec.
 
 
 def check_statement_matches_record(statement: ReplyStatement | RequestStatement, content: RecordDict) -> None:
-    """Raise :class:`SignatureFault` unless a statement is about these records."""
+    """Raise :class:`SignatureFault` if the hash in a statement is not that of the record."""
     if statement.sha256 != record_sha256(content):
         raise SignatureFault("its statement is about another record")
 
 
 def read_run_round_kind(content: RecordDict) -> tuple[str, int, str]:
-    """Return run, round and kind of a record from its fields, which are not checked here."""
+    """Return run, round and class name of a record from its fields, without checking the record."""
     fields = read_small_fields(content)
     run, number, record = fields.get("run"), fields.get("round", 0), fields.get("wire.record")
     return str(run), number if type(number) is int else -1, str(record)

@@ -1,1 +1,1 @@
-"""Basic tools of every program: files, terminal, signals, memory and text."""
+"""Helpers that all our programs share: files, terminal output, signals, memory limits, hashes and text formats."""

@@ -1,4 +1,4 @@
-"""Files: faults of named files and folders, and atomic writes, of which a reader sees all or nothing."""
+"""Checks of paths that a user names, atomic writes of files, file locks, and messages about full disks."""
 
 import contextlib
 import errno
@@ -25,12 +25,12 @@ _RELATIVE = "Paths are relative to the folder of this file."
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Return True for the error of a full disk."""
+    """Return True if an error means that the disk is full."""
     return isinstance(error, OSError) and error.errno in _NO_ROOM
 
 
 def disk_full_message(error: BaseException) -> str:
-    """Return a message for a person about a full disk; empty for any other error."""
+    """Return a message for the user if an error means that the disk is full; empty for any other error."""
     if not isinstance(error, OSError) or not is_disk_full(error):
         return ""
     path = error.filename2 or error.filename  # of a copy the second is what is written
@@ -40,7 +40,7 @@ def disk_full_message(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def add_file_name_to_errors(path: Path) -> Iterator[None]:
-    """Add ``path`` to an ``OSError`` from the ``with`` block if the error names no file."""
+    """Add ``path`` as the file name to an ``OSError`` that the ``with`` block raises without a file name."""
     try:
         yield
     except OSError as error:
@@ -50,7 +50,7 @@ def add_file_name_to_errors(path: Path) -> Iterator[None]:
 
 
 def is_file(path: Path) -> bool:
-    """Return True if the path is a file; False also for an impossible name, for instance one that is too long."""
+    """Return True if the path is a file; False also for an invalid path, for instance one that is too long."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -58,12 +58,12 @@ def is_file(path: Path) -> bool:
 
 
 def missing_file(where: str, path: Path) -> list[Fault]:
-    """Return the fault of a missing file that the key ``where`` of a config file names; empty where the file exists."""
+    """Return a fault if a file named by the key ``where`` of a config file is missing; else an empty list."""
     return [] if is_file(path) else [Fault(where, f"there is no file {path}.", _RELATIVE)]
 
 
 def missing_folder(where: str, path: Path) -> list[Fault]:
-    """Return the fault of a missing folder that a config file names; empty where the folder exists."""
+    """Return a fault if a folder named by the key ``where`` of a config file is missing; else an empty list."""
     try:
         there = path.is_dir()
     except (OSError, ValueError):  # a name that no folder can have
@@ -72,7 +72,7 @@ def missing_folder(where: str, path: Path) -> list[Fault]:
 
 
 def missing_input_fault(path: Path) -> Fault:
-    """Return the fault of a path that is no file: what it is instead, or a file of a similar name."""
+    """Return the fault of an input path that is not a file; it says what the path is, or suggests a similar file."""
     problem = ""
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
@@ -90,7 +90,7 @@ def missing_input_fault(path: Path) -> Fault:
 
 
 def output_file_faults(destination: Path) -> list[Fault]:
-    """Return why ``--out`` cannot be a new file in an existing folder; empty where it can."""
+    """Return the faults of an ``--out`` path that must be a new file in an existing folder; empty if it is valid."""
     if os.path.lexists(destination):  # a link to nowhere too
         return [Fault(f"--out {destination}", "exists, and nothing is written over.", "Name another file.")]
     if not destination.parent.is_dir():
@@ -99,13 +99,13 @@ def output_file_faults(destination: Path) -> list[Fault]:
 
 
 def existing_output_faults(destination: Path) -> list[Fault]:
-    """Return why ``--out`` cannot be a new file or folder; empty where it can."""
+    """Return a fault if an ``--out`` path, which must be a new file or folder, already exists; else an empty list."""
     problem, remedy = f"{destination} is there already.", "Name another file, or remove it."
     return [Fault("--out", problem, remedy)] if os.path.lexists(destination) else []
 
 
 def output_folder_faults(folder: Path, remedy: str = "Name another folder.") -> list[Fault]:
-    """Return why ``--out`` cannot be a new folder, with the remedy where it is not empty; empty where it can."""
+    """Return a fault if an ``--out`` path is not a new or empty folder; ``remedy`` is for a folder with files."""
     if folder.is_file():
         return [Fault(f"--out {folder}", "is a file, and nothing is written over.", "Name a new folder.")]
     try:
@@ -120,10 +120,11 @@ Parts = Sequence[bytes | memoryview]
 
 
 def write_atomically(path: Path, content: bytes | Parts, *, durable: bool = True, private: bool = False) -> None:
-    """Write a temporary file, flush it to disk where ``durable``, and rename it into place; on failure remove it.
+    """Write a file so that readers see all of its content or nothing: write a temporary file, then rename it.
 
     Args:
-        private: Only the owner may read the file, at any instant.
+        durable: Flush the file and its folder to the disk before the return.
+        private: Let only the owner read the file, also while it is written.
     """
     block_if_stopping()  # a file begun now would stay half done when the program ends
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,9 +151,9 @@ def write_atomically(path: Path, content: bytes | Parts, *, durable: bool = True
 
 @contextlib.contextmanager
 def remove_outputs_on_failure(*outputs: Path) -> Iterator[None]:
-    """Remove the new files and folders ``paths`` if the ``with`` block that writes them fails or is stopped.
+    """Remove the new files and folders ``outputs`` if the ``with`` block that writes them fails or is stopped.
 
-    An error that names no file gets the name of the first.
+    An ``OSError`` without a file name gets the first output's name.
     """
     new = [path for path in outputs if not path.exists()]
 
@@ -172,10 +173,10 @@ def remove_outputs_on_failure(*outputs: Path) -> Iterator[None]:
 
 
 def lock_file_or_refuse(file: IO[Any] | int, fault: Fault) -> None:
-    """Lock an open file or folder until it is closed.
+    """Lock an open file or folder, until it is closed, against other processes.
 
     Raises:
-        BadInput: With this fault, if another process holds the lock.
+        BadInput: With ``fault``, if another process has the lock.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,7 +185,7 @@ def lock_file_or_refuse(file: IO[Any] | int, fault: Fault) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Return True while a process holds the lock of a file; False for a missing file."""
+    """Return True if any process has locked the file; False also for a missing file."""
     with contextlib.suppress(FileNotFoundError), path.open("r") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -197,10 +198,10 @@ PRIVATE = 0o700
 
 
 def make_private_folder(path: Path) -> bool:
-    """Make a folder that only its owner may open, or remove the rights of others from an existing one.
+    """Create a folder that only its owner can open, or remove other users' permissions from an existing folder.
 
     Returns:
-        True where rights of others were removed; an account that is not the folder's owner cannot remove them.
+        True if permissions were removed; only the owner's account can remove them.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -215,12 +216,12 @@ def make_private_folder(path: Path) -> bool:
 
 
 def partial_path(path: Path) -> Path:
-    """Return the temporary name under which this thread writes a file until the file is complete."""
+    """Return the temporary path at which this thread writes a file before it is complete."""
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
 
 
 def remove_partial_files(folder: Path, *, below: bool = False) -> None:
-    """Remove the partial files that killed processes left in a folder, or also ``below`` it; call it at a start."""
+    """Remove temporary files of killed processes from a folder, or also from its subfolders if ``below``."""
     for path in folder.rglob(".*.part") if below else folder.glob(".*.part"):
         writer = re.search(r"\.(\d+)-\d+\.part$", path.name)
         gone = writer and (int(writer[1]) == os.getpid() or not Path(f"/proc/{writer[1]}").exists())
@@ -229,7 +230,7 @@ def remove_partial_files(folder: Path, *, below: bool = False) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush a folder, with the names of its files, to the disk."""
+    """Flush a folder's list of file names to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Hashes that are the same in every process: a seed for each purpose, and the fingerprint of a Python object."""
+"""Hashes that are the same in every process: seeds of random generators, and hashes of Python objects."""
 
 import functools
 import hashlib
@@ -11,15 +11,16 @@ from typing import Any
 
 
 def derive_seed(*parts: object) -> int:
-    """Derive a 63-bit seed from a purpose, such as (run seed, round, site, "order"), never from the time."""
+    """Derive a 63-bit random seed from values that name its purpose, such as (run seed, round, site, "order")."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def hash_python_object(part: object) -> str:
-    """Hash a Python object: its source, its attributes, and its functions' closures, defaults and globals.
+    """Return the SHA-256 of a Python object's code and values, to detect that a plug-in object has changed.
 
-    Modules count by name only, so the hash does not show that an imported package has changed.
+    The hash includes source code, attributes, and the closures, defaults and globals of functions. Of modules it
+    includes only the names, so a change of an imported package is not detected.
     """
     digest = hashlib.sha256()
     for piece in _bytes_of_object(part, {}):
@@ -28,10 +29,10 @@ def hash_python_object(part: object) -> str:
 
 
 def _bytes_of_object(part: Any, visited: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
-    """Yield the bytes that stand for an object; a repeated object is named by its place in ``visited``.
+    """Yield the bytes of an object for hashing; an object that occurs again is replaced by its number.
 
     Args:
-        visited: Places of objects, and the objects, by id; they are kept alive so that their ids stay unique.
+        visited: ``id`` of an object -> its number and the object itself, which keeps the id unique.
     """
     if part is None or isinstance(part, bool | int | float | complex | str | bytes):
         yield repr(part).encode()
@@ -81,10 +82,10 @@ def _bytes_of_sequence(parts: Any, visited: dict[int, tuple[int, Any]]) -> Itera
 
 
 def _source_text(part: Any) -> bytes:
-    """Return the text of a function or class, and the compiled code of parts typed at a prompt or made by ``exec``.
+    """Return the source of a function or class for hashing; without a source file also the compiled code.
 
-    Python 3.13 keeps the text of ``python -c`` under the file name "<string>", which all code of ``exec`` shares: the
-    text alone could be that of another part.
+    Code from ``exec`` or a prompt has no source file. Python 3.13 may then return the source of other code, because
+    all code from ``exec`` shares the file name "<string>".
     """
     code = getattr(part, "__code__", None)
     codes = {"": code} if code else {k: v.__code__ for k, v in vars(part).items() if isinstance(v, types.FunctionType)}

@@ -1,8 +1,8 @@
-r"""Text for people: amounts in words, and text of others made harmless before it is stored or printed.
+r"""Text for people: formats of numbers and lists, and escaping of text from other machines before it is printed.
 
-Names are *checked*: they have a largest length, and all their characters are visible. Reasons are made *printable*:
-invisible characters are escaped (``\x1b``, ``\u202e``), and long text is cut with a note. Coordinator and hospital both
-do so, because neither trusts the text of the other at its terminal.
+Coordinator and hospitals do not trust each other's text at their terminals. Names with invisible characters or too many
+characters are rejected. In longer text, such as the reason of a failure, invisible characters are escaped (``\x1b``,
+``\u202e``), and text that is too long is cut with a note.
 """
 
 import json
@@ -34,10 +34,10 @@ _UNSEEN_RANGES = ((0x180B, 0x180F), (0xFE00, 0xFE0F), (0xE0100, 0xE01EF))
 
 
 def is_plain(text: str) -> bool:
-    """Return True if every character is visible and none moves the cursor or turns the direction of writing.
+    """Return True if every character is visible or a space, so that the text is safe to print as one line.
 
-    Not plain are controls (C0, C1, escape, line feeds), format characters (bidirectional, zero-width), surrogates,
-    private use, unassigned code points, line and paragraph separators. Spaces of every width are plain.
+    Characters that are not plain are controls (C0, C1, escape, line feeds), format characters (bidirectional,
+    zero-width), surrogates, private use, unassigned code points, line and paragraph separators.
     """
     return text.isprintable() if text.isascii() else all(map(_is_plain_character, text))
 
@@ -49,7 +49,7 @@ def _is_plain_character(character: str) -> bool:
 
 
 def escape_unplain_characters(text: str) -> str:
-    """Escape every character that is not plain, as Python writes it; the length is not bounded."""
+    """Escape every character that is not plain (:func:`is_plain`) in Python's notation, such as ``\\x1b``."""
     if is_plain(text):
         return text
     pairs = ((letter, letter.encode("unicode_escape").decode("ascii")) for letter in text)
@@ -57,9 +57,9 @@ def escape_unplain_characters(text: str) -> str:
 
 
 def make_printable_line(text: str, most: int = MOST_WORDS) -> str:
-    """Return somebody else's text as one line: escaped, and cut to ``most`` characters with a note of the cut.
+    """Make untrusted text safe to print as one line: escape it, and cut it to ``most`` characters with a note.
 
-    Applied twice, it changes nothing more.
+    A second application does not change the result.
     """
     whole = escape_unplain_characters(text[: most + 1])  # no more of it is looked at, however long it is
     if len(text) <= most and len(whole) <= most:
@@ -76,9 +76,9 @@ def _cut_note(characters: int) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return somebody else's text of several lines: each line printable, those after the first indented.
+    """Make untrusted text of several lines safe to print: escape each line, and indent all lines but the first.
 
-    At most :data:`MOST_LINES` lines stay, with a note of the number of characters that were cut.
+    Text after :data:`MOST_LINES` lines is cut, with a note of the number of characters.
     """
     lines = text[: MOST_LINES * 2 * MOST_WORDS].split("\n")[: MOST_LINES + 1]  # no more of it is looked at
     lines = lines[: MOST_LINES - 1] if len(lines) > MOST_LINES else lines
@@ -90,19 +90,19 @@ def printable_lines(text: str) -> str:
 
 
 def terminal_safe(text: str) -> str:
-    """Escape a text, but for its line feeds, so that no character acts on the terminal."""
+    """Escape all control characters of a text except line feeds, so that the text cannot control the terminal."""
     return text if is_plain(text) else "\n".join(map(escape_unplain_characters, text.split("\n")))
 
 
 def page_safe(value: object) -> object:
-    """Escape a value for a page; markup (our own style sheet and figures) stays. A template's ``finalize``."""
+    """Escape a value for an HTML page, except our own markup; used as ``finalize`` of the jinja templates."""
     return terminal_safe(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def json_text(value: Any, indent: int | None = None, *, allow_nan: bool = False) -> str:
-    r"""Return JSON in which visible letters stay as they are and all other characters are written as ``\u....``.
+    r"""Format a value as JSON, with visible characters unchanged and all others escaped as ``\u....``.
 
-    ``json`` alone leaves C1 controls, bidirectional marks and line separators raw.
+    :func:`json.dumps` alone does not escape C1 controls, bidirectional marks and line separators.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=allow_nan, indent=indent)
     if is_plain(text.replace("\n", "")):
@@ -114,9 +114,9 @@ def json_text(value: Any, indent: int | None = None, *, allow_nan: bool = False)
 
 @cache
 def make_template_environment(*folders: Path) -> "Environment":
-    """Return an environment of the HTML templates in folders; the first folder that has a name counts.
+    """Return a jinja environment for the HTML templates in these folders, which are searched in order.
 
-    Values are escaped, and a name that a template lacks is an error.
+    Values are escaped, and an undefined variable in a template raises an error.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -131,7 +131,7 @@ def make_template_environment(*folders: Path) -> "Environment":
 
 
 def shorten_grpc_details(details: str | None) -> str:
-    """Return the text of a gRPC error as one short line, without gRPC's own source trace."""
+    """Return the details of a gRPC error as one short line, without the trace that gRPC appends."""
     return make_printable_line((details or "").split(TRACE)[0].strip())
 
 
@@ -141,14 +141,14 @@ NOT_APPLICABLE = "n/a"
 
 
 def format_number(value: float | None, digits: int = 3) -> str:
-    """Format a number with fixed decimals; ``n/a`` for None."""
+    """Format a number with ``digits`` decimals; ``n/a`` for None."""
     if value is None:
         return NOT_APPLICABLE
     return f"{value:.{digits}f}" if math.isfinite(value) else "not finite"
 
 
 def format_signed(value: float | None) -> str:
-    """Format a number with a plus or minus sign, unless it prints as zero."""
+    """Format a number with a plus or minus sign; zero after rounding has no sign."""
     if value is None:
         return NOT_APPLICABLE
     text = format_number(abs(value))
@@ -194,24 +194,24 @@ def count_with_noun(amount: int, noun: str, plural: str | None = None) -> str:
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Join words as in a sentence: ``"a, b and c"``."""
+    """Join words as an English list: ``"a, b and c"``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
 
 
 def join_first_words(words: Sequence[str], most: int = 3) -> str:
-    """Join the first few words and count the rest: ``"a, b, c, 2 more"``."""
+    """Join the first ``most`` words and the number of further words by commas: ``"a, b, c, 2 more"``."""
     rest = len(words) - most
     return ", ".join([*words[:most], f"{rest} more"] if rest > 0 else words)
 
 
 def list_first_and_count_rest(words: Sequence[str], most: int) -> str:
-    """Return the first words in a sentence and the number of the others: ``"a, b and 3 more"``."""
+    """Join the first ``most`` words and the number of further words as an English list: ``"a, b and 3 more"``."""
     rest = len(words) - most
     return join_words([*words[:most], f"{rest:,} more"] if rest > 0 else words)
 
 
 def format_rounds(rounds: Iterable[int]) -> str:
-    """Join round numbers, with ranges for consecutive ones: ``"3–5, 9"``."""
+    """Format round numbers as a list, with ranges for consecutive numbers: ``"3–5, 9"``."""
     pieces: list[list[int]] = []
     for number in sorted(rounds):
         if pieces and number == pieces[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""Checks before a program starts: ports, free disk space, rights, dates of certificates, Flower's release.
+"""Checks when a program starts: ports, folders, dates of certificates, and Flower's release.
 
 Each check takes milliseconds and needs neither Flower nor torch.
 """
@@ -30,12 +30,14 @@ HELD_S, LOOK_S = 900.0, 2.0
 def delay_exit_until_change(
     folder: Path, tell: Callable[[str], None], refusals: tuple[type[Exception], ...], *, held: bool
 ) -> Iterator[None]:
-    """Delay an exception that ends the ``with`` block until a file of the folder changes, at most ``HELD_S`` seconds.
+    """Delay exceptions of the ``with`` block until a file in a folder changes, for at most ``HELD_S`` seconds.
 
-    Otherwise a container that is restarted whenever it ends would try the same again every minute, for ever.
+    Without the delay, a container that is restarted automatically would fail with the same error again and again.
 
     Args:
-        refusals: Exceptions that are delayed; all others are raised at once.
+        folder: The folder in which a change may fix the error.
+        tell: Prints the error and the reason for the delay.
+        refusals: Types of the exceptions that are delayed; others are raised at once.
         held: False to raise every exception at once.
     """
     try:
@@ -51,7 +53,7 @@ def delay_exit_until_change(
 
 
 def _list_file_times(folder: Path) -> tuple[tuple[str, float], ...]:
-    """Return name and time of each file of a folder."""
+    """Return name and modification time of each file in a folder; empty if it cannot be read."""
     try:
         return tuple(sorted((path.name, path.stat().st_mtime) for path in folder.iterdir() if path.is_file()))
     except OSError:
@@ -59,7 +61,7 @@ def _list_file_times(folder: Path) -> tuple[tuple[str, float], ...]:
 
 
 def port_faults(where: str, host: str, port: int, remedy: str) -> list[Fault]:
-    """Return why a port cannot be opened; empty where it can. Port 0 stands for any free port."""
+    """Return a fault if a server port cannot be opened on a host; else an empty list."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closing connections do not keep it
@@ -72,7 +74,7 @@ def port_faults(where: str, host: str, port: int, remedy: str) -> list[Fault]:
 
 
 def writable_folder_faults(folder: Path) -> list[Fault]:
-    """Return why no file can be written into a folder, which need not exist yet; empty where it can."""
+    """Return a fault if files cannot be written in a folder, which need not exist yet; else an empty list."""
     ancestors = (folder, *folder.absolute().parents)
     place = next((path for path in ancestors if path.exists() or path.is_symlink()), Path("/"))
     if not place.exists():
@@ -94,14 +96,14 @@ _OTHERS = {"events.jsonl": "a run", "site.toml": "a hospital", "coordinator.toml
 
 
 def occupied_folder_faults(out: Path) -> list[Fault]:
-    """Return a fault if ``--out`` is already the folder of a run, a hospital or a coordinator."""
+    """Return a fault if an ``--out`` folder already belongs to a run, a hospital or a coordinator."""
     owners = [owner for name, owner in _OTHERS.items() if (out / name).exists()]
     problem = "is the folder of {}, and nothing else is written into it."
     return [Fault(f"--out {out}", problem.format(owner), "Name another folder.") for owner in owners[:1]]
 
 
 def date_faults(where: str, certificate: x509.Certificate, remedy: str) -> list[Fault]:
-    """Return why a certificate is not valid today; empty where it is valid."""
+    """Return a fault if a certificate is expired or not yet valid; else an empty list."""
     now = dt.datetime.now(dt.UTC)
     today = f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
     if now > certificate.not_valid_after_utc:
@@ -113,7 +115,7 @@ def date_faults(where: str, certificate: x509.Certificate, remedy: str) -> list[
 
 
 def flower_faults() -> list[Fault]:
-    """Return why the installed release of Flower is not supported; empty where it is."""
+    """Return a fault if the installed release of Flower is not supported; else an empty list."""
     least, beyond = (".".join(map(str, release)) for release in FLOWER)
     try:
         installed = version("flwr")

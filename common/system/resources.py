@@ -1,7 +1,7 @@
-"""Memory and open files of our programs: large buffers are kept, imported modules are not garbage collected.
+"""Memory and open files of our processes: memory limits, reuse of large buffers, garbage collection, descriptors.
 
-By default glibc's malloc asks the kernel for each large buffer, zeroed page by page, and returns it, which costs much
-processor time with a large model. A process that keeps its buffers holds up to ``KEPT_BYTES`` more than it uses.
+By default glibc's malloc requests each large buffer from the kernel and returns it after use, which costs much CPU time
+with a large model. A process that reuses its buffers occupies up to ``KEPT_BYTES`` more memory than it uses.
 """
 
 import ctypes
@@ -26,14 +26,14 @@ LARGE_BUFFERS = {
 
 
 def physical_memory() -> int:
-    """Return the bytes of the machine's memory."""
+    """Return the size of the machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def container_limit() -> int:
-    """Return the bytes of memory that the control groups of this process allow; 2^62 where they set no limit.
+    """Return the memory limit of this process's control groups (cgroups, version 1 or 2) in bytes; 2^62 for no limit.
 
-    A container has such groups, and so has a service or ``systemd-run -p MemoryMax=...``. Of version 1 and 2.
+    Containers, systemd services and ``systemd-run -p MemoryMax=...`` set such limits.
     """
     limits = [2**62]
     with suppress(OSError):
@@ -53,7 +53,7 @@ def container_limit() -> int:
 
 
 def keep_large_buffers() -> None:
-    """Have this process keep large buffers for reuse; call this before threads start. Needs glibc on Linux."""
+    """Let malloc reuse large buffers in this process; call this before threads start. Only glibc supports this."""
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -63,7 +63,7 @@ def keep_large_buffers() -> None:
 
 
 def release_free_memory() -> None:
-    """Return all unused memory to the kernel."""
+    """Return all unused memory of this process to the kernel."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -71,10 +71,10 @@ def release_free_memory() -> None:
 
 @contextmanager
 def exclude_imports_from_gc() -> Iterator[None]:
-    """Exclude modules that are imported inside the ``with`` block from garbage collection.
+    """Exclude objects that are created inside the ``with`` block, by imports, from garbage collection.
 
-    Torch alone makes some hundred thousand objects that live as long as the process. Looking through them again and
-    again is a fifth of the CPU seconds of a small run. Later objects are collected as usual.
+    The import of torch creates some hundred thousand objects that live as long as the process. Checking them repeatedly
+    takes a fifth of the CPU time of a small run.
     """
     gc.disable()
     try:
@@ -89,7 +89,7 @@ def raise_descriptor_limit() -> int:
     """Raise this process's soft limit of open files to the hard limit.
 
     Returns:
-        The new limit; ``sys.maxsize`` where there is none.
+        The new limit; ``sys.maxsize`` for no limit.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

@@ -1,11 +1,11 @@
-"""Ctrl-C, SIGTERM and SIGHUP for our programs, which end within seconds with all processes that they started.
+"""Stops our programs on Ctrl-C, SIGTERM and SIGHUP within seconds, with all processes that they started.
 
-A thread of its own ends the program, because an exception in the main thread would wait there for Flower's threads,
-which wait for Ray. A run's state is on the disk at any instant, so nothing has to be closed. A program that tells
-others that it leaves (:func:`graceful_shutdown`) has some seconds for that before it is ended.
+A separate thread ends the program, because an exception in the main thread would have to wait for threads of Flower and
+Ray. A run's state is always on the disk, so no cleanup is needed. A program that must notify others of its end uses
+:func:`graceful_shutdown` and has some seconds for that.
 
-A terminal and Kubernetes send the signal to a group of processes, Slurm and systemd to every process of the job. So a
-child may end before its own children are known here; Linux then makes those the children of this process.
+Many systems (terminal, Kubernetes, Slurm, systemd) send the signal to all processes of a job at once. A child can then
+end before this process has listed its children; Linux hands these orphans to this process, which ends them.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ _ending = threading.Event()
 
 @dataclass
 class _GracefulShutdown:
-    """A graceful shutdown: its exit code and its state."""
+    """The exit code and the state of an active :func:`graceful_shutdown`."""
 
     code: int
     ask: Callable[[], object] | None
@@ -55,9 +55,9 @@ _closing: list[_GracefulShutdown] = []
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """End this process, and all that it started, on SIGINT, SIGTERM or SIGHUP inside the ``with`` block.
+    """End this process and all its children on SIGINT, SIGTERM or SIGHUP inside the ``with`` block.
 
-    A signal that this process was started to ignore stays ignored, as SIGINT in a shell's background job.
+    A signal that was already ignored when the process started stays ignored, such as SIGINT in a background job.
     """
     if threading.current_thread() is not threading.main_thread() or _is_handling_signals():
         yield
@@ -88,15 +88,15 @@ def stop_on_signals() -> Iterator[None]:
 
 @contextmanager
 def graceful_shutdown(code: int, ask: Callable[[], object] | None = None) -> Iterator[None]:
-    """Give the ``with`` block ``CLOSING_S`` seconds to close after a signal; a second signal changes nothing.
+    """Give the ``with`` block ``CLOSING_S`` seconds to finish after a signal; a second signal has no effect.
 
     Args:
-        code: The exit code, also of a program that takes longer and is ended.
-        ask: Called in a thread of its own to end the main thread. Where left out, ``SystemExit`` is raised in the main
-            thread.
+        code: The exit code, also for a program that is killed because it takes longer.
+        ask: Function that asks the main thread to end, called in another thread. By default a signal raises
+            ``SystemExit`` in the main thread.
 
     Raises:
-        SystemExit: At the place where the main thread is when the signal arrives.
+        SystemExit: When a signal arrives and ``ask`` is None.
     """
     closing = _GracefulShutdown(code, ask)
     _closing.append(closing)
@@ -109,19 +109,19 @@ def graceful_shutdown(code: int, ask: Callable[[], object] | None = None) -> Ite
 
 
 def block_if_stopping() -> None:
-    """Block this thread if the program is ending, so that the thread begins nothing new."""
+    """Block the calling thread if the program is ending, so that the thread starts no new work."""
     if _ending.is_set():
         time.sleep(2 * ENDING_S)
 
 
 def set_resume_hint(line: Callable[[], str]) -> None:
-    """Set the function whose command line is printed as the way to resume, if the program is stopped."""
+    """Set the function that returns the command line for resuming; it is printed if the program is stopped."""
     _how_to_go_on[:] = [line]
 
 
 @contextmanager
 def removed_if_stopped(remove: Callable[[], object]) -> Iterator[None]:
-    """Call ``remove`` if the program is stopped inside the ``with`` block, to delete unfinished output."""
+    """Call ``remove``, which deletes unfinished output, if a signal stops the program inside the ``with`` block."""
     _to_remove.append(remove)
     try:
         yield
@@ -130,10 +130,10 @@ def removed_if_stopped(remove: Callable[[], object]) -> Iterator[None]:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Have Linux kill this process when the thread that started it ends; other systems cannot.
+    """Let Linux kill this process when its parent ends; no effect on other systems.
 
     Args:
-        parent: Id of the process that started this one. If it has ended already, this process ends at once.
+        parent: Process id of the parent. If the parent has already ended, this process ends at once.
     """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
@@ -142,31 +142,31 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def end_with_starter() -> None:
-    """Apply :func:`end_with_parent` if :data:`STARTER` asks for it; call this first in ``main``."""
+    """Call :func:`end_with_parent` if the environment variable :data:`STARTER` is set; call this first in ``main``."""
     starter = os.environ.pop(STARTER, "")  # not for programs that this one starts
     if starter:
         end_with_parent(int(starter))
 
 
 def _adopt_orphans(adopt: bool) -> None:
-    """Have Linux make the children of any child that ends children of this process."""
+    """Let Linux make this process the parent of its orphaned descendants (or no longer, if ``adopt`` is False)."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, int(adopt), 0, 0, 0)
 
 
 def _is_handling_signals() -> bool:
-    """Return True while :func:`stop_on_signals` handles signals."""
+    """Return True if :func:`stop_on_signals` is active."""
     return signal.getsignal(signal.SIGTERM) is _handle_signal
 
 
 def _mask_signals(how: signal.Sigmasks) -> None:
-    """Block signals before a fork, so that one to the new child does not end its parent; unblock them after it."""
+    """Block signals before a fork, or unblock them after it, so that a signal to the child cannot end the parent."""
     if _is_handling_signals():
         signal.pthread_sigmask(how, SIGNALS)
 
 
 def _after_fork_in_child() -> None:
-    """Restore Python's own handlers, because a forked child has no thread that ends it."""
+    """Restore Python's default signal handlers in a forked child, which lacks the thread that ends the program."""
     if _is_handling_signals():
         signal.set_wakeup_fd(-1)
         for number in SIGNALS:
@@ -183,10 +183,10 @@ os.register_at_fork(
 
 
 def _handle_signal(number: int, frame: FrameType | None) -> None:
-    """Handle a signal: Python tells the stopping thread only of signals that have a handler.
+    """Handle a signal in the main thread; needed also because Python notifies our thread only of handled signals.
 
     Raises:
-        SystemExit: In a program with a graceful shutdown.
+        SystemExit: At the first signal in a graceful shutdown without ``ask``.
     """
     if _closing and (closing := _closing[-1]).ask is None and not closing.requested:
         closing.requested = True
@@ -216,7 +216,7 @@ def _end_after_delay(closing: _GracefulShutdown) -> None:
 
 
 def _end_program(code: int, *, silently: bool = False) -> None:
-    """End every child process, remove partial files, print the exit message, and end this process."""
+    """End all child processes, remove unfinished output, print the exit message, and end this process."""
     _ending.set()
     try:
         stderr = _silence_other_threads()
@@ -233,13 +233,13 @@ def _end_program(code: int, *, silently: bool = False) -> None:
 
 
 def exit_message() -> str:
-    """Return the last message of a stopped program, with the command line that resumes the run."""
+    """Return the last message of a stopped program, with the command line that resumes the run, if it is set."""
     again = f"; to go on: {_how_to_go_on[0]()}" if _how_to_go_on else ""
     return f"stopped on request{again}"
 
 
 def _silence_other_threads() -> int:
-    """Discard the output of other threads; return a descriptor of standard error for the last message."""
+    """Discard all further output of this process; return a descriptor of standard error for the last message."""
     try:
         stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     except OSError:  # it has as many files open as it may
@@ -250,7 +250,7 @@ def _silence_other_threads() -> int:
 
 
 def _end_children() -> None:
-    """Kill all children until there are none, because a thread may start another child meanwhile."""
+    """Kill all descendants repeatedly until none is left, because a thread may start new ones meanwhile."""
     import psutil
 
     until = time.monotonic() + ENDING_S

@@ -1,4 +1,4 @@
-"""The command line of our three programs: output, progress, exit codes and errors."""
+"""The command line of our three programs: options, output, progress, exit codes and error messages."""
 
 import datetime as dt
 import io
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ProgressForm(StrEnum):
-    """The forms of progress that ``--progress`` of ``flwr-sim`` names."""
+    """The values of the option ``--progress`` of ``flwr-sim``."""
 
     auto = "auto"
     bar = "bar"
@@ -34,7 +34,7 @@ class ProgressForm(StrEnum):
 
 
 class LogForm(StrEnum):
-    """The forms of log lines that ``--log-format`` names."""
+    """The values of the option ``--log-format``."""
 
     text = "text"
     json = "json"
@@ -49,7 +49,7 @@ def _set_log_form(form: LogForm) -> LogForm:
 
 
 def log_form() -> LogForm:
-    """Return the form of log lines of the present command; text where it has no such option."""
+    """Return the value of ``--log-format`` in this process; text if the command has no such option."""
     return _log_form[0]
 
 
@@ -72,25 +72,24 @@ Restarted = Annotated[
 
 
 class PlainConsole(Console):
-    """A console that escapes the control characters of every text, which rich would send to the terminal.
-
-    Names between colons are not replaced by emojis.
-    """
+    """A rich console that escapes control characters in every text, and does not replace ``:name:`` by emojis."""
 
     def __init__(self, *, file: IO[str] | None = None, **more: Any) -> None:
         super().__init__(file=file, emoji=False, **more)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render as rich does, and escape every piece of text."""
+        """Render as rich does, then escape the text of every segment."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=terminal_safe(segment.text))
 
 
 def make_command_line_program(name: str, purpose: str, exit_codes: str) -> typer.Typer:
-    """Return a new program with ``--version`` and shell completion, without commands yet.
+    """Return a new typer application with ``--version`` and shell completion, to which commands can be added.
 
     Args:
-        exit_codes: Each code with its meaning, comma-separated.
+        name: Name of the program.
+        purpose: One sentence for the help text.
+        exit_codes: Exit codes with their meanings, comma-separated, for the help text.
     """
     app = typer.Typer(
         name=name,
@@ -120,12 +119,12 @@ def make_command_line_program(name: str, purpose: str, exit_codes: str) -> typer
 
 
 class _NeverFailingStream(io.FileIO):
-    """Standard output or error that never fails: output that cannot be written is dropped.
+    """Raw stream for standard output or error that drops output which it cannot write, instead of raising.
 
-    A reader may leave (``| head -1``) or a disk may be full, and neither must stop a run of hours.
+    A closed pipe (``| head -1``) or a full disk must not stop a run of hours.
 
     Attributes:
-        lost: The first error, such as that of a full disk; None where only the reader has left.
+        lost: The first error, such as that of a full disk; None if there was none but closed pipes.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -133,7 +132,7 @@ class _NeverFailingStream(io.FileIO):
         self.lost: OSError | None = None
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """Write as much as possible, and report all as written."""
+        """Write data; after an error drop the data and report them as written."""
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -144,7 +143,7 @@ class _NeverFailingStream(io.FileIO):
 
 
 def _make_never_failing(stream: Any, descriptor: int) -> Any:
-    """Return the process's own stream without errors; a stream that somebody put in its place is returned as it is."""
+    """Wrap standard output or error so that writing never fails; return a stream that replaced it unchanged."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     stream.reconfigure(errors="replace")  # in a locale without our signs
@@ -160,10 +159,13 @@ def _make_never_failing(stream: Any, descriptor: int) -> Any:
 
 @contextmanager
 def _drop_unwritable_output(*, prints_result: bool) -> Iterator[None]:
-    """Drop output that cannot be written inside the ``with`` block; report a full disk at the end.
+    """Drop output that cannot be written inside the ``with`` block, instead of raising an error.
+
+    Args:
+        prints_result: True if lost output is a failure, which is reported at the end; False for a log.
 
     Raises:
-        SystemExit: With 1 for a program that succeeded but could not print its result.
+        SystemExit: With code 1, if the program succeeded but could not print its result.
     """
     before = sys.stdout, sys.stderr
     out, error = sys.stdout, sys.stderr = _make_never_failing(sys.stdout, 1), _make_never_failing(sys.stderr, 2)
@@ -194,13 +196,15 @@ def run_program(
     *,
     prints_result: bool = True,
 ) -> None:
-    """Run a program; print faults of the input and other errors for a person, and exit with their code.
+    """Run a command-line program; print expected errors as messages for a person, and exit with the error's code.
 
-    A reader of its output who leaves changes neither the work nor the exit code.
+    A closed pipe at standard output changes neither the work nor the exit code.
 
     Args:
-        stopped: Exceptions whose text explains to a person why the program ends, with their ``exit_code`` or 1.
-        prints_result: True where output lost on a full disk is a failure; False for a log.
+        app: The program's typer application.
+        arguments: Command-line arguments; None for those of the process.
+        stopped: Further exception types with a message for a person; their exit code is ``exit_code``, or 1.
+        prints_result: True if output that is lost on a full disk is a failure; False for a log.
     """
     _set_log_form(LogForm.text)
     raise_descriptor_limit()
@@ -227,7 +231,7 @@ def run_program(
 
 
 def _print_error(kind: str, text: str) -> None:
-    """Print on standard error why the program ends."""
+    """Print on standard error the reason why the program ends, in the format of ``--log-format``."""
     if log_form() is LogForm.json:
         json_printer(sys.stderr)({"level": "error", "message": terminal_safe(text)})
     else:
@@ -236,10 +240,10 @@ def _print_error(kind: str, text: str) -> None:
 
 
 def event_printer(console: Console) -> Callable[[str], None]:
-    """Return a function that prints one line an event, with date, time and zone.
+    """Return a function that prints a log line for an event, with date, time and time zone.
 
     With ``--log-format json`` a line is an object with ``time``, ``level`` and ``message``. Further lines of a text are
-    indented, so that no text of somebody else looks like an event.
+    indented, so that untrusted text cannot imitate an event.
     """
     if log_form() is LogForm.json:
         write = json_printer(console.file)
@@ -255,10 +259,12 @@ def event_printer(console: Console) -> Callable[[str], None]:
 
 
 def progress_form(requested: ProgressForm, console: Console) -> ProgressForm:
-    """Return the form of progress: ``auto`` is a bar on a terminal, and lines elsewhere; a quiet console shows none.
+    """Return the progress display for a requested ``--progress`` value and a console.
+
+    ``auto`` becomes ``bar`` on a terminal, and ``lines`` otherwise. A quiet console has no progress display.
 
     Raises:
-        BadInput: For a bar without a terminal.
+        BadInput: If ``bar`` is requested without a terminal.
     """
     if console.quiet:
         return ProgressForm.none
@@ -271,7 +277,7 @@ def progress_form(requested: ProgressForm, console: Console) -> ProgressForm:
 
 
 def json_printer(file: IO[str]) -> Callable[[Mapping[str, Any]], None]:
-    """Return a function that writes one JSON object a line and flushes it; the first field is ``time``."""
+    """Return a function that writes a mapping, with ``time`` as its first field, to a file as one line of JSON."""
 
     def tell(fields: Mapping[str, Any]) -> None:
         file.write(json_text({"time": local_timestamp(), **fields}) + "\n")
@@ -281,5 +287,5 @@ def json_printer(file: IO[str]) -> Callable[[Mapping[str, Any]], None]:
 
 
 def local_timestamp() -> str:
-    """Return the local time with the zone's offset, ISO 8601 to the second."""
+    """Return the local time in ISO 8601 to the second, with the time zone's offset."""
     return dt.datetime.now().astimezone().isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""Timers of coordinator and hospital, which ``flwr-server deadlines`` lists."""
+"""Timeouts of coordinator and hospital programs, in seconds; ``flwr-server deadlines`` lists them."""
 
 HEARTBEAT_INTERVAL_S = 15
 """Interval of heartbeats; Flower's SuperLink takes a site for lost after two of them without one."""

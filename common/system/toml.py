@@ -1,4 +1,4 @@
-"""TOML files that people write: reading, checking by pydantic, and clear text for all faults at once."""
+"""Reads TOML files that people write, validates them by pydantic, and translates all errors into plain messages."""
 
 import json
 import re
@@ -23,7 +23,7 @@ from common.system.plain_text import PLAIN_NAME
 
 
 class TomlSection(BaseModel):
-    """A table of a file; unknown keys are faults."""
+    """Base class of pydantic models for TOML tables; frozen, and unknown keys are faults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -74,7 +74,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file.
 
     Raises:
-        BadInput: If the file is missing, cannot be read, or is no TOML.
+        BadInput: If the file is missing, cannot be read, or is not valid TOML.
     """
     if not is_file(path):
         raise BadInput([missing_input_fault(path)])
@@ -101,10 +101,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML as ``tomllib.loads`` does, with a ValueError for every failure.
+    """Parse TOML as ``tomllib.loads`` does, but raise ValueError for every failure.
 
     Raises:
-        ValueError: If the text is no TOML, is nested too deeply, or has a number of thousands of digits.
+        ValueError: If the text is not valid TOML, is nested too deeply, or has a number of thousands of digits.
     """
     try:
         return tomllib.loads(text)
@@ -117,10 +117,10 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def validate_tables(model: type[M], tree: Mapping[str, Any], file_name: str) -> M:
-    """Check a file's tables with a pydantic model, and return the model's instance.
+    """Validate the tables of a TOML file by a pydantic model, and return the model's instance.
 
     Raises:
-        BadInput: With all faults.
+        BadInput: With all faults of the tables.
     """
     try:
         return model.model_validate(tree)
@@ -131,11 +131,13 @@ def validate_tables(model: type[M], tree: Mapping[str, Any], file_name: str) -> 
 def validation_faults(
     error: ValidationError, root: type[BaseModel], file_name: str, extra: Sequence[str] = ()
 ) -> list[Fault]:
-    """Translate pydantic's errors into faults with file, key, value and expectation.
+    """Translate pydantic's errors into faults with file, key, actual value and expected value.
 
     Args:
-        root: The model of the whole file.
-        extra: Keys that the file may have beside those of ``root``.
+        error: The exception that pydantic raised.
+        root: The pydantic model of the whole file.
+        file_name: Name of the file in the faults.
+        extra: Top-level keys that the file may have in addition to those of ``root``.
     """
     faults = []
     for details in error.errors(include_url=False):
@@ -157,13 +159,13 @@ def validation_faults(
 
 
 def toml_text(value: str | int | float | bool | Sequence[str]) -> str:
-    """Write a value as TOML: its strings, numbers and lists are those of JSON, but for one character."""
+    """Format a string, number, boolean or list as TOML."""
     text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")
 
 
 def describe_validation_error(error: Mapping[str, Any]) -> str:
-    """Translate an error of pydantic into a sentence for the person who wrote the file."""
+    """Translate one error of pydantic into a sentence for the person who wrote the file."""
     kind, context = error["type"], error.get("ctx", {})
     if kind in _WITHOUT_VALUE:
         return _WITHOUT_VALUE[kind]
@@ -183,7 +185,7 @@ def describe_validation_error(error: Mapping[str, Any]) -> str:
 
 
 def near_literal(error: Mapping[str, Any]) -> str:
-    """Suggest the nearest allowed word; nothing if there are so few that the error already lists them all."""
+    """Suggest the allowed value nearest to a wrong one; empty if the error already lists all allowed values."""
     if error["type"] != "literal_error" or not isinstance(error.get("input"), str):
         return ""
     options = re.findall("'([^']*)'", str(error["ctx"]["expected"]))
@@ -191,11 +193,11 @@ def near_literal(error: Mapping[str, Any]) -> str:
 
 
 def _locate_fault(root: type[BaseModel], steps: Sequence[str]) -> tuple[tuple[str, ...], list[str], set[str]]:
-    """Follow a fault's location through the models.
+    """Translate the location of a pydantic error into keys of the TOML file.
 
     Returns:
-        The keys of the last table, the steps without the kinds that pydantic inserts, and the kinds that the last step
-        may have, where tables of several kinds fit.
+        The valid keys of the innermost table; the location, without the tags that pydantic inserts for tables of
+        several kinds; and the kinds that are allowed at the location, if the table can have several.
     """
     members: tuple[type[BaseModel], ...] = (root,)
     keys: list[str] = []
@@ -213,7 +215,7 @@ def _locate_fault(root: type[BaseModel], steps: Sequence[str]) -> tuple[tuple[st
 
 
 def _models_in(annotations: Iterable[Any]) -> Iterable[type[BaseModel]]:
-    """Yield the models in annotations, also those inside unions and optional values."""
+    """Yield the pydantic models in type annotations, also those inside unions and optional types."""
     for annotation in annotations:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield annotation

@@ -1,1 +1,1 @@
-"""The wire between coordinator and hospital: records, their bytes, their bounds."""
+"""The messages between coordinator and hospitals: typed records, their encoding, hashes and bounds of their fields."""

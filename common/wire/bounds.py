@@ -1,8 +1,8 @@
-"""Bounds of the fields of records: a length and a set of characters for text, a range for numbers.
+"""Bounds of the fields of records, checked on receipt: length and characters of text, range of numbers.
 
-Each bound stands beside its field's type, as ``Annotated``, where :func:`refuse_out_of_bounds` reads it. A test asks
-for a bound of every text and number of every record. Limits that depend on the round are checked by
-:mod:`strategies.engine.exchange`.
+A field's bound is an annotation of its type (``Annotated``), which :func:`refuse_out_of_bounds` reads. A test requires
+a bound for every text and number of every record. :mod:`strategies.engine.exchange` checks the limits that depend on
+the round.
 """
 
 import functools
@@ -38,13 +38,13 @@ thousand such numbers still add up in float32."""
 
 @dataclass(frozen=True)
 class NumberRange:
-    """Numbers from ``least`` to ``most``; NaN passes, because the codec has refused it where it is not allowed."""
+    """The bound of a number: from ``least`` to ``most``. NaN is accepted here; the codec rejects it if not allowed."""
 
     least: float
     most: float
 
     def fault(self, value: Any) -> str:
-        """Return why a value is refused; empty where it is accepted."""
+        """Return the reason why a value is out of bounds; empty if it is valid."""
         if self.least <= value <= self.most or (isinstance(value, float) and math.isnan(value)):
             return ""
         return f"must be from {_format_number(self.least)} to {_format_number(self.most)}, not {_format_number(value)}"
@@ -52,7 +52,7 @@ class NumberRange:
 
 @dataclass(frozen=True)
 class PlainLineBound:
-    """One line of printable characters, at most ``longest`` of them."""
+    """The bound of a name or other short text: one line of at most ``longest`` printable characters."""
 
     longest: int = 200
 
@@ -66,7 +66,7 @@ class PlainLineBound:
 
 @dataclass(frozen=True)
 class LongTextBound:
-    """Text that only programs read, with at most ``longest`` characters of any kind."""
+    """The bound of text that only programs read: at most ``longest`` characters of any kind."""
 
     longest: int
 
@@ -78,7 +78,7 @@ class LongTextBound:
 
 @dataclass(frozen=True)
 class FreeTextBound:
-    """Text for a person, such as the reason of a failure; it is never refused, but escaped and cut when it arrives."""
+    """Marks text for a person, such as the reason of a failure: never rejected, but escaped and cut on receipt."""
 
     def fault(self, value: Any) -> str:
         return ""
@@ -86,7 +86,7 @@ class FreeTextBound:
 
 @dataclass(frozen=True)
 class ListBound:
-    """A list of at most ``most`` entries, each within a bound."""
+    """The bound of a list: at most ``most`` entries, and a bound for each entry."""
 
     most: int
     bound: NumberRange | PlainLineBound
@@ -139,14 +139,14 @@ Shares = Annotated[tuple[float, ...], ListBound(MOST_CLASSES, SHARE)]
 
 @functools.cache
 def field_bounds_of_record(record: type) -> dict[str, Bound]:
-    """Return the bounds of a record's fields by name, without fields that have no bound."""
+    """Return field name -> bound for a record class, without fields that have no bound."""
     hints = typing.get_type_hints(record, include_extras=True)
     marks_of = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
     return {name: bound for name, marks in marks_of.items() for bound in marks if isinstance(bound, BOUNDS)}
 
 
 def escape_free_text(record: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Return a record's values; the fields that are text for people are escaped and cut to their longest length."""
+    """Return a record's field values, with text for people (:class:`FreeTextBound`) escaped and cut."""
     for name, bound in field_bounds_of_record(record).items():
         if isinstance(bound, FreeTextBound) and values[name]:
             values = {**values, name: printable_lines(values[name])}
@@ -154,7 +154,7 @@ def escape_free_text(record: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_out_of_bounds(record: object) -> None:
-    """Raise :class:`WireError` if a field of this record is outside its bound."""
+    """Raise :class:`WireError` if any field of this record is out of bounds."""
     kind: type = type(record)
     for name, bound in field_bounds_of_record(kind).items():
         value = getattr(record, name)
@@ -163,20 +163,20 @@ def refuse_out_of_bounds(record: object) -> None:
 
 
 def refuse_unprintable(names: Iterable[str], what: str, most: int = MOST_CLASSES) -> None:
-    """Raise :class:`WireError` if these names are too many, too long, or hold characters that cannot be printed."""
+    """Raise :class:`WireError` if there are too many names, or one is too long or has unprintable characters."""
     if fault := ListBound(most, NAME).fault(tuple(names)):
         raise WireError(f"{what}: {fault}.")
 
 
 def reported_loss(loss: float | None) -> float | None:
-    """Return a loss as a site reports it: at most :data:`MOST_LOSS`, which also stands for NaN."""
+    """Clip a loss to :data:`MOST_LOSS` before a site reports it; NaN becomes :data:`MOST_LOSS`, too."""
     if loss is None:
         return None
     return MOST_LOSS if math.isnan(loss) else min(loss, MOST_LOSS)
 
 
 def _format_number(value: float) -> str:
-    """Write a number in few characters, however large it is."""
+    """Format a number of any size in few characters."""
     if isinstance(value, int):
         return f"{value:,}" if abs(value) < 2**64 else "a number of more than 64 bits"
     return f"{value:g}"

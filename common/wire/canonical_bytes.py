@@ -1,11 +1,10 @@
-"""The canonical bytes of a record, which audits hash, previews write and receipts are checked by.
+"""A canonical form of a record as bytes, so that sender and receiver compute the same hash; audits and receipts use it.
 
-The form does not depend on the order in which Flower keeps things, nor on how it cuts them for the wire: one line of
-JSON, its keys sorted, says what the records hold and names the BLAKE3 hash of every run of bytes; those bytes follow in
-the same order. A record's hash is the SHA-256 of that first line (``head -n 1 FILE | sha256sum``), so the site before
-it sends, and the coordinator after it receives, compute the same hash, and an array that goes to many sites is hashed
-once. BLAKE3, because every update is hashed at both ends: it takes 0.4 times as long as SHA-256, on a processor with
-AVX-512 and with instructions for SHA.
+The form is one line of JSON with sorted keys, followed by the bytes of the arrays. The line contains all small values,
+and the BLAKE3 hash of each array's bytes. So it does not depend on Flower's order of fields or its chunks. A record's
+hash is the SHA-256 of the first line (``head -n 1 FILE | sha256sum``), so an array that is sent to many sites is hashed
+only once. Arrays are hashed by BLAKE3, which takes 0.4 times as long as SHA-256 (measured with AVX-512 and SHA
+instructions).
 """
 
 import hashlib
@@ -28,22 +27,22 @@ _CACHED = "_polyclinic_blake3"
 
 
 def canonical_pieces(content: RecordDict) -> Iterator[bytes]:
-    """Yield the canonical bytes in pieces, so that no array of a model is copied."""
+    """Yield the canonical bytes of a record in pieces, without copying its arrays."""
     line, runs = _canonical_header_line(content)
     yield line
     yield from runs
 
 
 def record_sha256(content: RecordDict) -> str:
-    """Return the SHA-256 of the first line of the canonical bytes, in hexadecimal digits."""
+    """Return the hash of a record in hexadecimal digits: the SHA-256 of the first line of its canonical bytes."""
     return hashlib.sha256(_canonical_header_line(content)[0]).hexdigest()
 
 
 def parse_canonical_record(data: bytes) -> RecordDict:
-    """Read a record from its canonical bytes.
+    """Rebuild a record from its canonical bytes.
 
     Raises:
-        ValueError: If the bytes are not in this form, or do not match the sizes and hashes in their first line.
+        ValueError: If the bytes are not canonical, or do not match the sizes and hashes in the first line.
     """
     head, newline, rest = data.partition(b"\n")
     described = json.loads(head)
@@ -75,7 +74,7 @@ def parse_canonical_record(data: bytes) -> RecordDict:
 
 
 def _read_value(entry: Any, take: Callable[[int], bytes]) -> Any:
-    """Return a value that the first line describes; ``take`` returns the next bytes of those that follow the line."""
+    """Return the value of one entry of the first line; ``take(size)`` returns the next bytes after that line."""
     if not isinstance(entry, dict):
         return entry
     if isinstance(entry[_BYTES], list):
@@ -87,13 +86,13 @@ def _read_value(entry: Any, take: Callable[[int], bytes]) -> Any:
 
 
 def read_small_fields(content: RecordDict) -> dict[str, Any]:
-    """Return the fields of one of our records except its large arrays, unchecked; empty for any other record."""
+    """Return the fields of a record except its large arrays, unchecked; empty if it is not a record of ours."""
     record = content.get(FIELDS)
     return dict(record) if isinstance(record, ConfigRecord) else {}
 
 
 def _canonical_header_line(content: RecordDict) -> tuple[bytes, list[bytes]]:
-    """Return the line of JSON, and the runs of bytes that it announces."""
+    """Return the first line of a record's canonical bytes, and the byte strings that follow the line."""
     described: dict[str, dict[str, Any]] = {}
     runs: list[bytes] = []
     for name in sorted(content):
@@ -123,7 +122,7 @@ def _canonical_header_line(content: RecordDict) -> tuple[bytes, list[bytes]]:
 
 @dataclass(frozen=True)
 class RecordField:
-    """The name, shape and number of bytes of one field of a record, without its value.
+    """Name, shape and size in bytes of one field of a record, without its value.
 
     Attributes:
         shape: The shape of an array; ``(n,)`` for a list; None for a single value.
@@ -135,7 +134,7 @@ class RecordField:
 
 
 def list_fields(content: RecordDict) -> list[RecordField]:
-    """List the fields of a record by their names on the wire; an array is ``record/name``."""
+    """List the fields of a record with their names in the Flower record; an array's name is ``record/name``."""
     fields = [
         RecordField(f"{name}/{key}", tuple(array.shape), len(array.data))
         for name, record in sorted(content.array_records.items())

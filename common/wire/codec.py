@@ -1,17 +1,15 @@
-"""Translation between our records and Flower's, and the packing of numbers in fewer bytes.
+"""Translates our typed records to and from Flower's ``RecordDict``, and packs numbers in fewer bytes.
 
-:func:`encode_record` writes a record into a ``RecordDict``: everything small into the ConfigRecord ``fields``, a
-model's trunk into one ArrayRecord named after the model's field. :func:`decode_record` reads one expected record and
-refuses what it does not know: another wire version, another record, a missing or unknown field, a wrong type. Nothing
-is read by position or prefix, and nothing is pickled.
+:func:`encode_record` puts all small fields into the ConfigRecord ``fields``, and a model's trunk into an ArrayRecord
+named after the field. :func:`decode_record` reads one expected record and rejects another wire version, another record,
+missing or unknown fields, and wrong types. Fields are read by name, never by position, and nothing is pickled.
 
-Small arrays travel among the fields, because Flower sends each record, each array and each chunk of an array by a call
-of its own, and its SuperLink makes several database queries for each.
+Small arrays are in ``fields``, because Flower sends each record, array and chunk of an array by a separate call.
 
-Rounding and packing are two steps. Rounded numbers are still float32, and packing does not change them: the site knows
-exactly what the coordinator will add, and can carry the rest into its next update. int8: blocks of :data:`BLOCK`
-numbers, each a whole number from -127 to 127 times the block's scale, a power of two, so that scale and numbers follow
-exactly from the product. A packed array holds the scales' exponents, one int8 a block, and then the numbers.
+Compression has two steps. Rounding gives float32 numbers; packing them loses nothing. So a site knows exactly which
+update the coordinator will add, and can carry the rounding error into its next update. int8: in blocks of
+:data:`BLOCK`, each number is an integer from -127 to 127 times the block's scale, a power of two. Packed int8 arrays
+contain the exponent of each block's scale as one int8, then the integers.
 """
 
 import dataclasses
@@ -62,16 +60,17 @@ WrittenArrays = dict[int, tuple[NDArray[np.float32], Array]]
 
 
 def field_names(record: type[Record]) -> tuple[str, ...]:
-    """Return the declared fields of a record."""
+    """Return the names of a record class's fields."""
     return tuple(field.name for field in dataclasses.fields(record))
 
 
 def encode_record(record: Record, written: WrittenArrays | None = None) -> RecordDict:
-    """Translate a typed record into a Flower record.
+    """Translate a typed record into a Flower ``RecordDict``.
 
     Args:
-        written: Arrays of other records of the same exchange, read and extended here, so that a trunk that goes to a
-            hundred sites is written and hashed once.
+        record: The record.
+        written: Cache of Flower arrays that this function reads and extends, so that the same trunk in the messages to
+            many sites is packed and hashed once.
     """
     content, fields = RecordDict(), ConfigRecord({_VERSION: WIRE_VERSION, _RECORD: type(record).__name__})
     for name, kind in _schema(typing.cast(type, type(record))).items():
@@ -98,10 +97,10 @@ def encode_record(record: Record, written: WrittenArrays | None = None) -> Recor
 
 
 def decode_record(content: RecordDict, expected: type[R]) -> R:
-    """Translate Flower's records into the expected typed record; text for a person comes out escaped and cut.
+    """Translate a Flower ``RecordDict`` into a typed record, check it, and escape its text for people.
 
     Raises:
-        WireError: Naming the difference from the expected record.
+        WireError: If the content is not a valid record of the class ``expected``.
     """
     name, values = expected.__name__, dict[str, Any]()
     fields, schema = _checked_fields(content, name), _schema(typing.cast(type, expected))
@@ -127,17 +126,17 @@ def decode_record(content: RecordDict, expected: type[R]) -> R:
 
 @dataclasses.dataclass(frozen=True)
 class _ValueField:
-    """The type of a field that is one value or a list of values."""
+    """The type of a record's field that is one value or a list of values, not an array."""
 
     kind: type
     is_list: bool
     optional: bool
 
     def read(self, fields: dict[str, Any], name: str, record: str) -> Any:
-        """Read the value of this field, and remove it from ``fields``.
+        """Return the value of this field, and remove it from ``fields``.
 
         Raises:
-            WireError: If it is missing, of another type or not finite; in a list, NaN stands for "not defined".
+            WireError: If the value is missing, of another type or not finite; NaN is allowed in lists (undefined).
         """
         if name not in fields and self.optional:
             return None
@@ -157,9 +156,7 @@ class _ValueField:
 
 @functools.cache
 def _schema(record: type) -> dict[str, Any]:
-    """Return the fields of a record class by name, in order.
-
-    A field of arrays maps to its type, any other to a :class:`_ValueField`."""
+    """Return field name -> type of a record class: an array type, or a :class:`_ValueField` for other fields."""
     schema: dict[str, Any] = {}
     for name, kind in typing.get_type_hints(record).items():
         optional = isinstance(kind, types.UnionType)
@@ -170,7 +167,7 @@ def _schema(record: type) -> dict[str, Any]:
 
 
 def _checked_fields(content: RecordDict, expected: str) -> dict[str, Any]:
-    """Return the fields of a record, refused unless it has our wire version and the expected name."""
+    """Return the small fields of a record, after checks of its wire version and class name."""
     record = content.get(_FIELDS)
     fields = dict(record) if isinstance(record, ConfigRecord) else {}
     if _VERSION not in fields:
@@ -295,7 +292,7 @@ def _read_counts(fields: dict[str, Any], name: str, record: str) -> ScoreCounts:
 
 
 def _read_numbers(data: Any, where: str) -> NDArray[np.float32] | None:
-    """Return float32 numbers, without a copy; read-only."""
+    """Return bytes as a read-only float32 array, without a copy."""
     if data is None:
         return None
     if not isinstance(data, bytes) or len(data) % 4:
@@ -304,9 +301,9 @@ def _read_numbers(data: Any, where: str) -> NDArray[np.float32] | None:
 
 
 def payload_bytes(content: RecordDict) -> int:
-    """Count the bytes of a record's content: arrays as they travel, other fields as JSON, without Flower's framing.
+    """Return the payload size of a record in bytes: arrays as sent, other fields as JSON, without Flower's framing.
 
-    Flower's ``count_bytes`` fails on an empty list (1.39).
+    Flower's own ``count_bytes`` fails on an empty list (1.39).
     """
     size, words = 0, dict[str, Any]()
     for record in content.array_records.values():
@@ -338,7 +335,7 @@ _LARGEST, _LOWEST = 127, -126  # 2**-126 is float32's smallest normal number
 
 
 def round_to_form(values: Float32, form: Form) -> Float32:
-    """Round numbers ``(n,)`` to the nearest that ``form`` can hold; float16 clips to its largest number."""
+    """Round numbers ``(n,)`` to values that the number format ``form`` can represent; the result is float32."""
     if form == "float16":
         largest = np.finfo(np.float16).max
         return np.clip(values, -largest, largest).astype(np.float16).astype(np.float32)
@@ -349,7 +346,7 @@ def round_to_form(values: Float32, form: Form) -> Float32:
 
 
 def pack_numbers(values: Float32, form: Form) -> bytes:
-    """Return the little-endian bytes of numbers that :func:`round_to_form` has rounded."""
+    """Pack numbers that :func:`round_to_form` has rounded into little-endian bytes of the format ``form``."""
     if form == "float16":
         return values.astype("<f2").tobytes()
     if form == "int8":
@@ -359,10 +356,10 @@ def pack_numbers(values: Float32, form: Form) -> bytes:
 
 
 def unpack_numbers(data: bytes, n: int, form: Form) -> Float32:
-    """Return the numbers that :func:`pack_numbers` turned into these bytes.
+    """Return ``n`` float32 numbers from the bytes of :func:`pack_numbers`.
 
     Raises:
-        ValueError: If that many numbers take another number of bytes, or a block's scale is no float32.
+        ValueError: If the number of bytes is not that of ``n`` numbers, or the scale of an int8 block is invalid.
     """
     if len(data) != (expected := packed_size(n, form)):
         raise ValueError(f"{n} numbers as {form} take {expected} bytes, not {len(data)}")
@@ -378,22 +375,22 @@ def unpack_numbers(data: bytes, n: int, form: Form) -> Float32:
 
 
 def packed_size(n: int, form: Form) -> int:
-    """Return how many bytes ``n`` numbers take when they are packed in ``form``."""
+    """Return the number of bytes of ``n`` numbers packed in the format ``form``."""
     return n + _count_blocks(n) if form == "int8" else n * (4 if form == "float32" else 2)
 
 
 def pack_counts(counts: Counts) -> tuple[bytes, int]:
-    """Return the bytes of counts from 0 to 2**32 - 1, little-endian, and how many bytes each takes."""
+    """Pack counts from 0 to 2**32 - 1 into little-endian bytes; return them with the number of bytes of each count."""
     largest = int(counts.max(initial=0))
     width = next(width for width in WIDTHS if largest < 256**width)
     return counts.astype(f"<u{width}").tobytes(), width
 
 
 def unpack_counts(data: bytes, width: int) -> Counts:
-    """Return the counts that :func:`pack_counts` turned into these bytes.
+    """Return the counts from the bytes of :func:`pack_counts`, with ``width`` bytes for each count.
 
     Raises:
-        ValueError: If no count takes so many bytes, or these are not a whole number of counts.
+        ValueError: If ``width`` is not allowed, or does not divide the number of bytes.
     """
     if width not in WIDTHS or len(data) % width:
         raise ValueError(f"{len(data)} bytes are no counts of {width} bytes each")
@@ -405,7 +402,7 @@ def _count_blocks(n: int) -> int:
 
 
 def _block_exponents(values: Float32) -> NDArray[np.int8]:
-    """Return for each block the smallest exponent e with ``127 * 2**e`` at least its largest number."""
+    """Return for each block the smallest exponent e for which ``127 * 2**e`` reaches its largest magnitude."""
     if not len(values):
         return np.zeros(0, np.int8)
     largest = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), BLOCK)).astype(np.float64)

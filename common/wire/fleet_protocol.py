@@ -1,11 +1,11 @@
-"""The messages of the hospital link: Flower's Fleet API (1.39 to 1.42) by its field numbers, in classes of our own.
+"""Our own protobuf classes for the messages of Flower's Fleet API (1.39 to 1.42), between sites and coordinator.
 
-Flower's own classes are made from files that it moves and changes between releases; what travels is the numbers below,
-and a test compares them with those of the installed Flower. Fields that neither side reads are left out: protobuf
-steps over them.
+Flower moves and changes its own generated classes between releases. The field numbers below, which determine the bytes,
+are the same, and a test compares them with the installed Flower. Fields that neither side reads are left out, because
+protobuf skips unknown fields.
 
-One field is ours: :data:`SMALL_CONTENTS`. Small objects travel in the call that announces their message, instead of one
-call each. A program that does not know the field steps over it and transfers every object by itself.
+One field is our addition: :data:`SMALL_CONTENTS`. It sends small objects in the call that announces their message,
+instead of one call each. A program without this field skips it and transfers every object separately.
 """
 
 import hashlib
@@ -71,13 +71,14 @@ _FIELD = descriptor_pb2.FieldDescriptorProto
 
 
 def make_protobuf_classes(package: str, messages: str) -> dict[str, Any]:
-    """Make protobuf's classes from lines in the form of :data:`MESSAGES`.
+    """Create protobuf message classes from a text in the format of :data:`MESSAGES`.
 
     Args:
-        package: A unique name; it does not travel.
+        package: A unique protobuf package name, which is not sent.
+        messages: The definitions of the messages and their fields.
 
     Returns:
-        Name -> class.
+        Message name -> class.
     """
     file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
     for line in messages.strip().splitlines():
@@ -104,14 +105,14 @@ Envelope, MetadataFields, RecordDictFields = (_CLASSES[name] for name in ("Messa
 
 
 def __getattr__(name: str) -> Any:
-    """Return the class of the message of this name in :data:`MESSAGES`."""
+    """Return the protobuf class of a message in :data:`MESSAGES` as an attribute of this module."""
     if name not in _CLASSES:
         raise AttributeError(name)
     return _CLASSES[name]
 
 
 def choose_small_objects(contents: Iterable[tuple[str, int]]) -> list[str]:
-    """Choose, by name and size in bytes, the objects that travel in the call that announces their message."""
+    """Choose the objects to send in the call that announces their message, from pairs of name and size in bytes."""
     chosen, left = list[str](), SMALL_BYTES_IN_ALL
     for name, size in contents:
         if 0 < size <= min(SMALL_BYTES, left):
@@ -121,12 +122,12 @@ def choose_small_objects(contents: Iterable[tuple[str, int]]) -> list[str]:
 
 
 def name_by_sha256(contents: Iterable[bytes]) -> dict[str, bytes]:
-    """Return each object under its name, which is the SHA-256 of its content."""
+    """Return SHA-256 -> content for these objects; the hash is an object's name in Flower."""
     return {hashlib.sha256(content).hexdigest(): content for content in contents}
 
 
 def object_ids_of_tree(tree: Any) -> list[str]:
-    """Return the names of all objects of a tree, leaves first."""
+    """Return the ids of all objects in Flower's tree of a message's objects, children first."""
     return [name for child in tree.children for name in object_ids_of_tree(child)] + [tree.object_id]
 
 
@@ -138,13 +139,13 @@ CONTENT_OF_PULL = _CLASSES["PullObjectResponse"].DESCRIPTOR.fields_by_name["obje
 
 
 def extract_field(data: bytes, field: int) -> tuple[bytes, memoryview]:
-    """Take one length-delimited field out of a message in protobuf's wire format, without a copy of its content.
+    """Split one bytes field off a serialised protobuf message, without a copy of the field's content.
 
     Returns:
-        The message without the field, and the field's content, empty where there is none.
+        The message without the field, and the field's content (empty if the field is absent).
 
     Raises:
-        ValueError: If the bytes are no such message.
+        ValueError: If the bytes are not a valid protobuf message.
     """
     view, place, rest, content = memoryview(data), 0, list[memoryview](), memoryview(b"")
     while place < len(data):
@@ -166,7 +167,7 @@ def extract_field(data: bytes, field: int) -> tuple[bytes, memoryview]:
 
 
 def append_field(message: bytes, field: int, content: bytes | memoryview) -> bytes:
-    """Append a field of bytes to a message in protobuf's wire format."""
+    """Append a bytes field to a serialised protobuf message."""
     return b"".join((message, _encode_varint(field << 3 | LENGTH_DELIMITED), _encode_varint(len(content)), content))
 
 
@@ -204,13 +205,13 @@ HELLO_SERVICE, HELLO_METHOD = "polyclinic.Coordinator", "Hello"
 
 
 class Hello(BaseModel):
-    """A coordinator's answer to anyone who asks outside a run, as JSON; a later release may add fields.
+    """A coordinator's JSON answer to the call ``Hello``, by which a site checks clock and versions outside a run.
 
     Attributes:
         time: Unix time on the coordinator's clock.
         release: The coordinator's release of Polyclinic; escaped, because a person reads it.
-        wire: Version of the wire records.
-        key: ``admitted`` where the key that signed the question belongs to a site that takes part.
+        wire: The coordinator's version of the records.
+        key: ``admitted`` if the key that signed the call belongs to an admitted site.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")

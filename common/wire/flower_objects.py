@@ -1,8 +1,9 @@
-"""A Flower message and its objects on the wire: all our uses of Flower's private names, but for cryptography.
+"""Splits Flower messages into objects for sending, and joins them again; all our uses of Flower's private names.
 
-Flower cuts a message into a tree of objects named by their SHA-256, and arrays into chunks. Flower's own functions copy
-every array six times to write a message and four times to read it; the functions here copy it once each time.
-``tests/test_flower_names.py`` counts the private names and says what changed where Flower moves one.
+Flower splits a message into a tree of objects, whose ids are their SHA-256, and splits arrays into chunks. Its own
+functions copy every array six times to send a message and four times to receive it; the functions here copy it once
+each. ``tests/test_flower_names.py`` lists the private names, and fails if a release of Flower moves one. Only the
+private names of Flower's cryptography are used elsewhere.
 """
 
 import hashlib
@@ -34,11 +35,11 @@ PER_ARRAY = 64
 
 
 class MessageTooLarge(ValueError):
-    """A message would take more memory than it may."""
+    """Raised when a received message would take more memory than is allowed."""
 
 
 class _CachedArrayChunk(ArrayChunk):
-    """A part of an array as Flower sends it; its bytes and its name are computed once."""
+    """A chunk of an array, as Flower sends it; its bytes and object id are computed only once."""
 
     def __init__(self, data: memoryview) -> None:
         self._content = b"".join((f"{ArrayChunk.__qualname__}  {len(data)}".encode(), _DIVIDER, data))
@@ -54,7 +55,7 @@ class _CachedArrayChunk(ArrayChunk):
 
 
 def cut_arrays(message: Message) -> None:
-    """Cut the arrays of a message into parts before it is sent; Flower would do so several times."""
+    """Split the arrays of a message into chunks once before it is sent; Flower would do so several times."""
     for record in message.content.array_records.values() if message.has_content() else ():
         for array in record.values():
             if "_chunks" not in vars(array):
@@ -66,37 +67,37 @@ def cut_arrays(message: Message) -> None:
 
 
 def set_identity(node_id: int, run_id: int) -> None:
-    """Set the node id and the run id that Flower writes into all messages of this process from now on."""
+    """Set the node id and the run id that Flower writes into all later messages of this process."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, node_id
 
 
 def set_message_id(message: Message, name: str) -> None:
-    """Set the name of a message."""
+    """Set Flower's id of a message in its metadata."""
     message.metadata.__dict__["_message_id"] = name
 
 
 def set_source(message: Message, node_id: int) -> None:
-    """Set the source of a message."""
+    """Set the id of the node that sent a message in its metadata."""
     message.metadata.__dict__["_src_node_id"] = node_id
 
 
 def metadata_of(message: Message) -> dict[str, Any]:
-    """Return all metadata of a message, in types that JSON has."""
+    """Return all metadata of a message as a mapping that can be written as JSON."""
     return dict(vars(message.metadata))
 
 
 def rebuild_message(content: RecordDict | Error, metadata: Mapping[str, Any]) -> Message:
-    """Rebuild a message of another process of the same run from its :func:`metadata_of` there."""
+    """Rebuild a message from its content and the result of :func:`metadata_of` in another process of the same run."""
     message = Message(content, reply_to=Message(RecordDict(), 1, MessageType.TRAIN))
     vars(message.metadata).update(metadata)
     return message
 
 
 def split_message(message: Message) -> tuple[Any, dict[str, bytes]]:
-    """Split a message into its objects, and set its name, which follows from them.
+    """Split a message into Flower's objects, and set the message's id, which is the hash of its objects.
 
     Returns:
-        The tree of its objects, and their contents by name, leaves first.
+        The tree of object ids, and object id -> content, children first.
     """
     contents = dict[str, bytes]()
 
@@ -114,7 +115,7 @@ def split_message(message: Message) -> tuple[Any, dict[str, bytes]]:
 
 
 def message_without_content(message: Message) -> Any:
-    """Return a message without its content, for the call that announces the message."""
+    """Return a message's metadata, without content, as the protobuf message that announces it."""
     names = MetadataFields.DESCRIPTOR.fields_by_name
     announced = Envelope(metadata=MetadataFields(**{name: getattr(message.metadata, name) for name in names}))
     if message.has_error():
@@ -125,7 +126,7 @@ def message_without_content(message: Message) -> Any:
 
 
 def count_array_bytes(content: RecordDict, most: float = math.inf) -> int:
-    """Count the bytes of all arrays of a message's content; stop beyond ``most``."""
+    """Count the bytes of all arrays in a message's content; stop as soon as the count exceeds ``most``."""
     weight = 0
     for record in content.array_records.values():
         for array in record.values():
@@ -136,17 +137,19 @@ def count_array_bytes(content: RecordDict, most: float = math.inf) -> int:
 
 
 def join_message(message_id: str, contents: Mapping[str, bytes | memoryview], most: float) -> Message:
-    """Build a message from its objects.
+    """Rebuild a received message from its objects.
 
-    A part travels once, and an array may hold it as often as the sender says, as a record may an array. So the size of
-    the objects is no bound on the memory that the message takes.
+    An array can contain the same chunk many times, and a record the same array, although the sender transferred it
+    once. So the memory of the message is limited separately from the size of its objects.
 
     Args:
-        most: Most bytes of all its arrays, see :func:`count_array_bytes`.
+        message_id: Id of the message, which is the id of its root object.
+        contents: Object id -> content.
+        most: Maximum bytes of all arrays, see :func:`count_array_bytes`.
 
     Raises:
         MessageTooLarge: If the arrays have more bytes, or there are too many records.
-        ValueError: If the objects are not in Flower's form.
+        ValueError: If the objects are not a valid Flower message.
     """
     try:
         rest = {name: bytes(content) for name, content in contents.items() if not _is_array_chunk(content)}
@@ -167,7 +170,7 @@ def join_message(message_id: str, contents: Mapping[str, bytes | memoryview], mo
 
 
 def _is_array_chunk(content: bytes | memoryview) -> bool:
-    """Return True for a part of an array; such parts are never copied."""
+    """Return True if an object is a chunk of an array."""
     return bytes(content[:LONGEST_HEAD]).startswith(f"{ArrayChunk.__qualname__} ".encode())
 
 

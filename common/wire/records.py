@@ -1,9 +1,9 @@
-"""The records that coordinator and hospital exchange: typed, frozen, checked when built.
+"""The records (typed messages) that coordinator and hospitals exchange: frozen dataclasses that validate their fields.
 
-:mod:`common.wire.codec` writes them into Flower's records and reads them back. The attributes of the records that a
-hospital sends are explained in plain words for its own people: ``flwr-client preview`` and docs/what-leaves.md print
-these explanations (:mod:`client.preview.data_dictionary`). A name in backquotes and brackets there is the key of the
-site's policy that governs the figure: whether it is sent, or how it is rounded.
+:mod:`common.wire.codec` translates them to and from Flower's records. ``flwr-client preview`` and docs/what-leaves.md
+print the explanations of the attributes in records that a hospital sends, for the hospital's staff
+(:mod:`client.preview.data_dictionary`). A name in backquotes and brackets in these explanations is the key of the
+site's policy that controls if a number is sent, or how it is rounded.
 """
 
 import re
@@ -67,7 +67,7 @@ NO_ARRAYS: Arrays = MappingProxyType({})
 
 
 def no_arrays() -> Arrays:
-    """Return :data:`NO_ARRAYS`, the default of dataclass fields."""
+    """Return :data:`NO_ARRAYS`; used as ``default_factory`` of dataclass fields."""
     return NO_ARRAYS
 
 
@@ -79,19 +79,19 @@ ScoreCounts = NDArray[np.int64]
 
 
 def no_scores() -> ScoreCounts:
-    """Return an empty array of counts, the default of dataclass fields."""
+    """Return an empty array of counts; used as ``default_factory`` of dataclass fields."""
     return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
 class ModelGroups:
-    """A model, or an update of one, as named groups; None where a group does not travel.
+    """A model, or an update of a model, as named groups of arrays; None for a group that is not sent.
 
     Attributes:
-        trunk: float32 ``(t,)``, everything before the head but batch normalisation, flat.
-        norm: float32 ``(m,)``, batch normalisation's four tensors per layer, flat.
+        trunk: All parameters before the head except batch normalisation, flat float32 ``(t,)``.
+        norm: Parameters and running statistics of batch normalisation, flat float32 ``(m,)``.
         head: The head's rows with their class names.
-        form: How the trunk travels; its numbers have been rounded to what that form can hold.
+        form: Number format in which the trunk is sent; its numbers are already rounded to that format.
     """
 
     trunk: NDArray[np.float32] | None = None
@@ -105,7 +105,7 @@ class ModelGroups:
                 raise WireError(f"{name} must be float32 of one dimension, not {array.dtype} of {array.ndim}.")
 
     def to_named_arrays(self) -> dict[str, NDArray[np.float32]]:
-        """Return the arrays that are sent, by their names on the wire and on a site's disk."""
+        """Return the groups as arrays by name, as they are sent and as a site stores them on its disk."""
         arrays = {}
         if self.trunk is not None:
             arrays["trunk"] = self.trunk
@@ -127,7 +127,7 @@ class ModelGroups:
 
     @classmethod
     def from_named_arrays(cls, arrays: Mapping[str, NDArray[np.float32]], class_names: Sequence[str]) -> "ModelGroups":
-        """Rebuild groups from the arrays of :meth:`to_named_arrays`; without class names there is no head."""
+        """Rebuild the groups from the arrays of :meth:`to_named_arrays`; without class names the head is None."""
         head = Head(tuple(class_names), arrays["head.weight"], arrays["head.bias"]) if class_names else None
         return cls(arrays.get("trunk"), arrays.get("norm"), head)
 
@@ -137,7 +137,7 @@ class ModelGroups:
         return cls(model.trunk, model.norm, model.head)
 
     def to_model(self) -> ModelState:
-        """Return the whole model that these groups make up.
+        """Return these groups as a complete model.
 
         Raises:
             WireError: If a group is missing.
@@ -148,7 +148,7 @@ class ModelGroups:
         return ModelState(self.trunk, self.norm, self.head)
 
     def fill_missing_from(self, others: "ModelGroups") -> "ModelGroups":
-        """Return these groups, with missing ones taken from ``others``."""
+        """Return a copy of these groups, with missing groups replaced by those of ``others``."""
         return ModelGroups(
             others.trunk if self.trunk is None else self.trunk,
             others.norm if self.norm is None else self.norm,
@@ -162,18 +162,18 @@ def arrays_under(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, N
 
 
 def is_run_name(run: str) -> bool:
-    """Return True where a run may have this name, after which a site names the folder of its memory.
+    """Return True if a run may have this name, which each site uses as the name of a folder.
 
-    The name is no path, and has no capital letters, because some disks do not tell them from small ones.
+    A valid name is not a path and has no capital letters, because some file systems ignore case.
     """
     return re.fullmatch(r"[a-z0-9_][a-z0-9_-]{0,63}", run) is not None
 
 
 def check_head_rows(head: Head | None, class_names: Sequence[str]) -> None:
-    """Check that a model's head has exactly the rows that a request names, in that order.
+    """Check that a model's head has exactly the rows in ``class_names``, in that order.
 
-    Under secure aggregation sites compare the models that they received, row by row; the compared rows must be the
-    rows that they train.
+    Secure aggregation relies on this check: sites compare the head rows that they received, and the compared rows must
+    be those that they train.
 
     Raises:
         WireError: If the rows differ.
@@ -183,7 +183,7 @@ def check_head_rows(head: Head | None, class_names: Sequence[str]) -> None:
 
 
 def check_run_name(run: str) -> None:
-    """Raise :class:`WireError` unless a run may have this name."""
+    """Raise :class:`WireError` if a run's name is not valid (:func:`is_run_name`)."""
     if not is_run_name(run):
         raise WireError(f"run must be small letters, digits, dashes and underscores, not {run[:80]!r}.")
 
@@ -193,7 +193,7 @@ def check_run_name(run: str) -> None:
 
 @dataclass(frozen=True)
 class RollCall:
-    """Ask a site for its name, its labels and its number of images, before round 1."""
+    """Request before round 1: asks a site for its name, its labels and its number of images."""
 
     run: Text
     plan: PlanText
@@ -204,7 +204,7 @@ class RollCall:
 
 @dataclass(frozen=True)
 class RollCallAnswer:
-    """Answer to a roll call: the site's name, its labels and its number of images.
+    """A site's answer to a :class:`RollCall`: its name, its labels and its number of images.
 
     Attributes:
         names: The classes that this site annotates, in its own words.
@@ -250,10 +250,10 @@ class RollCallAnswer:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Tell a site that it cannot take part in this run, and why; the run does not ask it again.
+    """Message to a site that it cannot take part in this run, with the reason; the run will not ask it again.
 
     Attributes:
-        kind: The thing to fix: ``name``, ``version`` or ``labels``.
+        kind: What the site has to fix: ``name``, ``version`` or ``labels``.
     """
 
     run: Text
@@ -267,7 +267,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class RefusalNoted:
-    """Confirm that the site has received its refusal."""
+    """A site's answer to a :class:`Refusal`, which only confirms receipt."""
 
     run: Text
     site: Text
@@ -278,15 +278,15 @@ class RefusalNoted:
 
 @dataclass(frozen=True)
 class Request:
-    """The fields that every request to a site has.
+    """Base class with the fields of every request to train or evaluate.
 
     Attributes:
-        class_names: The classes of the head rows that the site holds in this run, in the order of its head.
-        counted: Last round in which this site's reply counted, 0 for none; the site then keeps the state that it stored
-            in that round, and starts later rounds from it.
-        best: Round after which the model was best so far, -1 for none yet; the site keeps its own parts of that model.
-        left_out: Why this site's last reply did not count, with the round; empty where it counted.
-        frozen: The frozen part of the model, in the group ``trunk``, for a site without a copy on its disk; else empty.
+        class_names: The classes of the site's head rows in this run, in the order of its head.
+        counted: Last round in which this site's reply counted; 0 for none. The site continues from the state that it
+            stored in that round, and discards the state of later rounds.
+        best: Round with the best model so far; -1 for none. The site stores its own parts of that model.
+        left_out: The reason why this site's last reply did not count, with the round; empty if it counted.
+        frozen: The frozen part of the model, as group ``trunk``, if the site has no copy on its disk; else empty.
     """
 
     run: Text
@@ -307,23 +307,23 @@ class Request:
 
 @dataclass(frozen=True)
 class TrainRequest(Request):
-    """Ask a site to train one round from this model; round 0 is one epoch that measures how hard the task is.
+    """Request to train this model for one round; round 0 is one epoch that measures the difficulty of a site's task.
 
     Attributes:
-        statistics: Further arrays of the method, from the coordinator to this site.
+        statistics: Further arrays that the method sends to this site.
     """
 
     statistics: Arrays = field(default_factory=no_arrays)
 
     @property
     def is_ranking_round(self) -> bool:
-        """True in round 0, which measures the task: the answer has only statistics, and the site keeps nothing."""
+        """True in round 0, which measures difficulty: the site answers only with statistics and stores nothing."""
         return self.round == 0
 
 
 @dataclass(frozen=True)
 class EvaluateRequest(Request):
-    """Ask a site to evaluate this model on its validation part and, for a ``test``, the best model on its test part."""
+    """Request to evaluate this model on the validation part and, if ``test``, the best model on the test part."""
 
     test: bool
 
@@ -336,9 +336,9 @@ def _check_correct(images: int | None, correct: int | None) -> None:
 
 @dataclass(frozen=True)
 class TrainReply:
-    """Answer to a request to train: the update (new minus received model), and figures of the round.
+    """A site's answer to a :class:`TrainRequest`: the update (new minus received model), and metrics of the round.
 
-    A name in brackets is the key of the site's policy that governs the figure.
+    A name in brackets is the key of the site's policy that controls if the value is sent.
 
     Attributes:
         train_samples: How many training images there are (`round_counts_to`), without those that show hidden classes
@@ -384,7 +384,7 @@ class TrainReply:
 
 @dataclass(frozen=True)
 class EvaluateReply:
-    """Answer to a request to evaluate; each metric has one entry a class, NaN where it is not defined.
+    """A site's answer to an :class:`EvaluateRequest`; each metric has one entry per class, NaN if undefined.
 
     Attributes:
         validation_loss: The loss of the received model on this site's validation images, exact (`training_figures`).
@@ -462,12 +462,12 @@ class EvaluateReply:
 
     @property
     def histograms(self) -> dict[str, ScoreHistogram]:
-        """Score histograms of the test part by class, of the classes that the site reports."""
+        """Return class -> score histogram of the site's test part, for the classes that the site reports."""
         return parse_histograms(self.histogram_classes, self.positive_scores, self.negative_scores)
 
     @property
     def validation_histograms(self) -> dict[str, ScoreHistogram]:
-        """Score histograms of the validation part by class, of the classes that the site reports."""
+        """Return class -> score histogram of the validation part, for the classes that the site reports."""
         return parse_histograms(
             self.validation_classes, self.validation_positive_scores, self.validation_negative_scores
         )
@@ -482,11 +482,11 @@ Differences = Annotated[tuple[float, ...], ListBound(len(MODELS), NumberRange(-1
 
 @dataclass(frozen=True)
 class BenefitRequest(Request):
-    """Ask a site to compare this model, on its own test part, with a model that it trains alone.
+    """Request to compare the federated model, on the site's test part, with a model that the site trains alone.
 
     Attributes:
-        initial: The initial model of the run, with head rows of the site's own classes.
-        epochs: Local epochs that the site trained in the run; it trains alone for as many.
+        initial: The initial model of the run, with head rows for the site's own classes.
+        epochs: Number of epochs to train alone: as many as the site trained in the run.
     """
 
     initial: ModelGroups
@@ -495,7 +495,7 @@ class BenefitRequest(Request):
 
 @dataclass(frozen=True)
 class BenefitReply:
-    """Answer to a comparison: figures of the four models of :data:`common.metrics.benefit.MODELS`, in that order.
+    """Answer to a :class:`BenefitRequest`: metrics of the models in :data:`common.metrics.benefit.MODELS`, in order.
 
     Attributes:
         class_names: Where the experiment asks for `evaluation.compare_local`: the classes on which four models were

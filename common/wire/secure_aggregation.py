@@ -1,4 +1,4 @@
-"""The records of secure aggregation: four requests a round beside training, each with its answer.
+"""The records of secure aggregation: four requests in each round after training, each with its answer.
 
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, figure 4; the names
 here are those of its rounds 0 (advertise keys), 1 (share keys), 2 (masked input) and 4 (unmasking).
@@ -34,11 +34,11 @@ class _StepRecord:
 
 @dataclass(frozen=True)
 class KeysRequest(_StepRecord):
-    """Ask a site for the public keys by which it agrees on masks in this round.
+    """Request 1: asks a site for new public keys, by which the sites agree on masks in this round.
 
     Attributes:
         members: The sites that take part, sorted.
-        divisor: The number by which each site divides its update: that of sites in the round's first attempt.
+        divisor: The number by which each site divides its update: the number of sites in the round's first attempt.
     """
 
     members: SiteNames
@@ -47,7 +47,7 @@ class KeysRequest(_StepRecord):
 
 @dataclass(frozen=True)
 class KeysAnswer(_StepRecord):
-    """Answer with public keys in a signed :class:`~strategies.privacy.secure_aggregation.crypto.MaskingStatement`.
+    """Answer 1: a site's public keys, in a statement that the site signed.
 
     Attributes:
         statement: Under secure aggregation, for the other sites too: two public keys made for this round, the classes
@@ -65,7 +65,7 @@ class KeysAnswer(_StepRecord):
 
 @dataclass(frozen=True)
 class SharesRequest(_StepRecord):
-    """Relay the public keys of all sites to a site, which is to share its secrets among them."""
+    """Request 2: relays all sites' public keys, and asks a site to secret-share its private keys and mask seeds."""
 
     statements: tuple[bytes, ...]
     signatures: tuple[bytes, ...]
@@ -78,7 +78,7 @@ class SharesRequest(_StepRecord):
 
 @dataclass(frozen=True)
 class SharesAnswer(_StepRecord):
-    """Answer with one encrypted letter for each other site, which alone can decrypt it.
+    """Answer 2: for each other site an encrypted letter, with shares of this site's secrets, that only it can decrypt.
 
     Attributes:
         recipients: The other sites of the round.
@@ -95,11 +95,11 @@ class SharesAnswer(_StepRecord):
 
 @dataclass(frozen=True)
 class MaskedRequest(_StepRecord):
-    """Relay the encrypted letters to a site, which is to mask its update.
+    """Request 3: relays other sites' encrypted letters to a site, and asks for the site's masked update.
 
     Attributes:
-        senders: The other sites that take part from here on.
-        numbers: Length of the masked update, so that programs on the way know its size.
+        senders: The other sites that still take part.
+        numbers: Length of the masked update, so that programs between site and coordinator know its size.
     """
 
     senders: SiteNames
@@ -112,7 +112,7 @@ class MaskedRequest(_StepRecord):
 
 @dataclass(frozen=True)
 class MaskedAnswer(_StepRecord):
-    """Answer with the masked update: the trunk, batch normalisation, head rows by class name.
+    """Answer 3: the masked update as one vector: trunk, batch normalisation, then head rows by class name.
 
     Attributes:
         vector: How training changed the numbers of the network, or the counts of test scores, under masks: random
@@ -125,14 +125,14 @@ class MaskedAnswer(_StepRecord):
 
 @dataclass(frozen=True)
 class RevealRequest(_StepRecord):
-    """Ask a site for the shares that remove the masks from the sum of these sites' updates."""
+    """Request 4: asks a site for the shares that remove the masks from the sum of the survivors' updates."""
 
     survivors: SiteNames
 
 
 @dataclass(frozen=True)
 class RevealAnswer(_StepRecord):
-    """Answer with shares of the survivors' own masks, and of the keys of the sites that are gone.
+    """Answer 4: shares of the survivors' own masks, and shares of the private keys of sites that dropped out.
 
     Attributes:
         owners: Sites whose masked updates arrived.

@@ -1,1 +1,1 @@
-"""The architectures by name."""
+"""The backbone architectures: our own networks, networks of other libraries, and the ``[model]`` table."""

@@ -1,4 +1,4 @@
-"""Our own networks and layers: small ones, VGG-11, UniFed's ResNet-18, EfficientNet-Lite0, steady batch normalisation.
+"""Our own backbones (small CNNs, VGG-11, UniFed's ResNet-18, EfficientNet-Lite0) and batch normalisation layers.
 
 The ResNet-18 is that of Hassani and Rekik, "UniFed", 2024 (12,563,095 parameters with 23 classes and one channel). It
 differs from He et al.: every convolution has a bias, the shortcut of a striding block is a 3x3 convolution with stride
@@ -25,15 +25,15 @@ from common.errors import BadInput, Fault
 
 
 class SingleValueSafeNorm(nn.Module):
-    """Mixin of a batch normalisation that normalises one value per channel as in evaluation.
+    """Mixin that lets a batch normalisation train on a batch with a single value per channel.
 
-    The last layers of a network see 1x1 maps at its smallest image size. PyTorch stops with an error there when the
-    last batch of an epoch holds a single image, hours into a run; one value has no variance, so that batch is
-    normalised by the running statistics and leaves them alone. In every other case nothing changes.
+    PyTorch raises an error for such a batch: one image with 1x1 feature maps, as the last batch of an epoch can be at
+    the smallest image size. A single value has no variance, so this mixin normalises it by the running statistics,
+    which do not change. All other batches are normalised as usual.
     """
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Normalise ``(batch, channels, ...)``."""
+        """Normalise feature maps ``(batch, channels, ...)``."""
         has_variance = maps.numel() != maps.shape[1]
         if (
             not has_variance and getattr(self, "running_mean", maps) is None
@@ -52,15 +52,15 @@ _STEADY = dict[type[nn.Module], type[nn.Module]]()
 
 
 def _single_value_safe_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the one subclass of a normalisation that is a :class:`SingleValueSafeNorm` too."""
+    """Return a cached subclass of a batch normalisation class with the mixin :class:`SingleValueSafeNorm`."""
     return _STEADY.setdefault(kind, type(f"Steady{kind.__name__}", (SingleValueSafeNorm, kind), {}))
 
 
 def is_batch_norm(layer: nn.Module) -> bool:
-    """Return True for a batch normalisation of any class and library: it keeps two statistics of each channel.
+    """Return True if a layer is a batch normalisation, of any class and library, judged by its buffers.
 
-    They are called ``running_mean`` and ``running_var``; or are, under other names, two buffers with a number for each
-    channel, in a layer whose own parameters have a number for each channel too, if there are any.
+    Such a layer has buffers ``running_mean`` and ``running_var``; or at least two float buffers, which all have one
+    number for each channel, as all parameters of the layer have.
     """
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return True
@@ -72,7 +72,7 @@ def is_batch_norm(layer: nn.Module) -> bool:
 
 
 def make_single_value_safe(module: nn.Module) -> None:
-    """Make every batch normalisation inside ``module`` a :class:`SingleValueSafeNorm`, in place; all values stay."""
+    """Turn every batch normalisation inside ``module`` into a :class:`SingleValueSafeNorm`, in place."""
     for layer in module.modules():
         if is_batch_norm(layer) and not isinstance(layer, SingleValueSafeNorm):
             layer.__class__ = _single_value_safe_class(type(layer))
@@ -84,9 +84,13 @@ _PLAIN += tuple(map(_single_value_safe_class, _PLAIN))
 
 
 def replace_with_group_norm(module: nn.Module) -> None:
-    """Replace every batch normalisation inside ``module`` by group normalisation, in place; scale and shift stay.
+    """Replace every batch normalisation inside ``module`` by group normalisation, in place; weight and bias stay.
 
-    As many groups as divide the channels, at most 32 (Wu and He, "Group Normalization", ECCV 2018).
+    The number of groups is the greatest common divisor of the channels and 32, the number in Wu and He, "Group
+    Normalization", ECCV 2018.
+
+    Raises:
+        BadInput: If a batch normalisation also does something else, such as timm's with an activation.
     """
     for name, child in module.named_children():
         if is_batch_norm(child):
@@ -103,9 +107,9 @@ def replace_with_group_norm(module: nn.Module) -> None:
 
 
 def _conv_conv_dense(channels: int, image_size: int, maps: tuple[int, int], width: int) -> nn.Sequential:
-    """Return two unpadded 5x5 convolutions, each with ReLU and 2x2 pooling, then one dense layer with ReLU.
+    """Build two unpadded 5x5 convolutions, each with 2x2 max pooling and ReLU, then one dense layer with ReLU.
 
-    ReLU comes after pooling, as the larger of two is not changed by it: the same numbers, a quarter of the ReLUs.
+    ReLU comes after pooling, which gives the same numbers at a quarter of the cost.
     """
     side = ((image_size - 4) // 2 - 4) // 2
     return nn.Sequential(
@@ -145,7 +149,7 @@ _CONVOLUTIONS_BY_STAGE = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
 
 def _vgg11_convolutions(channels: int) -> nn.Sequential:
-    """Return the convolutional part of VGG-11; layers are numbered as in torchvision's ``vgg11_bn().features``."""
+    """Build the convolutional part of VGG-11, with the layer numbers of torchvision's ``vgg11_bn().features``."""
     layers: list[nn.Module] = []
     for stage in _CONVOLUTIONS_BY_STAGE:
         for width in stage:
@@ -156,10 +160,10 @@ def _vgg11_convolutions(channels: int) -> nn.Sequential:
 
 
 def vgg11(channels: int) -> nn.Sequential:
-    """Build VGG-11-BN with global average pooling to 512 features instead of the two dense layers of 4096.
+    """Build VGG-11 with batch normalisation, and global average pooling to 512 features in place of its dense layers.
 
-    Those layers hold 119 of its 128 million parameters, all of which would travel every round. Names and initialisation
-    of what is left are torchvision's.
+    The two dense layers of 4096 would add 119 million parameters to every message. Layer names and initialisation are
+    torchvision's.
     """
     convolutions = _vgg11_convolutions(channels)
     for layer in convolutions:
@@ -173,8 +177,8 @@ def vgg11(channels: int) -> nn.Sequential:
 def unifed_vgg11(channels: int) -> nn.Sequential:
     """Build the VGG-11 of Hassani and Rekik (UniFed, 2024): 4096 features; 28,201,623 parameters with 23 classes.
 
-    PyTorch's default initialisation. At 32 pixels, the paper's size, the pooling to 1x1 changes nothing; it is ours and
-    lets larger images in.
+    Initialisation is PyTorch's default. Departure from the paper: we pool to 1x1 before the dense layers, to accept
+    images larger than the paper's 32 pixels, for which pooling has no effect.
     """
     dense = nn.Sequential(
         nn.Linear(512, 4096), nn.ReLU(), nn.Dropout(0.5),
@@ -192,7 +196,7 @@ def _biased_convolution(narrow: int, wide: int, stride: int) -> nn.Sequential:
 
 
 class _ResidualBlock(nn.Module):
-    """A residual block: two 3x3 convolutions beside a shortcut."""
+    """A residual block of UniFed's ResNet-18: two 3x3 convolutions and a shortcut."""
 
     def __init__(self, narrow: int, wide: int, stride: int) -> None:
         super().__init__()
@@ -242,13 +246,13 @@ _STAGES = (
 
 
 def _same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Return pixels to add before and after so that the output has ``ceil(side / stride)``."""
+    """Return the padding before and after one dimension that makes a convolution's output ``ceil(side / stride)``."""
     total = max((math.ceil(side / stride) - 1) * stride + kernel - side, 0)
     return total // 2, total - total // 2
 
 
 class _SameConv2d(nn.Conv2d):
-    """A square convolution without bias, padded as TensorFlow's "SAME"."""
+    """A square convolution without bias, with the padding that TensorFlow calls "SAME"."""
 
     def __init__(self, narrow: int, wide: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
         super().__init__(narrow, wide, kernel, stride=stride, groups=groups, bias=False)
@@ -267,7 +271,7 @@ def _batch_norm(width: int) -> nn.BatchNorm2d:
 
 
 class _InvertedResidualBlock(nn.Module):
-    """An inverted residual block: widen by 1x1, convolve each channel by itself, narrow by 1x1."""
+    """An inverted residual block (MBConv): 1x1 expansion, depthwise convolution, 1x1 projection."""
 
     def __init__(self, narrow: int, wide: int, stride: int, stage: _Stage) -> None:
         super().__init__()
@@ -290,7 +294,7 @@ class _InvertedResidualBlock(nn.Module):
 
 
 class EfficientNetLite0(nn.Module):
-    """Images ``(batch, channels, height, width)`` to globally pooled features ``(batch, 1280)``."""
+    """The EfficientNet-Lite0 backbone: images ``(batch, channels, height, width)`` to features ``(batch, 1280)``."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

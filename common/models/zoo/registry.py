@@ -1,7 +1,7 @@
-"""Backbones by name, from images ``(batch, channels, size, size)`` to one vector of features per image.
+"""Builds backbones by name; a backbone maps images ``(batch, channels, size, size)`` to feature vectors.
 
-External backbones are those of timm, torchvision, MONAI, TorchXRayVision and a site's own packages, with random weights
-and without their classifier. No weights are downloaded.
+External backbones come from timm, torchvision, MONAI, TorchXRayVision and plug-ins (a site's own packages). They are
+built without their classifier and with random weights; no weights are downloaded.
 """
 
 import copy
@@ -39,10 +39,10 @@ MONAI_CLASSIFIERS = r"(DenseNet|SEResNet|SEResNext|resnet)\d+"
 
 
 def external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
-    """Return a new external backbone and the width of its features, with values from torch's random state.
+    """Build an external backbone with random weights; return it with the width of its feature vectors.
 
     Raises:
-        BadInput: If there is no such network, it does not take these images, or has no such head.
+        BadInput: If the network does not exist, does not accept the image size, or lacks the layer ``model.head``.
     """
     source, _, inner = spec.architecture.partition(":")
     module = _SOURCES[source](inner, spec.channels, spec.image_size)
@@ -94,7 +94,7 @@ def _build_torchvision(name: str, channels: int, image_size: int) -> nn.Module:
 
 
 def _build_monai(name: str, channels: int, image_size: int) -> nn.Module:
-    """Build one of MONAI's classifiers for images of two dimensions."""
+    """Build one of MONAI's classifiers for 2D images, without its last dense layer."""
     _refuse_missing("monai")
     from monai.networks import nets
 
@@ -131,7 +131,7 @@ def _refuse_missing(package: str) -> None:
 
 
 def _build_plugin(name: str, channels: int, image_size: int) -> nn.Module:
-    """Build the network of a plug-in: of a factory, or a copy of a module that was given to ``polyclinic.simulate``."""
+    """Build a plug-in's network by its factory function, or copy the module that was passed to ``pc.simulate``."""
     made = load_entry_point(MODELS, name)
     if not isinstance(made, nn.Module):
         remedy = "A network is a torch.nn.Module, or a function of (channels, image_size) that returns one."
@@ -152,7 +152,7 @@ def _build_plugin(name: str, channels: int, image_size: int) -> nn.Module:
 
 
 def _accepts_two_arguments(factory: Callable[..., Any]) -> bool:
-    """Return False for a factory without parameters for channels and size, such as a module's class or ``resnet18``."""
+    """Return True if a plug-in's factory should be called with (channels, image size), False if without arguments."""
 
     def accepts(*arguments: int) -> bool:
         try:
@@ -182,10 +182,10 @@ def _make_unknown_network_error(name: str, names: list[str]) -> BadInput:
 
 
 def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
-    """Return a network's output ``(1, width)`` for one image of noise, in evaluation mode, which changes no state.
+    """Return a network's output ``(1, width)`` for one noise image in evaluation mode, to test that it works.
 
     Raises:
-        BadInput: If the network does not take the image, or does not return a vector.
+        BadInput: If the network does not accept the image, or does not return a vector.
     """
     name, channels, size = describe_network(spec), spec.channels, spec.image_size
     was_training = module.training
@@ -210,10 +210,10 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
 
 
 def _detach_head(module: nn.Module, spec: ModelSpec, head: str) -> None:
-    """Replace a dense layer by the identity under all its names, in place; the network then returns the layer's input.
+    """Remove a network's own head (a dense layer), in place, so that the network returns the head's input.
 
     Raises:
-        BadInput: If there is no such dense layer, or the network's output is not the layer's.
+        BadInput: If the network has no such dense layer, or does not end with it.
     """
     name, layers = describe_network(spec), _dense_layers(module)
     if (layer := layers.get(head)) is None:
@@ -230,14 +230,17 @@ def _detach_head(module: nn.Module, spec: ModelSpec, head: str) -> None:
 
 
 def _dense_layers(module: nn.Module) -> dict[str, nn.Linear]:
-    """Return a network's dense layers by name; one that has several names by each of them."""
+    """Return a network's dense layers by name; a layer with several names is returned under each name."""
     return {name: m for name, m in module.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)}
 
 
 def _record_outputs(
     module: nn.Module, layers: Mapping[str, nn.Module], spec: ModelSpec
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the last output of each layer that is used for one image, and the network's output."""
+    """Return the output of each of these layers for one noise image, and the output of the network.
+
+    A layer that the forward pass does not use has no entry.
+    """
     outputs = dict[str, Tensor]()
     hooks = [
         layer.register_forward_hook(lambda _, __, output, name=name: outputs.update({name: output}))
@@ -250,12 +253,12 @@ def _record_outputs(
 
 
 def _is_same(logits: Tensor | None, output: Tensor) -> bool:
-    """Return True if a layer's output is the network's; on the meta device shapes are all there is to compare."""
+    """Return True if a layer's output equals the network's; on the meta device only the shapes are compared."""
     return logits is not None and logits.shape == output.shape and (output.is_meta or torch.equal(logits, output))
 
 
 def _is_multiple(logits: Tensor, output: Tensor) -> bool:
-    """Return True if a network's output is a layer's, up to a factor such as a temperature."""
+    """Return True if a network's output equals a layer's output times a constant, such as a temperature."""
     if _is_same(logits, output):
         return True
     if output.is_meta or logits.shape != output.shape or output.numel() < 3 or not logits.all():
@@ -271,9 +274,10 @@ def _make_not_last_fault(network: str, head: str) -> Fault:
 
 
 def plugin_head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
-    """Return the faults of a plug-in's network in training, of ``model.head``, and of class scores without that key.
+    """Return the faults of a plug-in's network: a failure in training mode, a wrong ``model.head``, a hidden head.
 
-    Behind class scores a second head would be trained, and the user's class rows averaged as a part of the backbone.
+    A network that returns class scores needs ``model.head``. Otherwise a second head would be trained after its own,
+    and the rows of its own head would be averaged over sites as a part of the backbone.
     """
     if not spec.architecture.startswith(PLUGIN):
         return []
@@ -292,7 +296,10 @@ def plugin_head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
 
 
 def _training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
-    """Call a network that is thrown away once in training mode; its head must be the last layer there, too."""
+    """Return the faults that show in training mode: an exception, a wrong output, or a head that is not last.
+
+    The call changes the network's state, so the network must not be used afterwards.
+    """
     name, head = describe_network(spec), None if spec.own_head is None else module.get_submodule(spec.own_head)
     probe = torch.linspace(-1e4, 1e4, 2 * head.out_features).reshape(2, -1) if isinstance(head, nn.Linear) else None
     hook = None if head is None else head.register_forward_hook(lambda layer, inputs, output: probe)
@@ -317,7 +324,7 @@ def _training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
 
 
 def _frozen_parameter_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
-    """Refuse parameters that their owner has frozen where ``model.train`` would train them."""
+    """Return a fault if the network's author has frozen parameters and ``model.train`` would train all."""
     frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     if not frozen or spec.train != "all":
         return []
@@ -327,7 +334,10 @@ def _frozen_parameter_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
 
 
 def _unnamed_head_faults(module: nn.Module, spec: ModelSpec, classes: int) -> list[Fault]:
-    """Refuse a network that returns class scores: the bare output of a dense layer, probabilities, or one a class."""
+    """Return a fault if a network seems to return class scores although ``model.head`` is not set.
+
+    Signs are an output that is that of a dense layer, probabilities, or as many numbers as the run has classes.
+    """
     if spec.head is not None:
         return []
     layers = _dense_layers(module)
@@ -348,12 +358,12 @@ def _unnamed_head_faults(module: nn.Module, spec: ModelSpec, classes: int) -> li
 
 
 def describe_network(spec: ModelSpec) -> str:
-    """Return a network's name in messages: that of the object which a user passed, or the architecture."""
+    """Return a network's name for messages: the name of the Python object that a user passed, or the architecture."""
     return describe_plugin("model", spec.architecture) if is_local_plugin_name(spec.architecture) else spec.architecture
 
 
 def _find_fitting_size(module: nn.Module, channels: int, device: torch.device) -> str:
-    """Name the smallest usual image size that a network takes."""
+    """Return a sentence that names the smallest usual image size that a network accepts."""
     for size in USUAL_SIZES:
         try:
             with torch.no_grad():
@@ -365,7 +375,7 @@ def _find_fitting_size(module: nn.Module, channels: int, device: torch.device) -
 
 
 def _remove_classifier(network: nn.Module, name: str) -> None:
-    """Remove the last dense layer; earlier layers of the classifier stay."""
+    """Replace a network's last dense layer by the identity, in place; earlier layers of the classifier stay."""
     place = next((part for part in CLASSIFIERS if hasattr(network, part)), "")
     layers = [n for n, m in network.named_modules() if n.split(".")[0] == place and isinstance(m, nn.Linear)]
     if not layers:
@@ -376,14 +386,14 @@ def _remove_classifier(network: nn.Module, name: str) -> None:
 
 
 class Backbone(NamedTuple):
-    """A feature extractor ``(batch, channels, size, size) -> (batch, width)``, with the width of its features."""
+    """A network from images ``(batch, channels, size, size)`` to feature vectors ``(batch, width)``, and the width."""
 
     module: nn.Module
     width: int
 
 
 def _build_torchvision_backbone(architecture: Literal["densenet121", "resnet18"], channels: int) -> nn.Module:
-    """Build torchvision's network without its head, with features after global average pooling."""
+    """Build a torchvision network without its head; it returns globally average-pooled features."""
     from torchvision import models  # takes seconds to import
 
     network = models.get_model(architecture, weights=None)
@@ -410,10 +420,10 @@ _BACKBONES: dict[Architecture, Callable[[int, int], Backbone]] = {
 
 
 def new_backbone(architecture: Architecture, channels: int, image_size: int, head: str | None = None) -> Backbone:
-    """Return a new backbone with values from torch's random state.
+    """Build the backbone of an architecture, with random weights from torch's global generator.
 
     Raises:
-        BadInput: If an external backbone cannot be made.
+        BadInput: If an external backbone cannot be built.
     """
     if is_external(architecture):
         spec = ModelSpec(architecture=architecture, channels=cast(Any, channels), image_size=image_size, head=head)
@@ -425,12 +435,12 @@ def new_backbone(architecture: Architecture, channels: int, image_size: int, hea
 
 
 def meta_backbone(spec: ModelSpec) -> Backbone:
-    """Return a backbone on the meta device, whose tensors take no memory, for its names and shapes.
+    """Build a backbone on torch's meta device, without memory, to learn the names and shapes of its tensors.
 
-    Only a plug-in whose code reads values, by ``item`` for instance, is made with memory. torch's random state stays.
+    A plug-in whose code reads values of tensors is built in memory. torch's global random state does not change.
 
     Raises:
-        BadInput: If an external backbone cannot be made.
+        BadInput: If an external backbone cannot be built.
     """
     with torch.random.fork_rng(devices=[]):
         try:

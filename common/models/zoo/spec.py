@@ -1,4 +1,4 @@
-"""The ``[model]`` table of an experiment, read and checked without torch; and the file names of a saved model."""
+"""The ``[model]`` table of an experiment, validated without importing torch, and the file names of a saved model."""
 
 import re
 from dataclasses import dataclass
@@ -27,9 +27,9 @@ _EXTERNAL = f"(timm|torchvision|monai|torchxrayvision|plugin):{NAME_PATTERN}"
 
 
 def is_external(architecture: str) -> bool:
-    """Return True for the name of a network of another library or a plug-in.
+    """Return True if an architecture's name is that of another library's network or of a plug-in.
 
-    ``timm:NAME``, ``torchvision:NAME``, ``monai:NAME``, ``torchxrayvision:NAME``, ``plugin:NAME``.
+    Such names are ``timm:NAME``, ``torchvision:NAME``, ``monai:NAME``, ``torchxrayvision:NAME``, ``plugin:NAME``.
     """
     return bool(re.fullmatch(_EXTERNAL, architecture))
 
@@ -46,7 +46,7 @@ NAMED_BY_THE_RUN = ("frozen_sha256", "weights_sha256")
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Mean and std by which pixels are normalised, ``(pixel / 255 - mean) / std``; one value per channel."""
+    """Mean and std of pixels, one value per channel, for the normalisation ``(pixel / 255 - mean) / std``."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -58,8 +58,8 @@ class ArchitectureTraits:
 
     Attributes:
         minimum_size: Smallest image side at which every layer still has an output of at least one pixel.
-        colour: Default normalisation of three channels.
-        grey: Default normalisation of one channel.
+        colour: Default normalisation of images with three channels.
+        grey: Default normalisation of images with one channel.
     """
 
     minimum_size: int
@@ -90,7 +90,7 @@ _XRAY = (Normalisation((0.5,) * 3, (0.5 / 1024,) * 3), Normalisation((0.5,), (0.
 
 
 def traits_of(architecture: str) -> ArchitectureTraits:
-    """Return the traits of an architecture; external networks take any size, normalised as for ImageNet."""
+    """Return the traits of an architecture; external networks accept any size and use ImageNet's normalisation."""
     if not is_external(architecture):
         return TRAITS[cast(Architecture, architecture)]
     return ArchitectureTraits(1, *(_XRAY if architecture.startswith("torchxrayvision:") else _IMAGENET))
@@ -100,22 +100,22 @@ class ModelSpec(BaseModel):
     """The ``[model]`` table of an experiment.
 
     Attributes:
-        architecture: Name of the backbone: one of ours, or an external one (:func:`is_external`).
-        task: Meaning of an output, see :data:`Task`.
-        channels: Input channels of the backbone; images with another number are converted.
-        image_size: Side in pixels to which images are brought inside the network.
-        head: Name of the dense layer in a plug-in's network whose place the run's head takes; ``new`` for a network
-            that returns features, as None where its output does not look like class scores.
-        neck: Width of the dense layer between backbone and head, or None for none.
-        dropout: Fraction dropped after the neck; the dropout inside ``unifed_vgg11`` is its own.
+        architecture: Name of the backbone: one of ours, or an external network (:func:`is_external`).
+        task: Multi-label or multi-class, see :data:`Task`.
+        channels: Input channels of the backbone; images with another number of channels are converted.
+        image_size: Side in pixels to which the network resizes images.
+        head: Name of the dense layer in a plug-in's network that the run's head replaces; ``new`` for a network that
+            returns features. None means ``new``, but a network that seems to return class scores is then rejected.
+        neck: Width of the dense layer between backbone and head; None for no such layer.
+        dropout: Dropout probability after the neck; ``unifed_vgg11`` has its own dropout besides.
         norm: ``group`` replaces batch normalisation, which mixes the images of a batch, by group normalisation.
-        train: The trained part; the rest is frozen. ``all``; ``head``: the head alone; ``neck``: neck and head;
-            ``last:N``: the last N layers of the backbone that have parameters, neck and head; ``lora:RANK``: a product
-            of this rank beside every weight of the backbone, neck and head. Under ``head`` and ``neck`` the backbone's
-            features are standardised before they reach what is trained.
+        train: The trained part; the other layers are frozen. ``all``; ``head``; ``neck``: neck and head; ``last:N``:
+            neck, head and the last N layers of the backbone that have parameters; ``lora:RANK``: neck, head and LoRA
+            factors of this rank for the backbone's weights. With ``head`` and ``neck`` the features of the backbone are
+            standardised.
         frozen_sha256: Hash of the frozen part; the coordinator writes it into the plan.
-        weights: Local safetensors file for the backbone, relative to the experiment's folder.
-        weights_sha256: The hash this file must have.
+        weights: Local safetensors file of pretrained weights, relative to the experiment's folder.
+        weights_sha256: The required hash of the file ``weights``.
         mean: Pixel mean per channel after division by 255; default by architecture.
         std: Pixel standard deviation per channel after division by 255; default by architecture.
     """
@@ -189,22 +189,22 @@ class ModelSpec(BaseModel):
 
     @property
     def own_head(self) -> str | None:
-        """Name of the layer that is the network's own head; None where it has none."""
+        """Name of the layer that is a plug-in network's own head; None if the network returns features."""
         return None if self.head == NEW_HEAD else self.head
 
     @property
     def backbone_frozen(self) -> bool:
-        """True where the whole backbone is frozen."""
+        """True if the whole backbone is frozen."""
         return self.train in ("head", "neck")
 
     @property
     def norm_frozen(self) -> bool:
-        """True where no normalisation layer of the backbone is trained."""
+        """True if no normalisation layer of the backbone is trained."""
         return self.backbone_frozen or self.train.startswith("lora:")
 
     @property
     def normalisation(self) -> Normalisation:
-        """Mean and std of the specification, or else of the architecture."""
+        """The normalisation of pixels: this table's mean and std, or by default those of the architecture."""
         traits = traits_of(self.architecture)
         default = traits.grey if self.channels == 1 else traits.colour
         return Normalisation(self.mean or default.mean, self.std or default.std)
@@ -223,7 +223,7 @@ def make_unreadable_model_fault(path: Path, error: OSError) -> Fault:
 
 
 def model_folder_faults(folder: Path) -> list[Fault]:
-    """Return why a folder has no saved model that can be opened; empty where it has one."""
+    """Return the faults of a folder that should contain a saved model: missing or unreadable files."""
     for name in (DESCRIPTION, TENSORS):
         try:
             (folder / name).open("rb").close()
