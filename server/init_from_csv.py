@@ -1,7 +1,7 @@
-"""``flwr-sim init``: a commented experiment file for a user's own table and pictures, which runs as it is written.
+"""``flwr-sim init``: write a commented experiment file for a user's own label table and pictures.
 
-The file is written once it has passed the checks that a run makes before its first round, decoding of all pictures
-included: what it says is what the run will see.
+Before the file is written, it passes all checks that a run makes before its first round, including decoding of all
+pictures.
 """
 
 import re
@@ -105,22 +105,22 @@ _CASE = re.compile(
 
 @dataclass(frozen=True)
 class InspectedDataset:
-    """A table and its pictures.
+    """A label table and its pictures, with everything that was detected about them.
 
     Attributes:
-        whole: The columns of the table, which it is not read for again as long as they are here.
-        columns: The same with only the rows whose picture is present.
-        spec: The data set as a run reads it.
-        checked: The table as a run reads it, with all its checks made.
-        hospitals: The hospitals of the table; None where no column names them.
-        synonyms: Names of the table that may mean one class, each with the more frequent name.
-        rows: Number of rows of the whole table.
-        present: Number of rows whose picture is present.
-        absent: The names of pictures that are not, with their lines; empty if there are none.
-        color: True if some pictures have colour in them, and are not grey stored as colour.
-        sizes: Height and width of some pictures; empty where only their decoder tells them.
-        depth: Bits that the 16-bit PNG files among those looked at use, by their brightest sample; None without such.
-        display_problems: Sentences on DICOM files that are shown in different ways.
+        whole: All columns of the table, with all rows.
+        columns: All columns, with only the rows whose picture exists.
+        spec: The data specification that a run would use.
+        checked: The table as a run reads it, after all checks.
+        hospitals: The hospitals of the table; None if no column names them.
+        synonyms: Class names that may mean the same class -> the more frequent name.
+        rows: Number of rows in the whole table.
+        present: Number of rows whose picture exists.
+        absent: Names of missing pictures with their line numbers, as text; empty if none is missing.
+        color: Whether some pictures have real colours, not grey stored as RGB.
+        sizes: Height and width of some pictures; empty if only decoding would reveal them.
+        depth: Bits used by 16-bit PNG files, guessed from their brightest sample; None without such files.
+        display_problems: Sentences on DICOM files with different display settings.
     """
 
     table: Path
@@ -142,20 +142,20 @@ class InspectedDataset:
 
     @property
     def image_size(self) -> int:
-        """The pixels a side that the experiment begins with: few, for speed, and not more than the pictures have."""
+        """The proposed side length of images in pixels: small for speed, and at most that of the pictures."""
         largest = max((max(size) for size in self.sizes), default=USUAL_SIZE)
         return min(USUAL_SIZE, max(SMALLEST_SIZE, largest))
 
     @property
     def never_absent(self) -> list[str]:
-        """The classes of label columns that have no 0: some images show them, and of no image it is said that not."""
+        """The classes of label columns that have positives but no negatives (no 0)."""
         shows, lacks = ((self.checked.labels == value).any(axis=0) for value in (1, 0))
         names = zip(self.checked.class_names, shows, lacks, strict=True)
         return [name for name, is_shown, is_lacking in names if is_shown and not is_lacking]
 
     @property
     def undecided(self) -> list[str]:
-        """The keys of the experiment on which a person has to decide before a run."""
+        """The settings in the experiment file that a person has to decide on before a run."""
         keys = ["the names after other_findings"] if self.roles.doubtful else []
         keys += ["[data.synonyms]"] if must_decide_synonyms(self.synonyms) else []
         is_only_positive = bool(self.roles.label_columns) and len(self.never_absent) == len(self.checked.class_names)
@@ -163,7 +163,7 @@ class InspectedDataset:
 
     @cached_property
     def patient_source_and_count(self) -> tuple[str, int] | None:
-        """The source of the patients' names, and the number of patients; None where there is no source."""
+        """Where patient names come from, and the number of patients; None if patients are not named."""
         if self.roles.patient is not None:
             return f"column {self.roles.patient}", len(set(self.checked.patients.tolist()))
         named = self.checked.patients[~is_placeholder(self.checked.patients)]
@@ -172,12 +172,12 @@ class InspectedDataset:
 
 @dataclass(frozen=True)
 class ColumnHints:
-    """What the user says about the columns; None where it is guessed.
+    """What the user states about the columns of the table; None for a column to be guessed.
 
     Attributes:
-        source: The column of hospitals; an empty text for none.
-        join_patients: True counts patients with similar names as one.
-        findings: The label columns, or the column of findings.
+        source: Name of the column of hospitals; empty text for none.
+        join_patients: Whether patients with similar names count as one patient.
+        findings: Names of the label columns, or of the one column of findings.
     """
 
     image: str | None = None
@@ -188,14 +188,14 @@ class ColumnHints:
 
 
 def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> InspectedDataset:
-    """Read a table, find its pictures, and read some of them.
+    """Read a label table, find its pictures, and examine some of them.
 
     Args:
-        images: The folder of the pictures, or one above it; searched beside the table where None.
+        images: Folder that contains the pictures, directly or in subfolders; None to search beside the table.
 
     Raises:
-        BadInput: If the table cannot be read, names no pictures or no labels, none of its pictures is found, or a run
-            would refuse it: for patients whose names are alike, for instance.
+        BadInput: If the table is unreadable or lacks pictures or labels, no picture exists, or a run would refuse the
+            data, for instance for similar patient names.
     """
     if not is_file(table):
         raise BadInput([missing_input_fault(table)])
@@ -279,7 +279,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
 
 
 def _name_folder_column(columns: TableColumns, folders: Collection[str]) -> str:
-    """Return the remedy for a table whose lines are studies, with a column of their folders; empty for another."""
+    """Return a remedy for a table of studies, in which a column names folders of pictures; empty for other tables."""
     for name in columns:
         cells = [cell for cell in columns.column(name).cells if not is_blank(cell)]
         if cells and sum(cell in folders for cell in cells) > len(cells) / 2:
@@ -291,13 +291,13 @@ def _name_folder_column(columns: TableColumns, folders: Collection[str]) -> str:
 
 
 def _name_absent(column: TableColumn, present: NDArray[np.bool_]) -> str:
-    """Name the pictures of the rows that are not ``present`` ``(rows,)``."""
+    """Name the missing pictures, those of rows that are False in ``present`` ``(rows,)``."""
     absent = [place for place in dict.fromkeys(column.places[~present].tolist()) if column.cells[place]]
     return column.describe_cell_lines(absent, 3)
 
 
 def _open_checked(spec: FolderSpec, columns: TableColumns) -> LabelTable:
-    """Read the table as a run does; the remedies of its faults are options of the command.
+    """Read and check the table as a run does, with remedies in terms of the command's options.
 
     Raises:
         BadInput: With all faults.
@@ -322,12 +322,12 @@ def _open_checked(spec: FolderSpec, columns: TableColumns) -> LabelTable:
 
 @dataclass(frozen=True)
 class _PictureSummary:
-    """What a PNG or JPEG file shows.
+    """Properties of one PNG or JPEG file.
 
     Attributes:
         size: Height and width.
-        color: True if there is colour in it, and not grey stored as colour.
-        brightest: The brightest sample of a file of 16 bits; None for other files.
+        color: Whether the picture has real colours, not grey stored as RGB.
+        brightest: Brightest sample of a 16-bit file; None for other files.
     """
 
     size: tuple[int, int]
@@ -336,7 +336,7 @@ class _PictureSummary:
 
 
 def _summarize_picture(picture: Path) -> _PictureSummary | None:
-    """Decode a PNG or JPEG file; return None for a file of another kind, or a damaged one."""
+    """Decode a PNG or JPEG file and return its properties; None for another format or a damaged file."""
     try:
         with open_png_or_jpeg(picture) as image:
             size = image.height, image.width
@@ -353,16 +353,16 @@ def _summarize_picture(picture: Path) -> _PictureSummary | None:
 
 
 def write_experiment(data: InspectedDataset, out: Path, tell: Callable[[str], object] = lambda line: None) -> list[str]:
-    """Check an experiment as a run does, and write its file.
+    """Check an experiment file as a run does, and write it.
 
     Args:
-        tell: Prints a line while images are decoded.
+        tell: Function that prints a progress line while images are decoded.
 
     Returns:
-        Lines for the user: the contents of the data, and their limits.
+        Lines for the user on the contents and limits of the data.
 
     Raises:
-        BadInput: If the file is there already, or a run would refuse the experiment.
+        BadInput: If the file exists already, or a run would refuse the experiment.
     """
     raise_faults(existing_output_faults(out))
     with exclude_imports_from_gc():  # torch takes seconds, and most faults are found before
@@ -380,7 +380,7 @@ def write_experiment(data: InspectedDataset, out: Path, tell: Callable[[str], ob
 
 
 def next_command(data: InspectedDataset, out: Path) -> str:
-    """Return the line that names the next command, and what has to be decided before it."""
+    """Return a line for the user with the next command, and the decisions to make before it."""
     first = f"first decide on {join_words(data.undecided)} in {out}, then: " if data.undecided else ""
     return f"Next: {first}flwr-sim run {quote(str(out))} --out {quote(f'runs/{out.stem}')} --backend inline"
 
@@ -427,7 +427,7 @@ def _describe_patients(data: InspectedDataset) -> list[str]:
 
 
 def _describe_data(data: InspectedDataset) -> list[str]:
-    """Return the lines for the user, which name the patients, the hospitals and the classes with their limits."""
+    """Return lines for the user on patients, hospitals and classes, with the limits of the data."""
     roles, labels = data.roles, data.checked.labels
     lines = _describe_patients(data)
     counts = dict(zip(data.checked.class_names, (labels == 1).sum(axis=0).tolist(), strict=True))
@@ -452,7 +452,7 @@ def _describe_data(data: InspectedDataset) -> list[str]:
 
 
 def _describe_names(data: InspectedDataset) -> list[str]:
-    """Return the lines on names that mean more than they seem to, or less, and on blank cells."""
+    """Return lines for the user on ambiguous class names and on blank cells."""
     roles, lines = data.roles, []
     if roles.no_finding:
         names = quote_names(roles.no_finding)
@@ -484,7 +484,7 @@ def _describe_names(data: InspectedDataset) -> list[str]:
 
 
 def _describe_unused(data: InspectedDataset) -> list[str]:
-    """Return the lines on columns that are not used, with the reason where one may be meant as a finding."""
+    """Return lines for the user on unused columns, especially those that may hold findings."""
     unused, lines = data.roles.unused, []
     if plain := [name for name, of in unused.items() if not of.may_be_labels]:
         lines.append(f"    not used: {', '.join(plain)}.")
@@ -517,11 +517,11 @@ def _describe_synonyms(data: InspectedDataset, out: Path) -> list[str]:
 
 
 def _experiment_text(data: InspectedDataset, out: Path, *, confirmed: bool = False) -> str:
-    """Return the experiment file, with paths relative to its folder where they lie below it.
+    """Return the text of the experiment file.
 
     Args:
-        confirmed: What a person has to decide on is decided, so that the file can be checked: synonyms that must be
-            confirmed are, and doubtful names are other findings.
+        confirmed: Whether to assume that all decisions of a person are made, so that the file can be checked: synonyms
+            are confirmed, and doubtful names are findings that are no class.
     """
     roles, folder = data.roles, out.parent
     if roles.patient:
@@ -598,6 +598,6 @@ def _synonym_lines(synonyms: Mapping[str, str], mark: str) -> str:
 
 
 def _relative_path(path: Path, folder: Path) -> str:
-    """Return a path relative to ``folder`` where it lies below it, else an absolute one."""
+    """Return a path relative to ``folder`` if it lies below the folder, else an absolute path."""
     absolute = path.resolve()
     return absolute.relative_to(folder).as_posix() if absolute.is_relative_to(folder) else absolute.as_posix()

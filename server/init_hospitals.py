@@ -1,4 +1,4 @@
-"""The hospitals of a table for ``flwr-sim init``: which classes each of them annotates, and the names that they use."""
+"""For ``flwr-sim init``: detect the hospitals of a label table, their annotated classes, and synonyms of classes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ MOST_HOSPITALS, MOST_COLUMNS = 30, 10
 
 @dataclass(frozen=True)
 class TableHospitals:
-    """The hospitals of a table, in the order of their names.
+    """The hospitals of a label table, sorted by name.
 
     Attributes:
-        column: The column that names them.
-        by_label: True where a class that a hospital does not annotate has only blank cells there; False where the
-            hospital never names it.
-        annotated: ``(hospitals, classes)``, True where the hospital annotates the class.
-        positives: ``(hospitals, classes)`` images that show the class.
-        labelled: ``(hospitals, classes)`` images with a label of the class.
-        images, patients: ``(hospitals,)`` counts.
-        trains: ``(hospitals,)``, True where the hospital has training images.
-        shared_patients: Number of patients with images of several hospitals.
+        column: Name of the column that names the hospital.
+        by_label: How annotation was detected: True by non-blank cells of a label column, False by findings that the
+            hospital names.
+        annotated: ``(hospitals, classes)``, whether the hospital annotates the class.
+        positives: ``(hospitals, classes)``, number of images that show the class.
+        labelled: ``(hospitals, classes)``, number of images with a label of the class.
+        images, patients: ``(hospitals,)``, number of images and of patients.
+        trains: ``(hospitals,)``, whether the hospital has training images.
+        shared_patients: Number of patients with images in more than one hospital.
     """
 
     column: str
@@ -48,7 +48,7 @@ class TableHospitals:
     shared_patients: int
 
     def unlabelled_hospital_faults(self, columns: TableColumns, roles: ColumnRoles) -> list[Fault]:
-        """Find hospitals without any label, with the columns of their lines that may be meant as labels."""
+        """Return a fault for each hospital without labels, with columns that may have been meant as labels."""
         faults, source = [], columns.column(self.column)
         for name, row, trains in zip(self.names, self.annotated, self.trains, strict=True):
             if row.any() or not trains:
@@ -66,7 +66,7 @@ class TableHospitals:
         return faults
 
     def partition_lists(self) -> str:
-        """Return the lines of ``[partition.lists]``."""
+        """Return the lines of ``[partition.lists]`` in the experiment file."""
         return "\n".join(
             f"{json_text(name)} = {json_text([label for label, has in zip(self.class_names, row, strict=True) if has])}"
             for name, row in zip(self.names, self.annotated, strict=True)
@@ -74,7 +74,7 @@ class TableHospitals:
         )
 
     def describe(self) -> list[str]:
-        """Return lines for the user: the classes by hospital, and what is special about them."""
+        """Return lines for the user: classes by hospital, and peculiarities such as shared patients."""
         label = "images that show it / images with a label" if self.by_label else "images that show it"
         lines = [f"hospitals: column {self.column}, {len(self.names)} of them. Of each class: {label}; - where"]
         lines[0] += " all cells are blank:" if self.by_label else " a hospital never names it:"
@@ -119,7 +119,7 @@ class TableHospitals:
 
 
 def find_hospitals(roles: ColumnRoles, table: LabelTable) -> TableHospitals | None:
-    """Return the hospitals of a table that was read with its column of hospitals; None without such a column."""
+    """Detect the hospitals of a table; return None if no column names hospitals."""
     if roles.source is None:
         return None
     names, places = np.unique(table.sources, return_inverse=True)
@@ -149,14 +149,14 @@ def find_hospitals(roles: ColumnRoles, table: LabelTable) -> TableHospitals | No
 
 
 def _count_by(places: NDArray[np.intp], count: int, of_class: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Count the images of each of ``count`` hospitals for which ``of_class`` ``(images, classes)`` is True."""
+    """Count, per hospital and class, the images for which ``of_class`` ``(images, classes)`` is True."""
     return np.stack([np.bincount(places[column], minlength=count) for column in of_class.T], axis=1)
 
 
 def propose_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: TableHospitals | None) -> dict[str, str]:
-    """Find names of the table that may be one class, each with the more frequent name.
+    """Find class names that may mean the same class; return them with the more frequent name.
 
-    Of two spellings of one name the first of the alphabet is the class, as where a run refuses two of them.
+    Of two spellings of the same name, the alphabetically first is proposed, as in the error message of a run.
     """
     shows = (table.labels == 1).astype(np.float32)
     by_row = (~np.isnan(table.labels)).astype(np.float32) if roles.finding is None else shows
@@ -176,5 +176,5 @@ def propose_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: TableHosp
 
 
 def must_decide_synonyms(synonyms: Mapping[str, str]) -> bool:
-    """Return True if a run refuses two of the names, because they differ in nothing but spelling."""
+    """Return whether some names differ only in spelling, which a run refuses until a person decides."""
     return any(normalize_spelling(own) == normalize_spelling(name) for own, name in synonyms.items())

@@ -1,1 +1,1 @@
-"""A run's model as a file for other programs, and predictions from it."""
+"""Use of a run's model outside the run: evaluation, predictions, and export to other programs."""

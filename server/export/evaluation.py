@@ -1,4 +1,4 @@
-"""``flwr-sim evaluate``: the figures of a saved model on labelled images, class by class, with intervals."""
+"""``flwr-sim evaluate``: test a saved model on labelled images, with metrics per class and confidence intervals."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -45,12 +45,12 @@ SpecT = TypeVar("SpecT", NpzSpec, FolderSpec)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Figures of a model on labelled images.
+    """The metrics of a saved model on labelled images.
 
     Attributes:
-        images, patients: Number of each; patients is None where the data does not name the patients.
-        decisions: Decisions at probability 0.5, by class.
-        source: Description of the images.
+        images, patients: Number of images and of patients; patients is None if the data does not name them.
+        decisions: Class -> decisions at probability 0.5.
+        source: Description of where the images come from.
     """
 
     images: int
@@ -63,16 +63,16 @@ class Evaluation:
 
     @property
     def mean_auroc(self) -> float | None:
-        """Return the mean AUROC over the classes that have one."""
+        """Return the mean AUROC over the classes whose AUROC is defined."""
         return mean_and_sd(result.auroc for result in self.results.values())[0]
 
 
 def evaluate_saved_model(folder: Path, labelled: LabelledInput) -> Evaluation:
-    """Score a saved model on the classes that the labelled data and the model share.
+    """Test a saved model on the classes that the model and the labelled data share.
 
     Args:
-        folder: Folder with ``model.safetensors`` and ``model.json``; a ``summary.json`` beside them has the experiment,
-            which names the columns of a csv.
+        folder: Folder with ``model.safetensors`` and ``model.json``. If it is a run folder, the experiment in its
+            ``summary.json`` names the columns of a csv.
 
     Raises:
         BadInput: If something cannot be read, or model and data share no class.
@@ -95,7 +95,7 @@ def evaluate_saved_model(folder: Path, labelled: LabelledInput) -> Evaluation:
 
 
 def _read_test_images(network: SplitNetwork, folder: Path, labelled: LabelledInput) -> tuple[ImageSet, str]:
-    """Read the labelled images that the model was not trained on; return them with a description."""
+    """Read the labelled images that the model was not trained on; return the images and a description of them."""
     data = labelled.data
     if data.suffix == ".toml":
         return load_dataset(*data_of_experiment(data), user_image_store()).test, f"the test part of {data.name}'s data"
@@ -134,7 +134,7 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: LabelledInp
 
 
 def _data_spec_of_run(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | None:
-    """Return the ``[data]`` of the run's experiment; None without a run, and for data of another kind or release."""
+    """Return ``[data]`` of the run's experiment; None without a run, or for another kind of data or release."""
     try:
         return TypeAdapter(kind).validate_python(summary and summary.experiment.get("data"))
     except ValidationError:
@@ -144,7 +144,7 @@ def _data_spec_of_run(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | 
 def _make_csv_spec(
     network: SplitNetwork, of_run: FolderSpec | None, labelled: LabelledInput, columns: TableColumns
 ) -> FolderSpec:
-    """Return the spec of a csv: columns by the options, else by the run's names, else by the content of the cells."""
+    """Return the data spec of a csv: columns by option, else as in the run's settings, else guessed from the cells."""
 
     def existing_column(name: str | None) -> str | None:
         return name if name in columns else None
@@ -209,7 +209,7 @@ def _class_figures(evaluation: Evaluation, name: str) -> dict[str, Any]:
 
 
 def as_csv(evaluation: Evaluation) -> bytes:
-    """Return a csv file with one row a class; the ends of the interval have a column each."""
+    """Return the evaluation as a csv with one row per class."""
     names = ("class", "auroc", "auroc_low", "auroc_high", "average_precision", "sensitivity", "specificity")
     rows: list[list[Cell]] = [[*names, "positives", "negatives"]]
     for name in evaluation.results:
@@ -220,7 +220,7 @@ def as_csv(evaluation: Evaluation) -> bytes:
 
 
 def format_evaluation(evaluation: Evaluation) -> Group:
-    """Return the evaluation for a terminal: the table by class, the result in a sentence, and what limits it."""
+    """Format the evaluation for a terminal: a table by class, the result in one sentence, and its limits."""
     table = Table("class", box=box.SIMPLE_HEAD, pad_edge=False)
     # In 80 columns a long class name is wrapped, never a figure.
     measures_by_line = ("average\nprecision", "sensi-\ntivity", "speci-\nficity")
@@ -241,7 +241,7 @@ def format_evaluation(evaluation: Evaluation) -> Group:
 
 
 def evaluation_result(evaluation: Evaluation) -> str:
-    """Return the mean AUROC in a sentence, with the classes and images that it is over."""
+    """Return a sentence with the mean AUROC and the classes and images that it is computed from."""
     patients = "" if evaluation.patients is None else f" of {count_with_noun(evaluation.patients, 'patient')}"
     over = f"{count_with_noun(evaluation.images, 'image')}{patients} ({evaluation.source})"
     tested = sum(result.auroc is not None for result in evaluation.results.values())
@@ -254,7 +254,7 @@ def evaluation_result(evaluation: Evaluation) -> str:
 
 
 def evaluation_limitations(evaluation: Evaluation) -> Iterator[str]:
-    """Yield the limits of these figures, one sentence each."""
+    """Yield one sentence for each limitation of the metrics, such as few images of a class."""
     for name, result in evaluation.results.items():
         if reason := reason_without_auroc(result):
             yield f"“{name}” was not tested: {reason}."

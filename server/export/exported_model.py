@@ -1,4 +1,4 @@
-"""``flwr-sim export``: a trained model as one file for other runtimes that gives the same probabilities there."""
+"""``flwr-sim export``: write a trained model as ONNX or TorchScript, and check that its probabilities are the same."""
 
 import importlib.util
 import io
@@ -46,12 +46,12 @@ REQUIRED_PACKAGES = {ExportFormat.onnx: ("onnx", "onnxruntime", "onnxscript"), E
 
 
 class OutputsDiffer(ProgramCannotContinue):
-    """The exported model gives other probabilities than ours, and its file was removed."""
+    """Raised if the exported model gives other probabilities than the saved one; the exported file is then removed."""
 
 
 @dataclass(frozen=True)
 class ExportCheck:
-    """The comparison of an exported model with ours, on ``images`` images."""
+    """The result of comparing an exported model with the saved model on ``images`` images."""
 
     path: Path
     images: int
@@ -59,14 +59,14 @@ class ExportCheck:
 
 
 class PixelClassifier(nn.Module):
-    """Turns the pixels of a file into probabilities: resize, normalisation, network, sigmoid or softmax."""
+    """The exported module: raw pixels in, probabilities out (resize, normalisation, network, sigmoid or softmax)."""
 
     def __init__(self, network: SplitNetwork) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return probabilities ``(batch, classes)`` of pixels 0..255, ``(batch, channels, height, width)`` of any size.
+        """Return probabilities ``(batch, classes)`` for pixels 0..255 ``(batch, channels, height, width)`` of any size.
 
         It resizes images of every size, because an exported graph has no branches; the right size stays as it is.
         """
@@ -76,15 +76,15 @@ class PixelClassifier(nn.Module):
 
 
 def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Sequence[Pixels]) -> ExportCheck:
-    """Write the model of ``folder`` to a new file, if the file gives the same probabilities.
+    """Write a saved model to a new file, and check on images that the file gives the same probabilities.
 
     Args:
-        destination: The new file, which is there only if the probabilities are the same.
-        pixels: Images to compare on, batches ``(n, channels, height, width)`` with the model's channels.
+        destination: The new file; it must not exist.
+        pixels: Images for the comparison, in batches ``(n, channels, height, width)`` with the model's channels.
 
     Raises:
-        BadInput: If the folder holds no model, a library is missing, or the destination is taken.
-        OutputsDiffer: If a probability differs by more than ``TOLERANCE``; no file is left.
+        BadInput: If the folder holds no model, a library is missing, or the destination exists.
+        OutputsDiffer: If a probability differs by more than ``TOLERANCE``; the new file is removed.
     """
     missing = [name for name in REQUIRED_PACKAGES[form] if importlib.util.find_spec(name) is None]
     problem = f"needs {', '.join(missing)}, not installed here."
@@ -107,7 +107,7 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
 
 
 def export_metadata(saved: SavedModelDescription) -> dict[str, str]:
-    """Return the metadata of an exported file."""
+    """Return the metadata that is written into an exported file."""
     channels = "grey" if saved.model.channels == 1 else "RGB, in this order"
     return {
         "class_names": json.dumps(saved.class_names, ensure_ascii=False),
@@ -124,7 +124,7 @@ def export_metadata(saved: SavedModelDescription) -> dict[str, str]:
 
 
 def largest_difference(model: nn.Module, run: Callable[[Pixels], Scores], batch: Pixels) -> float:
-    """Return the largest difference of probabilities, for the batch and for its first image alone; may be NaN."""
+    """Return the largest difference of probabilities, over the whole batch and its first image alone; may be NaN."""
     pairs = [(compute_probabilities(model, images), run(images)) for images in (batch[:1], batch)]
     if any(ours.shape != exported.shape for ours, exported in pairs):
         return float("inf")
@@ -132,7 +132,7 @@ def largest_difference(model: nn.Module, run: Callable[[Pixels], Scores], batch:
 
 
 def compute_probabilities(model: nn.Module, batch: Pixels) -> Scores:
-    """Return the probabilities of the model in this process."""
+    """Return the probabilities that the model computes with torch in this process."""
     with torch.no_grad():
         scores: Scores = model(torch.from_numpy(batch)).numpy()
     return scores
@@ -173,7 +173,7 @@ def _write_torchscript(model: PixelClassifier, facts: dict[str, str], path: Path
 
 
 def _example_images(model: PixelClassifier) -> Tensor:
-    """Return two images of another size than the model's, so that no dimension counts as constant."""
+    """Return two images of a size other than the model's, so that the export treats no dimension as constant."""
     size = model.network.spec.image_size
     return torch.zeros(2, model.network.spec.channels, size + 5, size + 3, dtype=torch.uint8)
 
@@ -185,8 +185,8 @@ def export_run_model(
 
     Args:
         out: The new file; by default ``model.onnx`` or ``model.pt`` in the folder.
-        check: npz file, picture, folder of pictures or experiment; by default the test images of the run's own
-            experiment where they are within reach, else synthetic ones.
+        check: Images for the comparison: an npz file, a picture, a folder of pictures or an experiment. By default, the
+            test images of the run's own experiment if they are available, else synthetic images.
 
     Raises:
         BadInput: If something cannot be read or written.
@@ -210,7 +210,7 @@ def export_run_model(
 
 
 def read_comparison_images(folder: Path, spec: ModelSpec, check: Path | None) -> tuple[Sequence[Pixels], str]:
-    """Return the images to compare on, in batches ``(n, channels, height, width)``, and a description of them."""
+    """Return images for the comparison in batches ``(n, channels, height, width)``, and a description of them."""
     if check is None:
         test = None
         with suppress(BadInput, ValueError):  # no run, or its files are on another machine
@@ -236,12 +236,12 @@ def read_comparison_images(folder: Path, spec: ModelSpec, check: Path | None) ->
 
 
 def _spread_rows(count: int) -> NDArray[np.intp]:
-    """Return the places of at most :data:`MOST_COMPARED` of so many images, evenly spaced."""
+    """Return at most :data:`MOST_COMPARED` row indices out of ``count``, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, min(MOST_COMPARED, count)).round().astype(np.intp))
 
 
 def _image_batches(pixels: Pixels, spec: ModelSpec) -> list[Pixels]:
-    """Return batches of images ``(n, height, width[, 3])``, in the model's channels, channels first."""
+    """Convert images to channels-first batches with the number of channels that the model takes."""
     if pixels.ndim == 4 and spec.channels == 1:
         pixels = (pixels @ np.array(LUMINANCE)).round().astype(np.uint8)
     first = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""Images without labels for ``predict`` and ``export --check``: npz files, pictures, folders of pictures."""
+"""Read images without labels for ``predict`` and ``export --check``: npz files, pictures, folders of pictures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ MOST_EXAMINED = 100
 
 @dataclass(frozen=True)
 class UnlabelledPictures:
-    """Images without labels.
+    """Images without labels, with the names of files that could not be used.
 
     Attributes:
-        names: Names of the images that could be read.
+        names: Name of each image in ``images``.
         images: uint8 ``(n, height, width[, 3])``.
-        unreadable: Name of each image that could not be read -> the reason.
-        others: Names of files of the folder that are no pictures.
+        unreadable: Name of each unreadable image -> reason.
+        others: Names of files in the folder that are not pictures.
     """
 
     names: tuple[str, ...]
@@ -47,10 +47,10 @@ class UnlabelledPictures:
 
 
 def refuse_without_pictures(data: Path) -> None:
-    """Refuse data that certainly holds no image; read only file names, first bytes and headers.
+    """Check by file names, first bytes and headers that data may hold images, without decoding any.
 
     Raises:
-        BadInput: If there is nothing that :func:`read_unlabelled_pictures` can read.
+        BadInput: If :func:`read_unlabelled_pictures` would certainly find no image.
     """
     if _is_npz(data):
         _images_key(data)
@@ -73,16 +73,16 @@ def _may_be_picture(file: Path) -> bool:
 
 
 def unreadable_images_fault(data: Path, name: str, reason: str) -> Fault:
-    """Return the fault of images that cannot be read; it names one of them with the reason."""
+    """Return the error for data whose images are all unreadable; it names one image and the reason."""
     problem = f"holds no image that can be read ({name}: {reason})."
     return Fault(str(data), problem, f"Name an npz file, a picture, or a folder of pictures ({_KINDS}).")
 
 
 def read_unlabelled_pictures(data: Path, form: ImageForm) -> UnlabelledPictures:
-    """Read an npz file's images, a folder of pictures, or one picture.
+    """Read the images of an npz file, the pictures in a folder, or one picture.
 
     Raises:
-        BadInput: If there is nothing of that kind.
+        BadInput: If the data holds no image.
     """
     if _is_npz(data):
         key = _images_key(data)
@@ -102,12 +102,12 @@ def _is_npz(data: Path) -> bool:
 
 
 def _list_picture_files(data: Path) -> tuple[list[Path], list[str]]:
-    """Return the picture, or the pictures of the folder sorted by name; and the names of the folder's other files.
+    """Return the picture files of a folder (or the one picture), sorted by name, and the names of the other files.
 
-    Pictures of kinds that are not read here are among the pictures, so that they are counted.
+    Pictures in formats that cannot be read are included, so that they are reported as unreadable.
 
     Raises:
-        BadInput: If there is no picture, or a folder cannot be listed.
+        BadInput: If there is no picture, or the folder cannot be listed.
     """
     pictures, others, listings = [data] if is_file(data) else list[Path](), list[str](), PictureFileFinder()
     if data.is_dir():
@@ -128,10 +128,10 @@ def _list_picture_files(data: Path) -> tuple[list[Path], list[str]]:
 
 
 def _images_key(data: Path) -> str:
-    """Return the key of an npz file's images, by the headers alone: ``images``, else those of the first part there is.
+    """Return the key of an npz file's image array: ``images``, else e.g. ``train_images`` of its first part.
 
     Raises:
-        BadInput: If there is none, or it is no array of images.
+        BadInput: If the file has no such array, or the array does not hold images.
     """
     headers = read_headers(data, str(data))
     keys = ["images", *(f"{part}_images" for part in NPZ_PARTS)]

@@ -1,4 +1,4 @@
-"""``flwr-sim predict``, and csv files in which no text is a formula in any spreadsheet."""
+"""``flwr-sim predict``: write a model's probabilities as a csv file that is safe to open in a spreadsheet."""
 
 import csv
 import io
@@ -29,7 +29,7 @@ from server.runs.reader import read_run
 
 
 class _RunPictureSettings(BaseModel):
-    """The keys of a run's ``[data]`` by which a file becomes a picture."""
+    """Settings in ``[data]`` of a run's experiment that determine how a file is converted to an image."""
 
     resize: Resize = "pad"
     frame: Frame | None = None
@@ -41,10 +41,10 @@ class _RunPictureSettings(BaseModel):
 
 
 def image_form_of(folder: Path, network: SplitNetwork, rendering: PictureRendering | None = None) -> ImageForm:
-    """Return the form of pictures for a saved model: that of the run's own data, where the folder is a run's.
+    """Return how files are converted to a saved model's input: as in the run, if the folder is a run's.
 
     Args:
-        rendering: The rendering of a person's options instead of the run's; None without such options.
+        rendering: Rendering from the command line, instead of the run's; None without such options.
     """
     shown = _RunPictureSettings()
     if is_file(folder / "summary.json"):
@@ -63,15 +63,15 @@ def image_form_of(folder: Path, network: SplitNetwork, rendering: PictureRenderi
 def predict_to_csv(
     folder: Path, data: Path, destination: Path, rendering: PictureRendering | None = None
 ) -> UnlabelledPictures:
-    """Write a csv of probabilities, one row an image; return the images.
+    """Write a csv file with the probabilities of every image, one row per image; return the images.
 
-    An image that cannot be read has a row with empty cells and the reason in the last column.
+    An unreadable image has a row with empty cells, and the reason in the last column.
 
     Args:
-        rendering: Rendering of DICOM files of several frames and of volumes; None for the run's own.
+        rendering: How multi-frame DICOM files and volumes become one image; None to use the run's settings.
 
     Raises:
-        BadInput: If the model or no image at all can be read, or the destination exists.
+        BadInput: If the model is unreadable, no image is readable, or the destination exists.
     """
     raise_faults(output_file_faults(destination))
     network = load_model(folder)
@@ -84,10 +84,10 @@ def predict_to_csv(
 
 
 def score_files(network: SplitNetwork, data: Path, form: ImageForm) -> tuple[UnlabelledPictures, NDArray[np.float32]]:
-    """Read an npz file, a folder of pictures or one picture; return them and probabilities ``(n, classes)``.
+    """Read images from files, and compute their probabilities; return the images and ``(n, classes)``.
 
     Raises:
-        BadInput: If there is nothing of that kind, or nothing that can be read.
+        BadInput: If the data holds no image, or all images are unreadable.
     """
     pictures = read_unlabelled_pictures(data, form)
     if not pictures.names:
@@ -97,7 +97,7 @@ def score_files(network: SplitNetwork, data: Path, form: ImageForm) -> tuple[Unl
 
 
 def score_pictures(network: SplitNetwork, images: NDArray[np.uint8] | ImageSet) -> NDArray[np.float32]:
-    """Return probabilities ``(n, classes)`` of uint8 images; on the GPU where there is one."""
+    """Return probabilities ``(n, classes)`` of uint8 images; use the GPU if there is one."""
     if not len(images):
         return np.zeros((0, len(network.class_names)), np.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -116,7 +116,7 @@ spreadsheets cut a line at ``;``, also within quotes that do not open the line."
 
 
 def rows_to_csv(rows: Iterable[Iterable[Cell]]) -> bytes:
-    """Return rows as csv in UTF-8: texts in quotes, an apostrophe before each formula, numbers with six decimals."""
+    """Return rows as csv in UTF-8; an apostrophe before texts that a spreadsheet would execute as a formula."""
 
     def harmless(cell: Cell) -> Cell:
         if isinstance(cell, str):

@@ -1,4 +1,4 @@
-"""Checks of the calls of ``export``, ``predict`` and ``evaluate``, made before torch is imported."""
+"""Checks of the arguments of ``export``, ``predict`` and ``evaluate``, made before torch is imported."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -19,19 +19,19 @@ from common.system.files import is_file, missing_input_fault, output_file_faults
 
 
 class ExportFormat(StrEnum):
-    """The runtime of an exported model, as ``--to`` names it."""
+    """A file format for exported models; the values of ``--to``."""
 
     onnx = "onnx"
     torchscript = "torchscript"
 
 
 def default_export_file(folder: Path, form: ExportFormat) -> Path:
-    """Return the file that ``export`` writes by default."""
+    """Return the default path of an exported model."""
     return folder / ("model.onnx" if form is ExportFormat.onnx else "model.pt")
 
 
 def export_format_of(name: str) -> ExportFormat:
-    """Return the format that ``--to`` names.
+    """Return the export format with this name.
 
     Raises:
         BadInput: If no format has that name.
@@ -44,10 +44,10 @@ def export_format_of(name: str) -> ExportFormat:
 
 
 def refuse_wrong_paths(folder: Path, data: Path | None = None, out: Path | None = None) -> None:
-    """Refuse a folder without a model, images that are missing, and a new file that exists already.
+    """Check that the folder holds a model, the images exist, and the output file does not.
 
     Raises:
-        BadInput: With every fault.
+        BadInput: With every fault of the paths.
     """
     if folder.suffix == ".toml":
         remedy = f"To write its simulated sites' folders: flwr-sim sites {folder}"
@@ -76,10 +76,10 @@ _EXPECTED = {
 def rendering_from_options(
     frame: str | None, axis: str | None, window: str | None, bit_depth: str | None
 ) -> PictureRendering | None:
-    """Return the rendering that the options name; None where no option is used.
+    """Return the image rendering that the options describe; None if no option is used.
 
     Raises:
-        BadInput: With every option that cannot be understood.
+        BadInput: With every option that has an invalid value.
     """
     texts = {"frame": frame, "axis": axis, "window": window, "bit_depth": bit_depth}
     options = {key: text.split(",") if key == "window" else text for key, text in texts.items() if text is not None}
@@ -96,14 +96,14 @@ def rendering_from_options(
 
 @dataclass(frozen=True)
 class LabelledInput:
-    """The labelled images that a person names beside the model.
+    """The command-line arguments of ``evaluate`` that describe labelled images.
 
     Attributes:
-        data: An experiment file (the test part of its data), an npz file (its test part), or a csv, all of it.
-        class_names: Names of the npz file's label columns; those of the run's own npz file where empty.
-        pictures: Folder of the csv's pictures; the csv's own folder where None.
-        image_column, patient_column: Columns of the csv; where None, those of the run, else by the columns' names. For
-            an npz file the patient column ``"patient"`` means the array ``test_patient``.
+        data: An experiment file or an npz file, of which the test part is used; or a csv file, used as a whole.
+        class_names: Names of the npz file's label columns; if empty, those of the run's own npz file.
+        pictures: Folder of the csv's pictures; None for the folder of the csv.
+        image_column, patient_column: Columns of the csv. None uses those of the run, else guesses from the column
+            names. For an npz file, the patient column ``"patient"`` means the array ``test_patient``.
     """
 
     data: Path
@@ -114,10 +114,10 @@ class LabelledInput:
 
 
 def refuse_unlabelled(folder: Path, labelled: LabelledInput) -> None:
-    """Refuse a file without labelled images for a model, by the file's names, headers and columns alone.
+    """Check by names, headers and columns that a file has labelled images for a model, without decoding any.
 
     Raises:
-        BadInput: With what is wrong.
+        BadInput: If it has none, or an option does not fit the file.
     """
     raise_faults(_useless_option_faults(labelled))
     if labelled.data.suffix == ".toml":
@@ -141,7 +141,7 @@ def refuse_unlabelled(folder: Path, labelled: LabelledInput) -> None:
 
 @contextmanager
 def add_options_to_faults(labelled: LabelledInput) -> Iterator[None]:
-    """Make faults within the context name the file and its options, where they name keys of ``[data]``."""
+    """Within the context, name the command-line option in an error instead of the ``[data]`` key."""
     words = {"data.path": str(labelled.data), "data.classes": "--classes", "data.patient_key": "--patient-column"}
     try:
         yield
@@ -152,16 +152,16 @@ def add_options_to_faults(labelled: LabelledInput) -> Iterator[None]:
 def missing_class_column_faults(
     data: Path, columns: TableColumns, class_names: Sequence[str], finding_column: str | None
 ) -> list[Fault]:
-    """Return the fault of a csv file without any column that its labels could be read from.
+    """Return a fault if a csv file has no column that holds labels of the run's classes.
 
-    There must be a column named after one of the classes, such as ``Edema``, or the column in which the run's own data
-    lists the classes of an image, such as ``Finding Labels``.
+    Accepted is a column named after a class, such as ``Edema``, or the run's column that lists an image's classes, such
+    as ``Finding Labels``.
 
     Args:
-        data: The csv file, which the fault names.
-        columns: The columns of the csv file.
-        class_names: The classes of the run; without any there is no fault.
-        finding_column: The run's ``data.finding_column``; None where it has none.
+        data: Path of the csv file, for the message.
+        columns: All columns of the csv file.
+        class_names: Classes of the run; if empty, nothing is checked.
+        finding_column: The run's ``data.finding_column``; None if it is not set.
     """
     if not class_names or finding_column in columns or any(name in columns for name in class_names):
         return []
@@ -172,7 +172,7 @@ def missing_class_column_faults(
 
 
 def _useless_option_faults(labelled: LabelledInput) -> list[Fault]:
-    """Return the faults of options that have no meaning for a file of this kind."""
+    """Return a fault for each option that has no meaning for this kind of file."""
     of_csv: dict[str, object] = {"--images": labelled.pictures, "--image-column": labelled.image_column}
     useless: dict[str, object] = {"--classes": labelled.class_names}
     if labelled.data.suffix == ".toml":
@@ -186,7 +186,7 @@ def _useless_option_faults(labelled: LabelledInput) -> list[Fault]:
 
 
 def data_of_experiment(path: Path) -> tuple[DataSpec, Path]:
-    """Return the data of an experiment file, and the folder that its paths start from.
+    """Return ``[data]`` of an experiment file, and the folder that relative paths in it start from.
 
     Raises:
         BadInput: If the file has a fault, or no ``[data]``.
@@ -200,7 +200,7 @@ def data_of_experiment(path: Path) -> tuple[DataSpec, Path]:
 
 
 def npz_spec(labelled: LabelledInput, of_run: NpzSpec | None = None) -> NpzSpec:
-    """Return the spec of the npz file: by the named classes, else as the run read its own file."""
+    """Return the data spec of the npz file, with the named classes or else those of the run's npz file."""
     spec = NpzSpec(kind="npz", path=str(labelled.data.resolve()), classes=tuple(labelled.class_names))
     if of_run is None or labelled.class_names:
         return spec
@@ -208,7 +208,7 @@ def npz_spec(labelled: LabelledInput, of_run: NpzSpec | None = None) -> NpzSpec:
 
 
 def csv_columns(labelled: LabelledInput) -> TableColumns:
-    """Return the columns of the csv.
+    """Read the csv's columns, and check that those named by options exist.
 
     Raises:
         BadInput: If the file is no csv, or lacks a column that an option names.

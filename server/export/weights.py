@@ -1,4 +1,4 @@
-"""``flwr-sim weights``: local files of pre-trained weights, so that no run ever downloads any."""
+"""``flwr-sim weights``: convert pre-trained weights into local files, so that no run has to download any."""
 
 from pathlib import Path
 from typing import cast
@@ -13,10 +13,10 @@ FROM_TORCHVISION = ("densenet121", "resnet18", "vgg11")
 def convert_pretrained_weights(
     architecture: str, checkpoint: Path | None, destination: Path, image_size: int = 224
 ) -> str:
-    """Convert pre-trained weights into a safetensors file; return its SHA-256.
+    """Convert a checkpoint of pre-trained weights into a safetensors file; return the file's SHA-256.
 
     Args:
-        image_size: ``model.image_size``, for networks whose weights depend on it, such as vision transformers.
+        image_size: ``model.image_size``; needed by networks whose weights depend on it, such as vision transformers.
 
     Raises:
         BadInput: If the architecture has no known source, a file is missing, or the destination exists.
@@ -42,7 +42,7 @@ def convert_pretrained_weights(
 
 
 def _checkpoint_faults(path: Path) -> list[Fault]:
-    """Return the fault of a file that holds no tensors, by its first bytes."""
+    """Return a fault if a file's first bytes show that it is no checkpoint of tensors."""
     if not is_file(path):
         return [missing_input_fault(path)]
     try:

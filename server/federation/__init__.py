@@ -1,1 +1,1 @@
-"""One run on the coordinator, from roll call to summary."""
+"""One run on the coordinator, from the roll call (the first exchange with all sites) to the summary."""

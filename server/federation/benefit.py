@@ -1,7 +1,6 @@
-"""The comparison at each site with a model that it trains alone, after the run's test: a part of ``summary.json``.
+"""After the final test, each site compares the federated model with one that it trains alone (for ``summary.json``).
 
-It is an exchange of messages after the test, which the run can do without. A site that fails in it, or takes too long,
-keeps its test results.
+The comparison is optional: a site that fails in it, or exceeds its deadline, keeps its test results.
 """
 
 from collections.abc import Collection
@@ -30,7 +29,7 @@ NOT_TESTED = "it did not test the model"
 def collect_benefit_comparisons(
     coordinator: Coordinator, initial: ModelState, tested: Collection[str], totals: RunTotals
 ) -> dict[str, Any]:
-    """Have sites compare the model with one that each trains alone; give a reason for each site that does not.
+    """Let each site compare the run's model with one that it trains alone; collect results or reasons for failure.
 
     Args:
         initial: The model that the run began with.
@@ -66,18 +65,19 @@ def collect_benefit_comparisons(
 
 
 def benefit_deadline_s(round_deadline_s: float, rounds_took_s: float, drawn: float) -> float:
-    """Return the seconds that sites have: :data:`ALONE_TIMES` times those of all rounds, plus one round's deadline.
+    """Return the deadline of the comparison: :data:`ALONE_TIMES` times the duration of all rounds, plus one deadline.
 
     Args:
         round_deadline_s: Deadline of one round.
-        rounds_took_s: Seconds of all rounds by the coordinator's clock, each from the sending of requests to its end.
-        drawn: Share of the sites that took part in each round; in a simulation all sites train in this comparison.
+        rounds_took_s: Duration of all rounds in seconds, by the coordinator's clock.
+        drawn: Share of the sites that took part in each round. The duration is divided by it, because all sites train
+            now.
     """
     return round_deadline_s + ALONE_TIMES * rounds_took_s / drawn
 
 
 def benefit_as_json(reply: BenefitReply) -> dict[str, Any] | None:
-    """Return a site's comparison for JSON; None if its policy withholds the figures, or no class could be tested."""
+    """Return a site's comparison for JSON; None if the site's policy hides the metrics, or no class could be tested."""
     names, aurocs = reply.class_names, iter(reply.auroc)
     if not names:
         return None

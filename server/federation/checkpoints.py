@@ -1,9 +1,9 @@
-"""Checkpoints of a run: everything the coordinator knows after a round, so that it can go on from there.
+"""Checkpoints of a run: the coordinator's complete state after a round, from which the run can be resumed.
 
-Two files a round in ``checkpoints/``: ``round-000012.safetensors``, the state, and ``round-000012.json``, which says
-what state that is, of which run, and the BLAKE3 hash of both. Each is written under a temporary
-name, flushed and renamed, the JSON last. A checkpoint counts only if both files exist and the hash is right. The last
-two are kept.
+A round has two files in ``checkpoints/``: ``round-000012.safetensors`` with the tensors, and ``round-000012.json`` with
+the other values, the run's identifier and the BLAKE3 hash of both files. Each file is written under a temporary name,
+flushed and renamed, the JSON last. A checkpoint is valid only if both files exist and the hash is right. The last two
+checkpoints are kept.
 """
 
 import bisect
@@ -38,13 +38,13 @@ _MAY_CHANGE = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run after a round, from which it can go on.
+    """The complete state of a run after a round.
 
     Attributes:
-        run: Its identifier, under which the sites keep their memory.
+        run: The run's identifier, under which sites store their own state.
         experiment: The experiment that the run began with.
-        totals: The sums of :class:`server.federation.recorder.RunTotals`.
-        last_validation: Validation result of the newest model that the sites have validated.
+        totals: Sums over the rounds so far (:class:`server.federation.recorder.RunTotals`), as JSON.
+        last_validation: Latest validation result that the sites have sent.
     """
 
     run: str
@@ -58,7 +58,7 @@ class CheckpointFolder:
     """The folder ``checkpoints/`` of one run.
 
     Attributes:
-        durable: Flush to disk; off in simulation, which a power failure may set back further.
+        durable: Whether to flush to disk; not done in simulation, where a power failure may lose more rounds.
     """
 
     def __init__(self, run_folder: Path, *, durable: bool) -> None:
@@ -82,16 +82,16 @@ class CheckpointFolder:
         self._remove_rounds(numbers[: max(bisect.bisect_right(numbers, number) - KEPT, 0)])
 
     def read_after_round(self, server_round: int) -> Checkpoint | None:
-        """Return the checkpoint of the state after a round; None if it is missing or damaged."""
+        """Return the checkpoint of this round; None if it is missing or damaged."""
         try:
             return self._read_round(server_round)
         except (OSError, ValueError):
             return None
 
     def revert_to_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Replace the checkpoint of an earlier round and remove later ones, so that the run repeats from there.
+        """Write this checkpoint of an earlier round, and remove all later ones, so that the run repeats from there.
 
-        A run that is killed in between resumes from a later one, finds its model broken again and comes back here.
+        A run that is killed before the removal resumes from a later checkpoint, and reverts again.
         """
         self.save(checkpoint)
         self._remove_rounds(later for later in self._round_numbers() if later > checkpoint.state.round)
@@ -102,7 +102,7 @@ class CheckpointFolder:
                 self._file_of_round(number, kind).unlink(missing_ok=True)
 
     def read_newest_undamaged(self) -> tuple[Checkpoint | None, dict[str, str]]:
-        """Return the newest undamaged checkpoint; and for each damaged newer one, file name -> reason."""
+        """Return the newest undamaged checkpoint; and file name -> reason for each newer, damaged one."""
         broken: dict[str, str] = {}
         for number in reversed(self._round_numbers()):
             try:
@@ -162,9 +162,9 @@ def _hash_checkpoint(content: Parts, facts: Any) -> str:
 
 
 def refuse_other_experiment(checkpoint: Checkpoint, experiment: Experiment, out: Path) -> None:
-    """Raise :class:`BadInput` unless this is the experiment that the run began with.
+    """Raise :class:`BadInput` unless a checkpoint can be continued with this experiment.
 
-    It may have more rounds, where the rounds up to the checkpoint would have been the same in a run of so many.
+    The number of rounds may differ only if it has no influence on the rounds already done.
     """
     refuse_changes(checkpoint.experiment, experiment, out)
     rounds, before, done = experiment.run.rounds, checkpoint.experiment["run"]["rounds"], checkpoint.state.round
@@ -189,7 +189,7 @@ def refuse_other_experiment(checkpoint: Checkpoint, experiment: Experiment, out:
 
 
 def describe_new_run_from(out: Path) -> str:
-    """Return how a new run begins, from the backbone of the run in ``out`` if all its sites have one model."""
+    """Describe how to begin a new run, from the backbone of the run in ``out`` if that run has a global model."""
     weights = out.resolve() / "model.safetensors"
     if not weights.is_file():
         return "begin a new run: --out NEW"
@@ -197,10 +197,10 @@ def describe_new_run_from(out: Path) -> str:
 
 
 def refuse_changes(before: Mapping[str, Any], experiment: Experiment, out: Path) -> None:
-    """Raise :class:`BadInput` unless an experiment is the one that a run began with, but for its rounds and name.
+    """Raise :class:`BadInput` if an experiment differs from that of the run in more than its rounds and name.
 
     Args:
-        before: The experiment that the run began with, as JSON.
+        before: The experiment of the run, as JSON.
     """
     began, now = dict(before), experiment.model_dump(mode="json")
     rounds = now["run"]["rounds"]
@@ -229,6 +229,6 @@ def refuse_changes(before: Mapping[str, Any], experiment: Experiment, out: Path)
 
 
 def _gpus_per_site(experiment: Mapping[str, Any]) -> int:
-    """Return how many GPUs each batch of a simulated site is split across."""
+    """Return over how many GPUs a batch of a simulated site is split."""
     gpus = experiment.get("simulation", {}).get("gpus_per_site", "auto")  # another release may have other keys
     return 1 if gpus == "auto" else max(1, int(gpus))

@@ -1,6 +1,6 @@
-"""The ensemble of the models of sites that train alone: simulation only, for no hospital hands its model over.
+"""The ensemble of models that sites train alone. Only in simulation, because hospitals never send such models.
 
-A class's probability is the mean over the models of the sites that annotate it; each of them sees every image.
+The ensemble's probability of a class is the mean over the models of the sites that annotate the class.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,7 +33,7 @@ OWN_MODELS = "mean over the owning sites' own models"
 
 
 def local_model_folders(run: Path, contract: LabelContract) -> list[Path]:
-    """Return the folders of the models that simulated sites keep local; empty unless this machine has every site's."""
+    """Return the folders of simulated sites' local models; empty if the model of any site is not on this machine."""
     folders = [run / "sites" / site / "model" for site in contract.sites]
     return folders if all((folder / DESCRIPTION).is_file() for folder in folders) else []
 
@@ -46,12 +46,12 @@ def ensemble_result(
     device: str = "cpu",
     precision: Precision = "auto",
 ) -> dict[str, Any]:
-    """Return the ``ensemble`` part of ``summary.json``: its results on the pooled test images, and at each site.
+    """Test the ensemble on the pooled test images and at each site; return the ``ensemble`` part of ``summary.json``.
 
     Args:
-        folders: Folders of the local models; read one at a time, as a thousand do not fit into memory.
+        folders: Folders of the local models. Models are loaded one at a time, to save memory.
         test: Pooled test images.
-        site_tests: Images of the sites that have test images of their own; the others are tested on the pooled ones.
+        site_tests: Site -> its own test images. Other sites are tested on the pooled images.
     """
     names, tests = contract.class_names, {"": test, **site_tests}
     scores = {key: np.zeros((len(images), len(names))) for key, images in tests.items()}
@@ -80,10 +80,10 @@ def ensemble_result(
 def evaluate_own_models(
     folders: Iterable[Path], contract: LabelContract, images: ImageSet, device: str, precision: Precision
 ) -> FinalTestSummary:
-    """Test the models of the sites that annotate a class, one by one, and return the means of their figures, by class.
+    """Test each site's local model on its classes; return per class the mean of the metrics over the sites.
 
     Args:
-        folders: Folders of the local models; read one at a time, as a thousand do not fit into memory.
+        folders: Folders of the local models. Models are loaded one at a time, to save memory.
     """
     of_class: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
     for network in (move_network_to_device(load_model(folder), device) for folder in folders):
@@ -102,7 +102,7 @@ def _score_images(network: SplitNetwork, images: ImageSet, device: str, precisio
 
 
 def site_summary_entry(results: Mapping[str, ClassMetrics]) -> dict[str, Any]:
-    """Return a site's part of ``per_site`` in ``summary.json``."""
+    """Return a site's entry of ``per_site`` in ``summary.json``."""
     return {
         "mean_auroc": mean_and_sd(metrics.auroc for metrics in results.values())[0],
         "per_class": {name: asdict(metrics) for name, metrics in results.items()},

@@ -1,4 +1,4 @@
-"""The end of a run: save the model, hash it, and test it, class by class and site by site."""
+"""The end of a run: save and hash the final model, and test it per class and per site."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -63,32 +63,32 @@ Histograms = Mapping[str, ScoreHistogram]
 
 @dataclass(frozen=True)
 class RunContext:
-    """The folder, data and devices that a run needs beside its experiment.
+    """Folder, data, devices and callbacks that a run needs in addition to its experiment.
 
     Attributes:
-        base: Folder that the experiment's paths start from.
-        folder: The run folder, where everything is written.
+        base: Folder that relative paths in the experiment start from.
+        folder: The run folder, which receives all output.
         run: Identifier of this run.
-        sites: Sites expected at the roll call.
-        workers: Sites that train at a time.
+        sites: Number of sites expected at the roll call.
+        workers: Number of sites that train at the same time.
         backend: Name of the backend in ``summary.json``.
-        device, precision: Device and number format with which the coordinator evaluates.
-        own: Training and validation images of the coordinator; None for none.
-        test: Test images of the coordinator; None in a real federation that has none.
-        external: Images of another place, for the finished model; None without them.
-        site_tests: Loads the test images of the simulated sites that have their own; None in a real federation.
-        coverage: The sites and classes that shared and unique are counted by; None takes the run's own contract.
-        registered: Looks up the names under which nodes are registered; None in simulation.
-        key_of: Looks up the public key that a site was admitted with, as an OpenSSH line; None in simulation.
-        refused_calls: Returns the calls of hospitals that the SuperLink has refused since the last look.
-        left_replies: Replies to the run of this identifier that its process had not recorded when it ended.
-        claims: Looks up the most that each site may claim; None in simulation.
-        positives: Site -> class -> training images that show it; empty where only the sites know.
-        table_sha256: Hash of the table of labels; None where the data has none, or only the sites have it.
-        patients_known: Whether the data said whose images they are; None where only the sites know.
+        device, precision: Device and number format of the coordinator's own evaluation.
+        own: The coordinator's own training and validation images; None if it has none.
+        test: The coordinator's test images; None if it has none.
+        external: Test images from elsewhere, for the final model; None without them.
+        site_tests: Loads the test images of simulated sites that have their own; None for real sites.
+        coverage: Contract of sites and classes that decides which classes are shared or unique; None for the run's own.
+        registered: Returns node id -> registered name; None in simulation.
+        key_of: Returns the public key of a site as an OpenSSH line; None in simulation.
+        refused_calls: Returns the calls of hospitals that the SuperLink has refused since the last request.
+        left_replies: Returns the replies to this run that arrived while its process was down.
+        claims: Returns the classes and image counts that each site may claim; None in simulation.
+        positives: Site -> class -> number of positive training images; empty if only the sites know.
+        table_sha256: Hash of the label table; None without a table on this machine.
+        patients_known: Whether the data names the patient of every image; None if only the sites know.
         skipped: Images of simulated sites that could not be read.
-        notes: Sentences on the table of labels of simulated sites.
-        resumed: Checkpoint from which the run goes on; None for a new run.
+        notes: Sentences about the label table of simulated sites.
+        resumed: Checkpoint that the run continues from; None for a new run.
     """
 
     base: Path
@@ -119,11 +119,11 @@ class RunContext:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The test results and the hash of the model that a run ends with.
+    """The test results and the hash of the final model.
 
     Attributes:
-        ensemble: Results of the sites' own models together, where a method shares nothing and sites are simulated.
-        external: Results on images of another place; None without them, or where the models lie at the hospitals.
+        ensemble: Result of the ensemble of local models; None unless simulated sites train alone.
+        external: Results on the external test images; None without such images or without a global model.
     """
 
     test: FinalTestSummary
@@ -140,11 +140,11 @@ def save_and_test_model(
     setting: RunContext,
     sums: Mapping[str, SummedHistogram],
 ) -> RunOutcome:
-    """Save the model where there is one, and test it.
+    """Save the global model, if the method has one; test the final model or models.
 
     Args:
-        network: A network of the run's classes, whose values are overwritten.
-        sums: Class -> score histogram of the sites' test parts, in a run with secure aggregation.
+        network: A network of the run's classes; its weights are overwritten.
+        sums: Class -> sum of the sites' score histograms, under secure aggregation.
     """
     answers, plan = list(replies.accepted.values()), coordinator.plan
     setting.folder.append_absences("test", replies.absent)
@@ -206,15 +206,15 @@ def _add_histogram_figures(
     *,
     real: bool,
 ) -> FinalTestSummary:
-    """Add figures from the sites' histograms: pooled values, and decisions by thresholds chosen on validation.
+    """Add pooled metrics from the sites' score histograms, and decisions at thresholds chosen on validation images.
 
-    Where the coordinator has the sum of the histograms and no test images, the pooled values are the test's result.
+    Under secure aggregation without test images on the coordinator, the pooled metrics become the test result.
 
     Args:
-        test: The result of the test so far.
-        own: Histograms of the coordinator's test images; None where the sites test.
-        groups: The shared and the unique classes.
-        masked_sums: Sums of histograms, as in :func:`save_and_test_model`.
+        test: The test result so far.
+        own: Score histograms of the coordinator's test images; None if the sites test.
+        groups: Names of the shared classes and of the unique classes.
+        masked_sums: Class -> sum of histograms from secure aggregation; empty without it.
         real: Whether each site has test images of its own.
     """
     contract, drawn = coordinator.sites.contract, coordinator.drawn_to_test
@@ -238,7 +238,7 @@ def _add_histogram_figures(
 
 
 def class_result_from_histograms(of_class: PooledClass | None) -> ClassMetrics:
-    """Return a class's result from the sum of its histograms; figures whose error is too large are None."""
+    """Compute a class's metrics from its summed histograms; a metric with too large an error becomes None."""
     if of_class is None:
         return ClassMetrics(None, None, None, None, None)
     balanced = None if of_class.balanced_accuracy is None else ValueWithError(of_class.balanced_accuracy)
@@ -287,7 +287,7 @@ def _make_sample_intervals(
     sites: Collection[str],
     note: str,
 ) -> SiteSampleIntervals:
-    """Return how many of the run's sites tested; for a mean over sites, also the interval due to the draw of sites."""
+    """Return how many sites tested the model; for means over sites, also intervals for the sampling of sites."""
     drawn, every = frozenset(sites), len(contract.sites)
     if note in (GLOBAL_MODEL, SUMS):
         return SiteSampleIntervals(len(drawn), every)
@@ -302,7 +302,7 @@ def _make_sample_intervals(
 
 
 def _class_metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:
-    """Return a reply's columns as one record a class; the wire's NaN becomes None."""
+    """Convert the columns of a test reply to one record per class, with None for NaN."""
     return {
         name: ClassMetrics(
             auroc=_nan_to_none(answer.auroc[row]),
@@ -320,7 +320,7 @@ def _class_metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:
 
 
 def count_or_none(count: int) -> int | None:
-    """Return a count of a reply; None if the site does not disclose it."""
+    """Return a count from a site's reply; None if the site does not disclose it."""
     return None if count == UNKNOWN_COUNT else count
 
 

@@ -1,4 +1,4 @@
-"""Recording of a run in progress: events, audit, checkpoints, figures of each round; watchers show it to a person."""
+"""Recording of a run while it proceeds: events, audit, checkpoints, and metrics of each round."""
 
 import platform
 from collections import Counter
@@ -47,19 +47,20 @@ _SUMS = (
 
 @dataclass
 class RunTotals:
-    """Sums over rounds, for the summary; and the round whose validation figures are not known yet.
+    """Sums over the rounds of a run, and the round whose validation metrics are still to come.
 
     Attributes:
-        folder: The run folder, to which lines are written.
-        workers: Sites that train at a time.
-        train_seconds: Seconds in which sites computed: of the slowest, or their sum over the workers if that is longer.
-        aggregate_seconds: Seconds in which the coordinator computed.
-        round_seconds: Seconds of all rounds by the coordinator's clock.
-        site_seconds, epochs: Seconds and epochs that each site spent on training, over all rounds.
-        epsilon: Privacy that the run has cost each site, where it has privacy.
-        arithmetic: Site -> device and number format that it last reported.
-        bytes_down, bytes_up: Bytes that went to and came from each site, in all exchanges.
-        tallies: Round -> correct answers of the model after it on the sites' test parts.
+        folder: The run folder, whose ``rounds.jsonl`` receives a line per round.
+        workers: Number of sites that train at the same time.
+        train_seconds: Time in which sites trained: that of the slowest site, or the sum divided by the workers if
+            larger.
+        aggregate_seconds: Computing time of the coordinator.
+        round_seconds: Duration of all rounds by the coordinator's clock.
+        site_seconds, epochs: Site -> training time, and epochs, over all rounds.
+        epsilon: Site -> privacy budget spent so far (epsilon), under differential privacy.
+        arithmetic: Site -> device and number format in its last report.
+        bytes_down, bytes_up: Site -> bytes sent to it, and received from it, in all exchanges.
+        tallies: Round -> number of correct answers of that round's model on the sites' test parts.
     """
 
     folder: RunFolder
@@ -78,7 +79,7 @@ class RunTotals:
     _plain: tuple[str, ...] = ()
 
     def add_round(self, record: RoundRecord, state: FederationState, learned: Mapping[str, Any]) -> None:
-        """Add a round to the sums, and write the line of the round before, whose validation figures are known now.
+        """Add a round to the sums; write the line of the previous round, whose validation metrics are now complete.
 
         Args:
             learned: Figures that only this method has (:meth:`strategies.methods.base.Method.round_figures`).
@@ -107,7 +108,7 @@ class RunTotals:
             self.write_pending_round(record.after, state)
 
     def write_pending_round(self, validation: FederationValidation, state: FederationState) -> None:
-        """Write the pending round's line with the validation figures of the model that it made."""
+        """Write the line of the last round with the validation metrics of its model."""
         if self._pending is None:
             return
         (record, learned), self._pending = self._pending, None
@@ -143,7 +144,7 @@ class RunTotals:
         )
 
     def state_for_checkpoint(self) -> dict[str, Any]:
-        """Return the sums and the pending round for a checkpoint, as JSON has them."""
+        """Return the sums and the pending round as JSON values, for a checkpoint."""
         pending = self._pending and {"record": asdict(self._pending[0]), "learned": dict(self._pending[1])}
         tallies = dict[str, dict[str, Any]]()
         for number, of_sites in self.tallies.items():
@@ -152,7 +153,7 @@ class RunTotals:
         return {**sums, "tallies": tallies, "pending": pending}
 
     def restore(self, facts: Mapping[str, Any], last_round: int) -> None:
-        """Restore the sums from :meth:`state_for_checkpoint`, and remove the lines of later rounds."""
+        """Restore the sums from a checkpoint, and remove the lines of later rounds."""
         for name in _SUMS:
             setattr(self, name, type(getattr(self, name))(facts[name]))
         self.tallies = {int(number): _TALLIES.validate_python(tallies) for number, tallies in facts["tallies"].items()}
@@ -163,7 +164,7 @@ class RunTotals:
 
 
 class RunRecorder(RunCallbacks):
-    """Writes the folder of a run: :meth:`begin` after the roll call, then :meth:`done` or :meth:`stopped`.
+    """Writes the run folder: :meth:`begin` after the roll call, then callbacks, then :meth:`done` or :meth:`stopped`.
 
     Attributes:
         totals: Figures of rounds and sites.
@@ -177,10 +178,10 @@ class RunRecorder(RunCallbacks):
         self._left_out: dict[str, str] = {}
 
     def begin(self, coordinator: Coordinator, layout: ModelStateLayout, initial: ModelState) -> None:
-        """Open the files of the run; note its identity, or that it goes on, and the sites that take part.
+        """Open the run's files; record the start or resumption of the run, and the sites that take part.
 
         Raises:
-            RunStopped: If the run goes on, and its sites annotate other classes now, or its model was changed.
+            RunStopped: If a resumed run finds other annotated classes than before, or a changed model.
         """
         setting, path, sites = self.setting, self.setting.folder.path, coordinator.sites
         durable, keep = setting.backend == "network", self.experiment.run.keep_updates
@@ -223,10 +224,10 @@ class RunRecorder(RunCallbacks):
             setting.folder.append_event("no_validation_images", sites=silent)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        """Restore the run from a checkpoint.
+        """Restore sums and the coordinator's state from a checkpoint.
 
         Raises:
-            RunStopped: If the sites annotate other classes now, or the checkpoint is not what a run writes.
+            RunStopped: If the sites now annotate other classes, or the checkpoint's content is invalid.
         """
         sites, number = self.coordinator.sites, checkpoint.state.round
         began, now = checkpoint.state.model.head.class_names, sites.contract.class_names
@@ -254,7 +255,7 @@ class RunRecorder(RunCallbacks):
             raise RunStopped(f"resume: {problem} {remedy}") from None
 
     def _note_releases(self, sites: Iterable[str]) -> None:
-        """Show the Polyclinic release of each site that joins; note releases that differ from the coordinator's."""
+        """Show the Polyclinic release of these sites; record releases that differ from the coordinator's."""
         members = self.coordinator.sites.members
         releases = {site: members[site].answer.version for site in sorted(sites)}
         for site, release in releases.items():
@@ -264,7 +265,7 @@ class RunRecorder(RunCallbacks):
             watcher.enrolled(releases)
 
     def _note_left_out(self, when: int | str) -> None:
-        """Note the sites that have declined, or could not be admitted, since this was last called."""
+        """Record sites that newly declined to take part or could not be admitted to the run, with the reason."""
         new = dict[str, str]()
         for site, reason in self.coordinator.sites.left_out.items():
             if self._left_out.get(site) != reason:
@@ -276,19 +277,19 @@ class RunRecorder(RunCallbacks):
                 watcher.left_out(site, reason)
 
     def _note_refused_calls(self) -> None:
-        """Write an event for each newly refused call: its caller and, if another, the site that the call was about."""
+        """Record an event for each newly refused call: its caller, and the site that it was about if another."""
         for call in self.setting.refused_calls():
             self.setting.folder.append_event("refused_call", **call)
 
     # ------------------------------------------------------------------ callbacks
 
     def on_waiting_for_sites(self, waiting: WaitingStatus) -> None:
-        """Show the sites that are waited for."""
+        """Show which sites the run waits for."""
         for watcher in self.watchers:
             watcher.waiting(waiting)
 
     def on_late_join(self, server_round: int, site: str) -> None:
-        """Note a site that joined after the roll call."""
+        """Record a site that joins after the roll call."""
         sites = self.coordinator.sites
         self.setting.folder.append_event("joined", round=server_round, site=site, hash=sites.contract.hash)
         self.ledger.enrolled(server_round, site, sites.members[site])
@@ -297,16 +298,16 @@ class RunRecorder(RunCallbacks):
             watcher.joined(server_round, site)
 
     def on_reply(self, arrival: ReplyArrival) -> None:
-        """Note the reply in the audit."""
+        """Record a reply in the audit."""
         self.ledger.arrived(arrival)
 
     def on_absent_sites(self, phase: str, absent: Mapping[str, str]) -> None:
-        """Note the sites that missed an exchange."""
+        """Record the sites that missed an exchange."""
         self.setting.folder.append_absences(phase, absent)
         self.ledger.left_out(phase, absent)
 
     def on_round_end(self, record: RoundRecord, state: FederationState) -> None:
-        """Write the round's line, its audit entry, and the checkpoint, in this order."""
+        """Record a finished round: its line, its audit entry, then its checkpoint."""
         coordinator = self.coordinator
         self.totals.add_round(record, state, coordinator.method.round_figures(coordinator.final_round_context()))
         self._note_left_out(record.round)  # late joiners that declined
@@ -321,14 +322,14 @@ class RunRecorder(RunCallbacks):
         self._note_refused_calls()
 
     def on_exclusion(self, server_round: int, site: str, reason: str) -> None:
-        """Note the site that is left out for the rest of the run."""
+        """Record that a site is excluded for the rest of the run."""
         self.setting.folder.append_event("excluded", round=server_round, site=site, reason=reason)
         self.ledger.audit.append(event="excluded", round=server_round, site=site, reason=reason)
         for watcher in self.watchers:
             watcher.excluded(server_round, site, reason)
 
     def on_rollback(self, rolled_back: RollbackEvent) -> FederationState | None:
-        """Return the state to go back to, where its checkpoint is still there; note that the model is taken back."""
+        """Record a rollback; return the earlier state from its checkpoint, None if that checkpoint is missing."""
         state = FederationState(0, self._initial)
         if rolled_back.to:
             if (checkpoint := self.checkpoints.read_after_round(rolled_back.to)) is None:
@@ -342,7 +343,7 @@ class RunRecorder(RunCallbacks):
         return state
 
     def on_state_reset(self, state: FederationState) -> FederationValidation:
-        """Remove all notes of rounds after the state's round, and write the state as the checkpoint of its round."""
+        """Return to an earlier state: remove the records of later rounds, and make this state the newest checkpoint."""
         earlier = self.checkpoints.read_after_round(state.round) if state.round else None
         totals: Mapping[str, Any] = self._totals_at_start
         judged = FederationValidation()
@@ -357,13 +358,13 @@ class RunRecorder(RunCallbacks):
     # ------------------------------------------------------------------ the end
 
     def stopped(self, reason: str) -> None:
-        """Note the reason for which the run ends before its last round."""
+        """Record why the run stops before its last round."""
         self.totals.write_pending_round(self.coordinator.last_validation, self.coordinator.state)
         self._note_refused_calls()
         self.setting.folder.append_event("stopped", reason=reason)
 
     def done(self, summary: Mapping[str, Any]) -> None:
-        """Write the receipt and the summary of a run that is done."""
+        """Write the receipt and the summary of a finished run."""
         folder = self.setting.folder
         result = {"result_round": self.coordinator.result_round, "model_sha256": summary["model_sha256"]}
         self.ledger.audit.append(event="result", **result)
@@ -376,6 +377,6 @@ class RunRecorder(RunCallbacks):
 
 
 def software_versions() -> dict[str, str]:
-    """Return the releases of Polyclinic, Python and the libraries that compute."""
+    """Return the versions of Polyclinic, Python and the numerical libraries."""
     names = ("flwr", "torch", "numpy", "scikit-learn")
     return {"polyclinic": __version__, "python": platform.python_version(), **{name: version(name) for name in names}}

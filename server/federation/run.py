@@ -1,4 +1,4 @@
-"""One run from roll call to summary, on any ``Grid``: simulated sites or real ones."""
+"""Run an experiment from roll call to summary on any Flower ``Grid``, with simulated or real sites."""
 
 import datetime as dt
 import hashlib
@@ -34,11 +34,11 @@ from strategies.registry import build_experiment_strategy
 def run_federation(
     grid: Grid, experiment: Experiment, setting: RunContext, watchers: Sequence[NullProgress]
 ) -> dict[str, Any]:
-    """Run an experiment over ``grid``; write the run folder; return the summary.
+    """Run an experiment over ``grid`` and write the run folder; return the summary.
 
     Raises:
-        RunStopped: If not enough sites answer, or the coordinator's own training diverges.
-        BadInput: If labels contradict one another or the method does not fit.
+        RunStopped: If too few sites reply, or the coordinator's own training diverges.
+        BadInput: If the sites' labels contradict each other, or the method does not fit them.
     """
     began = time.monotonic()
     frozen = initial_frozen_part(experiment.model, experiment.run.seed, setting.base)
@@ -91,10 +91,10 @@ def run_federation(
 
 
 def _add_file_hashes(experiment: Experiment, frozen: FrozenPart | None, setting: RunContext) -> Experiment:
-    """Return the experiment with the hashes of its frozen part and its weights file, which hospitals compare.
+    """Return the experiment with hashes of its frozen layers and its weights file, so that sites can compare them.
 
     Raises:
-        BadInput: If the experiment, or the run that goes on, names other hashes already.
+        BadInput: If the experiment or the resumed run names another hash.
     """
     model, named = experiment.model, {}
     if frozen is not None:
@@ -173,7 +173,7 @@ def _make_summary(
 
 
 def _summarize_privacy(experiment: Experiment, coordinator: Coordinator, totals: RunTotals) -> dict[str, Any] | None:
-    """Return the privacy that the run cost each site, if it has privacy; None for a site without noise."""
+    """Return the privacy budget that each site spent, None for a site without noise; None for a run without privacy."""
     section = experiment.privacy
     if section.level == "none":
         return None

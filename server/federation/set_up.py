@@ -1,6 +1,7 @@
-"""The steps of leading a run, wherever its sites are: check, open the folder, track, run, report.
+"""The steps of every run, simulated or real: check, open the run folder, track metrics, run, write the report.
 
-The folder is that of a new run, or of an interrupted run that is resumed."""
+The run is new, or an interrupted run is resumed.
+"""
 
 import json
 import uuid
@@ -25,11 +26,11 @@ from server.runs.tracking import TrackingStore, open_store, track_run
 
 @dataclass(frozen=True)
 class OpenedRunFolder:
-    """A run folder that may be written to.
+    """A locked run folder, with the run's identifier and starting point.
 
     Attributes:
         run: The run's identifier.
-        resumed: Checkpoint from which the run goes on; None where it begins.
+        resumed: Checkpoint that the run continues from; None for a new run.
     """
 
     folder: RunFolder
@@ -38,10 +39,10 @@ class OpenedRunFolder:
 
 
 def read_finished_summary(out: Path, experiment: Experiment, *, resume: bool) -> dict[str, Any] | None:
-    """Return ``summary.json`` if the run that is to be resumed is done already, with as many rounds; else None.
+    """Return ``summary.json`` of a run that is finished already, with as many rounds as requested; else None.
 
     Raises:
-        BadInput: If the file is damaged, or is of another experiment, or of more rounds.
+        BadInput: If the file is damaged, or belongs to another experiment or to a run of more rounds.
     """
     path = out / "summary.json"
     if not resume or not path.is_file():
@@ -64,14 +65,14 @@ def read_finished_summary(out: Path, experiment: Experiment, *, resume: bool) ->
 
 @contextmanager
 def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable: bool) -> Iterator[OpenedRunFolder]:
-    """Make the folder ``out``, or open it again, and keep other processes out of it meanwhile.
+    """Create or reopen the run folder, and lock it within the context.
 
-    A run that was broken off before its first checkpoint begins anew, in the same folder; so does one that is to be
-    resumed where nothing is yet, so that a supervisor's line may always say ``--resume``.
+    With ``resume``, a run without a checkpoint or without a folder starts from the beginning, so that a supervisor may
+    always pass ``--resume``.
 
     Raises:
-        BadInput: If there is something in a new folder, no run in one to resume, another experiment's, or one whose
-            checkpoints are all broken.
+        BadInput: If a new folder is not empty, or a folder to resume holds no run, another experiment, or only damaged
+            checkpoints.
     """
     begins = not resume or not out.is_dir() or not any(out.iterdir())
     folder = RunFolder.create(out) if begins else RunFolder.reopen(out)
@@ -104,10 +105,10 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
 
 
 class RunBackend(Protocol):
-    """The place of a run's sites: one machine, or the network of hospitals.
+    """Where the sites of a run are: on one machine, or in hospitals on the network.
 
     Attributes:
-        durable: Whether the files of a round must outlive a power cut.
+        durable: Whether the files of each round must survive a power failure.
         tell: Function that prints one line for a person.
     """
 
@@ -118,7 +119,7 @@ class RunBackend(Protocol):
         """Raise :class:`BadInput` with every fault, before anything is written or sent."""
 
     def lock_out_other_runs(self) -> AbstractContextManager[object]:
-        """Hold a lock within the context, if this backend allows only one run at a time."""
+        """Prevent other runs within the context, if this backend allows only one run at a time."""
 
     def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run the rounds and the test; return the summary."""
@@ -133,13 +134,13 @@ def lead_run(
     resume: bool = False,
     pages: bool = True,
 ) -> dict[str, Any]:
-    """Run an experiment into the folder ``out``; return its summary.
+    """Run an experiment and write its folder ``out``; return the summary.
 
     Args:
-        track: Service that receives the figures in addition to the run folder.
-        resume: Go on with the run in ``out`` from its last checkpoint; if it is done, return its summary, and
-            write the pages that are missing.
-        pages: Write report and model card: to draw them may take longer than a small run.
+        track: Tracking service that receives the metrics in addition to the run folder; None for no service.
+        resume: Continue the run in ``out`` from its last checkpoint. For a finished run, return its summary and write
+            missing pages.
+        pages: Whether to write report and model card; drawing them may take longer than a small run.
     """
     if (summary := read_finished_summary(out, file.experiment, resume=resume)) is not None:
         if pages and not (out / "report.html").is_file():  # it was stopped after its summary
@@ -159,7 +160,7 @@ def lead_run(
 
 
 def write_run_pages(out: Path) -> None:
-    """Write the report and the model card of a run that is done."""
+    """Write the report and the model card of a finished run."""
     from server.reporting.model_card import write_model_card  # here: a run need not wait for matplotlib
     from server.reporting.run_report import write_run_report
 

@@ -1,1 +1,1 @@
-"""Pages, figures and the live view of a run, for people to read."""
+"""Reports for people: HTML pages, figures, tables, model card and the live view of a run."""

@@ -1,4 +1,4 @@
-"""Figures of the quality of scores, class by class: calibration, ROC and precision-recall curves, decisions at 0.5."""
+"""Plots of classification quality per class: calibration, ROC and precision-recall curves, decisions at 0.5."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -40,7 +40,7 @@ Content = TypeVar("Content")
 
 
 def draw_reliability(calibrations: Mapping[str, Calibration]) -> Markup:
-    """Draw one panel a class: the share of positives at each mean score, and the diagonal where both are equal."""
+    """Draw a reliability diagram per class: share of positives by mean score, and the line of perfect calibration."""
 
     def draw(axes: Axes, at: Transform, calibration: Calibration) -> None:
         bins = [each for each in calibration.bins if each.mean_score is not None]
@@ -60,7 +60,7 @@ def draw_reliability(calibrations: Mapping[str, Calibration]) -> Markup:
 
 
 def draw_roc_curves(curves: Mapping[str, RankingCurve]) -> Markup:
-    """Draw sensitivity by false positive rate, with the interval of the sensitivity."""
+    """Draw the ROC curve of each class: sensitivity with its interval by false positive rate."""
 
     def draw(axes: Axes, at: Transform, curve: RankingCurve) -> None:
         detected, alarms = np.array(curve.detected, float), np.array(curve.alarms, float)
@@ -72,7 +72,7 @@ def draw_roc_curves(curves: Mapping[str, RankingCurve]) -> Markup:
 
 
 def draw_precision_recall(curves: Mapping[str, RankingCurve]) -> Markup:
-    """Draw precision by sensitivity, with the interval of the precision."""
+    """Draw the precision-recall curve of each class: precision with its interval by sensitivity."""
 
     def draw(axes: Axes, at: Transform, curve: RankingCurve) -> None:
         detected, alarms = np.array(curve.detected[1:], float), np.array(curve.alarms[1:], float)
@@ -91,7 +91,7 @@ def _draw_rate_with_interval(
     images: NDArray[np.float64],
     guessing: tuple[float, float],
 ) -> None:
-    """Draw the share of hits with its 95 % interval, and the line that a guessing model would have."""
+    """Draw a rate (hits per images) with its 95 % interval, and the line of a guessing model."""
     low, high = wilson_interval(hits, images)
     axes.plot([0, 1], guessing, color=INK, linewidth=1, linestyle=":", transform=at)
     axes.fill_between(x, low, high, color=BLUE, alpha=0.2, linewidth=0, transform=at)
@@ -105,13 +105,13 @@ def _draw_panels(
     labels: tuple[str, str],
     description: str,
 ) -> Markup:
-    """Draw the first 25 classes, five in a row; empty where there are no classes.
+    """Draw a panel for each of the first 25 classes, five in a row; return an empty text without classes.
 
-    All panels share one pair of axes, because matplotlib needs as long for 25 pairs as for the rest of a report.
+    All panels share one matplotlib axes object, because 25 of them would double the time of a report.
 
     Args:
-        draw: Draws one class by a transform from its panel's coordinates.
-        labels: Labels of the horizontal and of the vertical axes.
+        draw: Draws one class; its second argument is the transform from panel coordinates.
+        labels: Labels of the horizontal and the vertical axis.
     """
     shown = dict(list(of_classes.items())[:MOST_PANELS])
     if not shown:
@@ -132,7 +132,7 @@ def _draw_panels(
 
 
 def _draw_panel_frame(axes: Axes, at: Transform, title: str, *, left: bool, below: bool) -> None:
-    """Draw title, edges and ticks, with numbers beside the first panel of a row and below the last rows."""
+    """Draw a panel's title, edges and ticks; numbers only beside outer panels."""
     axes.text(PANEL_LOW, PANEL_HIGH + 0.05, _shorten_name(title), fontsize=9, transform=at)
     x, y = [PANEL_LOW, PANEL_LOW, PANEL_HIGH], [PANEL_HIGH, PANEL_LOW, PANEL_LOW]
     axes.plot(x, y, color=RULE, linewidth=0.8, transform=at)
@@ -147,7 +147,7 @@ def _draw_panel_frame(axes: Axes, at: Transform, title: str, *, left: bool, belo
 
 
 def draw_sensitivity_and_specificity(decisions: Mapping[str, DecisionCounts]) -> Markup:
-    """Draw sensitivity and specificity at probability 0.5, class by class; empty without classes."""
+    """Draw sensitivity and specificity at probability 0.5 for each class; empty without classes."""
     if not decisions:
         return Markup("")
     with page_theme():
@@ -166,7 +166,7 @@ def draw_sensitivity_and_specificity(decisions: Mapping[str, DecisionCounts]) ->
 
 
 def draw_confusion_matrix(table: Sequence[Sequence[int]], class_names: Sequence[str]) -> Markup:
-    """Draw images by class (rows) and answer (columns), each cell shaded by its share of its row's images."""
+    """Draw the confusion matrix: true class by row, predicted class by column, shaded by share of the row."""
     counts = np.array(table)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     size, names = len(class_names), [_shorten_name(name, 16) for name in class_names]

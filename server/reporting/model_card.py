@@ -1,4 +1,4 @@
-"""The model card: a model's origin, its figures and their limits, for people who decide whether to trust the model."""
+"""The model card in Markdown: a model's origin, its metrics and their limits."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ UNKNOWN = "unknown"
 
 
 def write_model_card(folder: Path) -> Path | None:
-    """Write the card into a finished run's folder; None where the run has no global model."""
+    """Write the model card into a finished run's folder; return None if the run has no global model."""
     if not (folder / DESCRIPTION).is_file():
         return None
     write_atomically(folder / CARD, model_card(folder).encode())
@@ -31,10 +31,10 @@ def write_model_card(folder: Path) -> Path | None:
 
 
 def model_card(folder: Path) -> str:
-    """Return the card as Markdown, from ``summary.json``, ``rounds.jsonl`` and ``model.json``.
+    """Return the model card as Markdown, from ``summary.json``, ``rounds.jsonl`` and ``model.json`` of the run folder.
 
     Raises:
-        BadInput: If one of them cannot be read, or the summary is of another model.
+        BadInput: If a file cannot be read, or the summary belongs to another model.
     """
     run, saved = read_run(folder), read_description(folder)
     summary = run.summary
@@ -66,7 +66,7 @@ def model_card(folder: Path) -> str:
 
 
 def escape_markdown(value: object) -> str:
-    """Return any name as text that Markdown shows unchanged on one line, also in a table; None as ``unknown``."""
+    """Escape a text for Markdown, on one line and safe in tables; return ``unknown`` for None."""
     if value is None:
         return UNKNOWN
     return re.sub(
@@ -75,7 +75,7 @@ def escape_markdown(value: object) -> str:
 
 
 def training_image_count_text(summary: RunSummary, name: str) -> str:
-    """Return the number of training images with a class, over its sites, as far as their policies allow a count."""
+    """Return the number of positive training images of a class, with a note on sites that hide the number."""
     counts = [site.positives.get(name) for site in summary.sites.values() if name in site.classes]
     visible = [images for images in counts if images is not None]
     if not visible:

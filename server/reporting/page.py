@@ -1,4 +1,4 @@
-"""Pages from templates, with the words that several pages share."""
+"""Write HTML pages from templates, with terms and formatting that several pages share."""
 
 import re
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ GROUP_TITLES = {
 
 
 def write_template_page(template: str, destination: Path, folder: Path = TEMPLATES, **content: object) -> Path:
-    """Render a template, write the page atomically and return ``destination``.
+    """Render a template to an HTML file atomically; return ``destination``.
 
-    Texts of a run or a site are escaped; only the style sheet and our own figures are ``Markup``. The headings are
-    numbered, and listed where the template has its ``contents``.
+    All texts are escaped except the style sheet and our own figures (``Markup``). Headings are numbered, and listed at
+    the template's ``contents``.
 
     Args:
         folder: Folder of the template, which may extend a template of this package.
-        content: Variables of the template beside the style, the contents and :data:`SHARED`.
+        content: Variables of the template, in addition to style, contents and :data:`SHARED`.
     """
     style = Markup((TEMPLATES / "report.css").read_text(encoding="utf-8"))
     source = make_template_environment(folder, TEMPLATES).get_template(template)
@@ -53,10 +53,10 @@ def write_template_page(template: str, destination: Path, folder: Path = TEMPLAT
 
 @dataclass(frozen=True)
 class AnnotatedClassGroup:
-    """Classes that are annotated by every site, by some sites, or by one.
+    """The classes that are annotated by every site, by some sites, or by exactly one.
 
     Attributes:
-        kind: A key of ``GROUP_TITLES``.
+        kind: Kind of the group, a key of ``GROUP_TITLES``.
         classes: Class names, in the order of the run's classes.
     """
 
@@ -65,15 +65,14 @@ class AnnotatedClassGroup:
 
     @property
     def title(self) -> str:
-        """Return the property that the classes have in common."""
+        """Return the title of the group."""
         return GROUP_TITLES[self.kind]
 
 
 def group_classes_by_annotation(summary: RunSummary) -> list[AnnotatedClassGroup]:
-    """Return shared, partly shared and unique classes without empty groups; every class is in exactly one group.
+    """Group all classes into shared, partly shared and unique ones; leave out empty groups.
 
-    The groups come from the test results, because a method that pools all data has one site but is judged on the
-    hospitals' classes.
+    The groups come from the test results, because a method that pools all data has only one site.
     """
     shared, unique = summary.test.shared_classes.classes, summary.test.unique_classes.classes
     kinds = {name: "shared" if name in shared else "unique" if name in unique else "some" for name in summary.classes}
@@ -82,18 +81,18 @@ def group_classes_by_annotation(summary: RunSummary) -> list[AnnotatedClassGroup
 
 
 def count_or_hidden(value: int | None, smallest: int | None) -> str:
-    """Format a site's count; where its policy hides it, name the bound that the count is below, never 0."""
+    """Format a count of a site; if the site's policy hides the count, state the bound that it lies below."""
     return f"hidden (fewer than {smallest} patients)" if value is None and smallest else format_count(value)
 
 
 def describe_averaged_classes(test: FinalTestSummary) -> str:
-    """Return which classes a mean counts: ``"all classes"``, ``"4 of 8 classes"`` where the others have no AUROC."""
+    """Return which classes a mean AUROC covers: ``"all classes"``, or ``"4 of 8 classes"`` if others have no AUROC."""
     scored = sum(result.auroc is not None for result in test.per_class.values())
     return "all classes" if scored == len(test.per_class) else f"{scored} of {len(test.per_class)} classes"
 
 
 def format_share(part: int, whole: int) -> str:
-    """Format a share of images in per cent with its 95 % score interval: ``"91 % (87–94)"``."""
+    """Format a share of images in per cent with its 95 % Wilson score interval: ``"91 % (87–94)"``."""
     if not whole:
         return NOT_APPLICABLE
     (low,), (high,) = wilson_interval(np.array([part]), np.array([whole]))

@@ -1,4 +1,4 @@
-"""Sentences about one run: its result, and the limits of that result."""
+"""Sentences about one run for its report: its result, and the limitations of that result."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ UNKNOWN_PATIENTS = (
 
 
 def run_result(run: RunFolderContent) -> str:
-    """State the result of a run, over exactly the classes that were tested."""
+    """Return the result of a run in one sentence, on exactly the classes that were tested."""
     summary, test = run.summary, run.summary.test
     model = "" if summary.best_round in (None, summary.rounds) else f" (the model is {tested_model(summary)})"
     training = f"After {count_with_noun(summary.rounds, 'round')} with {describe_participating_sites(run)}{model}"
@@ -72,7 +72,7 @@ def run_result(run: RunFolderContent) -> str:
 
 
 def external_test_sentence(summary: RunSummary) -> str:
-    """State the mean AUROC on the external test set, and on the other test images; empty without an external set."""
+    """Compare in one sentence the mean AUROC on external and on other test images; empty without external images."""
     if (external := summary.external) is None:
         return ""
     names = [name for name, result in external.per_class.items() if result.auroc is not None]
@@ -93,14 +93,14 @@ def external_test_sentence(summary: RunSummary) -> str:
 
 
 def tested_model(summary: RunSummary) -> str:
-    """Return which model was tested: ``"that of round 3"``, ``"the initial one"``."""
+    """Describe which model was tested: ``"that of round 3"`` or ``"the initial one"``."""
     if summary.is_initial_model_tested:
         return "the initial one"
     return "that of the last round" if summary.best_round is None else f"that of round {summary.best_round}"
 
 
 def describe_auroc_interval(summary: RunSummary) -> str:
-    """Return the interval of the mean AUROC and the sites that it holds for; empty where there is none."""
+    """Return the 95 % interval of the mean AUROC, and the sites that it holds for; empty if there is none."""
     intervals, sampled = summary.test.intervals, summary.test.sampled
     if summary.test.headline_auroc().left_out:
         return ""  # both are of the mean over all classes
@@ -112,7 +112,7 @@ def describe_auroc_interval(summary: RunSummary) -> str:
 
 
 def describe_testing_sample(summary: RunSummary) -> str:
-    """Return the number of sites that tested the model, in a sentence, where the sites were drawn; else empty."""
+    """Return a sentence on how many sites tested the model, if they were drawn at random; else empty."""
     if summary.drawn_to_test is None:
         return ""
     subject = "On the sites’ own images it was" if summary.test.note == GLOBAL_MODEL else "It was"
@@ -127,7 +127,7 @@ def describe_testing_sample(summary: RunSummary) -> str:
 
 
 def describe_participating_sites(run: RunFolderContent) -> str:
-    """Return how many of the sites took part in a round: ``"3 sites"``, ``"1 of 2 sites"``."""
+    """Return how many sites took part in at least one round: ``"3 sites"``, ``"1 of 2 sites"``."""
     active = _active_sites(run) & run.summary.sites.keys()
     every = count_with_noun(len(run.summary.sites), "site")
     return every if len(active) == len(run.summary.sites) or not run.rounds else f"{len(active):,} of {every}"
@@ -138,7 +138,7 @@ def _active_sites(run: RunFolderContent) -> set[str]:
 
 
 def classes_in_mean(summary: RunSummary) -> str:
-    """Name the classes of the mean AUROC: ``"3 of 5 classes that 30 test images or more show, without A (12)"``."""
+    """Describe the classes in the mean AUROC: ``"3 of 5 classes that 30 test images or more show, without A (12)"``."""
     names = tuple(dict.fromkeys((*summary.classes, *summary.test.per_class)))
     left_out = summary.test.headline_auroc().left_out
     if not left_out:
@@ -148,14 +148,14 @@ def classes_in_mean(summary: RunSummary) -> str:
 
 
 def describe_count_in_mean(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
-    """Return how many of these classes the mean AUROC counts: ``"3 of the 5 classes"``, ``"the 5 classes"``."""
+    """Return how many of these classes the mean AUROC covers: ``"3 of the 5 classes"``, ``"the 5 classes"``."""
     counts = len(summary.test.headline_auroc(names).classes)
     every = count_with_noun(len(names), "class", "classes")
     return f"{article}{every}" if counts == len(names) else f"{counts} of {article}{every}"
 
 
 def reason_without_auroc(result: ClassMetrics | None) -> str:
-    """Return why a class has no AUROC, or an empty string if it has one."""
+    """Return why a class has no AUROC; empty if it has one."""
     if result is None:
         return "not among the test set's labels"
     if result.auroc is not None:
@@ -172,7 +172,7 @@ def reason_without_auroc(result: ClassMetrics | None) -> str:
 
 
 def reason_class_untested(summary: RunSummary, name: str) -> str:
-    """Return why a class of the run has no AUROC, or an empty string if it has one."""
+    """Return why a class of the run has no test AUROC; empty if it has one."""
     reason, owners = reason_without_auroc(summary.test.per_class.get(name)), set(summary.owners.get(name, ()))
     if reason and summary.test.withheld:
         return summary.test.withheld
@@ -186,12 +186,12 @@ def reason_class_untested(summary: RunSummary, name: str) -> str:
 
 
 def testing_sites(summary: RunSummary) -> tuple[str, ...]:
-    """Return the sites that had to test the model."""
+    """Return the sites that were asked to test the model."""
     return tuple(summary.sites) if summary.drawn_to_test is None else summary.drawn_to_test
 
 
 def worst_and_best_site(accuracies: Mapping[str, float]) -> str:
-    """Return the least and the most accurate site, the first by name of equals: ``"0.7 (north) to 0.9 (south)"``."""
+    """Return the least and the most accurate site: ``"0.7 (north) to 0.9 (south)"``; ties by name."""
     ends = (min(sorted(accuracies), key=accuracies.__getitem__), max(sorted(accuracies), key=accuracies.__getitem__))
     return " to ".join(f"{format_number(accuracies[site])} ({site})" for site in ends)
 
@@ -200,7 +200,7 @@ def worst_and_best_site(accuracies: Mapping[str, float]) -> str:
 
 
 def prominent_limitations(run: RunFolderContent) -> list[str]:
-    """Return the sentences that stand beside the run's result, because they limit it; the most severe first."""
+    """Return sentences on the limitations that are shown beside the run's result, most severe first."""
     summary, test = run.summary, run.summary.test
     harmed = "harmed the model and was left out for the rest of the run"
     limits = [f"{site} {harmed}: {reason}." for site, reason in summary.excluded.items()]
@@ -238,7 +238,7 @@ def prominent_limitations(run: RunFolderContent) -> list[str]:
 
 
 def further_limitations(run: RunFolderContent) -> list[str]:
-    """Return less important sentences on what the run does not show, in addition to :func:`prominent_limitations`."""
+    """Return sentences on less important limitations, in addition to :func:`prominent_limitations`."""
     summary, test = run.summary, run.summary.test
     limits = list[str]()
     planned = (summary.experiment.get("run") or {}).get("rounds", 0)
@@ -276,7 +276,7 @@ def further_limitations(run: RunFolderContent) -> list[str]:
 
 
 def _untested_classes(summary: RunSummary) -> Iterator[str]:
-    """Name the classes without an AUROC, by reason, and the sites that did not test the model."""
+    """Yield sentences on classes without an AUROC, by reason, and on sites that did not test the model."""
     by_reason: dict[str, list[str]] = {}
     for name in summary.classes:
         if reason := reason_class_untested(summary, name):
@@ -292,7 +292,7 @@ def _untested_classes(summary: RunSummary) -> Iterator[str]:
 
 
 def _lost_sites(run: RunFolderContent) -> Iterator[str]:
-    """Name the sites that were absent when the run ended, except those that were left out for harm."""
+    """Yield a sentence for each site that was absent at the end, except sites that were excluded as harmful."""
     absent = run.rounds[-1].absent.keys() if run.rounds else set[str]()
     for site in sorted(absent - run.summary.excluded.keys()):
         if rounds := [line.round for line in run.rounds if site in line.sites]:
@@ -304,7 +304,7 @@ def _lost_sites(run: RunFolderContent) -> Iterator[str]:
 
 
 def _classes_without_sites(run: RunFolderContent) -> Iterator[str]:
-    """Name the classes whose sites were all gone while the rest of the model was still trained."""
+    """Yield sentences on classes whose sites were all absent while other classes were still trained."""
     summary = run.summary
     if summary.is_initial_model_tested:
         return
@@ -327,7 +327,7 @@ def _classes_without_sites(run: RunFolderContent) -> Iterator[str]:
 
 
 def _chance_level_classes(test: FinalTestSummary) -> Iterator[str]:
-    """Name the classes whose interval includes or lies below 0.5, wherever in its error the AUROC lies."""
+    """Yield sentences on classes whose AUROC interval includes 0.5 or lies below it, allowing for the AUROC's error."""
     if test.intervals:
         images, bounds = "", {name: (*ends, 0.0) for name, ends in test.intervals.per_class.items()}
     else:
@@ -349,7 +349,7 @@ def _chance_level_classes(test: FinalTestSummary) -> Iterator[str]:
 
 
 def _classes_with_unfit_threshold(test: FinalTestSummary) -> Iterator[str]:
-    """Name the classes without any positive image found at 0.5, and those with a good AUROC but bad decisions."""
+    """Yield sentences on classes with bad decisions at threshold 0.5: no positive detected, or a good AUROC only."""
     pooled = test.pooled.per_class.items() if test.pooled else ()
     decisions = test.quality.decisions if test.quality else {name: each.decisions for name, each in pooled}
     if names := [name for name, each in decisions.items() if each.false_negatives and not each.true_positives]:
@@ -365,10 +365,10 @@ def _classes_with_unfit_threshold(test: FinalTestSummary) -> Iterator[str]:
 
 
 def few_images_limitations(name: str, positives: int, negatives: int, images: str) -> Iterator[str]:
-    """Yield a sentence on a class with few positive or few negative images; nothing for other classes.
+    """Yield a sentence if a class has few positive or few negative images.
 
     Args:
-        images: The noun for one image, such as ``"test image"``.
+        images: Words for one image, such as ``"test image"``.
     """
     least = min(positives, negatives)
     if least < FEWEST_POSITIVES:
@@ -377,7 +377,7 @@ def few_images_limitations(name: str, positives: int, negatives: int, images: st
 
 
 def _single_site_classes(run: RunFolderContent) -> Iterator[str]:
-    """Name the classes that only one site annotates and trained, because the model follows that site's reading."""
+    """Yield sentences on classes that only one site annotates, because the model learns that site's way of reading."""
     summary, hidden, active = run.summary, classes_with_hidden_counts(run.summary), _active_sites(run)
     if summary.is_initial_model_tested or len(summary.sites) < 2:
         return
@@ -389,7 +389,7 @@ def _single_site_classes(run: RunFolderContent) -> Iterator[str]:
 
 
 def classes_with_hidden_counts(summary: RunSummary) -> list[str]:
-    """Return the classes whose sites all hide their counts, where policies may keep head rows from training."""
+    """Return classes whose sites all hide their counts, so that policies may have kept the class from training."""
     privacy = summary.experiment.get("privacy") or {}
     if privacy.get("secure_aggregation") or privacy.get("level", "none") != "none":
         return []
@@ -401,7 +401,7 @@ def classes_with_hidden_counts(summary: RunSummary) -> list[str]:
 
 
 def _rounds_missed(run: RunFolderContent) -> Iterator[str]:
-    """Name the sites that missed rounds, and those whose updates were longer than ``participation.clip`` medians."""
+    """Yield sentences on sites that missed rounds, and on sites whose updates were clipped for their length."""
     missed: dict[str, list[int]] = {}
     clipped: dict[str, list[tuple[int, str]]] = {}
     for line in run.rounds:
@@ -430,7 +430,7 @@ def _verb_form(names: Collection[str], singular: str, plural: str) -> str:
 
 @dataclass(frozen=True)
 class SiteBenefitSentence:
-    """One site's comparison with training alone, in a sentence; ``benefit`` is None where nothing was compared."""
+    """A sentence that compares the run's model with one that a site trained alone; ``benefit`` is None if missing."""
 
     site: str
     sentence: str
@@ -438,7 +438,7 @@ class SiteBenefitSentence:
 
 
 def site_benefit_sentences(run: RunFolderContent) -> list[SiteBenefitSentence]:
-    """Return the comparison of every site, in the order of their names; empty where the run asked for none."""
+    """Return the comparison with training alone for every site, by name; empty if the run did not request it."""
     choices = []
     for site, answer in sorted(run.summary.benefit.items()):
         if answer.benefit is not None:

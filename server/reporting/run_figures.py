@@ -1,4 +1,4 @@
-"""Figures of one run's report. Markers, line styles and hatches make each figure readable without colour."""
+"""Plots for the report of one run. Markers, line styles and hatches make each plot readable without colour."""
 
 from collections.abc import Mapping, Sequence
 
@@ -52,7 +52,7 @@ _STYLES = {"training": (BLUE, "-", "o"), "validation": (VERMILION, "--", "s"), "
 
 
 def draw_learning_curves(rounds: Sequence[RoundLine], best_round: int | None) -> Markup:
-    """Draw training and validation loss by round and mean AUROC beside them, as far as they were measured."""
+    """Draw training and validation loss by round, and beside them the mean AUROC by round."""
     panels = {
         "loss": {"training": "train_loss", "validation": "validation_loss"},
         "mean AUROC": {"validation": "validation_auroc", "test": "test_mean_auroc"},
@@ -82,7 +82,7 @@ def draw_learning_curves(rounds: Sequence[RoundLine], best_round: int | None) ->
 
 
 def draw_accuracy_by_round(rounds: Sequence[RoundLine], best: BestClientAccuracies) -> Markup:
-    """Draw mean over sites and pooled accuracy, a star at the best round of each; empty where no round has them."""
+    """Draw mean and pooled accuracy by round, with a star at each best round; empty if no round has them."""
     scored = [(line.round, line.test_accuracy) for line in rounds if line.test_accuracy]
     if not scored:
         return Markup("")
@@ -113,11 +113,11 @@ def _draw_curve(
     *,
     shift: float = 0,
 ) -> None:
-    """Draw a line with some 15 markers.
+    """Draw a line with about 15 markers.
 
     Args:
         style: Colour, line style and marker.
-        shift: Distance of the markers from those of another line, which may coincide, as a share of their spacing.
+        shift: Offset of the markers as a share of their spacing, so that coinciding lines stay visible.
     """
     color, line, marker = style
     every = max(1, len(rounds) // 15)
@@ -126,7 +126,7 @@ def _draw_curve(
 
 
 def draw_density_of_sites(accuracies: Sequence[float]) -> Markup:
-    """Draw the kernel density with a tick for every site; empty where :func:`accuracy_density` has none."""
+    """Draw the kernel density of the sites' accuracies, with a tick per site; empty without a density."""
     curve = accuracy_density(accuracies, 2001)  # twelve sites within one per cent still give a smooth curve
     if curve is None:
         return Markup("")
@@ -149,7 +149,7 @@ def draw_auroc_bars(
     aurocs: Mapping[str, ValueWithError | None],
     intervals: Mapping[str, tuple[float, float]],
 ) -> Markup:
-    """Draw the AUROC of each class as a bar from 0.5, with its interval; groups by how many sites annotate a class."""
+    """Draw the AUROC of each class as a bar from 0.5, with its interval; classes are grouped by annotation."""
     with page_theme():
         figure, (axes,) = new_figure(9, class_axis_height(groups))
         positions = label_class_rows(axes, groups)
@@ -182,12 +182,12 @@ def _draw_bar(
 
 
 def class_axis_height(groups: Sequence[AnnotatedClassGroup]) -> float:
-    """Return the height in inches of a figure with one row a class."""
+    """Return the height in inches of a plot with one row per class."""
     return 1.1 + ROW * (sum(len(group.classes) for group in groups) + 0.7 * len(groups))
 
 
 def label_class_rows(axes: Axes, groups: Sequence[AnnotatedClassGroup]) -> dict[str, float]:
-    """Label one row for each class, from the top, with a gap between groups; return the row of each class."""
+    """Label one row per class from the top, with a gap between groups; return class -> row."""
     positions: dict[str, float] = {}
     row = 0.0
     for group in groups:
@@ -203,7 +203,7 @@ def label_class_rows(axes: Axes, groups: Sequence[AnnotatedClassGroup]) -> dict[
 
 
 def draw_participation(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
-    """Draw a dot where a site took part in a round, a cross where it was absent."""
+    """Draw sites by round: a dot if the site took part, a cross if it was absent."""
     present = [(line.round, row) for line in rounds for row, site in enumerate(sites) if site in line.sites]
     absent = [(line.round, row) for line in rounds for row, site in enumerate(sites) if site in line.absent]
     area = float(np.clip(3000 / max(1, len(rounds)), 6, 45))
@@ -221,9 +221,9 @@ def draw_participation(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Mar
 
 
 def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[AnnotatedClassGroup]) -> Markup:
-    """Draw a row a class, with a bar over each sequence of sites that annotate it; empty where the table is enough.
+    """Draw classes by site, with bars over the sites that annotate the class; empty if a table is enough.
 
-    Sites are sorted by the classes that they annotate, so that sites with the same classes are neighbours.
+    Sites are sorted by their annotated classes, so that sites with equal classes are neighbours.
     """
     kinds = {name: group.kind for group in groups for name in group.classes}
     names = list(kinds)
@@ -254,9 +254,9 @@ def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[Annot
 
 
 def draw_model_pass_order(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
-    """Draw the place of every site in each pass of the model, a line a site, and the slope of its loss (UniFed).
+    """For sequential methods, draw each site's place in every pass of the model, and the slope of its loss (UniFed).
 
-    The figure is empty where no model is passed on. Slopes are drawn where the rounds have them.
+    The result is empty for other methods. Slopes are drawn only if the rounds have them.
     """
     sloped = [line for line in rounds if line.learned.slopes]
     in_order = [list(line.sites) for line in rounds] == [sorted(line.sites) for line in rounds]
@@ -284,7 +284,7 @@ def draw_model_pass_order(rounds: Sequence[RoundLine], sites: Sequence[str]) -> 
 
 
 def draw_difficulty_by_round(rounds: Sequence[RoundLine]) -> Markup:
-    """Draw, by class and round, the share of images without a label of which the model is sure (FedMLP)."""
+    """Draw by class and round the share of unlabelled images with a confident prediction (FedMLP)."""
     learned = [(line.round, line.learned.difficulty) for line in rounds if line.learned.difficulty]
     if not learned:
         return Markup("")
@@ -302,10 +302,10 @@ def draw_difficulty_by_round(rounds: Sequence[RoundLine]) -> Markup:
 
 
 def draw_prototype_similarity(prototypes: PrototypeSimilarity) -> Markup:
-    """Draw how similar the prototypes (mean features) of the classes are.
+    """Draw how similar the prototypes (mean features) of different classes are.
 
-    The heat map has the cosine similarity of the positive prototypes for every pair of classes; the bar chart has, for
-    each class, the angle between its negative and its positive prototype.
+    A heat map shows the cosine similarity of positive prototypes for every pair of classes. A bar chart shows the angle
+    between the negative and the positive prototype of each class.
     """
     names, between = prototypes.classes, np.array(prototypes.positives, np.float64)
     others = between[~np.eye(len(names), dtype=bool)]

@@ -1,4 +1,4 @@
-"""The report of one run."""
+"""Write the HTML report of one run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,16 +79,16 @@ def write_run_report(folder: Path) -> Path:
 
 
 def mean_auroc_over_sites(test: FinalTestSummary) -> tuple[float | None, float | None]:
-    """Return mean AUROC and average precision of the sites over the classes that also have a pooled value."""
+    """Return the means over classes of AUROC and average precision, only for classes that also have a pooled AUROC."""
     pooled = test.pooled.per_class if test.pooled else {}
     both = [test.per_class[name] for name, each in pooled.items() if each.auroc is not None and name in test.per_class]
     return mean_and_sd(each.auroc for each in both)[0], mean_and_sd(each.average_precision for each in both)[0]
 
 
 def quality_section(test: FinalTestSummary, groups: Sequence[AnnotatedClassGroup]) -> dict[str, object] | None:
-    """Return the variables of ``quality.html.j2``: calibration, decisions, thresholds; None where there are none.
+    """Return the variables of ``quality.html.j2`` (calibration, decisions, thresholds); None without calibration.
 
-    All figures come from the coordinator's test images, or from the sites' histograms where it has no images.
+    The values come from the coordinator's test images; without such images, from the sites' score histograms.
     """
     quality = test.quality
     pooled = test.pooled.per_class if test.pooled else {}

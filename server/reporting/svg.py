@@ -1,7 +1,7 @@
-"""Matplotlib figures as inline SVG that takes its colours from the page, by day and by night.
+"""Convert matplotlib figures to inline SVG that takes its colours from the page (light or dark).
 
-Colours are set as stand-ins while drawing and replaced by CSS variables afterwards. The palette is that of Okabe and
-Ito (2008), distinguished also by markers, lines and hatches.
+Figures are drawn with placeholder colours, which are replaced by CSS variables. The palette is that of Okabe and Ito
+(2008); series also differ by markers, lines and hatches.
 """
 
 import io
@@ -67,21 +67,21 @@ _THEME: dict[str, object] = {
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """Colour and marker of one series."""
+    """Colour and marker of one series in a plot."""
 
     color: str
     marker: str
 
 
 def series_styles(amount: int) -> list[SeriesStyle]:
-    """Return colour and marker for each series; markers repeat after 13 series, pairs of both after 78."""
+    """Return a style for each series; markers repeat after 13 series, pairs of colour and marker after 78."""
     colors, markers = itertools.cycle((BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)), itertools.cycle("osD^vPX<>ph*d")
     return [SeriesStyle(next(colors), next(markers)) for _ in range(amount)]
 
 
 @contextmanager
 def page_theme() -> Iterator[None]:
-    """Use the page's colours within the block, and none of the user's own matplotlib settings."""
+    """Within the context, use the report's plot style and ignore the user's matplotlib settings."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_THEME)  # type: ignore[arg-type]
@@ -89,32 +89,32 @@ def page_theme() -> Iterator[None]:
 
 
 def none_to_nan(values: Sequence[float | None]) -> NDArray[np.float64]:
-    """Replace every None by NaN, so that a drawn line has a gap there."""
+    """Replace None by NaN, so that a line plot has a gap there."""
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def legend_marker(label: str, style: SeriesStyle) -> Line2D:
-    """Return a marker for a legend."""
+    """Return a legend entry with this style."""
     return Line2D(
         [], [], linestyle="", marker=style.marker, color=style.color, markeredgecolor=PAPER, markersize=8, label=label
     )
 
 
 def legend_above(axes: Axes, handles: Sequence[Artist]) -> None:
-    """Put a legend over the axes, with at most four entries in a line."""
+    """Draw a legend above the axes, with at most four entries per line."""
     columns = min(4, len(handles))
     axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.4)
 
 
 def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """Return an empty figure, in inches, and its axes from left to right."""
+    """Create an empty figure of this size in inches; return the figure and its axes from left to right."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasSVG(figure)
     return figure, list(figure.subplots(1, columns, squeeze=False).flat)
 
 
 def style_round_axis(axes: Axes) -> None:
-    """Format axes of a figure by round: whole numbers on the horizontal axis, a grid on the vertical one."""
+    """Style axes whose horizontal axis is the round: whole numbers, and a grid for the vertical axis."""
     axes.grid(axis="y")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -122,12 +122,12 @@ def style_round_axis(axes: Axes) -> None:
 def draw_heat_map(
     axes: Axes, values: NDArray[np.float64], limits: tuple[float, float], texts: Sequence[Sequence[str]] = ()
 ) -> None:
-    """Draw one cell a value, from the first row down; the higher the value, the stronger the colour.
+    """Draw a heat map, with the first row on top; higher values have a stronger colour.
 
     Args:
-        values: ``(rows, columns)``; a NaN has an empty cell.
-        limits: Values of the weakest and of the strongest colour.
-        texts: Text of each cell, in the form of ``values``; no cell has a text where it is empty.
+        values: ``(rows, columns)``; a NaN leaves its cell empty.
+        limits: Values of the weakest and the strongest colour.
+        texts: Text of each cell, ``(rows, columns)``; empty for no texts.
     """
     low, high = limits
     strength = STRONGEST * np.clip((values - low) / (high - low), 0.04, 1)
@@ -144,12 +144,12 @@ def draw_heat_map(
 
 
 def inline_svg(figure: Figure, name: str, description: str) -> Markup:
-    """Turn a figure into an ``<svg>`` element, the same bytes for the same figure.
+    """Convert a figure to an ``<svg>`` element; equal figures give equal bytes.
 
     Args:
-        figure: Drawn inside :func:`page_theme`.
-        name: Unique on the page; prefix of the ids.
-        description: Text for a reader who cannot see the figure.
+        figure: A figure drawn within :func:`page_theme`.
+        name: Prefix of the element ids, unique on the page.
+        description: Description for readers who cannot see the figure.
     """
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():

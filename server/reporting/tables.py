@@ -1,4 +1,4 @@
-"""Tables of runs for the terminal."""
+"""Format runs as tables for the terminal."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,10 +21,10 @@ BEST = "★"
 
 
 def coverage_table(summaries: Mapping[str, RunSummary]) -> Table:
-    """Return a table of the sites that annotate each class, and of each method's AUROC on the class.
+    """Return a table by class of the sites that annotate the class, and each method's AUROC.
 
     Args:
-        summaries: Summaries by label; the first one gives the sites and the groups of classes.
+        summaries: Label -> summary of a run. The first summary determines the sites and the groups of classes.
     """
     first = next(iter(summaries.values()))
     marked = len(first.sites) <= SITES_MARKED
@@ -52,9 +52,9 @@ def coverage_table(summaries: Mapping[str, RunSummary]) -> Table:
 
 
 def _format_marking_best(values: Sequence[ValueWithError | None]) -> list[Text]:
-    """Format figures, the largest one in bold with a star.
+    """Format values of several methods; mark the largest with a star.
 
-    No figure gets a star if there is only one method, or if a figure is uncertain, because another may be larger.
+    No value is marked if there is only one method, or if a value is uncertain.
     """
     printed = [format_value_with_error(value) for value in values]
     defined = [text for text, value in zip(printed, values, strict=True) if value is not None]
@@ -64,17 +64,17 @@ def _format_marking_best(values: Sequence[ValueWithError | None]) -> list[Text]:
 
 
 def format_run_result(run: RunFolderContent) -> Group:
-    """Return the end of a run for the terminal: the table by class, the result, and what limits it."""
+    """Format a finished run for the terminal: a table by class, the result, and its limitations."""
     table, result = coverage_table({run.summary.name_in_tables: run.summary}), Text(run_result(run))
     return Group(table, result, *_limitation_lines(prominent_limitations(run)))
 
 
 def format_model_limitations(folder: Path, without: Collection[str] = ()) -> Group:
-    """Return the limits of a run's model, for a person who uses it on images; empty for a model without its run.
+    """Format the limitations of a run's model, for users of the model; empty if the folder holds no run.
 
     Args:
         folder: Folder of a run, or with a model alone.
-        without: Sentences that the person has read already.
+        without: Sentences to leave out, because they were shown before.
     """
     if is_file(folder / "summary.json"):
         with suppress(BadInput):  # of another version, or edited: the model alone is enough

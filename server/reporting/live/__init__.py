@@ -1,1 +1,1 @@
-"""The live view of a run: a web page, served by a process of its own that reads the run's files."""
+"""The live view of a run: a web page that is served by a separate process, which reads the run's files."""

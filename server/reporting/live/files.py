@@ -1,4 +1,4 @@
-"""The state of a run for the live view, read from files alone, so that no part of the run is disturbed."""
+"""Read the state of a run for the live view, only from files, so that the run is not disturbed."""
 
 import datetime as dt
 import json
@@ -63,14 +63,14 @@ SENTENCES = {
 
 @dataclass(frozen=True)
 class SiteStatusRow:
-    """One row of the table of sites.
+    """A row of the live view's table of sites.
 
     Attributes:
         link: Connection: ``connected``, ``not connected``, ``revoked``, ``not known``, or empty in a simulation.
-        part: Words for what the site does in the run now.
-        rounds: Number of rounds in which its update counted.
-        seconds: Length of its last training.
-        missed: Reason of its last absence, with the round.
+        part: What the site does in the run now, in words.
+        rounds: Number of rounds in which the site's update counted.
+        seconds: Duration of the site's last training.
+        missed: Round and reason of the site's last absence.
     """
 
     name: str
@@ -83,14 +83,14 @@ class SiteStatusRow:
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """The state of a run at one moment.
+    """The state of a run at one moment, for the live view.
 
     Attributes:
-        title: Name of the federation, or of the program in a simulation.
-        link: State of ``flwr-server start``; empty in a simulation.
-        present: Current state of the run; None before the first run.
-        events: Time and text of the last events, newest first.
-        summary: ``summary.json`` of a run that is done.
+        title: Name of the federation; in a simulation, name of the program.
+        link: State of the server of ``flwr-server start``; empty in a simulation.
+        present: Current state of the run; None if there was no run yet.
+        events: Time and text of the latest events, newest first.
+        summary: ``summary.json`` of a finished run.
     """
 
     title: str
@@ -104,12 +104,12 @@ class RunSnapshot:
 
 @dataclass(frozen=True)
 class RunSource:
-    """The places from which the state of a run is read.
+    """The files and functions from which the live view reads the state of a run.
 
     Attributes:
-        state: Folder of ``present.json``.
-        links: Returns the sites that belong to the federation with their connections.
-        link: Returns the state of ``flwr-server start``.
+        state: Folder with ``present.json``, the state of the current run.
+        links: Returns site -> connection state.
+        link: Returns the state of the server of ``flwr-server start``.
     """
 
     title: str
@@ -119,7 +119,7 @@ class RunSource:
 
 
 def source_of_current_run(coordinator: CoordinatorFolder) -> RunSource:
-    """Return the source of a coordinator's current run."""
+    """Return where the live view reads a coordinator's current run."""
 
     def site_connections() -> dict[str, str]:
         online, signed_off = read_connections(coordinator.state), read_sign_offs(coordinator.state)
@@ -139,7 +139,7 @@ def source_of_current_run(coordinator: CoordinatorFolder) -> RunSource:
 
 
 class FileWatcher:
-    """Reads the state of a run from its files, and only the new lines of files that grow."""
+    """Reads the state of a run repeatedly; of growing files, only the new lines."""
 
     def __init__(self, source: RunSource) -> None:
         self._source = source
@@ -191,9 +191,9 @@ class FileWatcher:
 
 
 def event_text(event: Mapping[str, Any]) -> tuple[str, str]:
-    """Return time and sentence of a line of ``events.jsonl``; an event without a sentence shows its fields.
+    """Return time and text of an event in ``events.jsonl``; an event without a text shows its fields.
 
-    The time of a moment of today has no date; it is empty where the line has no time.
+    The time of today's events is shown without the date.
     """
     fields = {
         name: ", ".join(map(str, value)) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""The page of the live view, as a whole or only the part that changes."""
+"""Render the page of the live view, completely or only the part that changes."""
 
 import base64
 import hashlib
@@ -33,13 +33,13 @@ _SUMMARY = TypeAdapter(FinalTestSummary)
 
 
 def render_page(snapshot: RunSnapshot) -> str:
-    """Return the whole page, which can be read without scripts."""
+    """Return the complete page, which is readable without JavaScript."""
     style, script = Markup(_read_asset("live.css")), Markup(_read_asset("live.js"))
     return _render("live.html.j2", shown=template_variables(snapshot), style=style, script=script)
 
 
 def render_changing_part(snapshot: RunSnapshot) -> str:
-    """Return the part of the page that changes."""
+    """Return the part of the page that changes during a run."""
     return _render("view.html.j2", shown=template_variables(snapshot))
 
 
@@ -61,7 +61,7 @@ def _template_environment() -> Environment:
 
 @cache
 def content_security_policy() -> str:
-    """Return a policy that allows our style and script, by their hashes, and requests to our address, nothing else."""
+    """Return a Content-Security-Policy that allows only our style and script (by hash), and requests to our server."""
     style, script = (
         base64.b64encode(hashlib.sha256(_read_asset(name).encode()).digest()).decode()
         for name in ("live.css", "live.js")
@@ -77,9 +77,9 @@ def _read_asset(name: str) -> str:
 
 
 def template_variables(snapshot: RunSnapshot) -> dict[str, object]:
-    """Return the texts and figures of the page, for its templates.
+    """Return the variables of the page's templates.
 
-    A screen reader reads out ``announcement`` whenever it changes: the round and the state of the run, nothing else.
+    ``announcement`` (round and state of the run) is read out by screen readers whenever it changes.
     """
     run = snapshot.present
     urgent = ("lost", "at work", "waiting")
@@ -114,12 +114,12 @@ def template_variables(snapshot: RunSnapshot) -> dict[str, object]:
 
 
 def count_finished_rounds(run: CurrentRun) -> int:
-    """Return the number of finished rounds, without the round that is in training."""
+    """Return the number of finished rounds."""
     return max(run.round - 1, 0) if run.phase == "train" and run.state != "done" else run.round
 
 
 def _describe_activity(run: CurrentRun) -> str:
-    """Return the run's current step, and the sites that it waits for."""
+    """Return the run's current phase, and the sites that it waits for."""
     if run.state != "running":
         return f"Run folder: {run.run_folder}"
     phase = PHASES.get(run.phase, run.phase)
@@ -158,12 +158,12 @@ def _draw_figures(snapshot: RunSnapshot, last_round: int) -> list[tuple[str, Mar
 def draw_curves(
     title: str, rounds: Sequence[int], series: Mapping[str, Sequence[float | None]], last_round: int
 ) -> Markup:
-    """Draw a line a series, with its name and its newest value; empty where there is no value yet.
+    """Draw a line chart with one line per series, its name and its newest value; empty without values.
 
-    A template makes the SVG and not matplotlib, which would need too long for a look each second.
+    The SVG comes from a template, because matplotlib is too slow for an update every second.
 
     Args:
-        last_round: Last round of the run, at which the axis ends.
+        last_round: Last round of the run, where the axis ends.
     """
     lines: dict[str, list[tuple[int, float]]] = {}
     for name, values in series.items():
@@ -196,7 +196,7 @@ def draw_curves(
 
 
 def _choose_axis_range(low: float, high: float) -> tuple[float, float, float]:
-    """Return lower end, upper end and step of an axis of two to five steps around both values."""
+    """Choose an axis range of two to five steps that contains both values; return its ends and its step."""
     width = max(high - low, abs(high) * 0.02, 1e-6)
     power = 10.0 ** math.floor(math.log10(width / 2))
     step = next(power * factor for factor in (1, 2, 5, 10) if width / (power * factor) <= 4)

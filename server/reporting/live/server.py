@@ -1,7 +1,7 @@
-"""The live view's server: two addresses, GET only, for requests whose URL holds the token.
+"""The web server of the live view: two addresses, GET only, access by a secret token in the URL.
 
-``flwr-server status --web`` runs it for a coordinator, ``flwr-sim run --web`` in a process of its own beside the run:
-python -m server.reporting.live.server DESCRIPTOR FOLDER, with the token on standard input.
+``flwr-server status --web`` runs the server for a coordinator. ``flwr-sim run --web`` starts it as a separate process,
+``python -m server.reporting.live.server DESCRIPTOR FOLDER``, with the token on standard input.
 """
 
 import asyncio
@@ -55,10 +55,10 @@ _HEADERS = {
 
 
 class ViewServer:
-    """Serves the view over one listening socket; writes no log line, because a line could hold the token.
+    """Serves the live view on a listening socket; writes no log, because a log line could contain the token.
 
-    Each connection has one request. Of too many connections the oldest without the token is closed, so that a browser
-    gets in beside a flood.
+    A connection serves one request. If there are too many connections, the oldest one without the token is closed, so
+    that a browser with the token still gets an answer during a flood.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class ViewServer:
         asyncio.run(self._serve())
 
     def stop(self) -> None:
-        """Have :meth:`serve` return; to be called from another thread."""
+        """Make :meth:`serve` return; called from another thread."""
         self._stopping = True
 
     def stop_after_last_request(self) -> None:
-        """Have :meth:`serve` return once a page that is open has asked for the last state."""
+        """Make :meth:`serve` return after an open page has loaded the final state of the run."""
         end = time.monotonic()
         self._snapshot = None  # the next look is a fresh one
         while self._last_poll > end - 3 * POLL_S and time.monotonic() < end + 3 * POLL_S:
@@ -118,7 +118,7 @@ class ViewServer:
             task.add_done_callback(self._have_token.discard)
 
     async def _serve_connection(self, accepted: socket.socket) -> None:
-        """Shake hands, read one request and answer it; close a connection that is too slow or not HTTP."""
+        """Complete the TLS handshake, read a request and answer it; close connections that are too slow or not HTTP."""
         loop, reader, task = asyncio.get_running_loop(), asyncio.StreamReader(), asyncio.current_task()
         assert task is not None
         protocol = asyncio.StreamReaderProtocol(reader)
@@ -155,7 +155,7 @@ class ViewServer:
         return _http_response(404)
 
     def _take_snapshot(self) -> RunSnapshot:
-        """Return the state of the run; it is read at most every half second, however many pages ask."""
+        """Return the state of the run, read from files at most every half second."""
         if self._snapshot is None or time.monotonic() - self._snapshot_time > POLL_S / 2:
             self._snapshot, self._snapshot_time = self._watcher.poll_snapshot(), time.monotonic()
         return self._snapshot
@@ -169,10 +169,10 @@ def _http_response(code: int, text: str = "", kind: str = "text/plain") -> bytes
 
 
 def open_listening_socket(address: str, port: int) -> socket.socket:
-    """Return a listening socket, so that a port that is taken ends the program before anything else begins.
+    """Return a listening socket; called early, so that a port in use is an error before anything else starts.
 
     Raises:
-        BadInput: If the port is taken.
+        BadInput: If the port is in use.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -183,17 +183,17 @@ def open_listening_socket(address: str, port: int) -> socket.socket:
 
 
 def make_tls_context(coordinator: CoordinatorFolder) -> ssl.SSLContext:
-    """Return a TLS context with the coordinator's certificate and key."""
+    """Return a TLS server context with the coordinator's certificate and key."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(coordinator.authority / "server.crt", coordinator.authority / "server.key")
     return tls
 
 
 def serve_view(coordinator: CoordinatorFolder, address: str, port: int, tell: Callable[[str], None]) -> None:
-    """Serve the page until this process has to stop. Only files are read, so that no run is disturbed.
+    """Serve the live view of a coordinator until this process is stopped.
 
     Raises:
-        BadInput: If the certificate cannot be used, or the port is taken.
+        BadInput: If the certificate cannot be used, or the port is in use.
     """
     raise_faults(certificate_faults(coordinator))
     certificate = x509.load_pem_x509_certificate((coordinator.authority / "server.crt").read_bytes())
@@ -212,12 +212,12 @@ def serve_view(coordinator: CoordinatorFolder, address: str, port: int, tell: Ca
 
 @contextlib.contextmanager
 def view_beside_run(folder: Path, port: int, tell: Callable[[str], None]) -> Iterator[None]:
-    """Show the run in ``folder`` on 127.0.0.1 within the context, from a process of its own.
+    """Within the context, serve the live view of the run in ``folder`` on 127.0.0.1 from a separate process.
 
-    It speaks plain HTTP, because a simulation has no certificate and the page does not leave this machine.
+    The page is served over HTTP, because a simulation has no certificate and the page stays on this machine.
 
     Raises:
-        BadInput: If the port is taken.
+        BadInput: If the port is in use.
     """
     token = secrets.token_urlsafe(24)
     with open_listening_socket(LOOPBACK, port) as listener:
@@ -239,7 +239,7 @@ def view_beside_run(folder: Path, port: int, tell: Callable[[str], None]) -> Ite
 
 
 def main() -> None:
-    """Serve until standard input ends, which it also does when the run is killed."""
+    """Serve the live view until standard input is closed, which happens when the run ends or is killed."""
     os.nice(10)  # the run comes first
     descriptor, folder = int(sys.argv[1]), Path(sys.argv[2])
     token = sys.stdin.readline().strip()
