@@ -106,7 +106,7 @@ def open_table(spec: FolderSpec | DicomwebSpec | NihSpec | ChexpertSpec | MimicS
 
 
 EXTERNAL_TEST = "external_test"
-"""The section of an experiment that names images of another place, which no site has and by which nothing is chosen."""
+"""The section of an experiment with test images from elsewhere, which no site has and which choose nothing."""
 
 
 def external_faults(spec: DataSpec | None, base: Path) -> list[Fault]:

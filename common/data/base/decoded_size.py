@@ -10,13 +10,13 @@ from functools import cache
 from common.system.resources import container_limit, physical_memory
 
 LARGEST_MB = 256
-"""MiB of one decoded picture: 2^26 pixels of four bytes, which is how Pillow holds colours, and twice as many of grey
-of 16 bits. The largest pictures of medicine, scanned films and mammograms, have half of that."""
+"""MiB that one decoded picture may take: 2^26 pixels of 4 bytes (Pillow's colour), or twice as many of 16-bit grey. The
+largest medical pictures, scanned films and mammograms, take half of that."""
 MOST_GROWTH = 100
-"""Bytes in memory for each byte of a file of many pictures or lines. Pictures have 1 to 5, tables of text 5 to 60;
+"""Largest decompression factor of a file with many pictures or lines. Pictures have 1 to 5, text tables 5 to 60;
 deflate reaches 1,030 with nothing but zeros."""
 SHARE_OF_MEMORY = 0.75
-"""Part of the machine's memory that one file of many pictures may take; the program and the training have the rest."""
+"""Fraction of the machine's memory that one large file may take; the rest is for the program and for training."""
 
 
 def picture_limit(largest_mb: int = LARGEST_MB) -> int:

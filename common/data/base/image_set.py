@@ -17,7 +17,7 @@ from common.system.plain_text import count_with_noun, list_first_and_count_rest
 PARTS = ("train", "validation", "test")
 MOST_SKIPPED_NAMED = 5
 UNKNOWN_PATIENT = "unknown#"
-"""Prefix of an image's running number, which stands for its patient where nobody names one."""
+"""Prefix of placeholder patient names, followed by the image's number."""
 
 
 def placeholder_patients(count: int, start: int = 0) -> NDArray[np.str_]:

@@ -18,34 +18,34 @@ from pydantic import AfterValidator
 from common.system.plain_text import is_plain
 
 _CLEAN = re.compile(r"[!-~]+(?: [!-~]+)*")
-"""ASCII text that is normalised as it is: visible characters with single spaces between them."""
+"""ASCII text that is already normalised: visible characters with single spaces between them."""
 _FORMATS = ("Cc", "Cf", "Mn", "Lo", "So")
-"""Categories that have characters without a glyph; private and unassigned characters may be somebody's letters."""
+"""Unicode categories that include invisible characters; private and unassigned characters may be somebody's letters."""
 _FORMULA = re.compile(r'="([^"]+)"')
-"""A text that a spreadsheet is kept from taking for a number."""
+"""A spreadsheet formula that protects a text, such as ``="007"``, from being read as a number."""
 _WHOLE_NUMBER = re.compile(r"([+-]?\d+)(?:(?:[.,]0+)+|[.,]?0*e[+-]?0+)")
 _AS_FLOAT = re.compile(r"([^.,]*\d)[.,]0+")
-"""A name whose last number was written as a number with a fraction, such as ``1_1.0``."""
+"""A name whose last number a program wrote as a float, such as ``1_1.0``."""
 _TAG = re.compile(r"^[^a-z0-9]*(?:mrn|(?:id)?[^a-z0-9]*p|p?id|n[or]|pat(?:ient)?(?:[ _-]?id)?|subject)[^a-z0-9]*(?=\d)")
-"""A word in front of a number that says that it is one of a patient."""
+"""A prefix of a number that marks it as a patient's identifier."""
 _FILE_TYPE = re.compile(r"\.(?:dcm|png|jpe?g|tiff?|nii(?:\.gz)?)$")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}([,.' ])\d{3}(?:\1\d{3})*")
 _SEPARATORS = re.compile(r"[^a-z0-9\x80-\U0010ffff]+")
 _SECOND_VOWEL = re.compile(r"(?<=[aou])e|(?<=a)a(?=[a-z])")
-"""The second letter of ä, ö, ü, æ, œ and å as they are written where a keyboard lacks them."""
+"""The second letter of ä, ö, ü, æ, œ and å when written as two letters."""
 _LOOK_ALIKE = str.maketrans("авекмнорстухіјѕһԁԛԝӏαβεζηικμνορτυχøłđıð", "abekmhopctyxijshdqwlabezhikmnoptyxoldid") | {
     ord("æ"): "ae",
     ord("œ"): "oe",
 }
-"""Latin letters, by small letters of Cyrillic and Greek whose small or capital form looks alike, and by letters whose
-stroke Unicode does not take for an accent."""
+"""Maps Cyrillic and Greek letters to the Latin letters they look like, and letters such as ø, whose stroke Unicode does
+not count as an accent, to the bare letter."""
 _LETTERS_AND_NUMBER = re.compile(r"([a-z]*)[ _-]*0*([1-9]\d*)", re.ASCII)
 _ZEROS_AND_GAPS = re.compile(r"(?<!\d)0+(?=\d)|(?<=\d) (?=\D)|(?<=[^\d ]) (?=\d)")
 _NEVER_TELLING = b"0ae" + bytes(set(range(128)) - set(b"0123456789abcdefghijklmnopqrstuvwxyz"))
-"""Zeros, separators and the letters a and e: names without them can be unlike only if they differ in what is left."""
+"""Characters that similar names may differ in: zeros, separators, and the letters a and e."""
 _NOBODY = frozenset(("unknown", "anonymous", "anonym", "anonymized", "anonymised", "anon", "unbekannt", "noname"))
 _BLANK = frozenset(("", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null"))
-"""Cells, in lower case, by which spreadsheets, R and pandas write that there is no value."""
+"""Lower-case cells by which spreadsheets, R and pandas write a missing value."""
 
 
 def normalize_name(text: str) -> str:
@@ -94,7 +94,7 @@ def name_similarity_key(name: str) -> str:
     """Return a comparison key, which is equal for similar names such as ``P-007`` and ``p7.0``."""
     if name.isascii():
         folded = _lower_without_tag(name)
-        if simple := _LETTERS_AND_NUMBER.fullmatch(folded):  # most ids, at a fifth of the time
+        if simple := _LETTERS_AND_NUMBER.fullmatch(folded):  # fast path for most ids
             return simple[1] + simple[2]
     else:
         bare = (letter for letter in unicodedata.normalize("NFKD", name) if not "\u0300" <= letter <= "\u036f")
@@ -135,7 +135,7 @@ def find_similar(names: Sequence[str]) -> dict[str, str]:
     Returns:
         For each name that is similar to an earlier name, the first such name.
     """
-    # A million names are compared in a second by a coarse key, and in ten by the finer one.
+    # A coarse key is ten times as fast as the fine one: a second for a million names.
     texts = (_lower_without_tag(name) if name.isascii() else name_similarity_key(name) for name in names)
     coarse = [text.encode(errors="replace").translate(None, _NEVER_TELLING) for text in texts]
     counts, first, similar = Counter(coarse), dict[str, str](), dict[str, str]()

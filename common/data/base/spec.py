@@ -20,7 +20,7 @@ Resize = Literal["pad", "stretch"]
 Frame = Annotated[int, Field(ge=1)] | Literal["middle"]
 Axis = Literal["axial", "coronal", "sagittal"]
 Window = tuple[float, Annotated[float, Field(ge=1)]]
-"""Centre and width, in the units of the rescaled values: of a CT, Hounsfield units."""
+"""Centre and width of a window, in rescaled values (Hounsfield units in CT)."""
 BitDepth = Annotated[int, Field(ge=8, le=16)]
 LabelPolicy = Literal["unknown", "negative", "positive"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -28,7 +28,7 @@ Count = Annotated[int, Field(gt=0)]
 Side = Annotated[int, Field(gt=0, le=4096)]
 """Height or width of an image, in pixels."""
 LargestMb = Annotated[int, Field(ge=1, le=2**20)]
-"""MiB that one picture may take, and that any file may take: see :mod:`common.data.base.decoded_size`."""
+"""Limit in MiB for a decoded file: see :mod:`common.data.base.decoded_size`."""
 LegacySeed = Annotated[int, Field(ge=0, lt=2**32)]
 """A seed in the range of numpy's legacy generator."""
 
@@ -41,7 +41,7 @@ def _normalize_separator(separator: str) -> str:
 
 ClassNames = Annotated[tuple[Name, ...], Field(min_length=1)]
 NO_FINDING = ("No Finding", "No Findings", "Normal")
-"""Names in a column of findings that say that all classes are absent, in any case."""
+"""Names that say that all classes are absent, compared without regard to case."""
 
 SPLIT_SEED = 1337
 
@@ -205,7 +205,7 @@ class FolderSpec(LabelColumnsSpec, PictureSpec):
 _URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?(/[A-Za-z0-9._~/-]*)?")
 _LAST_PORT = 65535
 _ALONE = ("127.0.0.1", "localhost", "[::1]")
-"""Hosts to which a secret may go without TLS: it does not leave the machine."""
+"""Hosts to which a secret may be sent without TLS, because it does not leave the machine."""
 
 
 class DicomwebSpec(LabelColumnsSpec):
@@ -256,7 +256,7 @@ class DicomwebSpec(LabelColumnsSpec):
             except ValueError:
                 valid = False
         if not valid:
-            # With quotes in it the message is not followed by the value, in which somebody may have put a password.
+            # The quotes suppress the value in pydantic's message, because it may contain a password.
             raise ValueError('must be "https://HOST[:PORT]/PATH" without a name, a password, a ? or a #')
         return url.rstrip("/")
 

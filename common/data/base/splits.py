@@ -83,7 +83,7 @@ def split_patients_over_sites(
         sizes = np.arange(1, sites + 1) ** -size_skew
         shares = [float(size) for size in sizes / sizes.sum()]
     else:
-        shares = [1 / sites] * sites  # exactly: Kulkarni's numbers depend on how a product with it is rounded
+        shares = [1 / sites] * sites  # the paper's splits depend on how this number is rounded
     groups = group_patients_by_abnormality(patients, abnormal)
     for group in groups:
         random.shuffle(group)
@@ -240,7 +240,7 @@ class StratifiedSplitter:
         Raises:
             BadInput: If a class has a single patient, or either group is too small to have all classes.
         """
-        from sklearn.model_selection import train_test_split  # here: its import takes two seconds
+        from sklearn.model_selection import train_test_split  # imported here, because it takes two seconds
 
         classes, part_size = self.classes[numbers], ceil(fraction * len(numbers))
         present, counts = np.unique(classes, return_counts=True)

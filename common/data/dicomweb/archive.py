@@ -30,12 +30,12 @@ from common.system.files import is_disk_full, make_private_folder, remove_partia
 
 _AS_STORED = 'multipart/related; type="application/dicom"; transfer-syntax=*'
 _BATCH = 200
-"""Number of searches whose results are written together: a kill loses no more."""
+"""Number of searches after which results are written to the cache; a killed program loses no more."""
 _PLACES = "places.jsonl"
 _RECOUNT_AFTER = 100
-"""Number of files written after which the folder is listed again: another program may use it."""
+"""Number of written files after which the folder's size is measured again, because other programs may use it."""
 _REMAINS = 0.9
-"""Part of the limit that remains filled when files are removed, so that not each new file removes another."""
+"""Fraction of the size limit to which the cache is reduced, so that not each new file removes another."""
 _LONGEST_SECRET = 16384
 
 
@@ -151,7 +151,7 @@ class PacsImageCache:
         lines = [SearchResult(key=key, images=images).model_dump_json() for key, images in results.items()]
         descriptor = os.open(self.folder / _PLACES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            # The first line break ends a line that a kill has cut off.
+            # The first line break ends a line that a killed program left incomplete.
             os.write(descriptor, ("\n" + "\n".join(lines) + "\n").encode())
         finally:
             os.close(descriptor)
@@ -207,7 +207,7 @@ class PacsArchive:
                 return tuple(SEARCHES[key.kind](self.client, key.value))
             except ResponseUnusable as reason:
                 unusable.append(Fault("data.url", f'a search for "{key.value}": {reason}.'))
-            except ServerFailed:  # one fault of all, below
+            except ServerFailed:  # reported once for all searches, below
                 pass
             return ()
 
@@ -249,7 +249,7 @@ def extract_instance(content: bytearray, media_type: str) -> bytes:
     """
     header = Message()
     header["content-type"] = media_type.replace("\n", " ").replace("\r", " ")
-    if header.get_content_type() == "application/dicom":  # some servers leave the envelope out
+    if header.get_content_type() == "application/dicom":  # some servers omit the multipart envelope
         return bytes(content)
     if header.get_content_type() != "multipart/related":
         problem = (
@@ -288,7 +288,7 @@ def _refuse_another_image(data: bytes, uid: str) -> None:
     try:
         head = read_dicom_elements(data, tags_by_keyword("SOPInstanceUID"))
         actual = str(head.get("SOPInstanceUID", "") or head.file_meta.get("MediaStorageSOPInstanceUID", ""))
-    except Exception:  # pydicom raises many kinds on damaged files
+    except Exception:  # pydicom raises many kinds of errors on damaged files
         raise ResponseUnusable("what the server sent is no DICOM file, or a damaged one") from None
     if actual != uid:
         raise ResponseUnusable("the server sent another image than the one that was asked for")
@@ -361,7 +361,7 @@ def _authorization_header(spec: DicomwebSpec, base: Path) -> str:
     else:
         secret = _read_secret(base / str(spec.secret_file)).strip()
     if not re.fullmatch(r"[!-~](?:[ -~]*[!-~])?", secret):
-        # Nothing of it is repeated in the message.
+        # The message does not quote the secret.
         raise BadInput([Fault(where, "must hold one line of letters, digits and signs (ASCII).")])
     if spec.authentication == "bearer":
         return f"Bearer {secret}"

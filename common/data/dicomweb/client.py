@@ -22,13 +22,13 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from common.errors import Fault
 
 SLOWEST = 100_000
-"""Bytes a second: an answer that comes slower than this, after its beginning, is broken off."""
+"""Minimum speed of a response in bytes per second, after its beginning; slower responses are cancelled."""
 WAITS_S = (0.5, 1.0, 2.0)
-"""Pauses before another try."""
+"""Pauses before the second, third and fourth try."""
 MOST_SILENT = 3
-"""Requests without an answer, one after the other, after which the server is given up."""
+"""Number of consecutive requests without response after which no more are sent."""
 _ADVICE_SECRET = "Look into data.authentication and the secret; ask the PACS's administrator which rights it has."
-for _name in ("httpx", "httpcore"):  # their lines hold addresses, in which identifiers of patients' studies stand
+for _name in ("httpx", "httpcore"):  # they log URLs, which contain UIDs of patients' studies
     logging.getLogger(_name).setLevel(logging.WARNING)
 
 
@@ -163,7 +163,7 @@ class DicomwebClient:
         if self.server.authorization:
             headers["Authorization"] = self.server.authorization
         self._turns = anyio.Semaphore(self.server.connections)
-        # Proxies and passwords of the environment are not for the hospital's own PACS.
+        # Ignore proxies and passwords in the environment: the PACS is inside the hospital.
         self._http = httpx.AsyncClient(
             verify=self.server.context or False,
             headers=headers,
@@ -181,7 +181,7 @@ class DicomwebClient:
             except ServerFailed as failed:
                 if not pauses or not failed.retry:
                     raise
-            except NoResponse:  # its limit of time has passed already: one more try
+            except NoResponse:  # it took the whole time limit: only one more try
                 if len(pauses) < len(WAITS_S):
                     raise
             await anyio.sleep(pauses.pop(0))
@@ -197,7 +197,7 @@ class DicomwebClient:
                     _refuse_unusable(response, self.server.name, largest)
                     begin = anyio.current_time()
                     chunks = cast("AsyncGenerator[bytes, None]", response.aiter_raw())
-                    async with aclosing(chunks):  # else it is closed some time later, or never
+                    async with aclosing(chunks):  # otherwise it would be closed later, or never
                         async for chunk in chunks:
                             content += chunk
                             _refuse_larger(len(content), largest)
@@ -205,7 +205,7 @@ class DicomwebClient:
             return Response(content, response.headers.get("content-type", ""))
         except (TimeoutError, httpx.TimeoutException):
             raise NoResponse(f"no whole answer in time (data.timeout_s = {timeout_s:g})") from None
-        except (httpx.ConnectError, UnicodeError) as error:  # the second of a name that no host can have
+        except (httpx.ConnectError, UnicodeError) as error:  # UnicodeError for an invalid host name
             raise _connection_failure(error, self.server.name) from None
         except httpx.TransportError as error:
             raise NoResponse(f"the answer breaks off or is no HTTP ({type(error).__name__})") from None
@@ -271,7 +271,7 @@ def _connection_failure(error: Exception, server: str) -> ServerFailed:
 
 def _chain_of_causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception, its cause, the cause's cause, and so on."""
-    for _ in range(10):  # a chain of causes may be a circle
+    for _ in range(10):  # the chain may be circular
         if error is None:
             return
         yield error

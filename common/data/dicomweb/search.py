@@ -15,14 +15,14 @@ from pydantic import Field
 from common.data.dicomweb.client import DicomwebClient, ObjectNotFound, ResponseUnusable
 
 UID = re.compile(r"[0-9][0-9.]{0,63}")
-"""Digits and dots: such a name is safe in an address and as the name of a file."""
+"""Digits and dots, which are safe in URLs and file names."""
 Uid = Annotated[str, Field(pattern=f"^{UID.pattern}$")]
 PAGE = 500
-"""Number of objects in a page that a search requests; a server may send fewer."""
+"""Number of results requested per page; a server may send fewer."""
 MOST_PAGES, MOST_OBJECTS = 200, 20_000
-"""Limits of one search; a study of a CT has up to a few thousand images."""
+"""Limits of one search; a CT study has up to a few thousand images."""
 MOST_BYTES = 8 << 20
-"""Bytes of one page."""
+"""Maximum size of one page."""
 TAGS = {
     "modality": "00080060",
     "patient": "00100020",
@@ -34,7 +34,7 @@ TAGS = {
 }
 _INCLUDED = ",".join(TAGS[name] for name in ("modality", "patient", "rows", "study"))
 _NO_PICTURES = {"SR", "PR", "KO", "AU", "DOC", "ECG", "RTSTRUCT", "RTPLAN", "RTRECORD", "REG", "FID", "PLAN", "SEG"}
-"""Modalities whose objects are no pictures of a patient."""
+"""Modalities whose objects are not images of a patient."""
 Json = Mapping[str, Any]
 
 
@@ -97,7 +97,7 @@ SEARCHES: Mapping[str, Callable[[DicomwebClient, str], list[ImageLocation]]] = {
     "accession": find_accession_images,
     "instance": find_image,
 }
-"""The search for the images of a line of a table, by the kind of the line's key."""
+"""The search function for each kind of key in a table row."""
 
 
 def _find_instances(

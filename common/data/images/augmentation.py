@@ -24,7 +24,7 @@ from common.errors import BadInput, Fault
 from common.plugins import PLUGIN, TRANSFORMS, load_entry_point
 
 DRAWS = 7
-"""Random numbers that each image uses in any case: switching one change off leaves the others the same."""
+"""Random numbers per image, also for changes that are off, so that turning one off does not alter the others."""
 
 
 def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) -> Tensor:
@@ -65,7 +65,7 @@ def apply_weak_changes(images: Tensor, spec: AugmentationSpec, draws: Tensor) ->
     turn, shift_y, shift_x, zoom_y, zoom_x, contrast = (2 * draws[:6] - 1).unbind()  # each (batch,), in [-1, 1)
     mirrored = (draws[6] < 0.5) & spec.horizontal_flip
     if spec.rotation or spec.zoom or spec.translate:
-        sign = 1 - 2 * mirrored.float()  # a flip, then the zoom: a positive one shows more than the original
+        sign = 1 - 2 * mirrored.float()  # first flip, then zoom; a positive zoom shows more than the original
         scales = torch.stack((sign * (1 + zoom_x * spec.zoom), 1 + zoom_y * spec.zoom), 1)
         linear = rotation_matrices(turn * spec.rotation, images) @ torch.diag_embed(scales)  # (batch, 2, 2)
         shift = torch.stack((shift_x, shift_y), 1)[:, :, None] * 2 * spec.translate  # (batch, 2, 1); a side is 2 wide
@@ -100,7 +100,7 @@ TIMES = 2
 HOLE = 0.5
 GREY = 127.0
 
-_DRAWS = 2 * TIMES + 2  # for each change which and how strong, and where the square lies
+_DRAWS = 2 * TIMES + 2  # operation and strength for each change, then the square's position
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
@@ -213,4 +213,4 @@ CHANGES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "translated_x": partial(_shear_or_shift, place=(0, 2), most=2 * 0.3),  # a side is 2 wide
     "translated_y": partial(_shear_or_shift, place=(1, 2), most=2 * 0.3),
 }
-"""The fourteen changes by name: functions of images ``(batch, channels, height, width)`` and strengths ``(batch,)``."""
+"""The fourteen operations: functions of images ``(batch, channels, height, width)`` and strengths ``(batch,)``."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BAND = 1 << 16
-"""Numbers in a band, if a row has no more."""
+"""Number of values per band, unless a single row has more."""
 
 
 def iterate_row_bands(pixels: NDArray[Any]) -> Iterator[NDArray[Any]]:

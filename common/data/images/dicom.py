@@ -188,7 +188,7 @@ def _read_layout(dataset: Any) -> PixelLayout:
     if samples > 1 and dataset.get("PlanarConfiguration") is None:
         if not syntax.is_encapsulated:
             raise ValueError("the DICOM file does not give PlanarConfiguration")
-        dataset.PlanarConfiguration = 0  # a packed frame has its own order
+        dataset.PlanarConfiguration = 0  # compressed frames define their own order
     if kind == _PALETTE:
         _refuse_palette(dataset)
     return PixelLayout(syntax, kind, frame_count(dataset), rows, columns, samples, allocated, stored, bool(signed))
@@ -196,7 +196,7 @@ def _read_layout(dataset: Any) -> PixelLayout:
 
 def _refuse_palette(dataset: Any) -> None:
     """Raise a ``ValueError`` if the palette of a palette-colour image is missing or segmented."""
-    if "SegmentedRedPaletteColorLookupTableData" in dataset:  # a few bytes of it may grow to any number of entries
+    if "SegmentedRedPaletteColorLookupTableData" in dataset:  # a few bytes may expand to any number of entries
         raise ValueError("its palette is segmented, which is not read here")
     if "RedPaletteColorLookupTableDescriptor" not in dataset:
         raise ValueError("its pixels are numbers in a palette, and the file holds no palette")
@@ -244,7 +244,7 @@ def _decode_frame(dataset: Any, layout: PixelLayout, index: int, limit: int) -> 
     _refuse_another_size(dataset, layout, index, limit)
     stored = dataset.BitsStored
     if not syntax.is_encapsulated or syntax == RLELossless:
-        dataset.BitsStored = dataset.BitsAllocated  # pydicom would clear the bits beside the values
+        dataset.BitsStored = dataset.BitsAllocated  # else pydicom clears the unused bits
     try:
         return pixel_array(dataset, index=index, decoding_plugin=READ_BY[syntax])
     except (RuntimeError, NotImplementedError):

@@ -37,7 +37,7 @@ def apply_window(values: Numbers, center: float, width: float, function: str = "
         case "LINEAR_EXACT":
             return np.clip((values - center) / width + 0.5, 0, 1)
         case "SIGMOID":
-            exponent = np.clip(-4 * (values - center) / width, -700, 700)  # exp() of more is infinite
+            exponent = np.clip(-4 * (values - center) / width, -700, 700)  # beyond, exp() overflows
             return np.asarray(1 / (1 + np.exp(exponent)), dtype=np.float64)
     raise ValueError(f"VOI LUT function {function} is not one of LINEAR, LINEAR_EXACT, SIGMOID")
 
@@ -62,7 +62,7 @@ def unsigned(dataset: Any, keyword: str) -> int | None:
     """Return the value of a DICOM element that holds one unsigned integer; None if it is missing or empty."""
     raw = dataset.get_item(_tag(keyword))
     if isinstance(raw, RawDataElement) and raw.VR == "US" and isinstance(raw.value, bytes) and len(raw.value) == 2:
-        return int.from_bytes(raw.value, "little" if raw.is_little_endian else "big")  # without pydicom's objects
+        return int.from_bytes(raw.value, "little" if raw.is_little_endian else "big")  # faster than pydicom
     value = element_value(dataset, keyword)
     return None if value is None else int(value)
 
@@ -165,7 +165,7 @@ def lookup_table(dataset: Any, keyword: str, *, signed: bool) -> LookupTable | N
             raise ValueError(f"LUTDescriptor of its {keyword} is not three numbers")
         count, first, bits = (int(value) for value in values)
         count = (count & 0xFFFF) or 2**16
-        if signed and first >= 2**15:  # written as unsigned
+        if signed and first >= 2**15:  # a negative number written as unsigned
             first -= 2**16
         elif not signed and first < 0:
             first += 2**16
@@ -241,7 +241,7 @@ class GreyscalePipeline:
                 << lookup_entry_bits(int(self.voi_table.entries.max()), self.voi_table.bits, numbers.stored, "VOI LUT")
             ) - 1
         elif window is None:
-            self.window = _number_pair(dataset, "WindowCenter", "WindowWidth")  # the first, as viewers show it
+            self.window = _number_pair(dataset, "WindowCenter", "WindowWidth")  # the first window, as in viewers
             self.function = str(element_value(dataset, "VOILUTFunction") or "LINEAR")
 
     def _rescale(self, dataset: Any) -> tuple[float, float]:
@@ -324,7 +324,7 @@ def render_grey(numbers: Numbers, display: GreyscalePipeline) -> NDArray[np.uint
         ValueError: If all pixels are padding.
     """
     low, high = int(numbers.min()), int(numbers.max())
-    if high - low >= max(numbers.size, 256):  # few pixels of a wide range, or of 32 bits
+    if high - low >= max(numbers.size, 256):  # the table would be larger than the picture
         limits = _extreme_values(iterate_row_bands(numbers), display)
         return convert_by_row_bands(lambda band: display.display_values(band, limits), numbers)
     table_numbers = np.arange(low, high + 1)
@@ -353,7 +353,7 @@ def _numbers_with_extremes(
     steps = np.diff(display.modality_values(table_numbers).astype(np.float64))
     if len(inside) and ((steps >= 0).all() or (steps <= 0).all()):
         first, last = inside[0], inside[-1]
-        if first > 0:  # of numbers below the first, the difference is large, because it has no sign
+        if first > 0:  # differences are unsigned, so those of smaller numbers are large
             first += int((unsigned - cells[first]).min())
         if last < len(cells) - 1:
             last -= int((cells[last] - unsigned).min())

@@ -29,20 +29,20 @@ from common.data.images.reading import is_dicom
 from common.data.images.store import IN_MEMORY
 from common.system.plain_text import count_with_noun
 
-# pydicom's warnings about a file are texts for programmers; our own checks report all that matters.
+# pydicom's warnings are meant for programmers; our own checks report what matters to users.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"pydicom\b")
 
 _OF_A_READ = 512
-"""Bytes in memory that come of each piece that pydicom reads: an element takes one or two, an item of a sequence 4."""
+"""Estimated memory in bytes per read by pydicom: an element takes one or two reads, a sequence item four."""
 _OF_AN_ITEM = 1280
 _DEFLATED = DeflatedExplicitVRLittleEndian.encode()
 _PIECE = 1 << 12
 _OF_A_BYTE = {"SQ": 40}
-"""Bytes in memory for each byte of a sequence, beside its items."""
+"""Estimated memory per byte of a sequence, besides its items."""
 _OF_A_VALUES_BYTE = 300
-"""The same of an element of many short values, each of which becomes an object."""
+"""Estimated memory per byte of other elements, whose short values each become an object."""
 _ITEMS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")
-"""The tag of an item, in either order of bytes."""
+"""The tag of a sequence item in both byte orders."""
 
 
 class _LimitedReader:
@@ -79,7 +79,7 @@ def read_dicom_elements(
     """
     file = io.BytesIO(content) if isinstance(content, bytes) else content
     only, meta = None if tags is None else list[BaseTag | int](tags), None
-    if not isinstance(content, bytes) or _DEFLATED in content:  # few files are: their bytes are not read twice
+    if not isinstance(content, bytes) or _DEFLATED in content:  # rare: parses the header twice
         filereader.read_preamble(file, force=False)
         meta = filereader._read_file_meta_info(file)
     if meta is None or meta.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
@@ -133,7 +133,7 @@ _TABLES = {0xC4, 0xC8, 0xCC}
 _JPEG_LS = 0xF7
 _CODING_STYLE, _COMPONENT_STYLE, _TILE_PART, _DATA = 0xFF52, 0xFF53, 0xFF90, 0xFF93
 _OF_A_TILE, _OF_A_BLOCK = 9 << 10, 768
-"""Bytes that OpenJPEG takes for each tile, and for each code block with its precinct (measured with version 2.5)."""
+"""Bytes that OpenJPEG allocates per tile, and per code block with its precinct (measured with version 2.5)."""
 
 
 def encoded_shape(frame: bytes) -> tuple[int, int, int]:
@@ -183,7 +183,7 @@ def jpeg_2000_decoder_bytes(frame: bytes) -> int:
         width, height = corner[0] - corner[2], corner[1] - corner[3]
         tiles = -(-width // tile_width) * -(-height // tile_height) if min(tile_width, tile_height) else 2**32
         sides = min(width, tile_width), min(height, tile_height)
-        # A tile has more layers and blocks only if its own head says so: the largest of all heads stands for each.
+        # Each tile may have its own header: assume the largest values of all headers for each.
         styles: list[tuple[int, bytes]] = list(_parse_coding_styles(frame, place + 4, wide=samples > 256))
         blocks = max((_count_code_blocks(*sides, style) for _, style in styles), default=0)
         visits = max((2 * layers * (style[0] + 1) for layers, style in styles), default=0)
@@ -214,7 +214,7 @@ def _parse_coding_styles(frame: bytes, place: int, *, wide: bool) -> Iterator[tu
         place += length
         (marker,) = struct.unpack_from(">H", frame, place) if place + 2 <= len(frame) else (0xFFD9,)
         place += 2
-        if marker == _DATA:  # the next part begins where this one said that it ends
+        if marker == _DATA:  # the next part begins at the stated end of this one
             place = max(part, place)
             (marker,) = struct.unpack_from(">H", frame, place) if place + 2 <= len(frame) else (0xFFD9,)
             place += 2
@@ -237,7 +237,8 @@ def _count_code_blocks(width: int, height: int, style: bytes) -> int:
 
 
 _QUICKLY_UNPACKED = 2**22
-"""Packed bytes that are unpacked to learn their size, at most 64 times as many; of more the size is counted."""
+"""Compressed bytes up to which a segment is decompressed (to at most 64 times as many) to learn its size; the size of
+larger ones is counted without decompression."""
 
 
 def rle_plane_size(frame: bytes) -> int:
@@ -252,16 +253,16 @@ def rle_plane_size(frame: bytes) -> int:
         raise ValueError("the head of its packed pixels is damaged") from None
     end, size = min(after if segments > 1 else len(frame), len(frame)), 0
     if end - place <= _QUICKLY_UNPACKED:
-        from imagecodecs import packbits_decode  # here: most tables have no DICOM
+        from imagecodecs import packbits_decode  # imported here, because most tables have no DICOM
 
-        with suppress(RuntimeError):  # of data that end within a run, whose size the loop counts
+        with suppress(RuntimeError):  # data that end within a run: the loop below counts their size
             return len(packbits_decode(frame[place:end]))
     while place < end:
         control, place = frame[place], place + 1
-        if control < 128:  # so many bytes and one, as they are
+        if control < 128:  # literal run of control + 1 bytes
             size += min(control + 1, end - place)
             place += control + 1
-        elif control > 128:  # one byte, repeated
+        elif control > 128:  # one byte, repeated 257 - control times
             size += 257 - control
             place += 1
     return size
@@ -274,7 +275,7 @@ _HEAD_TAGS = (
     *_WINDOWS,
 )
 _FRAME_VOI = (b"\x28\0\x32\x91", b"\0\x28\x91\x32")
-"""The tag of FrameVOILUTSequence, in either order of bytes."""
+"""The tag of FrameVOILUTSequence in both byte orders."""
 
 
 @dataclass(frozen=True)
@@ -305,7 +306,7 @@ def read_dicom_heads(files: Sequence[Path]) -> list[DicomHead]:
 
 def read_dicom_head(content: Path | bytes) -> DicomHead:
     """Read the header of one DICOM file, given its path or its bytes."""
-    # Any error on a broken file ends here: reading its pixels tells what is wrong with it.
+    # Errors on damaged files are ignored here, and reported when the pixels are decoded.
     try:
         with content.open("rb") if isinstance(content, Path) else io.BytesIO(content) as opened:
             if not is_dicom(opened.read(132)):
@@ -328,7 +329,7 @@ def _defines_window(head: Any, tag: BaseTag) -> bool:
     value = None if element is None else element.value
     if tag not in _GROUPS or not value:
         return bool(value)
-    if isinstance(value, bytes):  # not taken apart, of which there may be thousands
+    if isinstance(value, bytes):  # not parsed, because there may be thousands of items
         return any(mark in value for mark in _FRAME_VOI)
     return "FrameVOILUTSequence" in value[0]
 

@@ -17,18 +17,18 @@ CUT_OFF = "damaged or cut off: a part of the picture is missing"
 OVERWRITTEN = "damaged: a part of the picture was overwritten with zeros"
 END_OF_IMAGE = b"\xff\xd9"
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
-"""A marker with a segment behind it, or the end of the image; within packed data there is none."""
+"""A marker followed by a segment, or the end-of-image marker; compressed data contain none."""
 _END_OF_IMAGE = 0xD9
 _BASELINE, _EXTENDED = 0xC0, 0xC1
 _SCAN, _JFIF, _ADOBE, _RESTART_INTERVAL, _HUFFMAN_TABLES = 0xDA, 0xE0, 0xEE, 0xDD, 0xC4
 _ZEROS = bytes(64)
-"""Packed data with fewer zeros, as disks and networks leave them, are not examined."""
+"""Shortest run of zeros that is examined; disks and networks overwrite at least as much."""
 _RESTART = re.compile(rb"\xff([\xd0-\xd7])")
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _ONES = b"\xff\x00" * 8
-"""As many bits as libjpeg reads ahead, all of them ones, which begin no code word (ITU-T T.81, annex C)."""
+"""As many one bits as libjpeg reads ahead, which begin no code word (ITU-T T.81, annex C)."""
 _NOISE = bytes((37 * number * number + 11 * number) % 251 for number in range(512))
-"""Bits that change a picture if a decoder takes them for a part of it."""
+"""Bytes that change the picture if a decoder takes them for image data."""
 
 
 def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
@@ -91,7 +91,7 @@ class JpegHead:
             return self.jfif or self.adobe != 0
         if self.components in (b"RGB", b"rgb"):
             return False
-        return self.subsampled or stated  # nobody stores fewer samples of blue than of red
+        return self.subsampled or stated  # only YCbCr is stored with subsampled components
 
 
 def parse_jpeg(data: bytes) -> JpegHead:
@@ -203,7 +203,7 @@ def _most_zeros(scan: bytes, sampling: Mapping[int, int], codes: Mapping[int, tu
         sampling: The sampling factors of each component.
         codes: The all-zero code words from :func:`_codes_of_zeros`.
     """
-    bits, is_even = 0, True  # of two of the units into which the picture is divided
+    bits, is_even = 0, True  # in two minimum coded units (MCU)
     for name, tables in zip(scan[1 : 1 + 2 * scan[0] : 2], scan[2 : 2 + 2 * scan[0] : 2], strict=True):
         (length, size), (ac_length, symbol) = codes.get(tables >> 4, (0, 0)), codes.get(0x10 | tables & 15, (0, 0))
         words = math.ceil(63 / ((symbol >> 4) + 1)) if symbol else 1
@@ -240,7 +240,7 @@ def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _leave_imag
         raise ValueError(CUT_OFF)
     scanned = _trim_after_scan(data, head)
     if head.process in (_BASELINE, _EXTENDED) and head.scans == 1:
-        # Without an end marker libjpeg waits for the rest of a cut picture, and Pillow has none to give.
+        # Without an end marker libjpeg requests the rest of a truncated picture, and Pillow raises an error.
         return _load_jpeg(scanned + _ONES, prepare)
     image = _load_jpeg(scanned + END_OF_IMAGE, prepare)
     if image.tobytes() != _load_jpeg(scanned + _NOISE + END_OF_IMAGE, prepare).tobytes():

@@ -24,10 +24,10 @@ from common.data.images.grey import apply_window, rescale_to_unit_range
 
 io_orientation: Any = orientations.io_orientation  # it has no types
 AXES: dict[Axis, int] = {"sagittal": 0, "coronal": 1, "axial": 2}
-"""World axes: to the patient's right, to the front, to the head (RAS+)."""
+"""Index of the world axis (RAS+: right, front, head) at right angles to the slices."""
 _OF_A_PIXEL = np.dtype(np.float64).itemsize
 _LARGEST = 1e30
-"""Voxels beyond are damage; differences of such numbers would not be finite."""
+"""Larger voxels are errors, and differences between them would overflow."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _read_header(content: IO[bytes]) -> NiftiHeader:
         slope, intercept = header.get_slope_inter()
         orientation = io_orientation(header.get_best_affine())
         start = int(header.get_data_offset())
-    except Exception:  # nibabel raises several kinds on damaged bytes
+    except Exception:  # nibabel raises several kinds of errors on damaged bytes
         raise ValueError(damaged) from None
     if bytes(header["magic"])[:2] == b"ni":
         raise ValueError("its voxels are in another file (.hdr and .img); save it as one .nii file")
@@ -167,5 +167,5 @@ def _turn_upright(voxels: NDArray[np.float64], volume: NiftiHeader, world: int) 
     axes = [axis for axis in range(3) if axis != volume.file_axis(world)[0]]
     across, upwards = (volume.file_axis(other) for other in (left_to_right, up))
     shown = voxels if axes[0] == upwards[0] else voxels.T  # (up, across)
-    # Towards the right, the front and the head is backwards on a page: the patient faces the reader.
+    # Axes towards the patient's right, front and head are reversed on display: the patient faces the viewer.
     return shown[:: 1 if upwards[1] else -1, :: 1 if across[1] else -1]

@@ -47,17 +47,17 @@ from common.errors import BadInput, Fault
 
 PIXELS, ROWS, BLANK, FILES, LOCK, IN_USE = "pixels", "rows", "blank", "files", "lock", "in_use"
 _KEY, _CHECK, _IDENTITY = 32, 4, 16
-"""Bytes of a content key, of a row's checksum, and of a file's identity."""
+"""Length in bytes of a content key, a row's checksum, and the hash of a file's identity."""
 _NONCE, _TAG = 12, 16
 FLUSH_S = 2.0
-"""Seconds between two moments at which new rows are made to last."""
+"""Seconds between two flushes of new rows to the disk."""
 MARK = "CACHEDIR.TAG"
-"""Name of a file that marks a folder as one that may be emptied, for back-up programs too (bford.info/cachedir)."""
+"""Name of the file that marks a folder as a cache, also for back-up programs (bford.info/cachedir)."""
 MARK_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# Images, kept by Polyclinic. May be removed.\n"
 LAYOUT = 2
-"""Number of the form of these files, which is a part of a folder's name."""
+"""Version of the file layout, a part of the hash that names a cache's folder."""
 SETTLED_S = 2.0
-"""A file that changed later than this before it was read may change again without another time."""
+"""A file that changed less than so many seconds before it was read may change again with the same time stamp."""
 
 
 class CacheFolderLock:
@@ -74,7 +74,7 @@ class CacheFolderLock:
                 os.utime(self._descriptor)
                 if os.fstat(self._descriptor).st_nlink:
                     return
-                self.close()  # another program has removed the folder in between
+                self.close()  # another program has removed the folder meanwhile
 
     def close(self) -> None:
         """Release the lock, so that other programs may remove the folder."""
@@ -385,8 +385,8 @@ def remove_unused(root: Path, wanted: int, spare: Path | None = None) -> int:
 
 
 def _remove_form(folder: Path) -> None:
-    moved = folder.rename(folder.with_name(f".{folder.name}.{os.getpid()}"))  # never half of a folder by its name
-    (moved / PIXELS).unlink(missing_ok=True)  # before the mark, by which the rest of a folder is found
+    moved = folder.rename(folder.with_name(f".{folder.name}.{os.getpid()}"))  # an atomic removal
+    (moved / PIXELS).unlink(missing_ok=True)  # before the mark, which identifies the remaining files as a cache
     shutil.rmtree(moved)
 
 

@@ -16,7 +16,7 @@ from common.data.base.image_set import ImageSet, PixelRows
 from common.data.images.pixel_cache import MappedPixelRows
 
 PART_OF_FREE_MEMORY = 0.5
-"""Part of a GPU's free memory that pictures may take; a larger set stays with the CPU and is copied batch by batch."""
+"""Fraction of a GPU's free memory that pictures may take; a larger set stays in CPU memory, copied batch by batch."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Pixels:
             for rows in parts:
                 following = reader.submit(self._read, rows, 0)
                 if waiting is not None:
-                    yield waiting.result().to(self.device)  # here: a thread that used a GPU would disturb its graphs
+                    yield waiting.result().to(self.device)  # here, because a thread would disturb CUDA graphs
                 waiting = following
             if waiting is not None:
                 yield waiting.result().to(self.device)

@@ -20,9 +20,9 @@ from common.data.images.jpeg import decode_jpeg
 from common.errors import BadInput, Fault, quote_names
 
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
-"""Endings of the names of picture files; the kind of a file is told from its content alone."""
+"""File name extensions of supported pictures; the content alone decides the kind of a file."""
 UNREAD_SUFFIXES = (".bmp", ".tif", ".tiff", ".gif", ".webp", ".jp2", ".heic", ".nrrd", ".mha", ".mhd", ".hdr", ".svs")
-"""Endings of the names of pictures that are not read here."""
+"""File name extensions of pictures that are not supported."""
 _UNREAD_KINDS = {
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
@@ -32,28 +32,29 @@ _UNREAD_KINDS = {
     b"\0\0\0\x0cjP": "JPEG 2000",
     b"%PDF": "PDF",
 }
-"""First bytes of files of other kinds."""
+"""First bytes of unsupported file formats."""
 _LONGEST_REASON = 150
 _NOISE_OF_COLOR, _SHARE_IN_COLOR = 8, 0.001
 _CONVERT = "convert it to PNG"
 NOT_A_PICTURE = "neither PNG, JPEG, DICOM nor NIfTI"
 BLANK = "blank"
-"""Key of a picture's ``info`` that is true for a DICOM file whose window misses all of its values."""
+"""Key in a Pillow image's ``info``, True if a DICOM file's window misses all its values."""
 DEPTH_UNKNOWN = "a PNG file of 16 bits a sample; data.bit_depth must say how many of them are used, such as 12"
 _PNG = b"\x89PNG"
 _PNG_OR_JPEG = (_PNG, b"\xff\xd8")
 _MAY_TURN = (b"eXIf", b"adobe.xmp", b"Raw profile type")
-"""Marks of PNG files that may say which way is up."""
+"""Markers of PNG metadata that may contain an orientation."""
 _HEAD = 348
-"""Bytes that show the kind of a file."""
+"""Number of first bytes that identify the kind of a file."""
 _PACKED_HEAD = 4096
-"""Bytes of a packed file that hold its first 348: gzip puts the file's name before them, and may not pack at all."""
-# Pillow's own bound, in pixels, could not be raised with ours: see common.data.base.decoded_size.
+"""Bytes of a gzip file that contain the first 348 decompressed ones: the file's name comes first, and data may be
+stored uncompressed."""
+# Replaced by our own limit, which users can raise: see common.data.base.decoded_size.
 Image.MAX_IMAGE_PIXELS = None
 _SAMPLES = {0: 1, 2: 3, 3: 4, 4: 2, 6: 4}
-"""Samples of a pixel of a PNG file by its colour type, with those that a palette becomes."""
+"""Samples per pixel of a decoded PNG file, by its colour type; a palette becomes colours."""
 _IN_PILLOW = 4
-"""Bytes of a pixel in Pillow's memory that is not plain grey."""
+"""Bytes per pixel in Pillow's memory, except for plain grey."""
 
 
 def is_dicom(data: bytes) -> bool:
@@ -237,7 +238,7 @@ def decode_to_form(content: bytes | Path, form: ImageForm) -> NDArray[np.uint8]:
 def fit_to_form(image: Image.Image, form: ImageForm) -> NDArray[np.uint8]:
     """Convert a picture to a data set's size and colour: bilinear resizing, padding with black unless stretched."""
     mode = "RGB" if form.color else "L"
-    image = image if image.mode == "L" else _convert_mode(image, mode)  # grey becomes colour once it is small
+    image = image if image.mode == "L" else _convert_mode(image, mode)  # grey is converted to colour after resizing
     longer = max(image.size)
     width, height = (
         (form.size, form.size)

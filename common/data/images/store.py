@@ -52,12 +52,12 @@ from common.system.files import is_disk_full
 from common.system.plain_text import count_with_noun, format_bytes, format_duration, json_text
 
 SMALL_BYTES = 16 << 20
-"""Bytes of files that are decoded within about a second: such a set is held in memory, and leaves no file."""
+"""Total file size up to which pictures are decoded into memory, in about a second, without a cache."""
 PROGRESS_S = 5.0
 SPARE_BYTES = 1 << 30
-"""Bytes of a disk that a cache leaves free."""
+"""Free disk space in bytes that a cache leaves."""
 _INSIDE = "polyclinic-images"
-"""Name of the folder of the cache inside a folder that holds other things."""
+"""Name of the cache's subfolder, if its folder holds other files."""
 _AT_A_TIME = 4096
 _DECODERS = (
     *("pillow", "pydicom", "nibabel", "numpy", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg", "pylibjpeg-rle"),
@@ -217,7 +217,7 @@ class _PictureDecoding:
             BadInput: If the array exceeds the memory limit of this process.
         """
         images = allocate_pictures(len(self.names), self.form.shape, self.store)
-        self.places[:] = -1  # a cache that failed may have had some
+        self.places[:] = -1  # left over from a cache that failed
         self.reasons.clear()
         self.blank.clear()
         keys, volumes = dict[int, bytes](), dict[int, Path]()
@@ -233,11 +233,11 @@ class _PictureDecoding:
                     volumes[row] = content
                 if is_blank:
                     self.blank.add(row)
-            except Exception as error:  # any error of a decoder on a broken file: the others go on
+            except Exception as error:  # any error of a decoder on a damaged file: continue with the others
                 self.reasons[row] = unreadable_reason(error)
 
         self._decode_in_threads(range(len(self.names)), decode)
-        # Of a volume only a slice was read: the whole is read where another volume has the same slice.
+        # Only a slice of each volume was read: compare whole files of volumes with equal slices.
         slices = {row: content_key(images[row].tobytes()) for row in volumes}
         counts, first = Counter(slices.values()), dict[bytes, int]()
         keys |= {row: content_key(volumes[row]) for row, key in slices.items() if counts[key] > 1}
@@ -327,14 +327,14 @@ class _PictureDecodingIntoCache:
         try:
             content = work.read_content(number)
             key = self.cache.content_key(content)
-        except Exception as error:  # any error of a disk or an archive: the other pictures go on
+        except Exception as error:  # any error of a disk or PACS: continue with the other pictures
             work.reasons[number] = unreadable_reason(error)
             return
         with self._lock_content(key):
             if key not in self.out.places:
                 try:
                     picture, is_blank = work.decode(content)
-                except Exception as error:  # any error of a decoder on a broken file
+                except Exception as error:  # any error of a decoder on a damaged file
                     work.reasons[number] = unreadable_reason(error)
                     return
                 if is_blank:

@@ -23,7 +23,7 @@ _BASELINE = uid.JPEGBaseline8Bit
 JPEG = (uid.JPEGExtended12Bit, uid.JPEGLossless, uid.JPEGLosslessSV1)
 JPEG_LS = (uid.JPEGLSLossless, uid.JPEGLSNearLossless)
 DECODER_DEPENDENCIES = dict.fromkeys((_BASELINE, *JPEG, *JPEG_LS), (_LIBRARY,))
-"""What pydicom names where the library is not there."""
+"""The libraries that pydicom names in an error message if they are missing."""
 
 
 def is_available(syntax: str) -> bool:
@@ -48,10 +48,10 @@ def decode_frame(frame: bytes, runner: Any) -> bytes:
         return _decode_baseline(frame, runner)
     codecs = import_module(_LIBRARY)
     if runner.transfer_syntax in JPEG_LS:
-        # Without its end marker CharLS goes on to read zeros behind the data, 2^31 of them: seconds for a few bytes.
+        # Without an end marker CharLS reads 2^31 zeros after the data, which takes seconds.
         pixels = codecs.jpegls_decode(frame + END_OF_IMAGE)
     else:
-        # Colours stay what they are in the file: the photometric interpretation says what that is.
+        # Colours are not converted: the photometric interpretation describes them.
         colors = {"colorspace": "rgb", "outcolorspace": "rgb"} if runner.samples_per_pixel == 3 else {}
         decode = partial(codecs.jpeg8_decode, **colors)
         pixels = decode(frame)
@@ -59,7 +59,7 @@ def decode_frame(frame: bytes, runner: Any) -> bytes:
     runner.set_option("planar_configuration", 0)
     runner.set_option("bits_allocated", 8 * pixels.itemsize)
     unused = 8 * pixels.itemsize - runner.bits_stored
-    if runner.pixel_representation and unused > 0:  # carry the sign into the bits above the stored ones
+    if runner.pixel_representation and unused > 0:  # sign extension
         pixels = (pixels << unused).view(np.dtype(f"i{pixels.itemsize}")) >> unused
     return bytes(pixels.tobytes())
 
@@ -70,7 +70,7 @@ def _decode_baseline(frame: bytes, runner: Any) -> bytes:
 
     def prepare(image: Image.Image) -> None:
         if color and head.converts_to_rgb:
-            image.draft("YCbCr", image.size)  # as they are in the file, because pydicom converts them
+            image.draft("YCbCr", image.size)  # keep the file's colour space, because pydicom converts it
 
     if color:
         is_ycbcr = head.is_ycbcr(stated="YBR" in runner.photometric_interpretation)
@@ -92,10 +92,10 @@ READ_BY: Mapping[str, str] = {
     uid.HTJ2K: "pylibjpeg",
     uid.RLELossless: "pydicom",
 }
-"""pydicom's name of the decoder of each transfer syntax, empty where pixels are not packed.
+"""pydicom's name of the decoder for each transfer syntax; empty for uncompressed pixels.
 
-One library each: what a picture looks like must not depend on what else is installed, and gdcm and pylibjpeg-rle are
-left out because a damaged frame ends the process in them.
+Exactly one decoder each, so that pixels do not depend on what else is installed. gdcm and pylibjpeg-rle are left out
+because damaged frames crash the process.
 """
 
 

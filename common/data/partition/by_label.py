@@ -32,7 +32,7 @@ def practical_shares(classes: int, sites: int, random: np.random.RandomState) ->
     """Draw proportions ``(classes, sites)``: of each class one site gets 80 %, another 10 %, and the rest 1 % each."""
     share = np.array([0.01] * (sites - 2) + [0.1, 0.8])
     rows = []
-    for _ in range(classes):  # as the authors do: the list that was shuffled is shuffled again
+    for _ in range(classes):  # as in the authors' code, the shuffled list is shuffled again
         random.shuffle(share)
         rows.append(share.copy())
     return np.stack(rows)
@@ -122,7 +122,7 @@ def partition_by_label(splits: Splits, spec: LabelPartitionSpec, seed: int) -> P
     train, train_rows = gather_site_images(splits.train, [train_patients.rows_of_patients(of_site) for of_site in rest])
     validation_rows = [train_patients.rows_of_patients(of_site) for of_site in held_out]
     validation, validation_rows = gather_site_images(without_skipped_list(splits.train), validation_rows)
-    # The test part stays whole, also where rounding leaves some of it to no site.
+    # The test part stays complete, even if rounding gives some images to no site.
     test_rows = [test_patients.rows_of_patients(of_site) for of_site in tests]
     names = tuple(sorted(splits.class_names))
     rows = zip(sites, train_rows, validation_rows, test_rows, strict=True)

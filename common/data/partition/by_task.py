@@ -39,7 +39,7 @@ def partition_by_task(splits: Splits, spec: TaskPartitionSpec) -> PartitionedDat
         members = _limit_patients(np.flatnonzero(task_of == task), splitter, spec)
         rest, taken_off = splitter.split_off(members, spec.server_fraction, f'Task "{task}"')
         of_coordinator.append(taken_off)
-        # Classes of which at least one image of the task says whether it has them.
+        # Classes that are labelled in at least one image of the task.
         annotated = ~np.isnan(pool.labels[pool.sources == task]).all(axis=0)  # (classes,)
         class_names = tuple(sorted(np.array(pool.class_names)[annotated].tolist()))
         of_sites = _distribute_task_patients(rest, splitter, spec)

@@ -24,7 +24,7 @@ _BY_SITES = {
     8: "0 1 5 6 13 | 2 3 4 10 13 | 6 7 12 | 3 4 6 9 11 12 | 1 3 5 6 8 | 1 11 13 | 4 5 6 8 | 2 7 12",
     10: ("0 1 5 6 13 | 2 3 4 10 13 | 6 7 12 | 3 4 6 9 11 12 | 1 3 5 6 8 | 1 11 13 | 4 5 8 | 2 7 12 | 6 8 9 | 2 7 12"),
 }
-"""The classes of each site in the sweep over the number of sites, by that number."""
+"""The classes of each site, by the number of sites."""
 _UNSHARED = _parse_lists("2 3 4 | 0 5 10 | 1 9 11 12 | 6 7 8 13")
 _SHARED = {
     1: (),
@@ -35,7 +35,7 @@ _SHARED = {
     6: (0, 1, 2, 3, 5, 6, 7, 8, 10, 11, 12, 13),
     7: tuple(range(14)),
 }
-"""The classes that all four sites have, beside those in ``_UNSHARED``, in each run of the sweep over shared classes."""
+"""The classes that all four sites share, besides those in ``_UNSHARED``, by the number of the experiment."""
 
 TABLES: dict[Literal["clients", "shared"], dict[int, Lists]] = {
     "clients": {sites: _parse_lists(text) for sites, text in _BY_SITES.items()},

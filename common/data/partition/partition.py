@@ -119,7 +119,7 @@ def partition_by_class(splits: Splits, spec: ClassPartitionSpec, seed: int) -> t
         dealt = [[np.flatnonzero(part.sources == site) for site in sites] for part in (splits.train, splits.validation)]
     else:
         random, dealt = np.random.RandomState(seed % (1 << 32)), []
-        for part in (splits.train, splits.validation):  # one after the other, the same generator going on
+        for part in (splits.train, splits.validation):  # in this order, with the same generator
             abnormal = has_positive_label(part.labels)
             of_sites = split_patients_over_sites(part.patients, abnormal, len(sites), random, spec.size_skew)
             dealt.append([np.flatnonzero(np.isin(part.patients, patients)) for patients in of_sites])

@@ -43,7 +43,7 @@ def _load_images_and_digits(size: int | None) -> tuple[NDArray[np.uint8], NDArra
     """Return all images at one size with their digits; cached for further runs in this process."""
     package = importlib.util.find_spec("sklearn")
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz" if package and package.origin else None
-    if file is not None and file.is_file():  # read it here, because the library's import takes a second of CPU
+    if file is not None and file.is_file():  # read directly, because importing scikit-learn takes a second
         table = np.loadtxt(file, delimiter=",")  # (1797, 65): 64 pixels and the digit
     else:  # a release that keeps the file elsewhere
         from sklearn.datasets import load_digits as read_digits

@@ -22,7 +22,7 @@ from common.data.tables.class_names import repeated_name_faults
 from common.errors import BadInput, Fault, raise_faults
 
 CELLS = 4
-"""Places for pictures in a composite: two rows of two."""
+"""Places for pictures in a composed image: a grid of 2x2."""
 
 
 def composite_faults(spec: CompositesSpec, base: Path) -> list[Fault]:

@@ -28,7 +28,7 @@ from common.system.plain_text import count_with_noun
 
 _KEYS = {"instance": "data.instance_column", "study": "data.study_column", "accession": "data.accession_column"}
 _LONGEST_ACCESSION = 64
-"""Characters; the standard allows 16, archives allow more."""
+"""Maximum number of characters; the standard allows 16, real archives use more."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> PacsLabelTable:
     archive = open_archive(spec, base)
     rows, images = _locate_images(spec, columns, archive)
     ids = {image.patient for image in images if image and image.patient}
-    # All with the same PatientID are of patients whose names were removed.
+    # If all images have the same PatientID, it replaces removed names.
     by_archive = cells.patients is None and len(ids) >= max(1, min(2, sum(image is not None for image in images)))
     if cells.patients is not None:
         patients = cells.patients[rows]
-    else:  # a line without an image is a patient of its own
+    else:  # a row without an image counts as a patient
         of_archive = [image.patient if image and by_archive else "" for image in images]
         names = patients_by_study(of_archive, [image.study if image else "" for image in images])
         patients = join_similar_patients(array_to_names(np.array(names, dtype=np.str_)), spec, "data.url", faults)
@@ -89,7 +89,7 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> PacsLabelTable:
         other_findings=cells.other_findings,
         reader=archive,
     )
-    # All lines are split by patient, those without an image too; then the latter are left out.
+    # Rows without an image take part in the split, and are left out afterwards.
     table = assign_parts(table, spec)
     raise_faults(patient_overlap_faults("data.split_column", table))
     lines = columns.lines[rows]

@@ -35,7 +35,7 @@ def label_array(labels: Any, class_names: Sequence[str]) -> NDArray[Any]:
     Raises:
         ValueError: If labels are not numeric, or a table lacks a class.
     """
-    if hasattr(labels, "iloc"):  # of pandas: a table, or a row of one
+    if hasattr(labels, "iloc"):  # a pandas table, or a row of it
         columns = list(map(str, labels.index if labels.ndim == 1 else labels.columns))
         if unclear := [name for name in class_names if columns.count(name) != 1]:
             raise ValueError(
@@ -55,7 +55,7 @@ def label_array(labels: Any, class_names: Sequence[str]) -> NDArray[Any]:
         if hasattr(labels, "iloc"):
             return np.asarray(labels.to_numpy(dtype=np.float64, na_value=np.nan))
         values = plain_array(labels)
-    except Exception as error:  # each library has exceptions of its own for what is no array
+    except Exception as error:  # each library raises its own exceptions
         raise ValueError(f"has labels that are no numbers: {_abbreviate_labels(labels)}.") from error
     if values.dtype.kind not in "biuf":
         raise ValueError(f"has labels that are no numbers: {_abbreviate_labels(labels)}.")

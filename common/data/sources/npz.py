@@ -31,12 +31,12 @@ from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_ne
 
 _PREFIXES = ("train", "val", "test")
 _MOST_OF_A_VALUE = 16
-"""Bytes in memory for each byte of an array of labels or names, while it is checked and when it is text."""
+"""Memory per byte of an array of labels or names, while it is checked and converted to text."""
 _OF_A_ROW = 256
-"""Bytes of a name of a patient and of a centre, and of a place, where the file itself gives none."""
+"""Bytes per image for the patient's and centre's names and an index, if the file has no such arrays."""
 _OF_A_LABEL = 8
 KEPT_BYTES = 256 << 20
-"""Bytes of a part's images beyond which they are kept in the cache and not in memory."""
+"""Total size of a part's images above which they go to the cache on the disk instead of memory."""
 Headers = Mapping[str, ArrayHeader]
 
 
@@ -247,7 +247,7 @@ def _open_parts(
     selected = spec.keep or class_names
     columns = [class_names.index(name) for name in selected]
     parts = [replace(part, labels=part.labels[:, columns]) for part in parts]
-    if all(map(are_class_numbers, labels.values())):  # an image of another class has none of these to learn from
+    if all(map(are_class_numbers, labels.values())):  # images of other classes have no positive label
         parts = [part.select_rows(np.flatnonzero((part.labels == 1).any(axis=1))) for part in parts]
     return selected, parts
 

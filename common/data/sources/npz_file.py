@@ -19,7 +19,7 @@ from common.errors import BadInput, Fault, raise_faults
 from common.system.files import missing_file
 
 _LONGEST_HEADER = 10_000
-"""Bytes, as numpy has it; numpy itself reads a longer one before it refuses it."""
+"""numpy's own limit in bytes, which numpy checks only after it has read the header."""
 _MOST_THAT_DEFLATE_SAVES = 1100
 _BLOCK = 1 << 20
 _AGAIN = "Copy it again, or write it again with numpy.savez."

@@ -64,9 +64,9 @@ class LabelledImages:
 
 
 ImageParts = Mapping[str, LabelledImages]
-"""Images by part of the data: ``"train"``, ``"test"`` and maybe ``"validation"``."""
+"""Images of each part: ``"train"``, ``"test"`` and optionally ``"validation"``."""
 DatasetPlugin = Callable[[Path, Mapping[str, Any]], LabelledImages | ImageParts]
-"""Called with the folder of the file that names the data set, and with ``data.options``."""
+"""Called with the folder of the configuration file, and with ``data.options``."""
 
 
 def plugin_installation_faults(spec: PluginSpec) -> list[Fault]:
@@ -229,7 +229,7 @@ def _open_torch_dataset(
         if pictures.patients is None and (item.patient is not None or "patient" in item.unclear):
             problem = "has items with patients, which are not read where labels are given."
             raise BadInput([Fault(where, problem, "Give patients=[...] beside labels.")])
-        if item.mask is not None:  # not read: but what is no mask may be a patient
+        if item.mask is not None:  # not used, but checked, because it may be a patient
             try:
                 item_label_mask(item, len(names))
             except ValueError as error:

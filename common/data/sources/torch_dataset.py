@@ -36,22 +36,22 @@ _KEYS = {
     "segmentation": ("mask",),
     "patient": ("patient", "patients", "patientid", "patientids", "pid", "subject", "subjects", "subjectid"),
 }
-"""Keys of a dictionary, by their meaning, in small letters and digits only."""
+"""Accepted keys of a dictionary item, by meaning, reduced to lower-case letters and digits."""
 _LIKE_PATIENT = re.compile("patient|subj|participant|person|individual|mrn|^pat(id|key|nr|no)?$")
 _NO_PATIENT = re.compile("age$|sex|gender|birth|size|height|weight|position|orientation|comment")
 _LIKE_ID = re.compile("id$|uid|case|study|accession|client")
 _LIKE_LABELS = re.compile("label|target|annotat|known|uncertain")
 _LIKE_MASK = re.compile("mask|valid|observ|missing")
 _CLASSES = ("class_names", "classes", "pathologies")
-"""Attributes by which data sets name their classes."""
+"""Attributes in which data sets store class names."""
 _LISTED, _MOST_FAILURES = 5, 100
 _GIVE_LABELS = "Return (image, labels), or give labels to pc.LabelledImages."
 _REPEATED = 8
-"""Items that are read a second time at the start."""
+"""Number of items that are read a second time at the start."""
 _COPIES = 0.05
-"""The share of equal pictures above which two parts hold the same images."""
+"""Fraction of equal pictures above which two parts are refused."""
 _NEAR_INTEGER = 1e-3
-"""Floats that were made of 8 bits are whole numbers up to rounding once they are scaled to 0..255."""
+"""Rounding error up to which floats, scaled to 0..255, are taken for 8-bit values."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class TorchDatasetRows(PixelRows):
         else:
             try:
                 values = _channels_last(image)
-            except Exception as error:  # each library has exceptions of its own for what is no array
+            except Exception as error:  # each library raises its own exceptions
                 raise self._fault(row, f"is no image: {type(image).__name__}: {error}.") from error
         if values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] != 3) or not values.size:
             remedy = "Images have 1 or 3 channels: a tensor (channels, height, width) or an array (height, width, 3)."
@@ -194,7 +194,7 @@ class TorchDatasetRows(PixelRows):
             raise self._fault(row, f"is {values.dtype}.", remedy)
         lowest, highest = float(values.min()), float(values.max())
         margin = _NEAR_INTEGER * (high - low)
-        if not (lowest >= low - margin and highest <= high + margin):  # also where one is NaN
+        if not (lowest >= low - margin and highest <= high + margin):  # also if a value is NaN
             remedy = f"Floats go from {low:g}, black, to {high:g}, white. Leave Normalize out: the network normalises "
             remedy += "by itself ([model] mean, std). Or name the range: pc.LabelledImages(..., value_range=(a, b))."
             raise self._fault(row, f"has values from {lowest:g} to {highest:g}.", remedy)
@@ -319,7 +319,7 @@ def repeated_item_faults(where: str, dataset: Any) -> list[Fault]:
 
 def _iterate_innermost_items(dataset: Any, rows: Iterable[int] | None = None) -> Iterator[tuple[int, int]]:
     """Resolve ``Subset``, ``ConcatDataset`` and wrappers: yield ``id`` of the inner data set and the index in it."""
-    if hasattr(dataset, "__len__"):  # the data set inside a Subset needs none
+    if hasattr(dataset, "__len__"):  # the data set inside a Subset needs no length
         rows = range(len(dataset)) if rows is None else [row % len(dataset) for row in rows]
     assert rows is not None
     if isinstance(dataset, Subset):
@@ -333,7 +333,7 @@ def _iterate_innermost_items(dataset: Any, rows: Iterable[int] | None = None) ->
         for attribute in ("dataset", "subset"):
             inner: Any = getattr(dataset, attribute, None)
             is_wrapper = isinstance(inner, Dataset) and inner is not dataset and is_map_dataset(inner)
-            if is_wrapper and is_map_dataset(dataset) and len(inner) == len(dataset):  # it leaves no item out
+            if is_wrapper and is_map_dataset(dataset) and len(inner) == len(dataset):  # a wrapper of all items
                 yield from _iterate_innermost_items(inner, rows)
                 return
         yield from ((id(dataset), row) for row in rows)
@@ -480,7 +480,7 @@ def item_label_mask(item: DatasetItem, classes: int) -> NDArray[np.bool_]:
     """
     try:
         mask = plain_array(item.mask).squeeze()
-    except Exception as error:  # each library has exceptions of its own for what is no array
+    except Exception as error:  # each library raises its own exceptions
         raise ValueError(f"has a mask that is no array: {type(item.mask).__name__}.") from error
     if mask.size != classes or mask.ndim > 1 or not np.isin(mask, (0, 1)).all():
         raise ValueError("has a mask that is not 1 (label known) or 0 (unknown) for each class.")
@@ -504,7 +504,7 @@ def _is_vector(value: Any) -> bool:
         return False
     try:
         values = plain_array(value)
-    except Exception:  # each library has exceptions of its own for what is no array
+    except Exception:  # each library raises its own exceptions
         return False
     return values.dtype.kind in "biuf" and values.squeeze().ndim <= 1
 

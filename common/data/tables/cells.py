@@ -28,9 +28,9 @@ _POLICY = {"unknown": np.nan, "negative": 0.0, "positive": 1.0}
 _LIST = re.compile(r"""\[\s*(?:(?:'[^']*'|"[^"]*")[\s,]*)*\]""")
 _LIST_ITEM = re.compile(r"""'([^']*)'|"([^"]*)\"""")
 OTHER_SEPARATORS = ("|", ";", ",", "/", "+", "&", "\\", "\n", "\t")
-"""Signs that separate names wherever one of the names is known."""
+"""Signs that are taken for separators if at least one of the parts is a class name."""
 _WORDS_AND_SIGNS = (" and ", " und ", " et ", " y ", " e ", " - ", " ", *"-_.:·•~>^=¦、；，｜／∙‧")
-"""Words and signs that also stand within a name: they separate where all the names are known."""
+"""Words and signs that are taken for separators only if all parts are class names, because names contain them too."""
 _SPREADSHEET_ERROR = re.compile(r"#(?:[A-ZÄÖÜ0/_]+[!?]|N/A|NV|GETTING_DATA|#+)", re.IGNORECASE)
 _NO_NAMES = re.compile(
     r"none|nil|void|empty|blank|missing|pending|open|offen|tbd|todo|k\.? ?a\.?|n\.? ?[ad]\.?|keine angaben?"
@@ -39,10 +39,10 @@ _NO_NAMES = re.compile(
     r"|indeterminate|inconnue?|desconocid[oa]|ausstehend|(?:no|without) (?:report|label|value|data|reading)s?",
     re.IGNORECASE,
 )
-"""Cells by which people say that nobody has looked, or that nothing was seen: which of both, nobody can tell."""
+"""Cells that mean either that nobody looked or that nothing was seen; which of both is unclear."""
 _WORD = re.compile(r"[^\W_]+")
 _ALIKE = 0.85
-"""The share of letters that two spellings of one word have in common."""
+"""Minimum similarity of two spellings of one word."""
 _MOST_FAULTS = 20
 PART_NAMES = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 

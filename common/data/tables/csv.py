@@ -41,15 +41,15 @@ from common.system.plain_text import count_with_noun
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _EXCELS_SEPARATOR = re.compile(r'"?sep=(.)"?[,;\t]*\r?\n?', re.IGNORECASE)
 _LONGEST_LINE = 1 << 20
-"""Letters."""
+"""Maximum number of characters in a line."""
 _BLOCK = 1 << 20
-"""Letters that are in memory as Python's objects."""
+"""Number of characters that are held as Python objects before they become columns."""
 _OF_A_COLUMN, _OF_A_CELL = 1024, 150
-"""Bytes of a column beside its cells, and of a distinct cell beside its letters."""
+"""Memory in bytes per column, and per distinct cell besides its characters."""
 _HEAD = 132
-"""Bytes that show a file of another kind."""
+"""Number of first bytes that identify a file that is no table."""
 _PIECE = 1 << 16
-"""Letters that are read at a time; by the first the separator is recognised."""
+"""Number of characters read at a time; the separator is guessed from the first ones."""
 _LINE_END = re.compile("\r\n|\r|\n")
 _FALLBACK = "windows-1252-where-not-utf-8"
 
@@ -158,7 +158,7 @@ class TableColumns(Mapping[str, Names]):
 
 
 _in_use = WeakValueDictionary[tuple[object, ...], TableColumns]()
-"""Tables that somebody holds, by their files: ``flwr-sim init`` looks at a table and then checks it as a run does."""
+"""Tables in memory, by their files: ``flwr-sim init`` inspects a table and then checks it as a run does."""
 
 
 def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> TableColumns:
@@ -271,7 +271,7 @@ def _read_table_in_blocks(path: Path, where: str, limit: int) -> TableColumns:
 
 def _count_lines(row: Sequence[str]) -> int:
     """Return how many lines of the file a row takes."""
-    text = ",".join(row)  # a sign between them, for two cells may meet in one line end
+    text = ",".join(row)  # the comma keeps \r and \n of two cells apart
     return 1 + (len(_LINE_END.findall(text)) if "\n" in text or "\r" in text else 0)
 
 
@@ -284,7 +284,7 @@ def _guess_cell_separator(head: Sequence[str]) -> str:
         except csv.Error:
             widths = []
         if widths and widths[0] > 1:
-            # The last line may be one of several of a row, of which the head has not all.
+            # The last row may be incomplete, because it continues after the first lines.
             scores[separator] = (len(set(widths[:-1])) <= 1, widths[0])
     return max(scores, key=lambda separator: scores[separator], default=",")
 
@@ -359,13 +359,13 @@ class _TableBuilder:
         if set(map(len, rows)) - {len(self.header)}:
             wrong = [int(line) for line, row in zip(begins, rows, strict=True) if len(row) != len(self.header)]
             self.ragged = (self.ragged[0] + len(wrong), self.ragged[1] or wrong[0])
-        if self.ragged[0] or not rows:  # a ragged table is refused in the end, and its cells are not needed
+        if self.ragged[0] or not rows:  # a ragged table is refused later: its cells are not needed
             return
         self._lines.append(begins)
         for cells, places, column in zip(self._cells, self._places, zip(*rows, strict=True), strict=True):
             places.append(np.fromiter(map(cells.__getitem__, column), np.int32, len(rows)))
         self._check_size(sum(cells.size for cells in self._cells) + 4 * self.count * (len(self.header) + 1))
-        # As an array of texts a column takes for each cell the room of its longest, four bytes a letter.
+        # As a NumPy array each cell takes as much as the longest one, four bytes per character.
         self._check_size(4 * self.count * max(cells.longest for cells in self._cells))
         for line, held in suspicious:
             if any(cell and cell in self._cells[column] for column, cell in held):

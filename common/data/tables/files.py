@@ -77,7 +77,7 @@ class PictureFileFinder:
 
     def find_all(self, folder: str, names: Iterable[str]) -> list[str | None]:
         """Call :meth:`find` for each name, and return the results in order."""
-        listed = dict[str, frozenset[str]]()  # the files of a folder by its name in the table
+        listed = dict[str, frozenset[str]]()  # the files of each folder, by the folder's name in the table
         on_disk: list[str | None] = []
         for name in names:
             parent, slash, last = name.rpartition("/")
@@ -127,7 +127,7 @@ class PictureFileFinder:
             if key not in self._alike:
                 alike = dict[str, str | None]()
                 for entry in entries:
-                    alike[fold(entry)] = None if fold(entry) in alike else entry  # None where it is not the only one
+                    alike[fold(entry)] = None if fold(entry) in alike else entry  # None if several entries match
                 self._alike[key] = alike
             if match := self._alike[key].get(alias):
                 return match
@@ -143,7 +143,7 @@ class PictureFileFinder:
                             folders.append(entry.name)
                         elif entry.is_file():
                             files.append(entry.name)
-                    except OSError:  # a link in a circle, or no right: reading the file names the reason
+                    except OSError:  # circular link or no permission: reading the file reports the reason
                         files.append(entry.name)
         except (OSError, ValueError) as error:
             is_refusal = isinstance(error, OSError) and error.errno not in _NO_SUCH_FOLDER

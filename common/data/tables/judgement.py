@@ -22,13 +22,13 @@ _YES_AND_NO = frozenset(
     "positive negative positiv negativ positif négatif present absent vorhanden x xx + ++ ✓ ✔ ✗ ✘".split()
 )
 _NOT_LOOKED = frozenset("nr nb n.b. ka 8 9 88 99 999 -8 -9 -99 -999".split())  # noqa: SIM905 - words to read
-"""What stands for "unknown" beside labels: abbreviations, and the codes of questionnaires."""
+"""Cells that mean "unknown" in label columns: abbreviations, and codes used in questionnaires."""
 _NUMBER = re.compile(r"[+\-\u2212]?\d+(?:[.,]\d+)?")
 _PART_OF_ONE = re.compile(r"0?[.,]\d+")
 _LOOKED_AT = 200
-"""The most distinct cells by which the kind of a column is told."""
+"""Maximum number of distinct cells that are examined in a column."""
 _MOSTLY = 0.9
-"""The share of labels in the filled cells of a column from which on the others are taken for slips."""
+"""Fraction of labels among a column's filled cells above which the other cells are taken for typing errors."""
 _NO_FINDINGS = frozenset(
     "sex sexe sesso gender geschlecht age alter âge view projection projektion modality modalität laterality side "  # noqa: SIM905
     "seite weight gewicht year jahr date datum".split()

@@ -80,7 +80,7 @@ class DiskPictureReader:
 FROM_DISK = DiskPictureReader()
 _MOST_OTHERS = 20
 _FEW_ROWS = 20
-"""A table of as few rows may have a patient with most of them."""
+"""Tables with at most so many rows may have one patient in most of them."""
 
 
 @dataclass(frozen=True)
@@ -431,7 +431,7 @@ def parse_cells(spec: LabelColumnsSpec, columns: TableColumns, faults: list[Faul
         similar = find_similar(column.cells)
         first = dict(zip(reversed(site_names), reversed(column.cells), strict=True))
         for name, cell in zip(site_names, column.cells, strict=True):
-            if name and cell != first[name]:  # the names of two hospitals have become one
+            if name and cell != first[name]:  # two hospitals got the same site name
                 similar[cell] = first[name]
         if pairs := _name_pairs(similar, column):
             remedy = "Write each of them in one way: every source is a site of its own."
@@ -470,7 +470,7 @@ def make_site_name(name: str) -> str:
 
 _SHORTENED_NUMBER = re.compile(r"\d[.,]\d+[Ee]\+?\d+|\d[Ee]\+\d+")
 _LONG_NUMBER, _CUT_NUMBER = re.compile(r"\d{16,}"), re.compile(r"\d{15}0+")
-"""Numbers of which a spreadsheet stores 15 digits, and writes zeros for the others."""
+"""Long numbers, of which spreadsheets keep 15 digits and write zeros for the others."""
 
 
 def join_similar_patients(
@@ -500,7 +500,7 @@ def join_similar_patients(
         remedy = 'Write each patient in one way. Or set similar_patients = "join": each pair counts as one patient and '
         remedy += "stays on one side of the split, which is right for the split also if they are two."
         faults.append(Fault(where, problem, remedy, cause="patients"))
-    least = dict[str, str]()  # of each group, so that the order of the lines has no say
+    least = dict[str, str]()  # the smallest name of each group, so that the order of rows does not matter
     for name, earliest in similar.items():
         least[earliest] = min(least.get(earliest, earliest), name)
     joined = {name: least[earliest] for name, earliest in similar.items()} | least

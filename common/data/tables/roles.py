@@ -53,16 +53,16 @@ _NO_SOURCE_WORDS = frozenset(
 )
 _WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![^\W\d_A-Z])")
 _MOST_SOURCES, _FEWEST_ROWS = 200, 3
-"""Of a column of hospitals: the most values, and the fewest rows of each on average."""
+"""Limits for a column of hospitals: the most distinct values, and the fewest rows per value on average."""
 _MOST_CLASSES = 60
 _FEW_CLASSES = 2
 _USUALLY_SEVERAL, _FEWEST_ALONE = 0.2, 10
-"""The share of rows with several findings from which on a name that is always alone, in so many rows, is a question."""
+"""If this fraction of rows has several findings, a finding that is alone in all of so many rows is reported."""
 _LOOKED_AT = 200
 _MOST_COLUMNS = 5
-"""The most columns that a fault names."""
+"""Maximum number of columns in an error message."""
 _ALIKE = 0.85
-"""The share of letters that two spellings of one word have in common."""
+"""Minimum similarity of two spellings of one word."""
 _NO_FINDING = frozenset(name.casefold() for name in NO_FINDING)
 _CLASSES = frozenset(name.casefold() for name in MIMIC_CLASSES)
 
@@ -178,7 +178,7 @@ def guess_roles(
         _stop_on_foreign_cells(columns, unused, label_columns)
     if label_columns:
         counts = {name: int(judgements[name].positive.sum()) for name in label_columns}
-        labelled = np.sum([judgements[name].positive for name in label_columns], axis=0)  # classes that each row shows
+        labelled = np.sum([judgements[name].positive for name in label_columns], axis=0)  # positive classes per row
         exclusive = len(counts) > 1 and bool((labelled == 1).all())
         roles = ColumnRoles(image, patient, source or None, split, tuple(counts), None, "|", counts, exclusive)
         return replace(roles, unused=unused)
@@ -258,7 +258,7 @@ def _hospital_column_by_content(
                 continue
         shares = [
             np.bincount(column.places, rows) / column.rows_per_cell() for rows in blank
-        ]  # of each hospital, by class
+        ]  # fraction of blank cells per hospital, for each class
         if any(share.max() == 1 and share.min() < 1 for share in shares) and all(
             ((share == 1) | (share < 0.5)).all() for share in shares
         ):
@@ -440,7 +440,7 @@ def _name_similarity_rank(name: str, other: str) -> int | None:
 def picture_folder(root: Path, names: Sequence[str], listings: PictureFileFinder) -> Path | None:
     """Return the folder, ``root`` or below it, that contains most of the named pictures; None if none contains any."""
     below = {Path(folder) for folder, _ in listings.walk(root)}
-    below |= {parent for folder in below for parent in folder.parents}  # a folder of folders has no file of its own
+    below |= {parent for folder in below for parent in folder.parents}  # also folders that contain only folders
     folders = {root: 0} | {root / folder: 0 for folder in sorted(below)}
     for folder in folders:
         folders[folder] = sum(listings.find(str(folder), name) is not None for name in names[:_LOOKED_AT])
