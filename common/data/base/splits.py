@@ -232,10 +232,7 @@ class StratifiedSplitter:
     seed: int
 
     def split_off(self, numbers: Numbers, fraction: float, holder: str) -> tuple[Numbers, Numbers]:
-        """Split patients in two, and return the remaining patients and the drawn ``fraction``, both shuffled.
-
-        Args:
-            holder: Who holds the patients, such as a site or task, for the error message.
+        """Split a ``fraction`` off the patients of a site or task; return the rest and the fraction, both shuffled.
 
         Raises:
             BadInput: If a class has a single patient, or either group is too small to have all classes.

@@ -66,7 +66,7 @@ def frame_index(frame: Frame | None, count: int, subject: str) -> int:
 def apply_functional_groups(dataset: Any, index: int) -> None:
     """Copy the rescaling, window and VOI LUT of one frame to the top level of a multi-frame data set.
 
-    There single-frame files have these elements, so that later code treats both alike. Values of the frame take
+    Single-frame files have these elements there, so that later code treats both alike. Values of the frame take
     precedence over those shared by all frames (DICOM PS3.3 C.7.6.16.2.9 and C.7.6.16.2.10).
     """
     shared, of_frames = (element_value(dataset, f"{kind}FunctionalGroupsSequence") for kind in ("Shared", "PerFrame"))

@@ -61,7 +61,7 @@ class ClassTableSpec(SitesPartitionSpec):
 
     Attributes:
         table: ``"clients"``: the sweep over the number of sites; ``"shared"``: over shared classes, with four sites.
-        row: The number of sites (2, 3, 4, 5, 6, 8, 10) for ``"clients"``, of the experiment (1 to 7) for ``"shared"``.
+        row: For ``"clients"`` the number of sites (2, 3, 4, 5, 6, 8, 10), for ``"shared"`` the experiment's (1 to 7).
     """
 
     kind: Literal["class_table"]

@@ -40,7 +40,7 @@ def load_digits(spec: DigitsSpec) -> Splits:
 
 @functools.lru_cache(maxsize=1)
 def _load_images_and_digits(size: int | None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return all images at one size with their digits; cached for further runs in this process."""
+    """Return the images of handwritten digits at one size, and the digits; cached for further runs in this process."""
     package = importlib.util.find_spec("sklearn")
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz" if package and package.origin else None
     if file is not None and file.is_file():  # read directly, because importing scikit-learn takes a second

@@ -46,7 +46,7 @@ from common.system.plain_text import count_with_noun, list_first_and_count_rest
 
 
 class PictureReader(Protocol):
-    """Interface for reading pictures from the disk or a PACS, in threads, inside :meth:`keep_connection_open`."""
+    """Interface for reading pictures from the disk or a PACS; threads call ``read`` in :meth:`keep_connection_open`."""
 
     def keep_connection_open(self) -> AbstractContextManager[object]:
         """Return a context manager inside which pictures can be read."""
