@@ -1,8 +1,8 @@
-"""The public package of Polyclinic, which other people's programs import. All other packages are internal.
+"""The public package of Polyclinic. All other packages are internal, and other programs should not import them.
 
-``import polyclinic as pc``: :func:`simulate`, :func:`load`, :func:`predict`, :func:`compare`.
-:mod:`polyclinic.flower` has the methods as strategies for any Flower app, :mod:`polyclinic.data` what a data set of
-your own returns, :mod:`polyclinic.testing` the checks for plug-ins.
+``import polyclinic as pc``: :func:`simulate`, :func:`load`, :func:`predict`, :func:`compare`. :mod:`polyclinic.flower`
+has the methods as strategies for any Flower app. :mod:`polyclinic.data` has the types for a data set of your own.
+:mod:`polyclinic.testing` has checks for plug-ins.
 """
 
 import importlib
@@ -21,12 +21,12 @@ _PLACES = {"BadInput": "common.errors", "LabelledImages": "polyclinic.data"}
 
 
 def __dir__() -> list[str]:
-    """Return the public names, for completion."""
+    """Return the public names, for tab completion."""
     return __all__
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use: it loads numpy, and a run loads torch."""
+    """Import a public name at its first use, because it loads numpy and perhaps torch."""
     if name not in __all__:
         raise AttributeError(f"module 'polyclinic' has no attribute {name!r}")
     return getattr(importlib.import_module(_PLACES.get(name, "polyclinic.runs")), name)

@@ -1,7 +1,7 @@
-"""The types of a package that brings a data set of its own: a function with this signature, as an entry point.
+"""Types for a data set plug-in: a package with a function that loads images, registered as an entry point.
 
-The entry point stands in the group ``polyclinic.datasets``. The function takes the folder of the file that names the
-data set and ``data.options``, and returns :class:`LabelledImages`.
+The group of the entry point is ``polyclinic.datasets``. The function has two parameters, the folder of the experiment
+(or of a hospital's ``site.toml``) and ``data.options``, and returns :class:`LabelledImages`.
 """
 
 from common.data.sources.plugin import DatasetPlugin, LabelledImages

@@ -1,6 +1,6 @@
-"""The experiments that come with Polyclinic and need no files, copied to where a user can read and edit them.
+"""The example experiments of Polyclinic, which need no data files; and a function that copies them for editing.
 
-``setup.py`` runs :func:`copy_examples` from this file too, where nothing but Python is installed.
+``setup.py`` also runs :func:`copy_examples`, so this file needs nothing but Python.
 """
 
 import shutil
@@ -10,10 +10,10 @@ NAMES = ("digits_surgical.toml", "digits_vanilla.toml", "flower-quickstart")
 
 
 def write_examples(folder: Path) -> list[Path]:
-    """Copy the examples into a folder; return the files and folders that were written.
+    """Copy all examples into a folder; return the written files and folders.
 
     Raises:
-        BadInput: If one of them exists already: nothing is written over.
+        BadInput: If a file exists already; nothing is overwritten.
     """
     from common.errors import BadInput, Fault
     from common.system.files import remove_outputs_on_failure
@@ -26,10 +26,10 @@ def write_examples(folder: Path) -> list[Path]:
 
 
 def example(name: str) -> Path:
-    """Return the path of an experiment that comes with Polyclinic, by the file's name with or without ``.toml``.
+    """Return the path of an example experiment; ``name`` is its file name, with or without ``.toml``.
 
     Raises:
-        BadInput: If there is no example of that name.
+        BadInput: If no example has that name.
     """
     from common.errors import BadInput, Fault, quote_names
 
@@ -42,7 +42,7 @@ def example(name: str) -> Path:
 
 
 def copy_examples(source: Path, goal: Path) -> None:
-    """Copy the examples from one folder into another, which is created if it does not exist."""
+    """Copy the examples from one folder to another, which is created if needed."""
     for name in NAMES:
         inner = [path for path in (source / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
         for path in inner or [source / name]:
@@ -52,7 +52,7 @@ def copy_examples(source: Path, goal: Path) -> None:
 
 
 def _examples_folder() -> Path:
-    """Return the folder of the examples: in this package if installed from a wheel, else ``experiments``."""
+    """Return the folder of the examples: inside this package if installed from a wheel, else ``experiments``."""
     package = Path(__file__).parent
     installed = package / "experiments"
     return installed if installed.is_dir() else package.parent / "experiments"

@@ -1,7 +1,8 @@
-"""The types of a package that brings a method of its own: two classes with these bases, the first as an entry point.
+"""Types for a method plug-in: a package with two classes, one for the coordinator and one for the sites.
 
-The entry point stands in the group ``polyclinic.methods``; ``docs/new-method.md`` builds such classes. ``Method`` is
-the coordinator's half, a Flower ``Strategy``; its ``site_class`` names the hospital's half, a ``SiteMethod``.
+``Method`` is the base of the coordinator's half, a Flower ``Strategy``. Its attribute ``site_class`` names the site's
+half, a subclass of ``SiteMethod``. The entry point of the coordinator's half is in the group ``polyclinic.methods``;
+``docs/new-method.md`` has an example.
 """
 
 from common.models.network import Model, SplitNetwork

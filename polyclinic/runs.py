@@ -1,6 +1,6 @@
-"""Federations from Python: simulate a run, read its folder, use its model, compare several experiments.
+"""Federations from Python: simulate a run, read its folder, use its model, compare experiments.
 
-The code is that of ``flwr-sim``: each reads the run folders of the other.
+The functions use the same code and run folders as ``flwr-sim``.
 """
 
 from __future__ import annotations
@@ -83,31 +83,31 @@ def simulate(
     resume: bool = False,
     quiet: bool = True,
 ) -> FinishedRun:
-    """Run a federation on this machine; return the finished run.
+    """Simulate a federation on this machine; return the finished run.
 
     Args:
-        experiment: A TOML file, the name of an example (``"digits_surgical"``), or the tables themselves.
-        settings: Keys to override, such as ``{"run.rounds": 3}``.
-        model: A network of your own in the place of ``[model] architecture``: a module, whose weights are those of
-            the first round, or a function of channels and image size that returns one.
-        head: Name of the model's last dense layer, such as ``"fc"``, whose place the run's head takes; None, or
-            ``"new"`` where the features end in a dense layer, for a model that returns features.
-        dataset: Images of your own in the place of ``[data]``: a map-style torch data set, or arrays or such a data set
-            in :class:`LabelledImages`, or these by part (``{"train": ..., "test": ...}``); or a function that returns
-            them.
-        loss: A loss of your own in the place of ``[training] loss``.
-        transform: Changes training images, in the place of ``[augmentation] transform``.
-        optimizer: An optimiser of your own in the place of ``[training] optimizer``.
-        schedule: A schedule of your own in the place of ``[training] schedule``.
-        metrics: Metrics of your own beside ``[evaluation] metrics``.
-        out: New folder for the run; ``runs/NAME`` where None, with a number where that exists.
-        resume: Go on with the run in ``out`` from its last checkpoint; a finished run is only read.
-        quiet: Show no progress bar.
+        experiment: Path of a TOML file, name of an example (``"digits_surgical"``), or its tables as a dictionary.
+        settings: Settings to override, such as ``{"run.rounds": 3}``.
+        model: A network of your own instead of ``[model] architecture``: a module, whose weights are used in round 1,
+            or a function of channels and image size that returns a module.
+        head: Name of the model's last dense layer, such as ``"fc"``, which the run replaces by its own head. None, or
+            ``"new"`` if the features end in a dense layer, for a model that returns features.
+        dataset: Images of your own instead of ``[data]``: a map-style torch data set, or arrays or such a data set in
+            :class:`LabelledImages`, or a dictionary of these by part (``{"train": ..., "test": ...}``), or a function
+            that returns one of these.
+        loss: A loss function of your own instead of ``[training] loss``.
+        transform: A function that augments training images, instead of ``[augmentation] transform``.
+        optimizer: An optimiser of your own instead of ``[training] optimizer``.
+        schedule: A learning rate schedule of your own instead of ``[training] schedule``.
+        metrics: Metrics of your own in addition to ``[evaluation] metrics``.
+        out: New folder for the run; None for ``runs/NAME``, with a number appended if that exists.
+        resume: Continue the run in ``out`` from its last checkpoint; a finished run is only read.
+        quiet: Do not show a progress bar.
 
-    An object of your own exists in this process only: such a run is ``inline``, not on Ray.
+    With an object of your own, the run uses the ``inline`` backend, because the object exists only in this process.
 
     Raises:
-        BadInput: With every fault of the experiment and its data, before anything is trained.
+        BadInput: With every fault of the experiment and its data, before training starts.
         TooFewSites: If sites fail during the run.
     """
     from rich.console import Console
@@ -137,10 +137,10 @@ def simulate(
 
 
 def load(folder: str | Path) -> FinishedRun:
-    """Read the folder of a finished run, of ``simulate``, ``flwr-sim`` or ``flwr-server``.
+    """Read the folder of a finished run that ``simulate``, ``flwr-sim`` or ``flwr-server`` wrote.
 
     Raises:
-        BadInput: If a file is missing or is not what a run writes.
+        BadInput: If a file is missing or invalid.
     """
     from server.runs.reader import read_run
 
@@ -152,7 +152,7 @@ def load(folder: str | Path) -> FinishedRun:
 class FinishedRun:
     """A finished run in its folder.
 
-    Tables are pandas frames (``pip install 'polyclinic[notebook]'``), figures are matplotlib axes.
+    Tables are pandas DataFrames (``pip install 'polyclinic[notebook]'``), plots are matplotlib axes.
     """
 
     folder: Path
@@ -164,23 +164,23 @@ class FinishedRun:
 
     @property
     def model_sha256(self) -> str:
-        """The hash of the model's values: equal for equal experiments, wherever they ran."""
+        """The hash of the model's weights; equal experiments give equal hashes on any machine."""
         return str(self.summary["model_sha256"])
 
     @property
     def mean_auroc(self) -> float | None:
-        """Mean AUROC over the classes, on the test images; None where no class has one."""
+        """The mean test AUROC over the classes; None if no class has one."""
         value: float | None = self.summary["test"]["mean_auroc"]
         return value
 
     @property
     def report(self) -> Path:
-        """The path of the page that explains the run."""
+        """The path of the HTML report of the run."""
         return self.folder / "report.html"
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """A table with a row for each round: losses, validation AUROC, sites, seconds, bytes."""
+        """A table with a row per round: losses, validation AUROC, sites, seconds, bytes."""
         lines = (self.folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
         columns = ("round", "train_loss", "validation_loss", "validation_auroc", "seconds")
         rows = [
@@ -210,7 +210,7 @@ class FinishedRun:
 
     @property
     def sites(self) -> pd.DataFrame:
-        """A table with a row for each site: classes, images, bytes, seconds, and AUROC on its own test images."""
+        """A table with a row per site: classes, images, bytes, seconds, and AUROC on the site's own test images."""
         results = self.summary["per_site"]
         columns = ("classes", "train_samples", "bytes_up", "bytes_down", "seconds")
         rows = [
@@ -220,23 +220,24 @@ class FinishedRun:
         return _import_pandas().DataFrame(rows).set_index("site")
 
     def network(self) -> nn.Module:
-        """Return the trained model: uint8 or float pixels 0..255 ``(batch, channels, height, width)`` in, logits out.
+        """Return the trained model, which maps pixels 0..255 ``(batch, channels, height, width)`` to logits.
 
         Raises:
-            BadInput: If the run has no model because each site has its own, or its files are damaged.
+            BadInput: If the run has no global model, or its files are damaged.
         """
         from common.models.saved import load_model
 
         return load_model(self.folder)
 
     def predict(self, images: NDArray[np.uint8] | str | Path | Sequence[str | Path]) -> pd.DataFrame:
-        """Return probabilities, a row for each image and a column for each class; NaN for an unreadable picture.
+        """Return probabilities with a row per image and a column per class; NaN for an unreadable picture.
 
         Args:
-            images: uint8 ``(n, height, width[, 3])``; or an npz file, a folder of pictures, one picture, or several.
+            images: uint8 ``(n, height, width[, 3])``; or paths of an npz file, a folder of pictures, or one or more
+                pictures.
 
         Raises:
-            BadInput: If there are no such images, none can be read, or there is no model.
+            BadInput: If no image is found or readable, or the run has no global model.
         """
         from common.models.saved import load_model
         from server.export.prediction import image_form_of, score_files, score_pictures
@@ -256,7 +257,7 @@ class FinishedRun:
         return pandas.DataFrame(np.concatenate(rows), index=pandas.Index(names, name="image"), columns=columns)
 
     def plot_rounds(self, axes: Axes | None = None) -> Axes:
-        """Draw the validation AUROC round by round; return the axes."""
+        """Plot the validation AUROC by round; return the axes."""
         axes = axes if axes is not None else _make_axes()
         rounds = self.rounds
         axes.plot(rounds.index, rounds["validation_auroc"], marker="o", label=self.summary["name"])
@@ -266,7 +267,7 @@ class FinishedRun:
         return axes
 
     def plot_classes(self, axes: Axes | None = None) -> Axes:
-        """Draw the AUROC of every class on the test images, with its interval; return the axes."""
+        """Plot the test AUROC of every class with its interval; return the axes."""
         axes = axes if axes is not None else _make_axes()
         defined = self.classes.dropna(subset=["auroc"])
         places = np.arange(len(defined))
@@ -289,11 +290,11 @@ class FinishedRun:
 
 
 def predict(folder: str | Path, images: NDArray[np.uint8] | str | Path | Sequence[str | Path]) -> pd.DataFrame:
-    """Return the probabilities of a saved model, as :meth:`FinishedRun.predict` does.
+    """Return the probabilities of a saved model for images, like :meth:`FinishedRun.predict`.
 
     Args:
-        folder: A folder of a run or of a site, with ``model.safetensors`` and ``model.json``.
-        images: Images as of :meth:`FinishedRun.predict`.
+        folder: Folder of a run or of a site, with ``model.safetensors`` and ``model.json``.
+        images: Images as for :meth:`FinishedRun.predict`.
     """
     return FinishedRun(Path(folder)).predict(images)
 
@@ -307,17 +308,18 @@ def compare(
     jobs: int | None = None,
     quiet: bool = True,
 ) -> pd.DataFrame:
-    """Run several experiment files over the same seeds; return a row for every run. ``out`` has the paired tests.
+    """Run several experiments with the same seeds; return a table with a row per run.
 
     Args:
-        experiments: Files or names of examples; the first is the reference of the tests in ``out/report.html``.
-        seeds: Seeds 0, 1, ... for every experiment; at least three make a verdict.
-        out: Folder for all runs and the report; runs that exist there are not run again.
-        jobs: Number of runs at a time; None for as many as fit.
+        experiments: Paths of experiment files, or names of examples. The first is the reference of the paired tests in
+            ``out/report.html``.
+        seeds: Number of seeds (0, 1, ...) for every experiment; a statistical verdict needs at least three.
+        out: Folder for all runs and the report; runs that exist there are not repeated.
+        jobs: Number of runs at the same time; None for as many as fit.
 
     Raises:
-        BadInput: With the faults of all experiments, before anything runs.
-        FailedRuns: If a run fails; the others are finished first.
+        BadInput: With the faults of all experiments, before any of them runs.
+        FailedRuns: If a run fails, after the others have finished.
     """
     from rich.console import Console
 
@@ -342,7 +344,7 @@ def compare(
 
 
 def _make_dataset_plugin(images: OwnImages | Mapping[str, OwnImages] | DatasetPlugin) -> DatasetPlugin:
-    """Wrap images as a data set plug-in, whose name follows from the images; a function is one already."""
+    """Wrap images as a data set plug-in with a name derived from the images; return a function unchanged."""
     if not isinstance(images, Mapping | LabelledImages) and callable(images) and not hasattr(images, "__getitem__"):
         return images
 
@@ -383,7 +385,7 @@ def _read_experiment(
 
 
 def _experiment_path(experiment: str | Path) -> Path:
-    """Return the path of an experiment file, or of the example of that name."""
+    """Return the path of an experiment file, or of the example with this name."""
     from polyclinic.examples import example
 
     path = Path(experiment)
@@ -395,7 +397,7 @@ def _settings_to_overrides(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _format_toml(value: Any) -> str:
-    """Return a value as TOML on one line; numbers of numpy are allowed."""
+    """Format a value as TOML on one line; numpy numbers are allowed."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
@@ -444,7 +446,7 @@ def _import_pandas() -> Any:
 
 
 def _make_axes() -> Axes:
-    """Return axes of a new figure, which a notebook shows by itself."""
+    """Return the axes of a new figure, which a notebook displays automatically."""
     from matplotlib import pyplot
 
     return pyplot.subplots(layout="constrained")[1]

@@ -1,4 +1,4 @@
-"""Checks that the author of a plug-in runs in the package's own tests; each raises AssertionError and says what fails.
+"""Checks for the tests of a plug-in; each raises AssertionError with the reason if the plug-in fails.
 
 ::
 
@@ -14,8 +14,8 @@
         testing.check_optimizer("steady")
         testing.check_schedule("steps")
 
-The package has to be installed (``pip install -e .``): a name is that of its entry point. A plug-in that passes may
-still be wrong; one that fails does not train the same model in simulation and over the network, or stops a run.
+The plug-in's package must be installed (``pip install -e .``), because plug-ins are named by their entry points. A
+plug-in that fails would stop a run, or train different models in simulation and over the network.
 """
 
 from collections.abc import Mapping
@@ -43,14 +43,14 @@ CLASSES = ("first", "second", "third")
 
 
 def check_network(name: str, channels: int = 3, image_size: int = 64, batch: int = 4) -> None:
-    """Check an entry point of ``polyclinic.models``.
+    """Check a network plug-in, an entry point of ``polyclinic.models``.
 
-    It is built the same for the same seed, its state can be read and written, each image's features are its own in
-    evaluation, and a loss reaches every parameter that learns.
+    Equal seeds must build equal networks. The state must be readable and writable. In evaluation mode, an image's
+    features must not depend on other images. Every trainable parameter must receive a gradient.
 
     Raises:
-        AssertionError: Saying what fails.
-        BadInput: If it is not installed, or does not take such images.
+        AssertionError: If a check fails, with the reason.
+        BadInput: If the plug-in is not installed, or does not take such images.
     """
     spec = ModelSpec.model_validate(
         {"architecture": PLUGIN + name, "channels": channels, "image_size": image_size, "dropout": 0.0}
@@ -77,13 +77,13 @@ def check_network(name: str, channels: int = 3, image_size: int = 64, batch: int
 
 
 def check_loss(name: str, images: int = 16) -> None:
-    """Check an entry point of ``polyclinic.losses``.
+    """Check a loss plug-in, an entry point of ``polyclinic.losses``.
 
-    It returns a finite scalar, the same twice, depends on no unknown label, and does not change its input.
+    The loss must be a finite scalar, be deterministic, ignore unknown labels, and not change its input.
 
     Raises:
-        AssertionError: Saying what fails.
-        BadInput: If it is not installed.
+        AssertionError: If a check fails, with the reason.
+        BadInput: If the plug-in is not installed.
     """
     loss, generator = load_entry_point(LOSSES, name), torch.Generator().manual_seed(1)
     logits = torch.randn(images, len(CLASSES), generator=generator, requires_grad=True)
@@ -104,13 +104,14 @@ def check_loss(name: str, images: int = 16) -> None:
 
 
 def check_method(name: str, parameters: Mapping[str, Any] | None = None) -> None:
-    """Check an entry point of ``polyclinic.methods``, with this ``[method]`` table, by three sites in this process.
+    """Check a method plug-in, an entry point of ``polyclinic.methods``, in a simulation with three sites.
 
-    It trains two rounds, sends nothing that it does not declare, and ends in the same model twice.
+    The method must train two rounds, send only data that it declares, and give equal models in two runs. ``parameters``
+    is the table ``[method]``.
 
     Raises:
-        AssertionError: Saying what fails.
-        BadInput: If it is not installed, is no method, or does not take the parameters.
+        AssertionError: If a check fails, with the reason.
+        BadInput: If the plug-in is not installed, is not a method, or does not take the parameters.
     """
     from polyclinic.runs import simulate
 
@@ -126,13 +127,13 @@ def check_method(name: str, parameters: Mapping[str, Any] | None = None) -> None
 
 
 def check_transform(name: str, channels: int = 3, image_size: int = 32, batch: int = 4) -> None:
-    """Check an entry point of ``polyclinic.transforms``.
+    """Check an augmentation plug-in, an entry point of ``polyclinic.transforms``.
 
-    It keeps shape and kind, draws only from the generator that it is given, and does not change its input.
+    The transform must keep shape and dtype, use only the given random generator, and not change its input.
 
     Raises:
-        AssertionError: Saying what fails.
-        BadInput: If it is not installed, or returns something else than such images.
+        AssertionError: If a check fails, with the reason.
+        BadInput: If the plug-in is not installed, or returns no such images.
     """
     spec, generator = AugmentationSpec(transform=PLUGIN + name), torch.Generator().manual_seed(1)
     images = 255 * torch.rand(batch, channels, image_size, image_size, generator=generator)
@@ -144,13 +145,13 @@ def check_transform(name: str, channels: int = 3, image_size: int = 32, batch: i
 
 
 def check_optimizer(name: str) -> None:
-    """Check an entry point of ``polyclinic.optimizers``.
+    """Check an optimiser plug-in, an entry point of ``polyclinic.optimizers``.
 
-    It changes every parameter to a finite value, the same for the same gradients, and obeys the learning rate.
+    The optimiser must change every parameter to a finite value, be deterministic, and use the learning rate.
 
     Raises:
-        AssertionError: Saying what fails.
-        BadInput: If it is not installed, or makes no optimiser.
+        AssertionError: If a check fails, with the reason.
+        BadInput: If the plug-in is not installed, or does not return an optimiser.
     """
     moved = []
     for rate in (0.01, 0.01, 0.001):
@@ -172,11 +173,11 @@ def check_optimizer(name: str) -> None:
 
 
 def check_schedule(name: str, rounds: int = 20) -> None:
-    """Check an entry point of ``polyclinic.schedules``: a finite factor from 0 on for every round, the same twice.
+    """Check a schedule plug-in, an entry point of ``polyclinic.schedules``: finite, non-negative, repeatable factors.
 
     Raises:
-        AssertionError: Saying what fails.
-        BadInput: If it is not installed, or returns something else.
+        AssertionError: If a factor differs when computed twice, or all factors are 0.
+        BadInput: If the plug-in is not installed, or returns something else.
     """
     spec = TrainingSection(schedule=PLUGIN + name)
     for each in range(1, rounds + 1):
@@ -186,17 +187,17 @@ def check_schedule(name: str, rounds: int = 20) -> None:
 
 
 def check_dataset(name: str, folder: Path, options: Mapping[str, Any] | None = None) -> None:
-    """Check an entry point of ``polyclinic.datasets`` with data that are there.
+    """Check a data set plug-in, an entry point of ``polyclinic.datasets``, on existing data.
 
-    It is read the same twice, and the training part has images of every class that is known.
+    Two reads must give equal data, no part may be empty, and a class must have positive and negative training images.
 
     Args:
-        folder: In the place of the experiment's, or of the hospital's.
-        options: As ``[data.options]``.
+        folder: Folder that the plug-in receives in place of the experiment's or hospital's folder.
+        options: The table ``[data.options]``.
 
     Raises:
-        AssertionError: Saying what fails.
-        BadInput: If it is not installed, or returns arrays that do not fit.
+        AssertionError: If a check fails, with the reason.
+        BadInput: If the plug-in is not installed, or returns arrays that do not fit.
     """
     spec = PluginSpec.model_validate({"kind": "plugin", "name": name, "options": dict(options or {})})
     first, second = load_dataset(spec, folder), load_dataset(spec, folder)
@@ -214,13 +215,14 @@ def check_dataset(name: str, folder: Path, options: Mapping[str, Any] | None = N
 
 
 def check_metric(name: str, images: int = 50) -> None:
-    """Check an entry point of ``polyclinic.metrics``.
+    """Check a metric plug-in, an entry point of ``polyclinic.metrics``.
 
-    It returns a number or "not defined" for scores of any kind, ties and sure ones too, in any order of the images.
+    The metric must return a number or None for any scores, including ties, 0 and 1, and not depend on the order of
+    images.
 
     Raises:
-        AssertionError: Saying what fails.
-        BadInput: If it is not installed, fails, or returns no number that can be told.
+        AssertionError: If a check fails, with the reason.
+        BadInput: If the plug-in is not installed, raises an exception, or returns something else.
     """
     key = PLUGIN + name
     metric, random = load_metrics([key])[key], np.random.default_rng(1)

@@ -1,19 +1,19 @@
 """Polyclinic's methods as strategies for any Flower app: your model, your ``ServerApp``, your ``ClientApp``.
 
-A site may label some of the model's classes only. The coordinator asks each site which, once, by a query that
-:func:`labels` answers in the site's ``ClientApp``. A strategy needs the name of the model's last layer (``head``) and
-the names of its rows (``classes``)::
+A site may label only some of the model's classes. The coordinator asks each site once which classes it labels, by a
+query that :func:`labels` answers in the site's ``ClientApp``. A strategy needs the name of the model's last layer
+(``head``) and the names of its rows (``classes``)::
 
     strategy = SurgicalAggregation(head="fc2", classes=("atelectasis", "effusion", "mass"))
     result = strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=10)
 
-At the site, :class:`Site` has the loss that the strategy needs; it leaves out classes that the site does not label::
+At the site, :class:`Site` provides the loss of the strategy, which ignores classes that the site does not label::
 
     site = Site(message)
     loss = site.loss(model(images), targets)
 
-Each strategy runs one of the product's own methods (``strategies/methods``). What the product adds around a method is
-not here: no guard against a harmful site, no quarantine of malformed replies, no checkpoints, no report.
+Each strategy runs one of Polyclinic's methods (``strategies/methods``), without the other parts of Polyclinic: no
+protection against harmful sites, no quarantine of malformed replies, no checkpoints, no report.
 """
 
 from polyclinic.flower.labels import SiteLabels, UnknownLabels, labels

@@ -1,4 +1,4 @@
-"""Which classes each site labels: the coordinator asks once, a site's ``ClientApp`` answers.
+"""Exchange of the classes that each site labels: the strategy asks once, a site's ``ClientApp`` answers.
 
 The question is a Flower query named ``labels``; the answer is one ``ConfigRecord``.
 """
@@ -21,16 +21,16 @@ QUERY, RECORD = "labels", "labels"
 
 @dataclass(frozen=True)
 class SiteLabels:
-    """The classes that a site labels, and how many of its images show them.
+    """The classes that a site labels, and the number of its positive images per class.
 
     Attributes:
         classes: Names of the classes that the site labels.
-        positives: Training images that show each of these classes, in the same order; only FedSLD needs them.
-        images: Number of all training images; only FedSLD needs it.
+        positives: Number of training images that show each of these classes, in the same order; needed only by FedSLD.
+        images: Number of all training images; needed only by FedSLD.
 
     Raises:
-        ValueError: If ``classes`` is no list of different names (a set has no order), or a count is below 0.
-        TypeError: If a count is no whole number.
+        ValueError: If ``classes`` is not an ordered list of different names, or a count is negative.
+        TypeError: If a count is not an integer.
     """
 
     classes: Sequence[str]
@@ -49,9 +49,9 @@ class SiteLabels:
 
 
 def labels(app: ClientApp) -> Callable[[Callable[[Context], SiteLabels]], Callable[[Context], SiteLabels]]:
-    """Let a ``ClientApp`` answer the coordinator's question which classes this site labels.
+    """Register a function of a ``ClientApp`` that tells the coordinator which classes this site labels.
 
-    Used as a decorator of a function that gets Flower's ``Context`` and returns :class:`SiteLabels`::
+    Use it as a decorator. The function receives Flower's ``Context`` and returns :class:`SiteLabels`::
 
         @labels(app)
         def labelled(context: Context) -> SiteLabels:
@@ -71,22 +71,22 @@ def labels(app: ClientApp) -> Callable[[Callable[[Context], SiteLabels]], Callab
 
 
 class UnknownLabels(ValueError):
-    """Raised with the nodes whose labels the coordinator cannot use, and why."""
+    """Raised if the coordinator did not get usable labels from some nodes, with nodes and reasons."""
 
 
 def site_name_of_node(node: int) -> str:
-    """Return the name of a node as a method's rules know it: names sort as nodes do."""
+    """Return the site name that a method uses for a node; names sort in the order of node ids."""
     return f"{node:020d}"
 
 
 def ask_labels(
     grid: Grid, nodes: Iterable[int], timeout: float, classes: Sequence[str], method: SiteMethod
 ) -> tuple[dict[str, RollCallAnswer], str]:
-    """Ask nodes which of the model's classes they label, and wait ``timeout`` seconds for them.
+    """Ask nodes which of the model's classes they label; wait at most ``timeout`` seconds.
 
     Returns:
-        The answers by site, in the form in which a method reads them; and a line for each node that does not answer,
-        labels a class that the model has no row for, or does not count images where the method needs it.
+        Site -> answer; and a text with a line for each node that does not answer, labels a class that is not in
+            ``classes``, or sends no image counts although the method needs them.
     """
     kind = f"{MessageType.QUERY}.{QUERY}"
     questions = [Message(RecordDict(), message_type=kind, dst_node_id=node) for node in sorted(nodes)]
@@ -103,7 +103,7 @@ def ask_labels(
 
 
 def _read_answer(reply: Message, classes: Sequence[str], method: SiteMethod) -> RollCallAnswer:
-    """Read a site's answer; raise :class:`UnknownLabels` without the node if it cannot be used."""
+    """Read a site's answer; raise :class:`UnknownLabels`, without naming the node, if the answer is unusable."""
     if reply.has_error():
         raise UnknownLabels(f"did not say which classes it labels: {shorten_error(reply.error.reason)}")
     fields: dict[str, Any] = {"classes": (), **reply.content.config_records.get(RECORD, {})}
@@ -126,7 +126,7 @@ def _read_answer(reply: Message, classes: Sequence[str], method: SiteMethod) -> 
 
 
 def shorten_error(reason: str | None) -> str:
-    """Return Flower's reason of a site's error in one line: it may hold Ray's whole remote traceback."""
+    """Shorten the reason of a Flower error to one line, because the reason may be Ray's whole traceback."""
     if f"registered with name '{QUERY}'" in (reason := reason or ""):
         return "its ClientApp needs @polyclinic.flower.labels(app)"
     # The type of the exception, and its message in brackets.

@@ -1,4 +1,4 @@
-"""Flower's records, read, checked and averaged: a model and its head, a site's metrics, and a method's statistics."""
+"""Read, check and average Flower's records: a model and its head, metrics, and a method's statistics."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ MetricMean = Callable[[list[RecordDict], str], MetricRecord]
 
 
 def copy_head(arrays: ArrayRecord, head: str, classes: tuple[str, ...]) -> Head:
-    """Copy a model's last layer; a bias that it does not have is zero. A layer that does not fit is refused."""
+    """Copy a model's last layer, with zeros for a missing bias; raise ``ValueError`` if the layer does not fit."""
     if (key := f"{head}.weight") not in arrays:
         layers = sorted(name.removesuffix(".weight") for name in arrays if name.endswith(".weight"))
         raise ValueError(f"the model has no {key!r}; its layers with weights are {layers}")
@@ -33,7 +33,7 @@ def copy_head(arrays: ArrayRecord, head: str, classes: tuple[str, ...]) -> Head:
 
 
 def replace_head(arrays: ArrayRecord, name: str, head: Head) -> ArrayRecord:
-    """Return a model with another head, in the types that it had."""
+    """Return a model with another head; its tensors keep their types."""
     rows = {f"{name}.weight": head.weight, f"{name}.bias": head.bias}
     return ArrayRecord(
         {key: Array(rows[key].astype(array.numpy().dtype)) if key in rows else array for key, array in arrays.items()}
@@ -44,12 +44,12 @@ def replace_head(arrays: ArrayRecord, name: str, head: Head) -> ArrayRecord:
 
 
 def get_metrics(content: RecordDict) -> MetricRecord:
-    """Return the one record of metrics of a reply, under any name."""
+    """Return a reply's only MetricRecord, whatever its name."""
     return next(iter(content.metric_records.values()))
 
 
 def read_weight(reply: Message, key: str) -> float:
-    """Return the weight of a reply in means; raise ``ValueError`` if its metrics cannot be averaged."""
+    """Return a reply's weight in averages; raise ``ValueError`` if its metrics cannot be averaged."""
     if len(reply.content.metric_records) != 1:
         raise ValueError("it needs one MetricRecord")
     weight = get_metrics(reply.content).get(key)
@@ -61,9 +61,9 @@ def read_weight(reply: Message, key: str) -> float:
 
 
 def find_model_fault(model: ArrayRecord, sent: ArrayRecord) -> str:
-    """Return how a trained model differs in form from the one that was sent; an empty string where it fits.
+    """Return how a trained model's tensors differ in form from those that were sent; empty if they fit.
 
-    An infinity that was sent, too, fits: a mask of attention holds some.
+    Infinite entries are accepted where the sent model has them too, as in attention masks.
     """
     if lacks := sorted(sent.keys() - model.keys()):
         return f"its model lacks {', '.join(map(repr, lacks))}"
@@ -82,10 +82,10 @@ def find_model_fault(model: ArrayRecord, sent: ArrayRecord) -> str:
 
 
 def restore_integer_entries(mean: ArrayRecord, models: Sequence[ArrayRecord]) -> ArrayRecord:
-    """Return a mean of models with every integer and bool entry put back on which all models agree.
+    """In a mean of models, restore every integer and bool entry that is equal in all models.
 
-    Flower multiplies entries by weights that sum to 1 up to rounding: an index of 3 comes out as 2.9999..., which a
-    model that loads it into int64 takes for 2. A tensor on which all agree keeps its type, too.
+    Flower's weights sum to 1 only up to rounding, so an index of 3 may become 2.9999, which int64 truncates to 2. A
+    tensor that is equal in all models also keeps its type.
     """
     restored = ArrayRecord(dict(mean))
     for name, array in mean.items():
@@ -97,7 +97,7 @@ def restore_integer_entries(mean: ArrayRecord, models: Sequence[ArrayRecord]) ->
 
 
 def average_common_metrics(mean: MetricMean, contents: list[RecordDict], key: str) -> MetricRecord:
-    """Return the mean of the metrics that all sites sent, in lists of one length; ``mean`` is Flower's."""
+    """Average only the metrics that all sites sent, as lists of equal length; ``mean`` is Flower's function."""
     forms = []
     for metrics in map(get_metrics, contents):
         forms.append({(name, len(value) if isinstance(value, list) else -1) for name, value in metrics.items()})
@@ -107,7 +107,7 @@ def average_common_metrics(mean: MetricMean, contents: list[RecordDict], key: st
 
 
 def mix_array_records(sites: ArrayRecord, server: ArrayRecord, alpha: float) -> ArrayRecord:
-    """Mix every floating tensor of two models; whole numbers are the sites', and infinities, which both have."""
+    """Mix the floating-point tensors of two models; take integers and infinities from the sites' model."""
     mixed = ArrayRecord(dict(sites))
     for key, array in sites.items():
         values = array.numpy()
@@ -122,12 +122,12 @@ def mix_array_records(sites: ArrayRecord, server: ArrayRecord, alpha: float) -> 
 
 
 def pack_arrays(arrays: Arrays) -> ConfigRecord:
-    """Write arrays into a record that is no model: mods and means of Flower take every ``ArrayRecord`` for one."""
+    """Store arrays in a ConfigRecord, because Flower's mods and averages treat every ``ArrayRecord`` as a model."""
     return ConfigRecord({"arrays": save({name: np.asarray(value, np.float32) for name, value in arrays.items()})})
 
 
 def unpack_arrays(record: ConfigRecord) -> dict[str, np.ndarray]:
-    """Read the arrays of :func:`pack_arrays`; raise ``ValueError`` if the record holds none."""
+    """Read arrays that :func:`pack_arrays` stored; raise ``ValueError`` if the record holds none."""
     try:
         return load(record["arrays"])  # type: ignore[arg-type]
     except (SafetensorError, KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""The site's half: the loss that the coordinator's strategy needs, for the user's own training loop."""
+"""The site's part of a strategy: the loss for the user's own training loop."""
 
 import contextlib
 import json
@@ -27,18 +27,18 @@ STATISTICS, TAGS = "polyclinic-statistics", "polyclinic-fedmlp"
 
 
 class Site:
-    """The part of a round that the coordinator sent this site with the model.
+    """A site's view of one round: the classes that it labels, and the loss of the coordinator's method.
 
     Args:
-        message: The message that the ``ClientApp``'s ``train`` or ``evaluate`` function got.
+        message: The message that the ``ClientApp``'s ``train`` or ``evaluate`` function received.
 
     Raises:
-        ValueError: If no strategy of :mod:`polyclinic.flower` sent it.
+        ValueError: If the message does not come from a strategy of :mod:`polyclinic.flower`.
 
     Attributes:
-        classes: Names of the head's rows, in their order.
-        annotated: Which of them this site labels, bool ``(classes,)``.
-        method: The hospital's half of the coordinator's method.
+        classes: Names of the head's rows, in order.
+        annotated: Whether this site labels each of these classes, bool ``(classes,)``.
+        method: The site's half of the coordinator's method.
     """
 
     def __init__(self, message: Message) -> None:
@@ -53,11 +53,11 @@ class Site:
         self._statistics: Arrays = unpack_arrays(records[STATISTICS]) if STATISTICS in records else {}
 
     def targets(self, targets: Tensor) -> Tensor:
-        """Return targets in the form that the losses need: NaN where this site does not label the class.
+        """Return a copy of the targets with NaN for every class that this site does not label.
 
         Raises:
-            ValueError: For another shape than ``(batch, classes)``, other values than 1, 0, or NaN for unknown, or an
-                image of two classes that exclude one another.
+            ValueError: If the shape is not ``(batch, classes)``, a value is not 1, 0 or NaN (unknown), or an image has
+                two classes in a ``multi_class`` task.
         """
         shape, rows = tuple(targets.shape), len(self.classes)
         if len(shape) != 2 or shape[1] != rows:
@@ -70,16 +70,16 @@ class Site:
         return labelled
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of one batch, a scalar: that of the coordinator's method, over the site's own classes.
+        """Return the loss of one batch by the coordinator's method, a scalar over the classes that this site labels.
 
         Args:
             logits: ``(batch, classes)``, in the order of :attr:`classes`.
-            targets: ``(batch, classes)`` of 1, 0, or NaN for unknown, in the order of :attr:`classes`, not in that of
-                this site's ``SiteLabels``; what stands in columns of other classes is ignored.
+            targets: ``(batch, classes)`` of 1, 0, or NaN for unknown, in the order of :attr:`classes` (not of this
+                site's ``SiteLabels``). Columns of classes that this site does not label are ignored.
 
         Raises:
-            ValueError: For targets as in :meth:`targets` or of another shape than the logits, and under ``FedSLD`` for
-                labels that the counts of all sites rule out.
+            ValueError: If the targets are invalid (see :meth:`targets`) or differ from the logits in shape; under
+                ``FedSLD`` also if they contradict the image counts of all sites.
         """
         labelled, annotated = self.targets(targets), self.annotated.to(logits.device)
         if logits.shape != targets.shape:
@@ -98,24 +98,25 @@ class Site:
 class FedMLPSite(Site):
     """One round of FedMLP at a site, for the user's own training loop.
 
-    Make it after the received model was loaded and before training; it copies the model as the teacher. In the second
-    stage it tags images; tags last from round to round in Flower's ``context.state``, on the site's side, by the places
-    of images: give the same images in the same order in every round of a start. Others are refused.
+    Create the object after loading the received model and before training, because it copies the model as the teacher.
+    In the second stage it assigns tags (pseudo-labels) to images, which are stored by image index in Flower's
+    ``context.state`` at the site. Therefore pass the same images in the same order in every round.
 
     Args:
-        message: The message that the ``ClientApp``'s ``train`` function got.
-        context: The context that the same function got.
-        model: A module with the received model loaded.
-        head: Name of its last layer, a submodule.
-        images: All training images as the model takes them, ``(n, ...)``, n at least 1, without augmentation, in one
-            order.
+        message: The message that the ``ClientApp``'s ``train`` function received.
+        context: The context that the same function received.
+        model: A module into which the received model has been loaded.
+        head: Name of the model's last layer, a submodule.
+        images: All training images in the form that the model takes, ``(n, ...)`` with n at least 1, without
+            augmentation.
         targets: ``(n, classes)`` of 1, 0, or NaN for unknown.
 
     Raises:
         ValueError: If the coordinator uses another strategy, or model, targets or images do not fit.
 
     Attributes:
-        views: How many augmented views of a batch :meth:`round_loss` takes: two in the first stage, one in the second.
+        views: Number of augmented views of a batch that :meth:`round_loss` takes: two in the first stage, one in the
+            second.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class FedMLPSite(Site):
         self.views = 1 if server_round > self.method.parameters.stage_one_rounds else 2
 
     def _read_tags(self) -> Arrays:
-        """Return the tags of this start's earlier rounds; raise ``ValueError`` if they are of other images."""
+        """Return the tags of earlier rounds of this run; raise ``ValueError`` if they belong to other images."""
         stored = self._context.state.config_records.get(TAGS, ConfigRecord())
         if stored.get(START) != self._config[START]:
             return {}
@@ -155,11 +156,11 @@ class FedMLPSite(Site):
         return arrays
 
     def round_loss(self, rows: Tensor, *views: Tensor) -> Tensor:
-        """Return the loss of one batch, a scalar.
+        """Return the loss of one batch as a scalar tensor.
 
         Args:
-            rows: Places of the batch among ``images``, ``(batch,)``.
-            views: :attr:`views` augmented views of these images, as the model takes them.
+            rows: Indices of the batch's images in ``images``, ``(batch,)``.
+            views: Augmented views of these images in the form that the model takes; their number is :attr:`views`.
         """
         if len(views) != self.views or [len(view) for view in views] != [len(rows)] * self.views:
             raise ValueError(f"this round takes {self.views} views of a batch: write round_loss(rows, *views)")
@@ -169,9 +170,10 @@ class FedMLPSite(Site):
         return self._round.objective(self._model, batch)
 
     def finish(self) -> dict[str, ConfigRecord]:
-        """Store the tags for the next round; return what goes into the reply's ``RecordDict`` beside the model.
+        """Store the tags for the next round; return records that must be added to the reply's ``RecordDict``.
 
-        The coordinator leaves out a reply without it. It is empty before the first stage's last round.
+        The coordinator rejects a reply without these records, even if they are empty, as before the first stage's last
+        round.
         """
         tags = pack_arrays({**self._round.method_state(self._model), "images": self._marks})
         self._context.state[TAGS] = ConfigRecord({**tags, START: self._config[START]})
@@ -183,7 +185,7 @@ class FedMLPSite(Site):
 
 
 def _compute_image_fingerprints(images: Tensor) -> NDArray[np.float32]:
-    """Return a number for each image ``(n,)`` that other images, and other orders of its pixels, rarely have."""
+    """Return a number per image ``(n,)`` that differs, almost always, if the image's pixels differ."""
     ramp = torch.linspace(0, 1, max(images[0].numel(), 1), device=images.device)
     with torch.no_grad():
         parts = [part.flatten(1).float() @ ramp / len(ramp) for part in torch.split(images, 256)]
@@ -191,10 +193,10 @@ def _compute_image_fingerprints(images: Tensor) -> NDArray[np.float32]:
 
 
 class HeadedModel(nn.Module):
-    """Any classifier as a :class:`common.models.network.Model`: features, and a linear head on them.
+    """Adapts any classifier to :class:`common.models.network.Model`: features, and a linear head on them.
 
     Raises:
-        ValueError: If the model has no linear layer of the head's name.
+        ValueError: If the model has no linear layer with the head's name.
     """
 
     frozen: tuple[str, ...] = ()
@@ -212,7 +214,7 @@ class HeadedModel(nn.Module):
         return logits
 
     def features(self, images: Tensor) -> Tensor:
-        """Return the inputs of the last layer, ``(batch, features)``."""
+        """Return the inputs of the head, ``(batch, features)``."""
         received = list[Tensor]()
         hook = self.head.register_forward_pre_hook(lambda module, inputs: received.append(inputs[0].detach()))
         try:

@@ -1,4 +1,4 @@
-"""The methods as Flower strategies over plain ``state_dict``s: FedAvg with what a method and sites' labels change."""
+"""Polyclinic's methods as Flower strategies for plain ``state_dict`` models, on top of Flower's FedAvg."""
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ SLOPE = "loss-slope"
 
 
 class TrainedModel(NamedTuple):
-    """A site's reply, in the form in which a method's rules read it (:class:`strategies.methods.base.SiteReply`)."""
+    """A site's reply to training, as the method's rules read it (:class:`strategies.methods.base.SiteReply`)."""
 
     model: ArrayRecord
     train_samples: float
@@ -49,23 +49,23 @@ class TrainedModel(NamedTuple):
 
 
 class LabelledSites(FedAvg):
-    """Flower's FedAvg that knows which classes each site labels, and sends each site its part of a method.
+    """Base class of the strategies: Flower's FedAvg, extended by the classes that each site labels.
 
     Args:
         head: Name of the model's last layer in its ``state_dict``: ``head.weight (classes, features)`` and, if there is
             one, ``head.bias (classes,)``.
-        classes: Names of the head's rows, in their order.
-        task: ``multi_label``, or ``multi_class`` where classes exclude one another.
-        parameters: Parameters of the method, by name.
-        options: Those of Flower's ``FedAvg``. Without an aggregation function of your own for metrics, the mean is of
-            the metrics that all sites sent.
+        classes: Names of the head's rows, in order.
+        task: ``multi_label``, or ``multi_class`` if the classes exclude each other.
+        parameters: The method's parameters by name.
+        options: Options of Flower's ``FedAvg``. Without metric aggregation functions of your own, metrics that all
+            sites sent are averaged.
 
     Raises:
-        ValueError: If ``classes`` is no list of different names, there is no such task, or a parameter does not fit.
+        ValueError: If ``classes`` is not a list of different names, the task is unknown, or a parameter is invalid.
 
     Attributes:
-        method: The rules that the strategy follows.
-        not_wrapped: Why no other strategy, as Flower's for differential privacy, can wrap this one; else empty.
+        method: The method that the strategy runs.
+        not_wrapped: Why no other strategy, such as Flower's differential privacy, can wrap this one; else empty.
     """
 
     method_class: ClassVar[type[Method]] = baselines.PartialLoss
@@ -92,7 +92,7 @@ class LabelledSites(FedAvg):
         self.forget_earlier_run()
 
     def forget_earlier_run(self) -> None:
-        """Forget what an earlier start left."""
+        """Reset all state of an earlier run."""
         self.answers: dict[str, RollCallAnswer] = {}
         self.statistics: Arrays = {}
         self._round, self._sent, self._start = -1, ArrayRecord(), secrets.token_hex(8)
@@ -107,11 +107,11 @@ class LabelledSites(FedAvg):
         *args: Any,
         **options: Any,
     ) -> Result:
-        """Run the rounds; arguments and result as in Flower's ``Strategy.start``. Each start asks the labels anew.
+        """Run all rounds, like Flower's ``Strategy.start``; at first ask all sites which classes they label.
 
         Raises:
-            UnknownLabels: If, before round 1, a site does not say which classes it labels.
-            RuntimeError: If no reply of a round can be used, with each node's reason.
+            UnknownLabels: If any of the sites gives no usable labels before round 1.
+            RuntimeError: If no reply of a round is usable, with the reason for each node.
         """
         self._timeout, self._in_start = timeout, True
         try:
@@ -120,7 +120,7 @@ class LabelledSites(FedAvg):
             self._in_start = False
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
-        """Choose sites as Flower does; each receives the model, and which of its rows it labels."""
+        """Select sites like FedAvg, and tell each which rows of the model it labels."""
         self.refuse_wrapping_strategy()
         self._head_of(arrays)  # refuse a wrong name before a site trains for an hour
         if server_round <= self._round:  # a wrapper's start is not ours, rounds tell both
@@ -131,11 +131,11 @@ class LabelledSites(FedAvg):
         return messages
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
-        """Choose sites as Flower does; each receives what it receives for training."""
+        """Select sites like FedAvg, and send each the same content as for training."""
         return self._add_labels(list(super().configure_evaluate(server_round, arrays, config, grid)), grid)
 
     def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
-        """Combine the replies that fit the model; a warning names the node of every other one."""
+        """Aggregate the usable replies; log a warning with node and reason for each other reply."""
         self.refuse_wrapping_strategy()
         ordered = sorted(replies, key=source_node)  # the same bits no matter who was first
         fit, trained = self.read_replies(server_round, ordered, self.read_reply, self._nodes)
@@ -147,7 +147,7 @@ class LabelledSites(FedAvg):
         return self._average_owners_rows(restored, trained), metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Messages) -> MetricRecord | None:
-        """Combine the replies that have metrics and a weight; a warning names the nodes of all replies without."""
+        """Average the metrics of usable replies; log a warning with node and reason for each other reply."""
         read = partial(records.read_weight, key=self.weighted_by_key)
         fit, _ = self.read_replies(server_round, sorted(replies, key=source_node), read, nodes=())
         return super().aggregate_evaluate(server_round, fit)
@@ -155,11 +155,11 @@ class LabelledSites(FedAvg):
     def _check_and_log_replies(
         self, replies: Messages, is_train: bool, validate: bool = True
     ) -> tuple[list[Message], list[Message]]:
-        """Leave out Flower's own check, which ends the run without a node: each reply was checked before."""
+        """Skip Flower's own check, which ends the run without naming a node; the replies are checked already."""
         return super()._check_and_log_replies(replies, is_train, validate=False)
 
     def refuse_wrapping_strategy(self) -> None:
-        """Raise ``TypeError`` if another strategy calls this one and cannot."""
+        """Raise ``TypeError`` if another strategy wraps this one although that is impossible."""
         if self.not_wrapped and not self._in_start:
             name = type(self).__name__
             raise TypeError(f"{name} cannot be wrapped by another strategy: {self.not_wrapped}; use {name}.start")
@@ -167,16 +167,16 @@ class LabelledSites(FedAvg):
     def read_replies(
         self, server_round: int, replies: Messages, read: Callable[[Message], Content], nodes: Sequence[int]
     ) -> tuple[list[Message], dict[str, Content]]:
-        """Return the replies that can be used or hold an error, and the contents of those that can be used, by site.
+        """Return the replies to pass on to Flower (usable ones and errors); and site -> content of each usable reply.
 
-        A warning names the node of every reply that is left out.
+        A warning with the node is logged for every unusable reply.
 
         Args:
-            read: Reads a reply; raises ``ValueError`` if it cannot be used.
-            nodes: The nodes of which one has to send a reply that can be used; none where the round needs no reply.
+            read: Function that reads a reply, and raises ``ValueError`` if the reply is unusable.
+            nodes: Nodes of which at least one must send a usable reply; empty if none is required.
 
         Raises:
-            RuntimeError: If no reply can be used, with each node's reason.
+            RuntimeError: If no reply is usable, with the reason for each node.
         """
         fit, contents = list[Message](), dict[str, Content]()
         faults = dict.fromkeys(nodes, f"no reply within {self._timeout:g} s")
@@ -198,7 +198,7 @@ class LabelledSites(FedAvg):
         return fit, contents
 
     def read_reply(self, reply: Message) -> TrainedModel:
-        """Read a reply to training; raise ``ValueError`` if it cannot be used."""
+        """Read a reply to training; raise ``ValueError`` if it is unusable."""
         if len(reply.content.array_records) != 1 or len(reply.content.metric_records) != 1:
             raise ValueError("it needs one ArrayRecord and one MetricRecord")
         (model,), weight = reply.content.array_records.values(), records.read_weight(reply, self.weighted_by_key)
@@ -222,11 +222,11 @@ class LabelledSites(FedAvg):
         return records.unpack_arrays(reply.content.config_records[STATISTICS])
 
     def aggregate_reply_statistics(self, replies: Mapping[str, TrainedModel]) -> None:
-        """Let the method aggregate the statistics of replies, by site."""
+        """Aggregate the statistics in the sites' replies by the method's rules."""
         self.statistics = self.method.aggregate_statistics(self.round_context(), replies)
 
     def round_context(self) -> RoundContext:
-        """Return the context of this round that the method's rules receive."""
+        """Return the round's context (who labels what, statistics, round) for the method's rules."""
         answers = dict(sorted(self.answers.items()))
         contract = LabelContract(self.classes, {site: answer.class_names for site, answer in answers.items()})
         return RoundContext(self.method.site.task, contract, answers, self.statistics, self._round)
@@ -235,9 +235,9 @@ class LabelledSites(FedAvg):
         return records.copy_head(model, self.head, self.classes)
 
     def _add_labels(self, messages: Sequence[Message], grid: Grid) -> list[Message]:
-        """Return Flower's messages with each site's part of the method, for the sites whose labels are known.
+        """Add each site's labelled classes and the method's data to Flower's messages; drop sites with unknown labels.
 
-        Once some sites are known, one that cannot say its labels is left out with the reason.
+        In the first round, a site without usable labels raises :class:`UnknownLabels`; later it causes a warning.
         """
         if not messages:
             return []
@@ -271,7 +271,7 @@ class LabelledSites(FedAvg):
         return labelled
 
     def _average_owners_rows(self, model: ArrayRecord, replies: Mapping[str, TrainedModel]) -> ArrayRecord:
-        """Return the model with rows that not every site labels averaged over their owners, if the method does so."""
+        """Average each head row that only some sites label over those sites, if the method does so."""
         owned = {site: self.answers[site].class_names for site in replies}
         partial_rows = [name for name in self.classes if not all(name in classes for classes in owned.values())]
         if self.method.head_mean is WholeHeadMean or not partial_rows:
@@ -288,31 +288,32 @@ class LabelledSites(FedAvg):
 
 
 class PartialLoss(LabelledSites):
-    """FedAvg; a site's loss leaves out the classes that it does not label."""
+    """FedAvg with a partial loss: a site's loss ignores the classes that the site does not label."""
 
 
 class VanillaFL(LabelledSites):
-    """FedAvg; a class that a site does not label counts as absent. The baseline that partial labels break."""
+    """FedAvg with absent labels: a class that a site does not label counts as negative. A baseline for comparison."""
 
     method_class = baselines.Vanilla
 
 
 class SurgicalAggregation(LabelledSites):
-    """Each class's head row is averaged over the sites that label it, the rest by FedAvg.
+    """FedAvg, except that each class's head row is averaged only over the sites that label the class.
 
-    Kulkarni et al., "Surgical Aggregation: Federated Class-Heterogeneous Learning", ML4H 2024, eq. 2. Where every site
-    that replied labels a class, its row is the one that Flower's FedAvg computed: with the same labels everywhere the
-    result is Flower's, bit for bit. A row that nobody owns stays as it was sent.
+    Kulkarni et al., "Surgical Aggregation: Federated Class-Heterogeneous Learning", ML4H 2024, eq. 2. A row whose class
+    is labelled by all replying sites is that of Flower's FedAvg, bit for bit. A row whose class no replying site labels
+    stays unchanged.
     """
 
     method_class = surgical.SurgicalAggregation
 
 
 class FedSLD(LabelledSites):
-    """FedAvg; a site weighs each label by how common it is in its batch against how common it is in the federation.
+    """FedAvg with a weighted loss: a label's weight is its frequency in the federation relative to the batch.
 
-    Luo and Wu, "FedSLD: Federated Learning with Shared Label Distribution for Medical Image Classification", 2021,
-    eq. 3. The sites send how many of their images show each class (``SiteLabels.positives`` and ``.images``).
+    Equation 3 of Luo and Wu, "FedSLD: Federated Learning with Shared Label Distribution for Medical Image
+    Classification", 2021. The sites send how many of their images show each class (``SiteLabels.positives`` and
+    ``.images``).
 
     Args:
         reduction: ``sum`` is eq. 3 (with ``multi_label``, our extension, divided by the classes of which the batch has
@@ -332,12 +333,12 @@ class FedMLP(LabelledSites):
     Sun et al., "FedMLP: Federated Multi-label Medical Image Classification under Task Heterogeneity", MICCAI 2024.
 
     Args:
-        stage_one_rounds: Rounds before missing labels are detected.
-        parameters: Those of :class:`strategies.methods.fedmlp.FedMLPParameters` that are FedMLP's own, by name.
-        options: As for :class:`LabelledSites`; the task is ``multi_label``.
+        stage_one_rounds: Number of rounds of the first stage, before missing labels are detected.
+        parameters: FedMLP's own parameters by name (:class:`strategies.methods.fedmlp.FedMLPParameters`).
+        options: As for :class:`LabelledSites`; the task must be ``multi_label``.
 
     Raises:
-        ValueError: For parameters that do not fit.
+        ValueError: If a parameter is invalid.
     """
 
     method_class = fedmlp.FedMLP
@@ -353,12 +354,11 @@ class FedMLP(LabelledSites):
 
 
 class SequentialTraining(LabelledSites):
-    """One model goes from site to site in a round, in ascending order of their node numbers.
+    """Train one model at one site after the other in each round, in ascending order of node ids.
 
-    A site that does not reply is skipped: the pass goes on from the last model that came back. A class that a site does
-    not label counts as absent, as in the paper: a softmax or a sigmoid over all classes. ``aggregate_train`` gets a
-    round's replies in the order of the pass; its model is the last one, and an override can save it or put another in
-    its place.
+    A site that does not reply is skipped; the next site receives the last model that was returned. A class that a site
+    does not label counts as negative, as in the paper. ``aggregate_train`` receives a round's replies in the order of
+    training and returns the last model; override it to save or replace that model.
     """
 
     method_class: ClassVar[type[SequentialMethod]] = unifed.SequentialTraining
@@ -366,7 +366,7 @@ class SequentialTraining(LabelledSites):
     not_wrapped = "it passes one model on from site to site"
 
     def start(self, grid: Grid, *args: Any, **options: Any) -> Result:
-        """Run the rounds; each site in turn has ``timeout`` seconds for its training."""
+        """Run all rounds; each site has ``timeout`` seconds for its training."""
         self._grid = grid
         return super().start(cast(Grid, _ModelPassingGrid(grid, self._send_and_receive)), *args, **options)
 
@@ -395,7 +395,7 @@ class SequentialTraining(LabelledSites):
         return replies
 
     def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
-        """Return the model of the last reply that can be used, and the mean of the metrics."""
+        """Return the model of the last usable reply, and the averaged metrics."""
         self.refuse_wrapping_strategy()
         fit, trained = self.read_replies(server_round, replies, self.read_reply, self._nodes)
         if not trained:
@@ -405,7 +405,7 @@ class SequentialTraining(LabelledSites):
 
 
 class _ModelPassingGrid:
-    """A grid of which one method is replaced; all else is the grid's own."""
+    """A Flower Grid with its own ``send_and_receive``; everything else is passed on to the wrapped grid."""
 
     def __init__(self, grid: Grid, send_and_receive: Callable[..., Messages]) -> None:
         self._grid, self.send_and_receive = grid, send_and_receive
@@ -415,16 +415,17 @@ class _ModelPassingGrid:
 
 
 class UniFed(SequentialTraining):
-    """The easiest task first: sites in the order in which their training loss falls, the fastest first.
+    """Sequential training, easiest task first: sites whose training loss falls fastest come first.
 
     Hassani and Rekik, "UniFed: A Universal Federation of a Mixture of Highly Heterogeneous Medical Image Classification
-    Tasks", 2024. Before round 1 every site trains once from the initial model to be put into an order. Each reply's
-    ``MetricRecord`` holds ``loss-slope``, :func:`polyclinic.flower.loss_slope` of the losses of all its batches; a site
-    stops when :class:`polyclinic.flower.EarlyStopping` says so.
+    Tasks", 2024. Before round 1, every site trains once from the initial model, only to determine the order. The
+    ``MetricRecord`` of each reply must hold ``loss-slope``, computed by :func:`polyclinic.flower.loss_slope` from the
+    losses of all batches. A site ends its training by :class:`polyclinic.flower.EarlyStopping`.
 
     Args:
-        train_at_server: Trains the mixed model of the round before; None mixes in nothing.
-        alpha: Share of the sites' model in the mixture with the coordinator's; 0.7 by the paper's text.
+        train_at_server: Function that trains the model of the round before on the coordinator's images; None for no
+            such training.
+        alpha: Weight of the sites' model when it is mixed with the coordinator's; 0.7 in the paper.
         options: As for :class:`LabelledSites`.
     """
 
@@ -435,7 +436,7 @@ class UniFed(SequentialTraining):
         self.train_at_server, self.alpha = train_at_server, alpha
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
-        """Choose sites as Flower does; before round 1 all train side by side, and only their slopes are kept."""
+        """Select sites like FedAvg; before round 1, let all sites train, and keep only the slopes of their losses."""
         if server_round == 1:
             fraction, self.fraction_train = self.fraction_train, 1.0  # all are ranked, no matter who is drawn later
             messages = super().configure_train(0, arrays, config, grid)
@@ -445,17 +446,17 @@ class UniFed(SequentialTraining):
         return super().configure_train(server_round, arrays, config, grid)
 
     def read_statistics(self, reply: Message) -> Arrays:
-        """Return the slope, which stands in the metrics; raise ``ValueError`` if there is none."""
+        """Return the loss slope from a reply's metrics; raise ``ValueError`` if it is missing."""
         slope = records.get_metrics(reply.content).get(SLOPE)
         if not isinstance(slope, int | float):
             raise ValueError(f"it sent no {SLOPE!r}: put polyclinic.flower.loss_slope(losses) in its metrics")
         return {"slope": np.array([slope])}
 
     def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
-        """Mix in what the coordinator trains on images of its own, from the mixed model of the round before.
+        """Return the sites' last model, mixed with the model of ``train_at_server`` if there is such a function.
 
         Raises:
-            ValueError: If the coordinator's model does not fit: the check of the sites' replies.
+            ValueError: If the model that ``train_at_server`` returns does not fit the sites' model.
         """
         model, metrics = super().aggregate_train(server_round, replies)
         if self.train_at_server is None or model is None:

@@ -1,1 +1,1 @@
-"""The run folder: what it holds, how it is written, read, verified and replayed."""
+"""The run folder: its files, and how they are written, read and verified."""

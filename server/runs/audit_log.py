@@ -1,8 +1,8 @@
-"""The coordinator's audit of a run: sites, replies, sums, and every reply that was left out, with its reason.
+"""The coordinator's audit of a run, ``audit.jsonl``: sites, aggregations, all replies, and why a reply was rejected.
 
-The audit is the file ``audit.jsonl`` of the run folder (:mod:`common.security.audit`); the receipt is made from it.
-With ``run.keep_updates`` the folder ``updates/`` holds the initial model, each site's answer to the roll call and each
-update that counted, in the bytes whose SHA-256 the audits of both sides name.
+The receipt of the run is made from the audit (format: :mod:`common.security.audit`). With ``run.keep_updates``, the
+folder ``updates/`` also holds the initial model, each site's answer to the roll call and each aggregated update, byte
+for byte as hashed in the audits of coordinator and site.
 """
 
 import hashlib
@@ -37,9 +37,9 @@ class RunAudit:
 
     Attributes:
         layout: Names and shapes of the model's tensors.
-        keep: True to keep updates.
-        durable: True to flush each entry to the disk.
-        key_of: Looks up the public key with which a site was admitted, as an OpenSSH line; None in simulation.
+        keep: Whether to keep updates in ``updates/``.
+        durable: Whether to flush each entry to disk.
+        key_of: Returns the public key of an admitted site, as an OpenSSH line; None in simulation.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class RunAudit:
         self._updates = run_folder / UPDATES
 
     def began(self, initial: FederationState, **facts: Any) -> None:
-        """Record the start of a run from this model."""
+        """Record the start of a run with its initial model."""
         sha256 = state_sha256(initial.model, self.layout)
         self.audit.append(event="run", initial_model_sha256=sha256, updates_kept=self.keep, **facts)
         if self.keep:
             write_atomically(self._updates / INITIAL, serialize_state(initial), durable=self.durable)
 
     def resumed(self, state: FederationState, **facts: Any) -> None:
-        """Check the models of a checkpoint, and record that the run goes on from the checkpoint.
+        """Compare a checkpoint's models with the audit, then record that the run is resumed from the checkpoint.
 
         Raises:
-            RunStopped: If the checkpoint holds another model than the audit names.
+            RunStopped: If a model of the checkpoint differs from the hash in the audit.
         """
         hashes: dict[int, Any] = {}  # round -> hash of the model after it; round 0 is the initial model
         for entry in self.audit.entries():
@@ -89,7 +89,7 @@ class RunAudit:
         self.audit.append(event="resumed", round=state.round, **facts)
 
     def enrolled(self, server_round: int, site: str, member: RunMember) -> None:
-        """Record that a site takes part from this round on, with its answer to the roll call."""
+        """Record that a site joins the run at this round, with its answer to the roll call."""
         content = encode_record(member.answer)
         sha256 = record_sha256(content)
         facts: dict[str, Any] = {"release": member.answer.version, "sha256": sha256, "bytes": payload_bytes(content)}
@@ -100,12 +100,12 @@ class RunAudit:
             self._store_record("roll-call", site, content)
 
     def left_out(self, server_round: int | str, absent: Mapping[str, str]) -> None:
-        """Record sites that declined, were not admitted to the run, or missed an exchange."""
+        """Record the sites that declined, were not admitted to the run, or missed an exchange, with reasons."""
         for site, reason in absent.items():
             self.audit.append(event="left_out", round=server_round, site=site, reason=make_printable_line(reason))
 
     def arrived(self, arrival: ReplyArrival) -> None:
-        """Record the arrival of a reply, also of one that does not count."""
+        """Record the arrival of a reply, even if the reply is rejected."""
         facts: dict[str, Any] = {"counts": not arrival.reason}
         if arrival.reason:
             facts["reason"] = arrival.reason
@@ -120,13 +120,13 @@ class RunAudit:
         self.audit.append(event="received", **about, **facts)
 
     def arrived_before_resume(self, arrival: ReplyArrival) -> None:
-        """Record a reply that came before the run was resumed, unless the audit has it."""
+        """Record a reply that arrived while the run was interrupted, unless the audit contains it already."""
         signed = arrival.content and unverified_signature_or_none(arrival.content)
         if signed and all(entry.get("signature") != signed.signature for entry in self.audit.entries()):
             self.arrived(arrival)
 
     def aggregated(self, record: RoundRecord, state: FederationState, contract: str) -> None:
-        """Record a round that counted, and the model after it."""
+        """Record a completed round with its aggregated replies and the resulting model."""
         self.audit.append(
             event="aggregated",
             round=record.round,
@@ -137,7 +137,7 @@ class RunAudit:
         )
 
     def figures_hashed(self, folder: Path) -> None:
-        """Record the hashes of the files with the run's figures, so that later changes are noticed."""
+        """Record the hashes of the files with the run's metrics, so that later changes are detected."""
         there = [name for name in FIGURES if (folder / name).is_file()]
         hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in there}
         self.audit.append(event="figures", sha256=hashes)
@@ -148,21 +148,21 @@ class RunAudit:
 
 
 def _signature_fields(signed: SignedStatement | None) -> dict[str, Any]:
-    """Return the fields of an audit entry that hold the hospital's signature."""
+    """Return the fields of an audit entry for the site's signature."""
     return {"of_a_hospital": True, **(signed.model_dump() if signed else {})}
 
 
 def shorten_reasons(absent: Mapping[str, str]) -> dict[str, str]:
-    """Cut the reasons of all sites so that they fit into one line; each whole reason has a line of its own."""
+    """Shorten the reasons of all sites to fit into one audit line; the complete reasons have lines of their own."""
     most = max(SHORTEST_REASON, min(MOST_WORDS, ALL_REASONS // max(len(absent), 1)))
     return {site: make_printable_line(reason, most) for site, reason in absent.items()}
 
 
 def updates_folder_of_round(server_round: int) -> str:
-    """Return the name of the folder of a round's updates in ``updates/``."""
+    """Return the name of the subfolder of ``updates/`` for a round."""
     return f"round-{server_round:06d}"
 
 
 def update_file_of_site(site: str) -> str:
-    """Return the name of the file of a site's record."""
+    """Return the file name of a site's record in such a subfolder."""
     return f"{site}.record"

@@ -1,4 +1,4 @@
-"""The run folder: ``summary.json``, ``rounds.jsonl``, ``events.jsonl``, the model and the report."""
+"""Write the run folder: ``summary.json``, ``rounds.jsonl``, ``events.jsonl``; and check folders before use."""
 
 import contextlib
 import datetime as dt
@@ -29,14 +29,14 @@ DEMO_MARK = "demo.txt"
 
 
 def new_folder_faults(path: Path) -> list[Fault]:
-    """Return why no new run can be written into this folder; empty where it can."""
+    """Return a fault if no new run can be written to this folder."""
     has_run = os.path.isfile(path / "events.jsonl")  # no error where the folder cannot be looked into
     go_on = " To go on with the run in it: --resume." if has_run else ""
     return output_folder_faults(path, f"Name another folder, or remove this one.{go_on}")
 
 
 def resumed_folder_faults(path: Path) -> list[Fault]:
-    """Return why no run can go on or begin in this folder; empty where one can."""
+    """Return a fault if no run in this folder can be resumed or started with ``--resume``."""
     if not path.is_dir():
         return new_folder_faults(path)
     try:
@@ -51,7 +51,7 @@ def _no_run_fault(path: Path) -> Fault:
 
 
 def demo_folder_faults(path: Path) -> list[Fault]:
-    """Return why no demo can be written into this folder: an earlier demo may be removed, anything else may not."""
+    """Return a fault if no demo can be written to this folder: only an earlier demo may be replaced."""
     try:
         free = not path.exists() or (path / DEMO_MARK).is_file() or (path.is_dir() and not any(path.iterdir()))
     except OSError as error:
@@ -60,9 +60,9 @@ def demo_folder_faults(path: Path) -> list[Fault]:
 
 
 def verification_path_faults(path: Path) -> list[Fault]:
-    """Return why a path is neither a receipt nor the folder of a run with an audit.
+    """Return a fault if a path is neither a receipt nor a run folder with an audit.
 
-    A missing or damaged receipt beside an audit is reported by the verification itself.
+    The verification itself reports a missing or damaged receipt beside an audit.
     """
     if path.is_dir():
         if (path / RECEIPT).is_file() or audit_files(path):
@@ -80,10 +80,10 @@ def verification_path_faults(path: Path) -> list[Fault]:
 
 
 class RunFolder:
-    """Writes the files of one run, and never over those of another run.
+    """Writes the files of one run; never overwrites those of another run.
 
     Attributes:
-        trackers: Receive the figures of every round and of the final test.
+        trackers: Receive the metrics of every round and of the final test.
     """
 
     def __init__(self, path: Path) -> None:
@@ -93,10 +93,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path) -> "RunFolder":
-        """Make the folder.
+        """Create the folder of a new run.
 
         Raises:
-            BadInput: If it holds anything already, or cannot be made.
+            BadInput: If the folder is not empty or cannot be created.
         """
         raise_faults(new_folder_faults(path))
         try:
@@ -107,17 +107,17 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> "RunFolder":
-        """Open the folder of an interrupted run to continue it.
+        """Open the folder of an interrupted run, to resume the run.
 
         Raises:
-            BadInput: If it is not one.
+            BadInput: If it is not a run folder.
         """
         if not (path / "events.jsonl").is_file():
             raise BadInput([_no_run_fault(path)])
         return cls(path)
 
     def remove_partial_output(self) -> None:
-        """Remove partial files and a partial last line of a killed run; call it only while the folder is locked."""
+        """Remove incomplete files and an incomplete last line that a killed run left; the folder must be locked."""
         remove_partial_files(self.path, below=True)
         events = self.path / "events.jsonl"
         if (content := events.read_bytes()) and not content.endswith(b"\n"):
@@ -125,17 +125,17 @@ class RunFolder:
 
     @property
     def is_done(self) -> bool:
-        """True where the run has ended, with its summary."""
+        """Whether the run is finished, with a summary."""
         return (self.path / SUMMARY).is_file()
 
     def remove_summary_and_pages(self) -> None:
-        """Remove the summary and the pages of a run that was done and goes on for more rounds."""
+        """Remove summary and pages of a finished run, because the run is continued for more rounds."""
         for name in (SUMMARY, "report.html", "MODEL_CARD.md"):
             (self.path / name).unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the folder within the context.
+        """Lock the folder within the context, so that only one process writes to it.
 
         Raises:
             BadInput: If another process holds the lock.
@@ -149,10 +149,10 @@ class RunFolder:
             os.close(descriptor)
 
     def remove_rounds_after(self, last: int) -> None:
-        """Remove from ``rounds.jsonl`` the lines after a round, and a partial last line.
+        """Remove from ``rounds.jsonl`` the lines of rounds after ``last``, and an incomplete last line.
 
         Raises:
-            BadInput: If a line is not one of a run.
+            BadInput: If a line is not a round's line.
         """
         path = self.path / "rounds.jsonl"
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
@@ -170,21 +170,21 @@ class RunFolder:
         self._send_to_trackers(round_scalars(line), line["round"])
 
     def append_event(self, name: str, **fields: Any) -> None:
-        """Append an event to ``events.jsonl``: its time, its name, values as fields."""
+        """Append an event to ``events.jsonl``: time, name, and values as fields."""
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         self._append_line("events.jsonl", {"time": now, "event": name, **fields})
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the events so far, oldest first."""
+        """Return all events so far, oldest first."""
         return [json.loads(line) for line in (self.path / "events.jsonl").read_bytes().splitlines()]
 
     def append_absences(self, when: int | str, absent: Mapping[str, str], here: Collection[str] = ()) -> None:
-        """Append an event for each site that missed a round or an exchange; for a site that signed off, only once.
+        """Append an event for each site that missed a round or another exchange; only one event after a sign-off.
 
         Args:
-            when: The round, or the name of the exchange.
-            absent: Site -> reason of its absence.
-            here: Sites that took part, for which a later sign-off is an event again.
+            when: Number of the round, or name of the exchange.
+            absent: Site -> reason for its absence.
+            here: Sites that took part; if such a site signs off again later, a new event is written.
         """
         for site in here:
             self._stopped.pop(site, None)

@@ -1,4 +1,4 @@
-"""State and history of a coordinator's runs, as files for ``flwr-server status``, ``runs`` and the live view."""
+"""The current run's state and the history of runs, as files for ``flwr-server status``, ``runs`` and the live view."""
 
 import json
 import os
@@ -26,19 +26,20 @@ PHASES = {
 
 @dataclass
 class CurrentRun:
-    """The active run, or the last one if none is active: the content of ``state/present.json``.
+    """The state of the current or last run: the content of ``state/present.json``.
 
     Attributes:
         state: ``running``, ``done``, ``stopped`` or ``interrupted``.
         phase: ``roll call``, ``train``, ``evaluate``, ``test``, ``benefit``.
-        releases: Site -> the release that answered the roll call there.
-        waiting_for: Sites whose reply has not come; of sites in ``lost`` only those without which the run cannot go on.
-        lost: Sites that the coordinator has no contact with.
-        stopped: Lost site that signed off -> time at which it did.
-        deadline: Unix time at which the run goes on without the sites in ``waiting_for``.
-        seconds_left: Remaining time of the run, by the pace so far.
-        left_out: Site -> the last round in which its reply did not count, and the reason.
-        shortened: Site -> the last round in which its update was too long, and the treatment of that update.
+        releases: Site -> Polyclinic release of the site.
+        waiting_for: Sites whose reply is awaited. Sites in ``lost`` are included only if the run cannot continue
+            without them.
+        lost: Sites without a connection to the coordinator.
+        stopped: Site in ``lost`` that signed off -> time of the sign-off.
+        deadline: Unix time at which the run continues without the sites in ``waiting_for``.
+        seconds_left: Estimated remaining time of the run.
+        left_out: Site -> last round in which its reply was rejected, and the reason.
+        shortened: Site -> last round in which its update was too long, and how the update was treated.
     """
 
     run_folder: str
@@ -63,12 +64,12 @@ class CurrentRun:
 
 
 def describe_sign_off(when: str) -> str:
-    """Return the words for a site that signed off at this time, the same in every file and on every page."""
+    """Describe that a site signed off at this time; the same words are used in all files and pages."""
     return f"{SIGNED_OFF} at {when}"
 
 
 def read_current_run(state: Path) -> CurrentRun | None:
-    """Read the state of the last run; None where there was none. A run whose process has ended was interrupted."""
+    """Read the state of the last run; None if there was none. If its process is dead, the state is ``interrupted``."""
     try:
         present = CurrentRun(**json.loads((state / FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -79,7 +80,7 @@ def read_current_run(state: Path) -> CurrentRun | None:
 
 
 def describe_site_in_run(present: CurrentRun, site: str, *, revoked: bool = False) -> str:
-    """Describe in a few words what a site does in the run; empty where it has no part or the run has ended.
+    """Describe what a site currently does in the run; empty if the site takes no part or the run has ended.
 
     Args:
         revoked: Whether the coordinator has revoked the site's key.
@@ -97,10 +98,10 @@ def describe_site_in_run(present: CurrentRun, site: str, *, revoked: bool = Fals
 
 
 class JsonLinesReader:
-    """Reads the new lines of a jsonl file; begins again where the file was replaced, as ``--resume`` does.
+    """Reads new lines of a growing jsonl file; starts over if the file was replaced, as by ``--resume``.
 
     Attributes:
-        all: The JSON object of every complete line so far.
+        all: JSON objects of all complete lines so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -109,7 +110,7 @@ class JsonLinesReader:
         self._offset, self._inode = 0, -1
 
     def poll(self) -> bool:
-        """Read the new lines and return True where there were any. A missing file has no lines."""
+        """Read the new lines; return whether anything changed. A missing file counts as empty."""
         before = len(self.all), self._inode
         try:
             with self.path.open("rb") as file:
@@ -130,22 +131,22 @@ class JsonLinesReader:
         return (len(self.all), self._inode) != before
 
     def read_new(self) -> list[dict[str, Any]]:
-        """Return the lines since the last look; all lines where the file was replaced since then."""
+        """Return the lines since the last call; all lines if the file was replaced."""
         known, inode = len(self.all), self._inode
         self.poll()
         return self.all[known if self._inode == inode and len(self.all) >= known else 0 :]
 
 
 def add_to_run_history(state: Path, present: CurrentRun) -> None:
-    """Add the state of a run to the history in ``state``, a folder of the coordinator."""
+    """Append a run's current state to the coordinator's history file."""
     with (state / HISTORY).open("a", encoding="utf-8") as file:
         file.write(json.dumps({**asdict(present), "noted": time.time()}) + "\n")
 
 
 def run_history(state: Path) -> list[dict[str, Any]]:
-    """Return every run that was begun or resumed, oldest first: the last line of each, with ``ended`` and ``there``.
+    """Read the history; return the last state of every run that was started or resumed, oldest first.
 
-    ``ended`` is Unix time, or None for a run that still runs or whose process was killed. ``there`` is false if the
+    Field ``ended`` is a Unix time, or None for a run that is active or was killed. Field ``there`` is false if the
     run's folder was moved or removed.
     """
     try:

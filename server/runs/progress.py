@@ -1,4 +1,4 @@
-"""Progress of a run for a person or a program: a bar, lines, or JSON objects."""
+"""Show the progress of a run: as a bar, as text lines, or as JSON objects."""
 
 import math
 import sys
@@ -22,10 +22,10 @@ BAR_WIDTH = 24
 
 
 class NullProgress:
-    """Follows a run and shows nothing; base class of what shows its progress. The recorder calls it at each step.
+    """Follows a run and shows nothing; base class of the progress displays. The run's recorder calls its methods.
 
     Attributes:
-        seconds_left: Remaining time at the end of the last round; None before the first.
+        seconds_left: Estimated remaining time after the last round; None before the first round.
     """
 
     def __init__(self, title: str = "") -> None:
@@ -38,19 +38,19 @@ class NullProgress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Show nothing at the end of the run."""
+        """Do nothing at the end of the run."""
 
     def waiting(self, waiting: WaitingStatus) -> None:
-        """Show nothing: in a simulation no site is waited for."""
+        """Do nothing, because a simulation never waits for sites."""
 
     def enrolled(self, releases: Mapping[str, str]) -> None:
-        """Show nothing, because simulated sites run this release."""
+        """Do nothing, because all simulated sites have this release."""
 
     def joined(self, server_round: int, site: str) -> None:
-        """Show nothing: no site joins a simulation late."""
+        """Do nothing, because no site joins a simulation late."""
 
     def left_out(self, site: str, reason: str) -> None:
-        """Show nothing, because the run's events give the reason."""
+        """Do nothing, because ``events.jsonl`` has the reason."""
 
     def rolled_back(self, rolled_back: RollbackEvent) -> None:
         self.note(rolled_back.sentence)
@@ -71,7 +71,7 @@ class NullProgress:
 
 
 class ProgressBar(NullProgress):
-    """Shows a bar, round and remaining time on one line of any terminal, and below it sites and losses."""
+    """Shows bar, round and remaining time on one line of the terminal, and below it sites and losses."""
 
     def __init__(self, console: Console, title: str) -> None:
         super().__init__(title)
@@ -122,7 +122,7 @@ Tell = Callable[[str, Mapping[str, Any]], None]
 
 
 class ProgressEvents(NullProgress):
-    """Writes the events of a run: lines for logs, or JSON objects, whose fields docs/simulation.md lists."""
+    """Prints the events of a run as text lines or as JSON objects (fields: docs/simulation.md)."""
 
     def __init__(self, tell: Tell, title: str) -> None:
         super().__init__(title)
@@ -164,7 +164,7 @@ class ProgressEvents(NullProgress):
 
 
 def choose_tell(form: ProgressForm) -> Tell | None:
-    """Return the function that writes events to standard error in this form; None for forms without events."""
+    """Return the function that prints events to standard error in this form; None for forms without events."""
     if form is ProgressForm.lines:
         print_line = event_printer(PlainConsole(stderr=True))
         return lambda line, event: print_line(line) if line else None
@@ -175,10 +175,10 @@ def choose_tell(form: ProgressForm) -> Tell | None:
 
 
 def make_run_progress(form: ProgressForm, console: Console, title: str) -> NullProgress:
-    """Return the progress of one run in this form: the bar on the console, lines and objects on standard error.
+    """Return the progress display of a run: the bar on the console, or lines or JSON objects on standard error.
 
     Raises:
-        BadInput: If the form is a bar and there is no terminal.
+        BadInput: If a bar is requested without a terminal.
     """
     form = progress_form(form, console)
     if form is ProgressForm.bar:
@@ -187,7 +187,7 @@ def make_run_progress(form: ProgressForm, console: Console, title: str) -> NullP
 
 
 def round_facts(record: RoundRecord) -> list[str]:
-    """Return the facts of a round in short form: sites, losses, AUROC."""
+    """Return short texts on a round: number of sites, losses, AUROC."""
     facts = [f"{len(record.sites)} of {len(record.sites) + len(record.absent)} sites"]
     if (train_loss := record.mean_train_loss) is not None:
         facts.append(f"loss {train_loss:.3f}")
@@ -204,5 +204,5 @@ def _format_clock(seconds: float) -> str:
 
 
 def _finite_or_none(value: float | None) -> float | None:
-    """Return a finite number; None for NaN and infinity, which JSON does not have."""
+    """Return a finite number unchanged, and None for NaN or infinity, which JSON cannot express."""
     return value if value is not None and math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""The content of a run folder as typed records, for reports and comparisons."""
+"""Read a run folder into typed records, for reports and comparisons."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -30,12 +30,12 @@ class _RunFileRecord(BaseModel):
 
 
 class SiteSummary(_RunFileRecord):
-    """The data and the traffic of one site.
+    """Data and network traffic of one site in a run.
 
     Attributes:
-        positives: Class -> training images that show it; None where the site's policy hides the count.
-        smallest_count: The site hides counts of fewer patients than this.
-        release: The site's release of Polyclinic; None in a run of a release that did not note it.
+        positives: Class -> number of positive training images; None if the site's policy hides the number.
+        smallest_count: The site hides numbers below this one.
+        release: The site's Polyclinic release; None for a run that did not record it.
     """
 
     classes: tuple[str, ...]
@@ -49,7 +49,7 @@ class SiteSummary(_RunFileRecord):
 
 
 class SiteResult(_RunFileRecord):
-    """The best model on the data of one site, for the classes of the site: validation loss and test AUROC."""
+    """Results of the best model at one site, on the classes that the site annotates: validation loss and test AUROC."""
 
     validation_loss: float | None = None
     mean_auroc: float | None = None
@@ -57,25 +57,25 @@ class SiteResult(_RunFileRecord):
 
 
 class SiteBenefit(_RunFileRecord):
-    """A site's comparison with training alone; None, with the reason, where the site sent none."""
+    """A site's comparison with the model that it trained alone; if that is None, ``reason`` says why."""
 
     benefit: FederationBenefit | None = None
     reason: str = ""
 
 
 class EnsembleResult(_RunFileRecord):
-    """The test of the averaged scores of models that sites trained alone."""
+    """Test results of the ensemble, the averaged scores of models that sites trained alone."""
 
     test: FinalTestSummary
     per_site: dict[str, SiteResult] = Field(default_factory=dict)
 
 
 class PrototypeSimilarity(_RunFileRecord):
-    """Cosine similarity of the mean features of classes; None where no site has the prototype.
+    """Cosine similarities of the classes' prototypes (mean features); None if no site has the prototype.
 
     Attributes:
-        positives: Similarity of the positives of every two classes.
-        signs: Similarity of the negatives and the positives of each class.
+        positives: Similarity of the positive prototypes of every two classes.
+        signs: Similarity of the negative and the positive prototype of each class.
     """
 
     classes: tuple[str, ...]
@@ -84,17 +84,17 @@ class PrototypeSimilarity(_RunFileRecord):
 
 
 class FinalMethodStatistics(_RunFileRecord):
-    """Statistics, in addition to the model, that a method's coordinator held at the end of the run."""
+    """The statistics of a method, apart from the model, at the end of the run."""
 
     prototypes: PrototypeSimilarity | None = None
 
 
 class RoundMethodStatistics(_RunFileRecord):
-    """Statistics that a method's coordinator had after a round.
+    """The statistics of a method after one round.
 
     Attributes:
-        slopes: Site -> slope of the training loss when the site last trained.
-        difficulty: Class -> share of confident predictions, on images of the sites that do not label the class.
+        slopes: Site -> slope of its training loss in its last training.
+        difficulty: Class -> share of confident predictions on images of sites that do not label the class.
     """
 
     slopes: dict[str, float | None] = Field(default_factory=dict)
@@ -102,13 +102,14 @@ class RoundMethodStatistics(_RunFileRecord):
 
 
 class PrivacySpent(_RunFileRecord):
-    """The privacy budget that a run spent.
+    """The privacy budget (epsilon) that a run spent.
 
     Attributes:
-        epsilon: Site -> epsilon of the whole run; None where no noise was added.
-        noise: ``local`` if each site added all its noise itself; otherwise sites added shares of it.
-        honest_sites: With shares, the smallest number of sites of a sum that must add theirs for ``epsilon`` to hold.
-        epsilon_of_one_share: Epsilon of the whole run for a site if no other site adds its share.
+        epsilon: Site -> epsilon of the whole run; None if the site added no noise.
+        noise: ``local`` if each site added the full noise; otherwise each site added a share of the noise.
+        honest_sites: For shares of noise, the smallest number of sites in a sum that must add their share for
+            ``epsilon`` to hold.
+        epsilon_of_one_share: Epsilon of the whole run if only one site adds its share of the noise.
     """
 
     level: str
@@ -121,18 +122,18 @@ class PrivacySpent(_RunFileRecord):
 
 
 class RunSummary(_RunFileRecord):
-    """The content of ``summary.json``; figures that a method does not have are ``None`` or empty.
+    """The content of ``summary.json``; metrics that a method does not have are None or empty.
 
     Attributes:
-        ended: End of the run, ISO 8601 in UTC.
-        criterion: Validation figure by which the best round was chosen; None where no round was chosen.
-        table_sha256: Hash of the table of labels, by which ``evaluate`` recognises the table.
-        patients_known: False if the data did not name the patient of every image; None where only the sites know.
-        skipped_images: Images of simulated sites that could not be read, and why.
-        notes: Sentences on the table of labels of simulated sites.
-        external: Test on images of another place; None without them.
-        drawn_to_test: The sample of sites that tested the model; None where all sites did.
-        benefit: Site -> comparison of the run's model with one that the site trained alone; empty without comparison.
+        ended: End of the run in UTC, ISO 8601.
+        criterion: Validation metric that selected the best round; None if no round was selected.
+        table_sha256: Hash of the label table, by which ``evaluate`` recognizes the table.
+        patients_known: Whether the data names the patient of every image; None if only the sites know.
+        skipped_images: Images of simulated sites that could not be read, with reasons.
+        notes: Sentences about the label table of simulated sites.
+        external: Results on external test images; None without them.
+        drawn_to_test: Sites that were drawn at random to test the model; None if all sites tested it.
+        benefit: Site -> comparison of the run's model with one that the site trained alone; empty if not requested.
     """
 
     method: str
@@ -167,7 +168,7 @@ class RunSummary(_RunFileRecord):
 
     @cached_property
     def owners(self) -> Mapping[str, tuple[str, ...]]:
-        """Return class -> the sites that annotate it, in the order of the run's sites."""
+        """Return class -> sites that annotate the class, in the order of the run's sites."""
         owners: dict[str, list[str]] = {}
         for site, record in self.sites.items():
             for name in record.classes:
@@ -176,35 +177,35 @@ class RunSummary(_RunFileRecord):
 
     @property
     def is_initial_model_tested(self) -> bool:
-        """Return True if the tested model is that before round 1, because no round was better by validation."""
+        """Return whether the tested model is the initial one, because no round improved the validation metric."""
         return self.best_round == 0 and self.rounds > 0
 
     @property
     def name_in_tables(self) -> str:
-        """Return the run's name in tables."""
+        """Return the run's label for tables."""
         return self.name or self.method
 
     @property
     def traffic_bytes(self) -> int:
-        """Return the bytes sent and received by all sites, as far as they were counted."""
+        """Return the bytes sent to and received from all sites, as far as they were counted."""
         return sum((site.bytes_up or 0) + (site.bytes_down or 0) for site in self.sites.values())
 
     @property
     def measures(self) -> dict[Measure, float]:
-        """Return the measures that the run has."""
+        """Return the metrics that this run has."""
         parts = (self.test.multi_class, self.client_accuracy)
         measures = {name: getattr(part, name, None) for part in parts for name in MEASURES if hasattr(part, name)}
         return {name: value for name, value in measures.items() if value is not None}
 
 
 class SampleImage(_RunFileRecord):
-    """One test image in the report.
+    """One test image with its prediction, for the report.
 
     Attributes:
-        kind: ``found``, ``missed`` or ``false alarm``.
-        probability: The model's probability of the class.
-        truth: Classes that the image shows by its labels.
-        png: The picture, reduced, in base64.
+        kind: Kind of prediction: ``found``, ``missed`` or ``false alarm``.
+        probability: Predicted probability of the class.
+        truth: True classes of the image.
+        png: The downsized image as PNG in base64.
     """
 
     kind: str
@@ -221,11 +222,11 @@ class SamplesOfClass(_RunFileRecord):
 
 
 class ReportSamples(_RunFileRecord):
-    """The content of ``samples.json``, which only simulated runs have; without the file a report shows no image.
+    """The content of ``samples.json``, which only simulated runs have; without it, the report shows no images.
 
     Attributes:
-        classes_left_out: Number of classes without samples.
-        examined: The samples were chosen from this number of test images, the first ones.
+        classes_left_out: Number of classes without sample images.
+        examined: Number of test images from which the samples were chosen.
     """
 
     classes: tuple[SamplesOfClass, ...]
@@ -234,7 +235,7 @@ class ReportSamples(_RunFileRecord):
 
 
 class RoundLine(_RunFileRecord):
-    """A line of ``rounds.jsonl``: one round."""
+    """A round as a line of ``rounds.jsonl``."""
 
     round: int
     sites: tuple[str, ...] = ()
@@ -254,7 +255,7 @@ class RoundLine(_RunFileRecord):
 
 @dataclass(frozen=True)
 class RunFolderContent:
-    """The content of a run folder."""
+    """The files of a run folder as typed records."""
 
     folder: Path
     summary: RunSummary
@@ -263,7 +264,7 @@ class RunFolderContent:
 
     @property
     def rounds_by_site(self) -> dict[str, int]:
-        """Return site -> number of rounds in which it took part."""
+        """Return site -> number of rounds in which the site took part."""
         counts = Counter[str]()
         for line in self.rounds:
             counts.update(line.sites)
@@ -271,10 +272,10 @@ class RunFolderContent:
 
 
 def read_run(folder: Path) -> RunFolderContent:
-    """Read ``summary.json``, ``rounds.jsonl`` and, if present, ``samples.json``.
+    """Read ``summary.json``, ``rounds.jsonl`` and, if it exists, ``samples.json``.
 
     Raises:
-        BadInput: If a file is missing or is not what a run writes, with every fault in it.
+        BadInput: If a file is missing or invalid, with every fault.
     """
     faults: list[Fault] = []
 
@@ -302,7 +303,7 @@ _R = TypeVar("_R", bound=_RunFileRecord)
 
 
 def _parse_records(record: type[_R], texts: Mapping[str, str]) -> list[_R]:
-    """Parse JSON texts, each by the place where it stands."""
+    """Parse JSON texts into records; the keys of ``texts`` name the places in error messages."""
     records = []
     for where, text in texts.items():
         try:

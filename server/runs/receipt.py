@@ -1,7 +1,7 @@
-"""The receipt of a run, ``receipt.json``: versions, and hashes of all replies and models, round by round.
+"""The receipt of a run, ``receipt.json``: software versions, and hashes of all replies and models by round.
 
-The receipt is made from the entries of the run's audit and holds the audit's hash at that time; the last entry of the
-audit holds the hash of the receipt. So each of the two files can be checked by the other.
+The receipt is made from the run's audit and holds the hash of the audit; the next entry of the audit holds the hash of
+the receipt. So each of the two files proves the other unchanged.
 """
 
 import hashlib
@@ -29,13 +29,13 @@ class _ReceiptPart(BaseModel):
 
 
 class ReceiptSite(_ReceiptPart):
-    """A site that took part.
+    """A site that took part in the run.
 
     Attributes:
         answer_sha256: Hash of the site's answer to the roll call.
-        joined: First round in which the site took part; 0 from the start.
-        public_key: Public key with which the site was admitted, as an OpenSSH line; empty in simulation.
-        release: Release of Polyclinic in the site's last answer to the roll call; empty where the audit has none.
+        joined: First round of the site; 0 if it took part from the start.
+        public_key: Public key of the admitted site, as an OpenSSH line; empty in simulation.
+        release: The site's Polyclinic release in its last answer to the roll call; empty if unknown.
     """
 
     answer_sha256: str
@@ -45,13 +45,13 @@ class ReceiptSite(_ReceiptPart):
 
 
 class ReceiptReply(_ReceiptPart):
-    """A reply that reached the run, also a reply that does not count.
+    """A reply that arrived, whether it was accepted or not.
 
     Attributes:
-        round: Round of the run; for an answer to the roll call, the first round of the site.
-        reason: Reason why the reply does not count; empty if it counts.
-        statement: The statement that the site signed, see :mod:`common.security.signatures`; empty in simulation.
-        signature: The site's signature of the statement; empty in simulation.
+        round: Round of the reply; for an answer to the roll call, the site's first round.
+        reason: Reason for rejecting the reply; empty for an accepted one.
+        statement: The text that the site signed (:mod:`common.security.signatures`); empty in simulation.
+        signature: The site's signature of that text; empty in simulation.
     """
 
     site: str
@@ -65,7 +65,7 @@ class ReceiptReply(_ReceiptPart):
 
 
 class ReceiptAbsence(_ReceiptPart):
-    """A round or other exchange in which no reply of a site counted, with the reason."""
+    """A site that contributed no accepted reply to a round or another exchange, with the reason."""
 
     site: str
     where: str
@@ -73,12 +73,12 @@ class ReceiptAbsence(_ReceiptPart):
 
 
 class ReceiptRound(_ReceiptPart):
-    """A round whose updates were aggregated into the model.
+    """A round with the updates that were aggregated and the resulting model.
 
     Attributes:
-        sites: Site -> SHA-256 of its update, in the order in which updates were added up or passed on.
-        left_out: Site -> reason why its reply does not count.
-        contract_sha256: Hash of the label contract in this round.
+        sites: Site -> SHA-256 of its update, in the order of aggregation (or of passing the model on).
+        left_out: Site -> reason for rejecting its reply.
+        contract_sha256: Hash of the label contract (which site annotates which classes) in this round.
         model_sha256: Hash of the coordinator's model after the round.
     """
 
@@ -90,7 +90,7 @@ class ReceiptRound(_ReceiptPart):
 
 
 class AuditHead(_ReceiptPart):
-    """Number of the audit's entries, and the hash of the last one, when the receipt was made."""
+    """The audit's state when the receipt was made: number of entries, and hash of the last one."""
 
     entries: int
     sha256: str
@@ -100,13 +100,13 @@ class Receipt(_ReceiptPart):
     """The content of ``receipt.json``.
 
     Attributes:
-        plugins: Package, version and hash of the files of every plug-in that the run named.
+        plugins: Package, version and file hash of every plug-in used by the run.
         initial_model_sha256: Hash of the coordinator's model before round 1.
-        replies: Every reply that a site signs, in the order of arrival.
-        absences: Exchanges without a reply that counted, by site.
-        resumed: Number of times that the run was resumed; replies that came between two parts of it are lost.
-        result_round: Round of the model with which the run ended.
-        model_sha256: Hash of that model, as in ``summary.json``.
+        replies: All replies of the kinds that sites sign, in order of arrival.
+        absences: Sites without an accepted reply, by exchange.
+        resumed: Number of times that the run was resumed; replies that arrived during an interruption may be missing.
+        result_round: Round of the run's final model.
+        model_sha256: Hash of the final model, as in ``summary.json``.
     """
 
     format_version: Literal[2] = 2
@@ -131,12 +131,12 @@ class Receipt(_ReceiptPart):
 
 
 def experiment_sha256(experiment: Experiment) -> str:
-    """Hash the values of an experiment; the layout of the file does not count."""
+    """Hash the values of an experiment, independent of the layout of its file."""
     return hashlib.sha256(json.dumps(experiment.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
 def make_receipt(entries: Iterable[AuditEntry]) -> Receipt:
-    """Make the receipt of an audit's last run; rounds that a resumed run repeated count once."""
+    """Make the receipt of the audit's last run; a round that was repeated after a resume counts once."""
     draft = ReceiptDraft()
     for entry in entries:
         if entry.get("event") == "run":
@@ -155,10 +155,10 @@ def make_receipt(entries: Iterable[AuditEntry]) -> Receipt:
 
 @dataclass
 class ReceiptDraft:
-    """A receipt under construction, to which the audit's entries are added in their order.
+    """A receipt under construction; the audit's entries are added in order.
 
     Attributes:
-        fields: Fields of the receipt that come unchanged from an entry.
+        fields: Fields of the receipt that are copied from an audit entry.
         updates: (Round, site) -> hash of the site's update.
     """
 
@@ -203,7 +203,7 @@ class ReceiptDraft:
                 self.fields |= _entry_specific_fields(entry)
 
     def _add_reply(self, entry: AuditEntry) -> None:
-        """Add a reply of a kind that hospitals sign, also where its signature is missing."""
+        """Add a reply to the receipt if sites sign this kind of reply, even if its signature is missing."""
         if entry.get("of_a_hospital") and "sha256" in entry and entry["record"] in CHAINED:
             values = {name: entry[name] for name in ("site", "record", "round", "sha256", "counts")}
             texts = {name: entry.get(name, "") for name in ("reason", "statement", "signature")}
@@ -215,7 +215,7 @@ class ReceiptDraft:
 
 
 def write_receipt(audit: AuditLog) -> str:
-    """Write the receipt of a finished run beside its audit; return the reason if that is not possible."""
+    """Write the receipt of a finished run next to its audit; return the reason if that fails."""
     checked = check_audit(audit.folder)
     head = AuditHead(entries=checked.entries, sha256=checked.sha256)
     try:
@@ -232,7 +232,7 @@ def read_receipt(path: Path) -> Receipt:
     """Read a receipt.
 
     Raises:
-        BadInput: If the file cannot be read, or is not a receipt.
+        BadInput: If the file cannot be read or is not a receipt.
     """
     try:
         return Receipt.model_validate_json(path.read_bytes())
@@ -247,5 +247,5 @@ def read_receipt(path: Path) -> Receipt:
 
 
 def _entry_specific_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry without the fields that every entry has."""
+    """Return the fields of an audit entry without those that every entry has."""
     return {name: value for name, value in entry.items() if name not in ("n", "time", "before", "torn", "event")}

@@ -1,4 +1,4 @@
-"""Progress of a run over the network: lines for a person, and the file of the run at work for other programs."""
+"""Progress of a run over the network: text lines for a person, and a status file for other programs."""
 
 import datetime as dt
 import json
@@ -23,11 +23,11 @@ class RunReporter(NullProgress):
     """Prints the progress of a run and writes it to ``present.json``.
 
     Args:
-        present: The state of the run, which is kept up to date.
+        present: The run's state, which is updated in place.
         state: Folder of ``present.json``.
-        tell: Prints one line.
-        signed_off: Returns site -> time at which it signed off.
-        note: Called at the start and at the end of the run, for a list of runs.
+        tell: Function that prints a line.
+        signed_off: Returns site -> time of its sign-off.
+        note: Called at start and end of the run, to update the history of runs.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""A few correctly and wrongly classified test images for the report of a simulated run.
+"""Sample test images with correct and wrong predictions, for the report of a simulated run.
 
-By default a report shows only images that are of no patient (digits, phantoms), because reports get forwarded.
+By default only images without patients (digits, phantoms) are shown, because reports are forwarded.
 """
 
 import base64
@@ -34,7 +34,7 @@ BUDGET = 300_000
 
 
 def shows_samples(experiment: Experiment) -> bool:
-    """Return whether the report of this experiment shows images."""
+    """Return whether the report of this experiment shows sample images."""
     if experiment.evaluation.sample_grid is not None:
         return experiment.evaluation.sample_grid
     return all(data.kind in WITHOUT_PATIENTS for data in (experiment.data, experiment.server_data) if data is not None)
@@ -43,7 +43,7 @@ def shows_samples(experiment: Experiment) -> bool:
 def write_samples(
     folder: Path, network: SplitNetwork, test: ImageSet, device: str = "cpu", precision: Precision = "auto"
 ) -> None:
-    """Write ``samples.json`` with images of the first classes that the model classified right and wrong."""
+    """Write ``samples.json`` with correctly and wrongly classified images of the first classes."""
     test = test.select_rows(np.arange(min(len(test), EXAMINED)))
     scores = compute_scores(move_network_to_device(network, device), pixels_on_device(test, device), precision)
     labels = labels_for_head_rows(test, network.class_names).numpy()
@@ -79,7 +79,7 @@ def write_samples(
 def _choose_samples(
     scores: NDArray[np.float32], labels: NDArray[np.float32], predicted: NDArray[np.bool_]
 ) -> Iterator[tuple[Kind, int]]:
-    """Choose a class's correct and wrong images with the most confident scores; equal scores by their order."""
+    """Choose a class's most confident correct and wrong predictions; ties are broken by the order of images."""
     order = np.argsort(-scores, kind="stable")
     hit, missed, alarm = (labels == 1) & predicted, (labels == 1) & ~predicted, (labels == 0) & predicted
     ranked = ((hit, order), (missed, order[::-1]), (alarm, order))

@@ -1,4 +1,4 @@
-"""A run's figures for tools that plot them: TensorBoard's files always, MLflow on request."""
+"""Send a run's metrics to tracking tools: always to TensorBoard files, on request also to MLflow."""
 
 import os
 import re
@@ -36,29 +36,29 @@ _SETTINGS = {
 
 
 class TrackingStore(StrEnum):
-    """The values of ``--track``: a store of figures beside TensorBoard's files, which are always written."""
+    """Tracking services besides TensorBoard: the values of ``--track``."""
 
     mlflow = "mlflow"
 
 
 class Tracker(Protocol):
-    """Stores the figures of a run."""
+    """Receives the metrics of a run."""
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Store the figures of round ``step``, by tag; on return they outlast this process."""
+        """Store the metrics (tag -> value) of round ``step`` durably."""
 
     def close(self, ending: Ending) -> None:
-        """End the record of figures, because the run is over."""
+        """Finish the record, because the run has ended in this way."""
 
 
 @contextmanager
 def track_run(
     folder: "RunFolder", experiment: "Experiment", store: "NewRun | None", tell: Callable[[str], None]
 ) -> Iterator[None]:
-    """Send the figures that are written to the run folder to the trackers too, until the run ends.
+    """Within the context, send all metrics of the run folder also to the trackers.
 
     Args:
-        tell: Prints a sentence if the store fails; the run goes on without the store.
+        tell: Function that prints a sentence if MLflow fails; the run continues without MLflow.
     """
 
     def report_failed_store(reason: str) -> None:
@@ -84,7 +84,7 @@ def track_run(
 
 
 def round_scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures in a line of ``rounds.jsonl``, by tag, without those that the round does not have."""
+    """Return tag -> value for the metrics in a line of ``rounds.jsonl``; undefined ones are left out."""
     accuracy, coordinator = line["test_accuracy"] or {}, line["coordinator"] or {}
     figures = {
         "loss/train": line["train_loss"],
@@ -109,7 +109,7 @@ def round_scalars(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def final_test_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of the final test in ``summary.json``, by tag, without those that are undefined."""
+    """Return tag -> value for the metrics of the final test in ``summary.json``; undefined ones are left out."""
     test = summary["test"]
     figures = {
         "test/mean auroc": test["mean_auroc"],
@@ -130,7 +130,7 @@ def final_test_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def flatten_tables(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested tables with their dotted keys, such as ``training.lr``."""
+    """Yield the values of nested tables with dotted keys, such as ``training.lr``."""
     for key, value in tables.items():
         if isinstance(value, Mapping) and value:
             yield from flatten_tables(value, f"{prefix}{key}.")
@@ -139,7 +139,7 @@ def flatten_tables(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tupl
 
 
 def flatten_settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield nested settings as pairs of dotted key and value, in the form of the command line."""
+    """Yield nested settings as pairs of dotted key and text, as one would write them on the command line."""
     for key, value in flatten_tables(settings):
         yield key, _format_setting(value)
 
@@ -158,10 +158,10 @@ def _format_setting(value: object) -> str:
 
 
 class TensorBoardTracker:
-    """Writes one event file, which ``tensorboard --logdir`` draws. A :class:`Tracker`.
+    """Writes the metrics to one event file for ``tensorboard --logdir``. A :class:`Tracker`.
 
-    The library's own ``SummaryWriter`` is not used, because its thread may die in silence, it removes characters from
-    tags, and it puts the machine's name into the file's name.
+    The library's ``SummaryWriter`` is not used, because its thread may fail silently, it changes tags, and it puts the
+    machine's name into the file name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -196,9 +196,9 @@ NewRun = Callable[["Experiment", Callable[[str], None]], "MLflowTracker"]
 
 
 def open_store(track: TrackingStore | None) -> NewRun | None:
-    """Open the store that ``MLFLOW_TRACKING_URI`` names, or MLflow's own default in the present folder.
+    """Open the MLflow store at ``MLFLOW_TRACKING_URI``, or else MLflow's default in the current folder.
 
-    A run opens it before anything else, so that a missing store is not noticed at the run's end.
+    A run opens the store first, so that a missing store is an error at the start and not at the end.
 
     Raises:
         BadInput: If MLflow is not installed, or the store cannot be used.
@@ -224,12 +224,12 @@ def open_store(track: TrackingStore | None) -> NewRun | None:
 
 
 def begin_mlflow_run(client: Any, store: str, experiment: "Experiment", lost: Callable[[str], None]) -> "MLflowTracker":
-    """Begin a run with the experiment's settings as its parameters.
+    """Begin an MLflow run, with the experiment's settings as its parameters.
 
     Args:
         client: ``mlflow.MlflowClient``.
-        store: MLflow's identifier of the runs that belong together.
-        lost: Called with the reason once the store fails.
+        store: Id of the MLflow experiment that receives the run.
+        lost: Called with the reason if the store fails.
     """
     run = MLflowTracker(client, "", lost)
 
@@ -249,7 +249,7 @@ def begin_mlflow_run(client: Any, store: str, experiment: "Experiment", lost: Ca
 
 @dataclass
 class MLflowTracker:
-    """Sends figures to a run in MLflow's store, until the store fails. A :class:`Tracker`."""
+    """Sends the metrics to an MLflow run until the store fails. A :class:`Tracker`."""
 
     client: Any
     identifier: str
@@ -272,7 +272,7 @@ class MLflowTracker:
         self.try_request(lambda: self.client.set_terminated(self.identifier, _STATUS[ending]))
 
     def try_request(self, request: Callable[[], None]) -> None:
-        """Send a request, unless the store has failed before."""
+        """Send a request to MLflow, unless an earlier one has failed."""
         from mlflow import MlflowException
 
         try:
@@ -283,7 +283,7 @@ class MLflowTracker:
             self.lost(_first_line(error))
 
     def metric_name(self, tag: str) -> str:
-        """Return the name under which MLflow accepts a tag; of two tags with the same name, the later gets a number."""
+        """Return a metric name for a tag that MLflow accepts; append a number if another tag has that name."""
         if tag not in self._names:
             parts = [re.sub(r"[^\w .:-]|^\.*$", "_", part) for part in tag.split("/", 1)]
             plain = name = "/".join(parts)[:LONGEST_NAME]

@@ -1,6 +1,6 @@
-"""``flwr-server verify``: check a finished run against its receipt, its audit and its updates.
+"""``flwr-server verify``: check a finished run against its receipt, its audit and its kept updates.
 
-Where a run kept its updates, its rounds are repeated by the method's own rules, and each round's model is compared.
+If the run kept its updates, every aggregation is repeated, and the resulting models are compared with the receipt.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from strategies.registry import build_experiment_strategy
 
 @dataclass
 class VerificationReport:
-    """The result of a run's verification: correct parts, parts that could not be checked, and faults."""
+    """The result of verifying a run: correct parts, unverifiable parts, and faults."""
 
     right: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
@@ -49,11 +49,11 @@ class VerificationReport:
 
 
 def verify_run(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> VerificationReport:
-    """Check a run by its receipt.
+    """Verify a finished run by its receipt.
 
     Args:
         path: The receipt, or the folder of the run.
-        keys: Site -> its public key from another source, as an OpenSSH line.
+        keys: Site -> its public key as an OpenSSH line, from a source other than the run.
     """
     path = path / FILE if path.is_dir() else path
     report = VerificationReport()
@@ -96,7 +96,7 @@ def verify_run(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Ve
 
 
 def _check_against_audit(report: VerificationReport, path: Path, receipt: Receipt) -> None:
-    """Check that the receipt is made from the audit's entries, and that the entry after them holds its hash."""
+    """Check that the receipt follows from the audit's entries, and that the next entry has the receipt's hash."""
     entries = list(AuditLog(path.parent).entries())
     before, after = entries[: receipt.audit.entries], entries[receipt.audit.entries :]
     last = after[0] if after else {}
@@ -121,7 +121,7 @@ def _check_against_audit(report: VerificationReport, path: Path, receipt: Receip
 
 
 def _list_differences(where: str, now: Any, then: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the places where two trees differ, with both values; the order of names counts."""
+    """Yield the places where two JSON trees differ, with both values; the order of keys matters."""
     if isinstance(now, dict) and isinstance(then, dict) and list(now) == list(then):
         for key in now:
             yield from _list_differences(f"{where}.{key}".removeprefix("."), now[key], then[key])
@@ -133,7 +133,7 @@ def _list_differences(where: str, now: Any, then: Any) -> Iterator[tuple[str, An
 
 
 def _check_figure_files(report: VerificationReport, folder: Path) -> None:
-    """Check that the files with the run's figures are unchanged since the end of the run."""
+    """Check by their hashes that the files with the run's metrics are unchanged."""
     hashes = [entry["sha256"] for entry in AuditLog(folder).entries() if entry.get("event") == "figures"]
     if not hashes:
         problem = "does not name summary.json and rounds.jsonl as the run wrote them: its end was removed."
@@ -152,7 +152,7 @@ def _check_figure_files(report: VerificationReport, folder: Path) -> None:
 
 
 def _check_plugins(report: VerificationReport, receipt: Receipt) -> bool:
-    """Return True if the run's plug-ins are installed here unchanged; without them its models cannot be built."""
+    """Return whether the run's plug-ins are installed here unchanged; otherwise its models cannot be rebuilt."""
     unequal = []
     for stamp in receipt.plugins:
         try:
@@ -170,7 +170,7 @@ def _check_plugins(report: VerificationReport, receipt: Receipt) -> bool:
 
 
 def _check_model(report: VerificationReport, folder: Path, receipt: Receipt) -> None:
-    """Check that the model beside the receipt is the model that the receipt names, after one of its rounds."""
+    """Check that the model file is the final model in the receipt, and that the receipt contains its round."""
     if receipt.result_round not in {0, *(each.round for each in receipt.rounds)}:
         problem = f"is {receipt.result_round}, and the receipt has no such round: changed."
         report.faults.append(Fault("receipt.json: result_round", problem))
@@ -193,7 +193,7 @@ def _check_model(report: VerificationReport, folder: Path, receipt: Receipt) -> 
 
 
 def _read_experiment(report: VerificationReport, folder: Path, receipt: Receipt) -> Experiment | None:
-    """Return the experiment in ``summary.json``, if it is the receipt's."""
+    """Return the experiment in ``summary.json``, if its hash is the receipt's."""
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         experiment = Experiment.model_validate(summary["experiment"])
@@ -210,7 +210,7 @@ def _read_experiment(report: VerificationReport, folder: Path, receipt: Receipt)
 
 
 class AlteredFile(Exception):
-    """A file of the run is not the file that the receipt names."""
+    """Raised for a file of the run whose hash is not that in the receipt."""
 
     def __init__(self, where: Path, problem: str) -> None:
         super().__init__(problem)
@@ -218,7 +218,7 @@ class AlteredFile(Exception):
 
 
 def unrepeatable_rounds_reason(receipt: Receipt, experiment: Experiment) -> str:
-    """Return the reason why the rounds cannot be repeated, or an empty string."""
+    """Return why the run's aggregations cannot be repeated; empty if they can."""
     method = build_experiment_strategy(experiment)
     if not receipt.updates_kept:
         return "the run did not keep its updates (run.keep_updates)"
@@ -231,10 +231,10 @@ def unrepeatable_rounds_reason(receipt: Receipt, experiment: Experiment) -> str:
 
 @dataclass
 class AggregationReplay:
-    """The coordinator's state, computed again round by round.
+    """The coordinator's state, recomputed round by round from kept updates.
 
     Attributes:
-        updates: Folder of the updates that the run kept.
+        updates: The run's folder ``updates/``.
         answers: Site -> its answer to the roll call.
     """
 
@@ -251,15 +251,15 @@ class AggregationReplay:
 
     @property
     def clip_limit(self) -> float | None:
-        """Return the length, in median lengths, above which updates were shortened; None without such a limit."""
+        """Return the clipping limit of updates as a multiple of their median length; None without clipping."""
         return update_length_limit(self.method.site, self.experiment.participation, self.experiment.privacy)
 
     @classmethod
     def before_first_round(cls, run_folder: Path, receipt: Receipt, experiment: Experiment) -> "AggregationReplay":
-        """Return the state before round 1.
+        """Return a replay with the coordinator's state before round 1.
 
         Raises:
-            AlteredFile: If the initial model or an answer to the roll call is not what the receipt names.
+            AlteredFile: If the hash of the initial model or of an answer to the roll call is not that in the receipt.
         """
         spec = experiment.model.model_copy(update={"weights": None, "weights_sha256": None})
         layout = layout_of(build(spec, receipt.classes, seed=0))
@@ -281,10 +281,10 @@ class AggregationReplay:
         return replay
 
     def repeat_rounds(self) -> Iterator[ReceiptRound]:
-        """Repeat the rounds; yield each round that ends in the model that the receipt names.
+        """Repeat the aggregations; yield each round whose model has the hash in the receipt.
 
         Raises:
-            AlteredFile: At the first update or model that is not the one that the receipt names.
+            AlteredFile: At the first update or model whose hash is not that in the receipt.
         """
         for expected in self.receipt.rounds:
             folder = Path(updates_folder_of_round(expected.round))
@@ -313,7 +313,7 @@ class AggregationReplay:
         self.model, self.moments = update_global_model(self.method, server_round, means, self.moments)
 
     def _round_context(self, server_round: int) -> RoundContext:
-        """Return the coordinator's context at the start of a round."""
+        """Return the coordinator's context (sites, statistics, round) at the start of a round."""
         sites = sorted(self.receipt.sites.items())
         answers = {name: self.answers[name] for name, site in sites if site.joined <= server_round}
         declarations = [

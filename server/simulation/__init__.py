@@ -1,1 +1,1 @@
-"""All sites on one machine: inline and on Ray, grids of runs, the demo."""
+"""Simulation: all sites on one machine or on a Ray cluster."""

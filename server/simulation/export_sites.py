@@ -1,4 +1,4 @@
-"""``flwr-sim sites``: each simulated site's images as files, to run the same federation over the network."""
+"""``flwr-sim sites``: write each simulated site's images to files, to run the same federation over the network."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def export_simulated_sites(file: ExperimentFile, out: Path) -> list[Path]:
     """Write ``out/SITE/images.npz`` and ``out/SITE/site.toml`` for every site of an experiment; return the folders.
 
     Raises:
-        BadInput: With every fault of the experiment, or if a site's files are there already.
+        BadInput: With every fault of the experiment, or if files of a site exist already.
     """
     method, data = check_experiment(file)
     if method.site.pooled != "no":

@@ -1,4 +1,4 @@
-"""flwr-sim: check an experiment, bring its simulated sites up, run it, write its folder."""
+"""Run a simulated experiment: check it, set up its sites, run all rounds, write the run folder."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -66,14 +66,14 @@ def simulate(
     pages: bool = True,
     ray_process: RayProcess | None = None,
 ) -> dict[str, Any]:
-    """Run a simulated experiment into the folder ``out``; return its summary.
+    """Run a simulated experiment and write the run folder ``out``; return the summary.
 
     Args:
-        web_port: Port of a live view, 0 for any; None for no view.
-        resume: Go on with the run in ``out`` from its last checkpoint; if it is done, only return its summary.
-        progress: Form in which progress is shown; a quiet console shows none.
-        pages: Write report and model card.
-        ray_process: The process that drives Ray, where the caller has started it for this experiment already.
+        web_port: Port of the live view, 0 for any free one; None for no live view.
+        resume: Continue the run in ``out`` from its last checkpoint. For a finished run, only return its summary.
+        progress: How progress is displayed; nothing is displayed on a quiet console.
+        pages: Whether to write report and model card.
+        ray_process: The process that drives Ray, if the caller has started it for this experiment.
 
     Raises:
         BadInput: With every fault of the experiment and its data, before anything is written or trained.
@@ -86,11 +86,11 @@ def simulate(
 
 @dataclass
 class Simulation:
-    """A run with simulated sites, in this process or on Ray.
+    """A backend that runs an experiment on simulated sites, in this process or on Ray.
 
     Args:
-        web_port: Port of a live view, 0 for any; None for no view.
-        progress: Form in which progress is shown; a quiet console shows none.
+        web_port: Port of the live view, 0 for any free one; None for no live view.
+        progress: How progress is displayed; nothing is displayed on a quiet console.
         ray_process: The process that drives Ray; None where the sites are in this process.
     """
 
@@ -109,7 +109,7 @@ class Simulation:
         self.tell: Callable[[str], None] = partial(self.console.print, markup=False)
 
     def check_before_run(self, *, resume: bool) -> None:
-        """Read the data anew and check it and the experiment.
+        """Read the data, and check data and experiment.
 
         Raises:
             BadInput: With every fault.
@@ -119,11 +119,11 @@ class Simulation:
         self.external = read_external_test_set(self.file, self.data, self.tell)
 
     def lock_out_other_runs(self) -> AbstractContextManager[object]:
-        """Lock nothing, because simulations may run at the same time."""
+        """Do nothing, because several simulations may run at the same time."""
         return nullcontext()
 
     def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
-        """Run the rounds in simulation, and choose the images that the report shows."""
+        """Run all rounds in simulation, and choose sample images for the report."""
         experiment, folder, data = self._choose_arithmetic(opening), opening.folder, self.data
         refuse_other_data(opening, self.data)
         setting = self._make_run_context(opening, experiment.training.precision)
@@ -175,12 +175,12 @@ class Simulation:
         )
 
     def _label_table_notes(self) -> tuple[str, ...]:
-        """Return the sentences on the tables of labels, that of the external test set among them."""
+        """Return sentences about the label tables, including that of the external test set."""
         sets = [self.data.splits.train, *([self.external] if self.external else [])]
         return tuple(dict.fromkeys(note for images in sets for note in images.notes))
 
     def _skipped_images(self) -> list[SkippedImage]:
-        """Return the images that could not be read, those of the external test set among them."""
+        """Return the images that could not be read, including those of the external test set."""
         sets = [*self.data.splits.parts, *([self.external] if self.external else [])]
         return [skip for images in sets for skip in images.skipped]
 
@@ -190,7 +190,7 @@ class Simulation:
 
     @contextmanager
     def _show_progress(self, out: Path) -> Iterator[list[NullProgress]]:
-        """Show the progress of the run, and the live view where ``web_port`` asks for one."""
+        """Within the context, show the progress of the run; also serve the live view if ``web_port`` is set."""
         run = self.experiment.run
         name = run.name or run.method
         with ExitStack() as stack:
@@ -221,7 +221,7 @@ class Simulation:
         return summaries[0]
 
     def _choose_arithmetic(self, opening: OpenedRunFolder) -> Experiment:
-        """Return the experiment with one arithmetic for all sites; a resumed run keeps its earlier choice."""
+        """Return the experiment with one device and number format for all sites; a resumed run keeps its choice."""
         experiment = self.experiment
         if experiment.training.precision != "fastest":
             return experiment
@@ -235,7 +235,7 @@ class Simulation:
 
 
 def refuse_other_data(opening: OpenedRunFolder, data: SimulatedData) -> None:
-    """Note a hash of a new run's data; raise :class:`BadInput` if a run that goes on began with other data."""
+    """Record a hash of a new run's data; raise :class:`BadInput` if a resumed run had other data."""
     folder, sha256 = opening.folder, sample_sha256(data.splits)
     noted = [event["sha256"] for event in folder.events() if event["event"] == "data_read"]
     if opening.resumed and noted and noted[-1] != sha256:
@@ -251,10 +251,10 @@ def check_experiment(
     """Check everything that can be checked before training; return the method and the data.
 
     Args:
-        tell: Prints a line about images that are being decoded.
+        tell: Function that prints a progress line while images are decoded.
 
     Raises:
-        BadInput: With all faults at once.
+        BadInput: With all faults.
     """
     experiment = file.experiment
     faults: list[Fault] = []
@@ -293,10 +293,10 @@ def check_experiment(
 def read_external_test_set(
     file: ExperimentFile, data: SimulatedData, tell: Callable[[str], object] = lambda line: None
 ) -> ImageSet | None:
-    """Read the external test set, if there is one.
+    """Read the external test set; return None if the experiment has none.
 
     Raises:
-        BadInput: With all faults, or if it labels no class that a site labels.
+        BadInput: With all faults, or if the set labels no class of the sites.
     """
     try:
         store = simulation_image_store(file.experiment, file.base_folder, tell)
@@ -309,7 +309,7 @@ def read_external_test_set(
 
 
 def _participation_faults(experiment: Experiment, sites: int, file_name: str) -> list[Fault]:
-    """Refuse settings that need more sites than the partition makes."""
+    """Return a fault for each setting that needs more sites than the partition has."""
     section = experiment.participation
     counts = {f"participation.{key}": getattr(section, key) for key in ("min_sites", "sites_per_round")}
     counts["evaluation.sites"] = experiment.evaluation.sites or 0
@@ -318,7 +318,7 @@ def _participation_faults(experiment: Experiment, sites: int, file_name: str) ->
 
 
 def _section_faults(experiment: Experiment) -> list[Fault]:
-    """Refuse an experiment without a table that a simulation needs, and a GPU that this machine does not have."""
+    """Return faults of tables that a simulation needs, of a missing GPU, and of secure aggregation on Ray."""
     absent = [name for name in ("data", "partition") if getattr(experiment, name) is None]
     faults = [Fault(f"[{name}]", "is missing; a simulation needs it.", "See experiments/.") for name in absent]
     section = experiment.simulation

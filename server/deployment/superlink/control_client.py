@@ -207,7 +207,7 @@ class ControlClient:
 def is_superlink_answering(coordinator: CoordinatorFolder, *, within_s: float = 0.0) -> bool:
     """Return whether the SuperLink of this folder answers within ``within_s`` seconds.
 
-    With ``within_s=0`` the function tries once: it fails at once if no process listens, else after :data:`HEALTH_S`.
+    If no process listens, a try fails at once, otherwise after :data:`HEALTH_S`.
     """
     until = time.monotonic() + within_s
     while True:

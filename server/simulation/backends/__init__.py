@@ -1,1 +1,1 @@
-"""Where simulated sites run: in this process, or on Ray."""
+"""Backends of a simulation: sites run in this process (inline) or in workers on Ray."""

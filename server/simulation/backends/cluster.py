@@ -1,4 +1,4 @@
-"""The cluster that a simulation runs on: a Ray of our own on this machine, or a cluster that is joined."""
+"""The Ray cluster of a simulation: started on this machine, or an existing one that is joined."""
 
 import logging
 import math
@@ -36,16 +36,16 @@ GPU_PARTS = 10_000
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """Settings of an experiment for workers on Ray.
+    """An experiment's settings for Ray workers, each of which trains one site at a time.
 
     Attributes:
-        workers: Sites that train at a time; 0 for as many as fit.
-        threads: Cores of each worker.
-        gpus_per_site: Share of a GPU, or whole GPUs; None chooses by the cluster, 0 trains on the CPU.
-        address: Cluster to join; empty starts one here.
-        scratch: Folder for what lasts as long as the run; empty on a cluster that is joined.
-        paths: Folders with our packages and a person's plug-ins, where they are not installed; a node of a cluster may
-            have them at the same place.
+        workers: Number of workers; 0 for as many as fit.
+        threads: CPU cores per worker.
+        gpus_per_site: GPUs per worker, a fraction or a whole number. None chooses by the cluster, 0 trains on the CPU.
+        address: Address of the cluster to join; empty to start Ray on this machine.
+        scratch: Folder for temporary files of the run; empty on a joined cluster.
+        paths: Folders with modules that are not installed (ours and plug-ins), which other nodes must have at the same
+            place.
     """
 
     workers: int
@@ -58,14 +58,14 @@ class WorkerSettings:
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """The resources of a cluster's node: cores, GPUs, bytes of memory."""
+    """The resources of one cluster node: CPU cores, GPUs, bytes of memory."""
 
     cpus: float
     gpus: float
     memory: float
 
     def count_fitting_sites(self, threads: int, gpus_per_site: float) -> int:
-        """Return how many sites can train on this node at a time."""
+        """Return how many sites can train on this node at the same time."""
         fitting = [self.cpus // threads, self.memory // BYTES_PER_WORKER]
         if gpus_per_site > 1:
             fitting.append(self.gpus // gpus_per_site)
@@ -76,16 +76,16 @@ class ClusterNode:
 
 @dataclass(frozen=True)
 class WorkerAllocation:
-    """The number of sites that train at a time, and the share or number of GPUs that each of them takes."""
+    """The number of workers, and the GPUs (or fraction of one) of each."""
 
     count: int
     gpus_per_site: float
 
 
 def choose_workers(settings: WorkerSettings, sites: int, machines: Sequence[ClusterNode]) -> WorkerAllocation:
-    """Choose the number of workers and their GPUs by all machines' resources, unless the experiment sets them.
+    """Choose the number of workers and their GPUs by the cluster's resources, unless the experiment sets them.
 
-    Where a machine has a GPU, and the experiment does not say that it trains on CPUs, sites train on GPUs alone.
+    If any machine has a GPU, sites train only on GPUs, unless the experiment requests CPUs.
     """
     gpus = sum(machine.gpus for machine in machines) if settings.gpus_per_site != 0 else 0
     share = settings.gpus_per_site or 0.0
@@ -102,7 +102,7 @@ def start_ray(settings: WorkerSettings) -> None:
     """Start Ray on this machine, or join a cluster; everything that Ray starts here ends with this process.
 
     Raises:
-        BadInput: If there is no cluster at the address.
+        BadInput: If no cluster answers at the address.
     """
     import ray
 
@@ -128,13 +128,13 @@ def start_ray(settings: WorkerSettings) -> None:
 
 
 def cannot_join_fault(address: str, reason: str) -> Fault:
-    """Return the fault of a cluster that this machine cannot join."""
+    """Return the error that this machine cannot join a cluster."""
     remedy = 'On a node of the cluster, "auto" joins it; "ray status" shows whether it is there.'
     return Fault("simulation.address", f'"{address}" cannot be joined: {reason}', remedy)
 
 
 def living_nodes() -> list[dict[str, Any]]:
-    """Return the living nodes of the cluster, as Ray describes them."""
+    """Return Ray's descriptions of the cluster's living nodes."""
     import ray
 
     every: Any = ray.nodes
@@ -142,7 +142,7 @@ def living_nodes() -> list[dict[str, Any]]:
 
 
 def node_resources(living: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
-    """Return the resources of each of :func:`living_nodes`."""
+    """Convert such descriptions to the nodes' resources."""
     resources = [node["Resources"] for node in living]
     return [ClusterNode(node.get("CPU", 0), node.get("GPU", 0), node.get("memory", 0)) for node in resources]
 
@@ -150,7 +150,7 @@ def node_resources(living: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
 def cluster_capacity_faults(
     settings: WorkerSettings, workers: WorkerAllocation, machines: Sequence[ClusterNode]
 ) -> list[Fault]:
-    """Refuse a site that fits on no node: Ray would wait for room without end."""
+    """Return a fault if no node has room for a worker; otherwise Ray would wait for ever."""
     share = workers.gpus_per_site
     if any(node.cpus >= settings.threads and node.gpus >= share for node in machines):
         return []
@@ -165,7 +165,7 @@ def cluster_capacity_faults(
 
 
 def node_versions() -> dict[str, str]:
-    """Return the versions that must be the same on every node for the model to be the same."""
+    """Return the software versions that must be equal on all nodes for a reproducible model."""
     installed = {"Python": platform.python_version(), "polyclinic": __version__}
     for name in ("torch", "flwr", "numpy"):
         try:
@@ -176,10 +176,10 @@ def node_versions() -> dict[str, str]:
 
 
 def version_faults(here: Mapping[str, str], others: Mapping[str, Mapping[str, str]]) -> list[Fault]:
-    """Return a fault for each node with other versions than ``here``.
+    """Return a fault for each node whose versions differ from ``here``.
 
     Args:
-        others: Name of a node -> its versions.
+        others: Node -> its versions.
     """
     faults = []
     for node, there in sorted(others.items()):
@@ -193,14 +193,14 @@ def version_faults(here: Mapping[str, str], others: Mapping[str, Mapping[str, st
 
 
 def check_node_versions(here: Mapping[str, str], probe: Callable[[], dict[str, str]]) -> None:
-    """Compare the versions of every living node with those of this machine.
+    """Check that all living nodes have the same software versions as this machine.
 
     Args:
         here: The versions of this machine.
-        probe: Returns a node's versions; sent there by value, because our package may not be there.
+        probe: Function that returns a node's versions. Ray sends it by value, because a node may not have our package.
 
     Raises:
-        BadInput: With every node that has other versions.
+        BadInput: With every node whose versions differ.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -214,23 +214,23 @@ def check_node_versions(here: Mapping[str, str], probe: Callable[[], dict[str, s
 
 
 def own_module_paths() -> tuple[str, ...]:
-    """Return the folders of this process's modules that are neither installed nor Python's own."""
+    """Return the import folders of this process that belong neither to Python nor to an installation."""
     installed = (sys.prefix, sys.base_prefix)
     paths = [os.path.abspath(path) for path in sys.path]
     return tuple(path for path in paths if not path.startswith(installed) and "site-packages" not in path)
 
 
 def driver_environment(address: str) -> dict[str, str]:
-    """Return the environment of the process that drives Ray, which its workers on this machine inherit."""
+    """Return environment variables for the process that drives Ray; its workers on this machine inherit them."""
     paths = [os.path.abspath(path) for path in sys.path]  # "" is the working folder
     own = {"PYTHONPATH": os.pathsep.join(paths), **QUIET, **LARGE_BUFFERS}
     return {**os.environ, **own, **({} if address else OWN_RAY | ray_token_variables())}
 
 
 def ray_token_variables() -> dict[str, str]:
-    """Return variables by which a Ray of our own (2.52 or later) answers nobody else on this machine.
+    """Return environment variables by which Ray (2.52 or later) serves only processes that know a secret token.
 
-    Without them Ray 2.59 and later keeps one token in the home folder, for all clusters and without an end, and does
-    not start where that folder cannot be written.
+    Without them, Ray 2.59 and later stores one permanent token for all clusters in the home folder, and fails if that
+    folder is not writable.
     """
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}

@@ -1,7 +1,7 @@
-"""Simulated sites in this process, one after the other.
+"""Simulate sites in this process, one after the other.
 
-The hospital's app is imported by its name (``module:attribute``, as in Flower), because ``server`` and ``client`` never
-import one another.
+The hospital's ClientApp is imported by name (``module:attribute``, as in Flower), because the packages ``server`` and
+``client`` must not import each other.
 """
 
 import itertools
@@ -27,37 +27,37 @@ Main = Callable[[Grid], None]
 
 
 def import_site_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
-    """Import the ClientApp that serves every site, by its name."""
+    """Import by its name the ClientApp that serves all sites."""
     app: ClientApp = resolve_name(CLIENT_APP)(experiment, base, run_folder)
     return app
 
 
 def run_inline(main: Main, app: ClientApp, sites: int) -> None:
-    """Run ``main`` with a Grid whose sites this process serves, one after the other."""
+    """Call ``main`` with a Grid whose messages this process answers, one site after the other."""
     prepare_flower()
     keep_large_buffers()
     main(InlineGrid(app, sites))
 
 
 def prepare_flower() -> None:
-    """Set up Flower in a process that does not run in Flower's own runtime."""
+    """Configure Flower for a process that Flower's own runtime did not start."""
     silence_flower_logs()
     set_identity(1, 1)
 
 
 def silence_flower_logs() -> None:
-    """Keep Flower's own log lines off the terminal; errors still come as exceptions and reasons."""
+    """Suppress Flower's log lines on the terminal; errors are still reported as exceptions."""
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
 
 def make_site_context(place: int, sites: int) -> Context:
-    """Return Flower's description of the node of a site, by the site's place in the partition."""
+    """Return Flower's Context for the site at this place in the partition."""
     config: dict[str, Any] = {"partition-id": place, "num-partitions": sites}
     return Context(run_id=1, node_id=FIRST_NODE + place, node_config=config, state=RecordDict(), run_config={})
 
 
 def call_client_app(app: ClientApp, message: Message, context: Context) -> Message:
-    """Call the app with a message; return its reply, or an error message like one from the network."""
+    """Pass a message to the ClientApp; return its reply, or an error message if it raises an exception."""
     try:
         return app(message, context)
     except Exception as error:  # a site's process edge
@@ -65,7 +65,7 @@ def call_client_app(app: ClientApp, message: Message, context: Context) -> Messa
 
 
 class LocalGrid(Grid):
-    """A Flower ``Grid`` without a SuperLink, which numbers the messages itself."""
+    """Base of Flower ``Grid`` classes that need no SuperLink; it numbers the messages itself."""
 
     def __init__(self, sites: int) -> None:
         self._nodes = list(range(FIRST_NODE, FIRST_NODE + sites))
@@ -85,7 +85,7 @@ class LocalGrid(Grid):
         return self._nodes
 
     def number_messages(self, messages: Iterable[Message]) -> dict[str, Message]:
-        """Give each message its number; return the messages by number."""
+        """Give each message an id; return id -> message."""
         numbered = {}
         for message in messages:
             identifier = str(next(self._numbers))
@@ -95,7 +95,7 @@ class LocalGrid(Grid):
 
 
 class InlineGrid(LocalGrid):
-    """A Flower ``Grid`` whose messages call the ClientApp in this process: real records, but no sockets."""
+    """A Flower ``Grid`` that calls the ClientApp in this process, with the real records but without a network."""
 
     def __init__(self, app: ClientApp, sites: int) -> None:
         super().__init__(sites)
@@ -109,7 +109,7 @@ class InlineGrid(LocalGrid):
         return list(numbered)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
-        """Have the first of these sites work, and return its reply: there is never more than one."""
+        """Let the next of these messages be answered by its site; return at most one reply."""
         for identifier in message_ids:
             if identifier in self._pending:
                 return [self._call(self._pending.pop(identifier))]

@@ -1,7 +1,7 @@
 """The process that drives Ray: ``python -m server.simulation.backends.ray_driver SETTINGS DESCRIPTOR``.
 
-It is not the coordinator's own process, because Ray ends the process that drives it, with an exit code of Ray's, when
-its servers are gone. The run can then end with a sentence, and ``--resume`` goes on with it.
+It is separate from the coordinator's process, because Ray kills its driver when Ray's servers fail. The coordinator
+then ends the run with an error message, and the run can be resumed.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ STARTS_PER_WORKER = 5
 
 @dataclass
 class SiteTask:
-    """A message for a site.
+    """A message for a site, queued for a worker.
 
     Attributes:
         identifier: The message's number.
         site: The site's place in the partition.
-        head: The message without the bytes of its arrays.
-        arrays: These bytes, or references to them in Ray's object store.
-        losses: How many workers were lost while they worked on the message.
+        head: The message without its arrays.
+        arrays: Bytes of the arrays, or references to them in Ray's object store.
+        losses: Number of workers that were lost while they worked on this message.
     """
 
     identifier: str
@@ -61,7 +61,7 @@ class SiteTask:
 
 
 class RayDriver:
-    """Hands messages to workers, writes what they changed into the run folder, and replaces those that are lost."""
+    """Passes messages to workers, stores the changes of sites' files in the run folder, and replaces lost workers."""
 
     def __init__(self, connection: socket.socket, settings: WorkerSettings) -> None:
         self.connection, self.settings = connection, settings
@@ -76,16 +76,16 @@ class RayDriver:
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
-        """Serve the coordinator until it ends the run.
+        """Serve the coordinator's process until it ends the run.
 
         Raises:
-            BadInput: If the cluster cannot be used as the experiment wants.
+            BadInput: If the cluster does not meet the experiment's settings.
             ProgramCannotContinue: If Ray has ended, or no worker can be started.
         """
         frames, loop = asyncio.Queue[TransferFrame](), asyncio.get_running_loop()
 
         def receive_frames() -> None:
-            """End this process with the coordinator, also while Ray starts."""
+            """Receive frames in a thread; end this process when that of the coordinator ends, also while Ray starts."""
             with contextlib.suppress(EOFError):
                 while True:
                     frame = receive_frame(self.connection)
@@ -115,7 +115,7 @@ class RayDriver:
             end_process()
 
     def _receive_run_data(self, frame: TransferFrame) -> None:
-        """Receive the data of the run, and choose the number of its workers."""
+        """Receive the data of the run, and choose the number of workers."""
         about = frame.about
         self.names, self.run_folder = about["names"], Path(about["run_folder"])
         machines = cluster.node_resources(cluster.living_nodes())
@@ -131,7 +131,7 @@ class RayDriver:
         send_frame(self.connection, {"kind": "begun", "workers": self.workers.count})
 
     async def _queue_tasks(self, frame: TransferFrame) -> None:
-        """Queue the messages of a frame, whose bytes come once, however many messages share them."""
+        """Queue the messages of a frame; bytes that several messages share arrive only once."""
         buffers: list[Any] = [np.frombuffer(data, np.uint8) for data in frame.data]
         arrays = [ray.put(buffer) if buffer.nbytes > SHARED_BYTES else buffer for buffer in buffers]
         for message in frame.about["messages"]:
@@ -144,10 +144,10 @@ class RayDriver:
     # ------------------------------------------------------------------ workers
 
     async def _run_worker(self) -> None:
-        """Serve messages with one worker at a time; a lost one is replaced, on a node that Ray chooses.
+        """Run one worker at a time; replace it when it is lost, on a node that Ray chooses.
 
         Raises:
-            ProgramCannotContinue: If too many workers in sequence cannot be started.
+            ProgramCannotContinue: If too many workers in a row fail to start.
         """
         options: Any = {"num_cpus": self.settings.threads, "num_gpus": self.workers.gpus_per_site, "max_restarts": 0}
         actor_class: Any = ray.remote(**options)(SiteWorker)
@@ -171,7 +171,7 @@ class RayDriver:
             self.actors.discard(actor)
 
     async def _answer_next_message(self, actor: Any) -> bool:
-        """Have a worker answer the first message whose site is not at work; return False if the worker is lost."""
+        """Let a worker answer the next message of an idle site; return False if the worker is lost."""
         async with self._changed:
             await self._changed.wait_for(lambda: any(task.site not in self._busy for task in self._waiting))
             task = next(task for task in self._waiting if task.site not in self._busy)
@@ -206,15 +206,15 @@ class RayDriver:
         return answer is not None
 
     def _record_event(self, event: str, **facts: Any) -> None:
-        """Add an event to those of the run."""
+        """Send an event for ``events.jsonl`` to the coordinator's process."""
         send_frame(self.connection, {"kind": "note", "event": event, "facts": facts})
 
 
 async def watch_servers() -> None:
-    """Watch the servers of a Ray of our own, without which workers answer nothing any more.
+    """Watch Ray's server processes on this machine, because workers cannot work without them.
 
     Raises:
-        ProgramCannotContinue: When one of them has ended.
+        ProgramCannotContinue: When one of the processes has ended.
     """
     names = {child.pid: child.name() for child in psutil.Process().children()}
     servers = [psutil.Process(pid) for pid, name in names.items() if name in ("raylet", "gcs_server")]
@@ -226,7 +226,7 @@ async def watch_servers() -> None:
 
 
 def read_remote_versions() -> dict[str, str]:
-    """Return the versions on a node; sent there by value, because the node may not have our package."""
+    """Return a node's software versions. Ray sends this function by value, because the node may lack our package."""
     try:
         from server.simulation.backends.cluster import node_versions
     except ImportError as error:
@@ -243,7 +243,7 @@ def _describe_worker_loss(error: BaseException) -> str:
 
 
 def end_process() -> None:
-    """End this process, and what Ray started for it here, without waiting for anything."""
+    """End this process at once, and all processes that Ray started for it on this machine."""
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             child.kill()
@@ -251,7 +251,7 @@ def end_process() -> None:
 
 
 def main() -> None:
-    """Serve the coordinator at the other end of the socket."""
+    """Serve the coordinator's process, which is at the other end of a socket."""
     settings, connection = WorkerSettings(**json.loads(sys.argv[1])), socket.socket(fileno=int(sys.argv[2]))
     try:
         asyncio.run(RayDriver(connection, settings).run())

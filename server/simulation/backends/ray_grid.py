@@ -1,4 +1,4 @@
-"""A Flower ``Grid`` whose sites are served by workers of a Ray cluster."""
+"""A Flower ``Grid`` whose sites are simulated by workers on Ray."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -20,15 +20,15 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class SimulatedRunFacts:
-    """The facts of a run that workers need.
+    """The data of a run that workers on Ray need.
 
     Attributes:
         experiment: The experiment as JSON.
-        base: Folder that the experiment's paths start from.
-        run_folder: Where each site has its own folder under ``sites``; only this machine reads and writes it.
-        names: The sites, in the order of the partition.
-        images: The whole data set.
-        note: Adds an event to those of the run, by its name and facts.
+        base: Folder that relative paths in the experiment start from.
+        run_folder: The run folder, with a folder per site in ``sites``; only this machine accesses it.
+        names: Names of the sites, in the order of the partition.
+        images: All images of the data set, of which each site uses its part.
+        note: Records an event of the run, by name and fields.
     """
 
     experiment: str
@@ -40,7 +40,7 @@ class SimulatedRunFacts:
 
 
 def run_on_ray(main: Main, run: SimulatedRunFacts, process: RayProcess) -> None:
-    """Run ``main`` with a Grid whose sites Ray's workers serve."""
+    """Call ``main`` with a Grid whose sites are simulated by workers on Ray."""
     prepare_flower()
     keep_large_buffers()
     try:
@@ -50,7 +50,7 @@ def run_on_ray(main: Main, run: SimulatedRunFacts, process: RayProcess) -> None:
 
 
 class RayGrid(LocalGrid):
-    """Sends messages to the process that drives Ray, and returns the replies.
+    """A Flower Grid that passes messages to the process that drives Ray, and returns the replies.
 
     Attributes:
         workers: Number of sites that train at a time.
@@ -82,7 +82,7 @@ class RayGrid(LocalGrid):
         self.workers = process.begin_run(about, [view_array_bytes(array) for array in arrays])
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
-        """Send messages; bytes that several of them share are sent once."""
+        """Send messages to the process that drives Ray; bytes that several messages share are sent once."""
         numbered = self.number_messages(messages)
         self._pending |= numbered
         data: list[Any] = []
@@ -101,7 +101,7 @@ class RayGrid(LocalGrid):
         return list(numbered)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
-        """Return the next reply, if it comes soon: there is never more than one."""
+        """Return the next reply if it comes soon; never more than one."""
         if (frame := self._process.receive(LOOK_S)) is None:
             return []
         about = frame.about

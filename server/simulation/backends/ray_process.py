@@ -1,4 +1,4 @@
-"""The coordinator's side of the process that drives Ray: it starts early and always ends with the run."""
+"""Start, use and end the process that drives Ray, from the coordinator's process."""
 
 import fcntl
 import json
@@ -41,10 +41,10 @@ REASON = re.compile(r"Error\b|terminat|has ended")
 
 
 class RayProcess:
-    """The process that drives Ray.
+    """A connection to the process that drives Ray.
 
     Attributes:
-        settings: The experiment's settings for workers.
+        settings: The experiment's settings for Ray workers.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
@@ -64,10 +64,10 @@ class RayProcess:
             )
 
     def begin_run(self, about: dict[str, Any], data: Sequence[Any]) -> int:
-        """Send the data of a run; return how many sites train at a time.
+        """Send the data of a run; return the number of workers.
 
         Raises:
-            BadInput: If Ray cannot be used as the experiment wants.
+            BadInput: If Ray does not meet the experiment's settings.
             RunStopped: If Ray has ended.
         """
         self.send(about, data)
@@ -78,7 +78,7 @@ class RayProcess:
         return workers
 
     def send(self, about: dict[str, Any], data: Sequence[Any] = ()) -> None:
-        """Send a frame.
+        """Send a frame (JSON values and raw bytes) to the process.
 
         Raises:
             RunStopped: If Ray has ended.
@@ -89,11 +89,11 @@ class RayProcess:
             raise self._read_end_reason() from None
 
     def receive(self, within_s: float | None = None) -> transfer.TransferFrame | None:
-        """Return the next frame; None if none comes within this time.
+        """Wait for the next frame; return None if none comes within this time.
 
         Raises:
-            BadInput: If Ray cannot be used as the experiment wants.
-            RunStopped: If Ray has ended, or no worker can be started.
+            BadInput: If Ray does not meet the experiment's settings.
+            RunStopped: If Ray has ended, or no worker starts.
         """
         if within_s is not None and not wait([self._connection], within_s):
             return None
@@ -108,7 +108,7 @@ class RayProcess:
         return frame
 
     def close(self) -> None:
-        """End the process and all that it started, also what outlived it; a second call does nothing."""
+        """End the process and everything that it started; a second call does nothing."""
         if self._log.closed:
             return
         with suppress(OSError):
@@ -125,7 +125,7 @@ class RayProcess:
         self._log.close()
 
     def _read_end_reason(self) -> ProgramCannotContinue:
-        """Return the reason why the process has ended: the last line about it in its output."""
+        """Return why the process has ended, from the last line of its output."""
         block_if_stopping()
         self._process.wait()
         self._log.seek(0)
@@ -143,7 +143,7 @@ def _make_run_stopped_error(reason: str) -> ProgramCannotContinue:
 
 @contextmanager
 def start_ray_process(experiment: Experiment) -> Iterator[RayProcess | None]:
-    """Start Ray for an experiment that runs on it, while this process still imports; yield None for another one.
+    """Start Ray early, while this process still imports modules; yield None if the experiment does not use Ray.
 
     Raises:
         BadInput: If Ray is not installed.
@@ -179,14 +179,14 @@ def start_ray_process(experiment: Experiment) -> Iterator[RayProcess | None]:
 
 @contextmanager
 def lock_scratch_folder(scratch: Path) -> Iterator[None]:
-    """Hold the lock of a run's temporary folder, which the system releases however this process ends."""
+    """Lock a run's temporary folder; the operating system releases the lock when this process ends."""
     with (scratch / LOCK).open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def remove_abandoned_folders(place: Path) -> None:
-    """Remove the temporary folders of this user's killed runs: sites' memory and Ray's logs lie in them."""
+    """Remove temporary folders left by killed runs of this user, because they hold sites' state and Ray's logs."""
     for folder in place.glob(f"{PREFIX}*"):
         with suppress(OSError):
             status = folder.lstat()

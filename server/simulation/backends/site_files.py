@@ -1,7 +1,7 @@
-"""Copies of a site's folder between the coordinator's disk and the worker that serves the site.
+"""Copy a simulated site's folder between the coordinator's disk and the worker that serves the site.
 
-The copy in the coordinator's run folder is the valid one. A worker works in a folder of its own and returns its changes
-with its reply, so that work lost with a worker has changed nothing and can be repeated elsewhere from the same state.
+The copy in the run folder is the valid one. A worker changes its own copy and returns the changes with its reply, so
+that after a lost worker the same work can be repeated from the same state.
 """
 
 import os
@@ -21,7 +21,7 @@ Change = tuple[str, int, Any]
 
 
 class WatchedFolder:
-    """A folder whose changes can be listed."""
+    """A folder that can list its changes since the last call."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,12 +46,12 @@ class WatchedFolder:
 
 
 def read_folder_files(folder: Path) -> list[Change]:
-    """Return all files of a folder; an empty list where there is no such folder."""
+    """Return the content of all files in a folder; empty if the folder does not exist."""
     return [(path, 0, (folder / path).read_bytes()) for path in sorted(_file_states(folder))]
 
 
 def replace_folder(folder: Path, files: Iterable[Change]) -> WatchedFolder:
-    """Make a folder that holds these files and nothing else."""
+    """Create a folder with exactly these files, in place of an existing one."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     apply_changes(folder, files)
@@ -59,7 +59,7 @@ def replace_folder(folder: Path, files: Iterable[Change]) -> WatchedFolder:
 
 
 def apply_changes(folder: Path, changes: Iterable[Change]) -> None:
-    """Apply changes to a folder; applying them twice has the same result as once."""
+    """Apply changes to a folder; applying them twice has the same effect as once."""
     for name, start, data in changes:
         path = folder / name
         if start == REMOVED:
@@ -74,7 +74,7 @@ def apply_changes(folder: Path, changes: Iterable[Change]) -> None:
 
 
 def _file_states(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """Return path below the folder -> inode, size, time of the last change."""
+    """Return relative path -> inode, size and modification time of every file in a folder."""
     states = {}
     for place, _, names in os.walk(folder):
         for name in names:

@@ -1,4 +1,4 @@
-"""The Ray actor that runs the hospital's app, on any node, for the site that a message is for."""
+"""The Ray actor that runs the hospital's ClientApp for simulated sites, on any node of the cluster."""
 
 import contextlib
 import json
@@ -31,10 +31,10 @@ Answer = tuple[bytes, list[Any], list[Change], list[Change]]
 
 
 class SiteWorker:
-    """Serves any site of a run, one message at a time, from a folder of its own.
+    """Answers messages for any site of a run, one at a time, in a working folder of its own.
 
     Args:
-        scratch: Where the folder is made; empty for the machine's temporary folder.
+        scratch: Parent of the working folder; empty for the machine's temporary folder.
     """
 
     def __init__(self, scratch: str) -> None:
@@ -49,17 +49,18 @@ class SiteWorker:
         prepare_flower()
 
     def set_up(self, setup: dict[str, Any]) -> dict[str, Any]:
-        """Receive the experiment and the images: the parts that all sites share.
+        """Receive what all sites share: the experiment and the images.
 
         Args:
-            setup: ``experiment`` (JSON), ``base``, ``sites`` (their number), ``facts`` and ``images`` of the data set,
-                ``versions`` of the coordinator's machine: this node may have joined after all were checked.
+            setup: ``experiment`` (JSON); ``base`` (folder of its relative paths); ``sites`` (number of sites);
+                ``facts`` and ``images`` of the data set; ``versions`` of the coordinator's machine, because this node
+                may have joined late.
 
         Returns:
-            ``node``, ``pid`` and the number of ``gpus`` of this worker, for the run's events.
+            ``node``, ``pid`` and number of ``gpus`` of this worker, for the run's events.
 
         Raises:
-            BadInput: If this node has other versions.
+            BadInput: If the software versions of this node differ.
         """
         raise_faults(version_faults(setup["versions"], {socket.gethostname(): node_versions()}))
         self._frozen = replace_folder(self._folder / FROZEN, ())
@@ -77,14 +78,15 @@ class SiteWorker:
         return {"node": context.get_node_id(), "pid": os.getpid(), "gpus": gpus}
 
     def answer(self, call: dict[str, Any], *arrays: Any) -> Answer:
-        """Have a site answer a message.
+        """Let the ClientApp answer a message for a site.
 
         Args:
-            call: ``site`` and its ``place`` in the partition; the message's ``head``; ``files`` of the site's folder;
-                ``frozen``, the parts of models that sites keep, by name as references to Ray's objects.
+            call: ``site`` and its ``place`` in the partition; ``head`` of the message; ``files`` of the site's folder;
+                ``frozen``: untrained layers by name, as references to Ray's objects.
 
         Returns:
-            The reply's head, the bytes of its arrays, the changes in the site's folder and among the frozen parts.
+            The reply's head, the bytes of its arrays, and the changes of the site's folder and of the folder of frozen
+                layers.
         """
         site_folder = replace_folder(self._folder / SITES / call["site"], call["files"])
         missing = [name for name in sorted(call["frozen"]) if not (self._folder / FROZEN / name).exists()]
@@ -97,5 +99,5 @@ class SiteWorker:
         return head, data, site_folder.list_changes(), self._frozen.list_changes()
 
     def close(self) -> None:
-        """Remove the worker's folder."""
+        """Remove the worker's working folder."""
         shutil.rmtree(self._folder, ignore_errors=True)

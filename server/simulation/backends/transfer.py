@@ -1,4 +1,4 @@
-"""Data between the processes of a simulation on Ray: frames over a socket, and Flower messages as bytes."""
+"""Exchange data between the processes of a simulation on Ray: frames over a socket, Flower messages as bytes."""
 
 import base64
 import json
@@ -25,11 +25,11 @@ _ARRAYS = "arrays"
 
 @dataclass(frozen=True)
 class TransferFrame:
-    """A line of JSON and raw bytes, sent between the coordinator and the process that drives Ray.
+    """A unit of transfer between the coordinator's process and the process that drives Ray: JSON values and raw bytes.
 
     Attributes:
-        about: JSON values; ``kind`` names the sort of frame.
-        data: Bytes that belong to it, in an order that depends on the kind.
+        about: JSON values; ``kind`` is the type of the frame.
+        data: Raw bytes, whose meaning depends on the type.
     """
 
     about: dict[str, Any]
@@ -37,7 +37,7 @@ class TransferFrame:
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Return both ends of a connection that no other process can reach."""
+    """Return both ends of a socket connection that other processes cannot reach."""
     ends = socket.socketpair()
     for end in ends:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -46,10 +46,10 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send_frame(connection: socket.socket, about: dict[str, Any], data: Sequence[Any] = ()) -> None:
-    """Send one frame.
+    """Send one frame over a socket.
 
     Args:
-        data: Objects with contiguous bytes, which are sent without a copy.
+        data: Objects with contiguous memory, which is sent without a copy.
 
     Raises:
         OSError: If the other process has closed the connection.
@@ -62,7 +62,7 @@ def send_frame(connection: socket.socket, about: dict[str, Any], data: Sequence[
 
 
 def receive_frame(connection: socket.socket) -> TransferFrame:
-    """Wait for one frame.
+    """Wait for the next frame on a socket.
 
     Raises:
         EOFError: If the other process has closed the connection.
@@ -73,7 +73,7 @@ def receive_frame(connection: socket.socket) -> TransferFrame:
 
 
 def _receive_bytes(connection: socket.socket, size: int) -> memoryview:
-    """Receive exactly this many bytes; return them read-only."""
+    """Receive exactly ``size`` bytes; return them read-only."""
     buffer, received = memoryview(bytearray(size)), 0
     while received < size:
         try:
@@ -90,7 +90,7 @@ def _receive_bytes(connection: socket.socket, size: int) -> memoryview:
 
 
 def pack_message(message: Message) -> tuple[bytes, list[bytes]]:
-    """Return a message as a small JSON head and the bytes of its arrays, which are neither copied nor encoded."""
+    """Split a Flower message into a small JSON head and the bytes of its arrays, without copying them."""
     head: dict[str, Any] = {"metadata": metadata_of(message)}
     if not message.has_content():
         head["error"] = message.error.code, message.error.reason
@@ -107,7 +107,7 @@ def pack_message(message: Message) -> tuple[bytes, list[bytes]]:
 
 
 def unpack_message(head: Any, arrays: Sequence[Any]) -> Message:
-    """Rebuild a message from the result of :func:`pack_message`; its arrays share the bytes of ``arrays``."""
+    """Rebuild a message from a head and the bytes of its arrays (:func:`pack_message`), without copying them."""
     described = json.loads(bytes(head))
     if "error" in described:
         return rebuild_message(Error(*described["error"]), described["metadata"])
