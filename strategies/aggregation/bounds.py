@@ -1,25 +1,22 @@
-"""Bounds on one site's influence on the global model: the length of its update, and its share of all images.
-
-The coordinator applies both bounds.
+"""Bounds that the coordinator sets on one site's influence: on the length of its update and on its share of images.
 
 Norm bounding: no update is longer than a multiple of the usual length. Sun, Kairouz, Suresh, McMahan, "Can You Really
 Backdoor Federated Learning?", arXiv:1911.07963, 2019, section 4: the server shortens every update to a length M and
 keeps its direction. Departs from the paper in two points:
 
 - M is a multiple of the median length of the round's updates, because no fixed number fits every model and every round.
-- Three parts are bounded separately, because a large part would hide a small one in a common length: the trunk, batch
-  normalisation, and each head row with its bias. A head row is compared with the longest row of each site, because too
-  few sites may own its class for a median.
+- Trunk, batch normalisation and head rows are bounded separately, because the largest part would hide changes in the
+  others. A head row is compared with the longest row of each site, because too few sites may own its class for a
+  median.
 
 Shortening keeps the running variances of batch normalisation positive: the result lies between the old and the new
 variance. With fewer than three sites no update is shortened, because the median of two lengths does not tell which one
 is too long.
 
 Largest share: a site states its number of training images at the roll call, and nobody can check the number. A site
-that states a billion images dominates the mean. No default cap would help: honest counts differ by any factor, and a
-cap that every honest run keeps would still allow a share of 99 %. So image counts are capped only if
-``participation.largest_share`` is set. A site with more than :data:`HEAVY` of all images is named in ``events.jsonl``
-in any case.
+that states a billion images dominates the mean. Image counts are capped only if ``participation.largest_share`` is set:
+honest counts differ by any factor, so a default that fits every honest run would still allow a share of 99 %. A site
+with more than :data:`HEAVY` of all images is named in ``events.jsonl`` in any case.
 """
 
 import math

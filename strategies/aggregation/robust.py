@@ -89,8 +89,8 @@ def compute_robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMeanRu
     """Return the robust mean of the sites' vectors, split into parts like the vectors.
 
     Args:
-        vectors: One vector for each site, at least :attr:`RobustMeanRule.fewest_sites` of them. A vector is a list of
-            flat arrays, such as trunk and batch normalisation; their lengths are equal at all sites.
+        vectors: One vector for each site, at least :attr:`RobustMeanRule.fewest_sites`; a vector is a list of flat
+            arrays, such as trunk and batch normalisation.
     """
     parts = [[site[place] for site in vectors] for place in range(len(vectors[0]))]
     if rule.kind == "krum":

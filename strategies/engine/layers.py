@@ -268,12 +268,12 @@ class RollbackLayer(CoordinatorRoundLayer):
     A model has *collapsed* if the validation loss of more than half of the sites is three times as high as with the
     model before, or not finite. Then the run returns to the model before, and the sites train the round again. Before
     the new updates are merged, a *trial* follows: for each site a model is made without that site's update, and every
-    site evaluates the model. A trial without rollback follows if the model has not become better, or if an update had
-    to be shortened.
+    site evaluates it. A trial without rollback follows if the model has not improved, or if an update had to be
+    shortened.
 
-    The layer is off under secure aggregation, with noise, and in sequential training, because a model without one
-    site's update cannot be made there. It does nothing with two sites, where each would be the only judge of the other,
-    or with very many sites, where one bounded update has little influence.
+    The layer is off under secure aggregation, with noise, and in sequential training, where no model without one site's
+    update can be made. It does nothing with two sites, where each would be the only judge of the other, or with very
+    many sites, where one bounded update has little influence.
 
     Args:
         bound: The layer that bounds the length of updates; a trial follows if it shortens an update.

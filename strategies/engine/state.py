@@ -335,7 +335,7 @@ def deserialize_state(content: bytes) -> FederationState:
 
 
 def make_array_record(model: ModelState) -> ArrayRecord:
-    """Return the global model as Flower's ``ArrayRecord`` of the arrays of each group."""
+    """Return the global model as Flower's ``ArrayRecord``, with one array for each part of the model."""
     return ArrayRecord({name: Array(array) for name, array in ModelGroups.from_model(model).to_named_arrays().items()})
 
 

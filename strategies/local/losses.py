@@ -84,7 +84,7 @@ def softmax_over_known_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -
 
 
 def mask_unknown_logits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Set the logits of unknown labels to minus infinity, except for images without any known label."""
+    """Return the logits with minus infinity for unknown labels; an image without any known label is unchanged."""
     unknown = labels.isnan()
     return logits.masked_fill(unknown & ~unknown.all(dim=1, keepdim=True), -torch.inf)
 

@@ -163,7 +163,7 @@ class SiteMethod:
     parameters: Parameters
 
     def __init_subclass__(cls, **more: Any) -> None:
-        """Set ``plain_client`` and ``looks_at_images`` of a subclass that overrides :meth:`client` or the loss."""
+        """Set the flags ``plain_client`` and ``looks_at_images`` of a subclass with its own objective or loss."""
         super().__init_subclass__(**more)
         if vars(cls).keys() & {"client", "local_loss"}:
             cls.plain_client = vars(cls).get("plain_client", False)
@@ -269,11 +269,11 @@ class SiteMethod:
         return self.training_loss(examples, spec)
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return one round at a site: the objective, and functions that make the statistics and the stored state."""
+        """Return the local round of a site: its objective, and functions for the statistics and the stored state."""
         return LocalRound(plain(self.local_loss(context.statistics, context.examples, context.spec)))
 
     def make_local_round(self, context: ClientContext) -> LocalRound:
-        """Return the round of :meth:`client`, with FedProx's proximal term if ``proximal_mu`` is set."""
+        """Return the local round of :meth:`client`, with FedProx's proximal term if ``proximal_mu`` is set."""
         mu = self.parameters.proximal_mu
         if not mu:
             return self.client(context)

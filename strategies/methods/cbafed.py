@@ -165,7 +165,7 @@ class CBAFedSite(SiteMethod):
     multi_class = False
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return a round that minimises the cross-entropy of labels and pseudo-labels."""
+        """Return the local round: its objective is the cross-entropy of labels and pseudo-labels."""
         parameters, targets = self.parameters, self.labels_and_pseudo_labels(context)
         positive_weight = compute_positive_weights(targets) if parameters.balanced else None
 

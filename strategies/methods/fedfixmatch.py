@@ -75,7 +75,7 @@ class FedFixMatchSite(SiteMethod):
     multi_class = False
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return a round that trains on labels with the weak view, and on pseudo-labels with the strong view."""
+        """Return the local round: it trains on labels with the weak view, on pseudo-labels with the strong view."""
         parameters = self.parameters
         weight = compute_positive_weights(context.examples.labels) if parameters.balanced else None
 

@@ -175,7 +175,7 @@ class FedIRMSite(SiteMethod):
     multi_class = False
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return a round on labels; after the supervised rounds, consistency and relation matching are added."""
+        """Return the local round: on labels; after the supervised rounds also consistency and relation matching."""
         local = FedIRMRound(context, self.parameters)
         return LocalRound(local.objective if local.matches else plain(local.supervised), local.statistics)
 

@@ -102,7 +102,7 @@ class FedLSRSite(SiteMethod):
     multi_class = False
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return a round that minimises the cross-entropy of the sharpened mixture and the distance of both views."""
+        """Return the local round: cross-entropy of the sharpened mixture plus the distance between both views."""
         parameters = self.parameters
         weight = compute_positive_weights(context.examples.labels) if parameters.balanced else None
         gamma = parameters.distance_weight * distance_weight_share(context.round - 1, parameters.ramp_rounds)

@@ -214,7 +214,7 @@ def tag_surest_images(
     tagged first.
 
     Args:
-        z: ``(n,)``.
+        z: Z of each image, ``(n,)``; see :func:`compute_prototype_margins`.
         untagged: Images that have no tag yet, ``(n,)``.
         tau_negative: Share, 0 to 1, of the seemingly negative images to tag.
         tau_positive: Share, 0 to 1, of the seemingly positive images to tag.
@@ -346,7 +346,7 @@ class FedMLPSite(SiteMethod):
         return PLAIN_LOSSES[self.task, "masked" if self.parameters.weighted_partial_loss else "negative"]
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return a round that tags before training in stage 2, sends statistics after training, and stores the tags."""
+        """Return the local round: in stage 2 it tags before training, sends statistics after, and stores the tags."""
         local = FedMLPRound(context, self.parameters)
         return LocalRound(local.objective, local.statistics, method_state=local.method_state)
 

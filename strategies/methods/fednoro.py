@@ -196,7 +196,7 @@ class FedNoRoSite(SiteMethod):
     needs_global_norm = "it compares sites by the model of all"
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return a round on adjusted cross-entropy; at a noisy site with distillation from the received model.
+        """Return the local round: adjusted cross-entropy; at a noisy site also distillation from the received model.
 
         In the last round of stage 1 the site measures its loss indicators before training.
         """

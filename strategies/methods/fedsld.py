@@ -112,8 +112,7 @@ def expected_label_weight(shares: Float64, prior: Float64) -> float:
 def compute_site_prior(context: RoundContext, everywhere: Float64, site: str) -> NDArray[np.float32]:
     """Return a site's prior over the run's classes; 0 for classes that the site does not annotate.
 
-    In a multi-class task it sums to one: the class distribution of an image, given that it is of one of the site's
-    classes.
+    In a multi-class task the prior sums to one: it is the class distribution of the images of the site's classes.
 
     Args:
         everywhere: The federation's :func:`compute_label_prior`.
@@ -170,7 +169,7 @@ def mean_label_weight(context: RoundContext) -> float:
 
 
 def find_uncounted_classes(context: RoundContext) -> list[Fault]:
-    """Return a fault if a class's share is unknown; otherwise its images would get the weight 0."""
+    """Return a fault if a class's share in the federation is unknown, because its images would get the weight 0."""
     positives, images = collect_label_counts(context)
     owners = context.contract.annotation_matrix()
     unknown = (owners & np.isnan(positives)).any(axis=0)
@@ -191,7 +190,7 @@ def find_uncounted_classes(context: RoundContext) -> list[Fault]:
 
 
 def weigh_classes(labels: Tensor, prior: Tensor) -> Tensor:
-    """Return ``p_b(c) / P(c)`` for every class ``(rows,)``; 0 if the prior is 0, because no such class occurs."""
+    """Return the weight of every class, its share in the batch over its prior, ``(rows,)``; 0 if the prior is 0."""
     is_known = is_class_known(labels)
     share = labels.nan_to_num().sum(dim=0) / is_known.sum().clamp(min=1)
     return _divide_by_prior(share, prior)
@@ -289,7 +288,7 @@ class ScaledFedAvgSite(SiteMethod):
     looks_at_images = False
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return a round that multiplies the learning rate by one common factor, or each batch's loss by its own."""
+        """Return the local round: one common factor for the learning rate, or a factor for each batch's loss."""
         loss = self.training_loss(context.examples, context.spec)
         if self.parameters.scale == "federation":
             return LocalRound(plain(loss), lr_factor=float(context.statistics["factor"][0]))

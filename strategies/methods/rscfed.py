@@ -114,7 +114,7 @@ class RSCFedSite(SiteMethod):
     multi_class = False
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return a round that trains the student; the teacher averages the student and is stored at the site."""
+        """Return the local round: it trains the student; the teacher, an average of students, is stored at the site."""
         local = RSCFedRound(context, self.parameters)
         return LocalRound(local.objective, method_state=local.method_state)
 

@@ -23,7 +23,7 @@ from strategies.methods.base import Method
 
 
 class OwnersMean:
-    """The mean of each class's head row, weight and bias alike, over the sites that own it (specs 1.5 step 3).
+    """The mean of each class's head row (weight and bias) over the sites that own the class (specs 1.5 step 3).
 
     Args:
         class_names: Rows of the result.

@@ -120,7 +120,7 @@ class UniFedSite(SequentialSite):
         return EarlyStopping(self.parameters.patience, self.parameters.tolerance, self.parameters.epoch_cap)
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return a round with the plain training loss, which sends the slope of the loss."""
+        """Return the local round: plain training; the statistics are the slope of the loss."""
 
         def slope(model: Model, losses: Losses) -> Arrays:
             return {"slope": np.array([loss_slope(losses.tolist(), self.parameters.slope)], np.float32)}
@@ -157,7 +157,7 @@ class UniFed(SequentialMethod):
         return {**context.statistics, **{site: reply.statistics["slope"] for site, reply in replies.items()}}
 
     def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return the slopes by site."""
+        """Return the slope of each site's training loss."""
         return {"slopes": convert_to_json_numbers(context.statistics)}
 
 

@@ -186,7 +186,7 @@ class PrivateEpochTrainer:
     def _loss_per_image(
         self, network: SplitNetwork, exercise: TrainingTask, rows: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """Return the loss of each image, ``(batch,)``."""
+        """Run the network on augmented images, and return the loss of each image, ``(batch,)``."""
         examples, spec = exercise.examples, exercise.spec
         rows = rows.to(examples.images.device)
         labels, annotated = examples.labels[rows], examples.annotated

@@ -284,7 +284,7 @@ def _compute_trial_gradients(
     *,
     seed: int,
 ) -> tuple[list[Tensor], list[float]]:
-    """Return each parameter's flat gradient of each image; and the rows of each layer and dropout mask per image.
+    """Return the flat gradients by parameter and image, and the numbers of layer rows and mask values per image.
 
     Raises:
         BadInput: If the images' gradients do not add up to the gradient of the batch.

@@ -193,7 +193,7 @@ class SiteMaskingRound:
 
     @property
     def agreement_hash(self) -> str:
-        """Return a hash of this attempt's statements and of the sites in the unmasked sum, equal at all these sites."""
+        """Return a hash of this attempt's statements and of the sites in the unmasked sum; equal at all these sites."""
         stated = [self._statements[site].signed_text().decode() for site in sorted(self._statements)]
         return hashlib.sha256(json.dumps([stated, self._done.opened]).encode()).hexdigest()
 
@@ -282,7 +282,11 @@ class SiteMaskingRound:
         return SharesAnswer(self.run, self.round, self.site, tuple(letters), tuple(written))
 
     def _check_statements(self, request: SharesRequest) -> dict[str, MaskingStatement]:
-        """Return the statements by site; all must be of this round, of different sites, with different keys."""
+        """Read the relayed statements, and return them by site.
+
+        Raises:
+            MaskingRefused: If they are not of different sites of this round, with different keys.
+        """
         by_site: dict[str, MaskingStatement] = {}
         for text, signature, identity in zip(request.statements, request.signatures, request.identities, strict=True):
             try:

@@ -26,10 +26,10 @@ BODY = ""
 def compute_share_threshold(sites: int, honest: int = 0) -> int:
     """Return how many sites must stay to the end, which is how many shares recover a secret: at least two thirds.
 
-    With more than half of the sites, a coordinator that names different survivors to different sites can get the shares
-    of both a site's key and its own mask only with the help of a third of the sites. If all but ``honest`` sites may
-    help the coordinator, the threshold is higher: their help counts twice, so twice the threshold must exceed ``honest
-    + 2 * (sites - honest)``.
+    A dishonest coordinator could name different survivors to different sites, to collect shares of both a site's key
+    and its own mask. With this threshold a third of the sites would have to help. If all but ``honest`` sites may help,
+    the threshold is higher, because each of these can reveal both shares: ``2 * threshold > honest + 2 * (sites -
+    honest)``.
 
     Args:
         honest: Number of sites that do not help the coordinator; 0 if no such number is promised.
@@ -167,7 +167,7 @@ def is_plausible_sum(total: Integers, sites: int) -> bool:
 
 
 def convert_from_fixed_point(total: Integers, largest: float) -> NDArray[np.float64]:
-    """Turn a sum of fixed-point integers back into numbers."""
+    """Convert a sum of fixed-point integers to floats."""
     return total.view(np.int32) * np.float64(largest / ONE)
 
 
