@@ -138,7 +138,7 @@ class Method(Strategy):
         return weights
 
     def finalize(self, server_round: int, model: ModelState, moments: Moments) -> tuple[ModelState, Moments]:
-        """Return the global model, made from the model after the mean updates, and the new moments.
+        """Turn the model after the mean updates into the global model; return it with the new moments.
 
         A method may store arrays for later rounds in the moments, which are part of the coordinator's state.
         """

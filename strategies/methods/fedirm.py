@@ -1,4 +1,4 @@
-"""FedIRM: sites match the relations between classes that other sites have learnt from labels.
+"""FedIRM: sites match the relations between classes that other sites have learned from labels.
 
 Liu, Yang, Dou, Heng: "Federated Semi-supervised Medical Image Classification via Inter-client Relation Matching",
 MICCAI 2021.

@@ -189,7 +189,7 @@ def compute_prototype_margins(features: Floats, negative: Floats, positive: Floa
     Args:
         features: ``(n, features)``.
         negative: P0, ``(features,)``; NaN if no site has one, and then the result is NaN.
-        positive: P1, likewise.
+        positive: P1, ``(features,)``.
     """
 
     def cosine(prototype: Floats) -> Float64:  # 0 for a vector of zeros

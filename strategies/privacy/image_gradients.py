@@ -1,9 +1,8 @@
 """The gradient of every image of a batch in one pass at a site, and a check that a network allows it.
 
-Opacus returns one gradient row for each element of what a layer sees as a batch. Some networks split images first, so
-that a layer's batch consists of windows or patches of several images; some networks mix images. Then a row is not the
-influence of one image, and clipping the row bounds nothing. So a network is tried on random images before any of the
-hospital's.
+Opacus returns one gradient row for each element of a layer's batch. Some networks split images first, so that a layer's
+batch consists of windows or patches of several images; some networks mix images. Then a row is not the influence of one
+image, and clipping the row bounds nothing. So a network is tried on random images before any of the hospital's.
 
 Images must not share a dropout mask either: one more patient would change which images share a mask, and no clipping
 bounds that. If a module has parameters beside its layers, Opacus repeats the module's forward pass for all images with

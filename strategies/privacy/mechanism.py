@@ -166,7 +166,7 @@ def shorten_arrays(arrays: Mapping[str, Array], bound: float) -> Mapping[str, Ar
 
 @dataclass(frozen=True)
 class SitePrivacy:
-    """The noise of a run at one site, equal in every round.
+    """The settings of differential privacy at one site, equal in every round of a run.
 
     Attributes:
         section: The plan's privacy settings.
