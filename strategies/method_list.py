@@ -35,7 +35,7 @@ CLASSES: Mapping[str, str] = {
     "fedfixmatch": "strategies.methods.fedfixmatch:FedFixMatch",
     "fedirm": "strategies.methods.fedirm:FedIRM",
 }
-"""Method -> module and class; :data:`strategies.registry.STRATEGIES` imports them, which takes torch and seconds."""
+"""Method -> module and class; :data:`strategies.registry.STRATEGIES` imports them, and torch, which takes seconds."""
 
 TABLES = (".csv", ".csv.gz", ".tsv", ".xlsx", ".xls")
 

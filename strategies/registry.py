@@ -21,7 +21,7 @@ from strategies.methods.base import Method
 from strategies.privacy.mechanism import find_privacy_faults, find_secure_aggregation_faults
 
 STRATEGIES: Mapping[str, type[Method]] = {name: resolve_name(place) for name, place in CLASSES.items()}
-"""Name -> the coordinator's half of a method, which names the hospital's half."""
+"""Name -> class of the method's coordinator half, whose ``site_class`` is the hospital's half."""
 
 TABLES: Mapping[str, type[BaseModel]] = {"server_optimizer": ServerOptimizer, "mean": RobustMeanRule}
 """Keys of ``[method]`` that are tables, and their schemas."""
@@ -156,6 +156,6 @@ def _describe_table_fault(detail: dict[str, Any], schema: type[BaseModel]) -> Fa
             "is not a parameter of this method.",
             suggest_nearest_name(key.rpartition(".")[2], valid_keys) or f"Known: {quote_names(valid_keys)}.",
         )
-    if not key:  # of the table as a whole
+    if not key:  # a fault of the whole table
         return Fault("[method]", f"{detail['msg'].removeprefix('Value error, ').rstrip('.')}.")
     return Fault(f"method.{key}", describe_validation_error(detail), near_literal(detail))

@@ -35,15 +35,15 @@ from strategies.aggregation.means import Float32
 Float64 = NDArray[np.float64]
 
 BLOCK = 2**13
-"""Numbers of which squares are added at a time: BLAS adds so few on one thread, in one order."""
+"""Number of squares that are added at a time: BLAS adds so few on one thread, in one order."""
 LEAST = 1e-20
-"""Sum of squares from which float32 holds each that matters: to six digits, which is enough for a length."""
+"""Smallest sum of squares that float32 computes to six digits, which is enough for a length."""
 FEWEST = 3
-"""Sites whose lengths make a median."""
+"""Smallest number of sites with a median length."""
 TRUNK, NORM, ROW = "trunk", "batch normalisation", "head row"
 
 Lengths = Mapping[str, float]
-"""Part of an update -> its Euclidean length; of head rows, the longest."""
+"""Part of an update -> its Euclidean length; for head rows, that of the longest row."""
 
 
 def measure_update_lengths(update: ModelGroups) -> dict[str, float]:
@@ -155,7 +155,7 @@ def _measure_length(values: Float32) -> float:
 
 
 HEAVY = 0.9
-"""Share of all images from which on a run is nearly one site's."""
+"""Share of all images above which one site dominates a run."""
 
 
 def cap_image_counts(images: Mapping[str, int], largest_share: float) -> dict[str, int]:

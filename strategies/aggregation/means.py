@@ -29,7 +29,7 @@ HeadArrays = tuple[Float64, Float64, NDArray[np.bool_]]
 BLOCK = 2**15
 """Numbers added at a time: a quarter of a megabyte in float64, which stays in the processor's cache."""
 STRETCH, THREADS = 2**21, 2
-"""Numbers that one thread takes on; each number's sum has the same order in any."""
+"""Numbers in one thread's task, and number of threads; the order of additions does not depend on them."""
 
 Weighting = Literal["uniform", "samples"]
 """A site's weight in every mean: 1 each, or its training images."""
@@ -189,7 +189,7 @@ class RunningHeadMean(HeadRowsMean, Protocol):
 
 
 HeadMean = Callable[[Sequence[str], int], RunningHeadMean]
-"""Makes a mean of heads, given the rows of the result and their width."""
+"""Makes a mean of head rows from the class names and the width of a row."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "trimmed_mean": ("fraction",),
     "krum": ("byzantine", "keep"),
 }
-"""The keys of each kind."""
+"""The further keys of each kind of robust mean."""
 
 
 class RobustMeanRule(BaseModel):

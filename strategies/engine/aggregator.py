@@ -193,7 +193,7 @@ def update_global_model(
 
 
 UNTRAINED = 10.0
-"""Times the longest update that counts: no training moves a model so far."""
+"""An update longer than this multiple of the limit is rejected, because no training changes a model so much."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def pass_through_site(
 
 
 IN_MEMORY = 2**29
-"""Bytes of updates that wait in memory."""
+"""Largest number of bytes of updates in memory."""
 
 
 class WaitingUpdates(Mapping[str, ModelGroups]):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from common.errors import Fault, quote_names
 
-# For its type alone: commands that admit a site do not wait for torch.
+# Only for type checks: commands that admit a site do not import torch.
 if TYPE_CHECKING:
     from strategies.engine.membership import RunMember
 
@@ -25,7 +25,7 @@ class SiteClaimLimits:
 
 
 ClaimsBySite = Callable[[], Mapping[str, SiteClaimLimits]]
-"""Looks the lists up; a site may be admitted with another one while a run goes on."""
+"""Returns the current limits of each site; they may change during a run."""
 ANYTHING = SiteClaimLimits()
 
 

@@ -51,23 +51,23 @@ if TYPE_CHECKING:
 FIRST_POLL_S, MAX_POLL_S = 0.02, 0.1
 CLOCKS_DIFFER_S = 1.0
 NODE_UNAVAILABLE = 5
-"""Flower's code for a site that gives no sign of life: it may come back."""
+"""Flower's error code for a site without a sign of life; the site may come back."""
 REVOKED, NOT_REGISTERED = 204, "its key is not admitted any more"
-"""Our code for a site that is no longer registered, and its words: it gets no work again."""
+"""Our error code and message for a site that is no longer registered; the site gets no more work."""
 REFUSED_REPLY = 203
-"""Our code for a reply that came and was refused before it was read: not signed by its site, or far too heavy."""
+"""Our error code for a reply that was rejected unread: not signed by its site, or far too large."""
 MESSAGE_GONE = (3, 4)
-"""Flower's codes for a message or reply that the SuperLink no longer has: its time ran out, or its site was removed."""
+"""Flower's error codes for a message or reply that the SuperLink deleted: it expired, or its site was removed."""
 FLOWERS_WORDS = "Node Unavailable"
-"""Part of the reason that Flower's SuperLink gives where a site shows no sign of life."""
+"""Part of the error text of Flower's SuperLink for a site without a sign of life."""
 NOT_CONNECTED = "it is not connected: stopped, or cut off"
 SLACK, SLACK_S = 1.1, 60.0
-"""A site's clock may run a little faster than the coordinator's."""
+"""Tolerances for a site's clock that runs faster than the coordinator's: a factor, and seconds."""
 
 Reply = TypeVar("Reply", TrainReply, EvaluateReply, BenefitReply)
 Q = TypeVar("Q", bound=Request)
 Waiting = Callable[[Collection[int], Collection[int]], None]
-"""Receives the nodes that have not replied yet, and those of them that are lost, whenever either changes."""
+"""Receives the nodes that have not replied, and the disconnected ones among them, whenever either changes."""
 
 
 # ---------------------------------------------------------------------- requests
@@ -299,7 +299,7 @@ class OutstandingMessages:
         self.errors[message.metadata.dst_node_id] = refusal
 
     def pull_good_replies(self) -> Iterator[Message]:
-        """Yield the replies that have arrived since the last call; errors are stored for the end of the exchange."""
+        """Yield all replies that have arrived since the last call, and store errors for the end of the exchange."""
         for reply in self._grid.pull_messages(list(self.pending)) if self.pending else ():
             if (message := self.pending.pop(reply.metadata.reply_to_message_id, None)) is None:
                 continue
@@ -453,7 +453,7 @@ def check_exchange_replies(
         absent[site] = reason
         if aggregator is not None:
             aggregator.leave_out_site(site)
-        # Any other error is an honest site's way to say that it cannot go on, and a lost site's silence.
+        # Any other error comes from an honest site that cannot continue, or stands for a disconnected site.
         if message.has_content() or message.error.code == REFUSED_REPLY:
             unfit.add(site)
     ordered = dict(sorted(accepted.items(), key=itemgetter(0)))

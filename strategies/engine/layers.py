@@ -49,7 +49,7 @@ class RoundOutcome:
 
 
 Merge = Callable[[ExchangeReplies[TrainReply]], RoundOutcome]
-"""Merges the updates of replies that count."""
+"""Merges the updates of accepted replies."""
 
 
 class CoordinatorRoundLayer:
@@ -166,21 +166,21 @@ class NormBoundLayer(CoordinatorRoundLayer):
         return bound
 
 
-# ---------------------------------------------------------------------- a model that collapses is taken back
+# ---------------------------------------------------------------------- rollback of a collapsed model
 
 COLLAPSE, STALL = 3.0, 0.98
-"""Ratio of a model's loss to that of the model before, above which it has collapsed, and above which it stalls."""
+"""Ratios of a model's loss to the previous model's: above the first it has collapsed, above the second it stalls."""
 HARM, HARM_AUROC = 2.0, 0.1
-"""Ratio of losses, and difference of AUROCs, of the models with and without a site, from which its update harms."""
+"""An update harms if it raises the loss by this ratio, or lowers the AUROC by this difference."""
 LEAST_LOSS = 0.1
-"""A lower loss counts as this one: where training has settled, a loss of 0.02 doubles by chance."""
+"""A lower loss counts as this loss, because a loss of 0.02 near convergence doubles by chance."""
 SITES = range(3, 17)
-"""Numbers of sites of a round in which models are tried."""
+"""Numbers of sites for which leave-one-site-out models are evaluated."""
 FEWEST_JUDGES = 2
-"""Sites beside the suspect that must state their figures: a single one could have any other left out."""
+"""Smallest number of other sites that judge a site's update: a single judge could exclude any other site."""
 
 CANNOT_GO_ON = ("diverged", "not a number", "validation_loss")
-"""Words in the reasons of sites at which the model broke training, or the validation loss."""
+"""Words in the reasons of sites where training diverged, or the validation loss is not finite."""
 
 
 class ModelCollapse(Exception):

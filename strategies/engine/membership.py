@@ -37,11 +37,11 @@ from strategies.engine.exchange import (
 from strategies.methods.base import Method, RoundContext
 
 SHOWN_AFTER_S = 1.0
-"""Seconds after which the missing sites are shown as waited for."""
+"""Seconds until the missing sites are reported to the callbacks."""
 FEW = 100
-"""Sites that are all asked how good a model is; of more, so many are drawn, or as many as train in a round."""
+"""Up to this number all sites evaluate a model; of more sites, this many or as many as train in a round."""
 EVALUATION = 1
-"""Added to the seed of an evaluation, so that it does not draw the sites of a round."""
+"""Part of an evaluation's seed, so that its sample differs from the sample that trains."""
 
 
 def count_evaluating_sites(configured: int | None, sites_per_round: int) -> int:
@@ -93,7 +93,7 @@ def draw_covering_sites(
 # ---------------------------------------------------------------------- the roll call
 
 Registered = Callable[[], Mapping[int, str]]
-"""Names under which nodes are registered; in simulation nobody is, and a site is who it says it is."""
+"""Returns the site name of each registered node; in simulation no node is registered, and names are trusted."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class RunMember:
 
 
 AdmissionRule = Callable[[Iterable[RunMember]], list[Fault]]
-"""Returns a fault for each site that may not take part as it answered."""
+"""Returns a fault for each site whose answer to the roll call does not permit it to take part."""
 
 
 @dataclass
@@ -284,7 +284,7 @@ def find_layout_faults(members: Iterable[RunMember], layout: str) -> list[Fault]
     ]
 
 
-# ---------------------------------------------------------------------- the labels of one site against those of others
+# ---------------------------------------------------------------------- faults in the sites' labels
 
 Choice = TypeVar("Choice")
 
@@ -351,7 +351,7 @@ def _strict_majority(votes: Counter[Choice]) -> Choice | None:
     return next((choice for choice, count in votes.items() if 2 * count > votes.total()), None)
 
 
-# ---------------------------------------------------------------------- who takes part
+# ---------------------------------------------------------------------- the members of a run
 
 
 @dataclass(eq=False)

@@ -42,7 +42,7 @@ from strategies.local.training import (
 from strategies.methods.base import Method, SequentialMethod, ServerTraining
 
 COORDINATOR = "coordinator"
-"""Name under which the coordinator's figures stand beside the sites'."""
+"""Name of the coordinator in figures by site."""
 
 
 @dataclass

@@ -55,11 +55,11 @@ from strategies.engine.events import FederationValidation
 from strategies.local.site_method import Criterion, SiteMethod
 
 FEWEST = 3
-"""Sites of which a majority can outvote one."""
+"""Smallest number of sites of which a majority can outvote one."""
 TOLERATED = 1.25
-"""Honest losses near their lowest go up and down by some percent from round to round; the mean settles those."""
+"""Honest losses near their lowest vary by some percent from round to round; then the mean decides."""
 SMALL = 0.02
-"""Added to both losses of a ratio, in nats or in shares of pairs: arrays_under it a ratio says nothing."""
+"""Added to both losses of a ratio, because ratios of smaller losses are noise."""
 
 Losses = Mapping[str, float]
 
@@ -243,7 +243,7 @@ _DTYPES = {
     **{"<u8": "U64", "<i8": "I64", "<f8": "F64", "<f4": "F32", "<u4": "U32", "<i4": "I32"},
     **{"<f2": "F16", "<u2": "U16", "<i2": "I16", "|i1": "I8", "|u1": "U8", "|b1": "BOOL"},
 }
-"""NumPy's names of number types -> safetensors', the widest first, so that each lies at a multiple of its width."""
+"""NumPy's dtype -> safetensors' dtype, the widest first, so that each tensor is aligned to its item size."""
 
 
 class _StateHeader(TomlSection):

@@ -34,11 +34,11 @@ from strategies.local.training import reproducible_training
 Request = TypeVar("Request", Plan, Experiment)
 FILE = "arithmetic.json"
 STEPS = 2
-"""Steps of each choice that are timed, after one that is not."""
+"""Number of timed steps for each arithmetic, after one step that is not timed."""
 MOST_IMAGES = 64
-"""Images of a timed step at most: more take longer and measure the same."""
+"""Largest number of images in a timed step; more take longer and give the same result."""
 WORTH_IT = 0.9
-"""A choice has to take at most this part of the default's time, so that a second measurement would choose it too."""
+"""Largest share of the default's time that a choice may need, so that a second measurement agrees."""
 MOST_KEPT = 100
 
 

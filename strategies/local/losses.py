@@ -23,7 +23,7 @@ from common.models.zoo.spec import Task
 from common.plugins import PLUGIN, load_entry_point
 
 Missing = Literal["masked", "negative"]
-"""How a class counts that a site does not annotate: left out of the loss (``masked``), or absent (``negative``)."""
+"""How the loss treats classes that a site does not annotate: omitted (``masked``), or absent (``negative``)."""
 
 
 class Loss(Protocol):
@@ -110,7 +110,7 @@ PLAIN_LOSSES: Mapping[tuple[Task, Missing], Loss] = {
     ("multi_class", "masked"): softmax_over_known_loss,
     ("multi_class", "negative"): softmax_over_all_loss,
 }
-"""The plain loss by the task and by how a class counts that the site does not annotate."""
+"""The plain loss by task and by the treatment of classes that the site does not annotate."""
 
 
 def make_training_loss(spec: TrainingSection, plain: Loss, task: Task, missing: Missing, labels: Tensor) -> Loss:

@@ -20,7 +20,7 @@ from strategies.local.losses import Loss
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 Losses = NDArray[np.float32]
-"""Losses of batches ``(batches,)``, in the order in which they were trained."""
+"""Losses of batches ``(batches,)``, in the order of training."""
 
 
 class Batch(Protocol):
@@ -54,7 +54,7 @@ class Batch(Protocol):
 
 
 Objective = Callable[[Model, Batch], Tensor]
-"""The function that a site minimises: a scalar of the model and one batch."""
+"""The function that a site minimises: model and batch -> scalar."""
 
 
 def plain(loss: Loss) -> Objective:

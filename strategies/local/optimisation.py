@@ -124,6 +124,6 @@ def restore_optimizer_state(
         parameter = parameters.get(name)
         if parameter is None or (array.ndim and array.shape != tuple(parameter.shape)):
             continue
-        # Like the parameter in memory too: a fused step reads both as they lie there.
+        # In the parameter's memory format, because a fused step reads both in memory order.
         restored = torch.empty_like(parameter) if array.ndim else torch.empty((), device=parameter.device)
         optimizer.state[parameter][key] = restored.copy_(torch.from_numpy(array.copy()))

@@ -26,9 +26,9 @@ from strategies.local.objective import ClientContext, Examples, LocalRound, add_
 TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
 """How the trunk is averaged (specs 1.5 step 2).
 
-``fedavg``: every tensor, batch normalisation's four included (plain mean of the variances).
-``fedbn``: batch normalisation stays at the site (Li et al., ICLR 2021); there is no global model then.
-``fedbn_plus``: batch normalisation is frozen at its initial, pre-trained values everywhere and never sent up
+``fedavg``: every tensor is averaged, including batch normalisation (plain mean of the variances).
+``fedbn``: batch normalisation stays local at each site (Li et al., ICLR 2021), so there is no global model.
+``fedbn_plus``: batch normalisation is frozen at its initial, pre-trained values at all sites and never sent
 ("FedFBN", Kulkarni et al. 2023, arXiv 2303.06180).
 """
 
@@ -36,7 +36,7 @@ Criterion = Literal["auroc", "loss"]
 """The figure by which the best round is chosen: mean AUROC, or loss."""
 
 Pooled = Literal["no", "negative", "masked", "known"]
-"""How a pseudo-site with all images of a simulation counts missing labels; ``no`` where there is no such site."""
+"""How missing labels count if a simulation pools all images at one site; ``no`` if it does not pool."""
 
 
 class Parameters(BaseModel):
@@ -69,9 +69,9 @@ class Parameters(BaseModel):
 
 
 Granularity = Literal["images", "signs", "positives", "counts"]
-"""The granularity of a statistic, by which a site limits it: it describes all training images; the negatives and
-positives of each class (its first two axes); the positives of each class (its first axis); or it counts the images of
-each class."""
+"""The images that a statistic describes, for the site's disclosure limits: all training images; the negatives and
+positives of each class (first two axes); or the positives of each class (first axis). ``counts`` are numbers of images
+of each class."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ class SiteMethod:
             return self.client(context)
         return add_proximal_term(self.client, mu, head=self.traffic.head, norm=self.sends_norm)(context)
 
-    # ------------------------------------------------------------------ what does not fit
+    # ------------------------------------------------------------------ faults of parameters
 
     def config_faults(self) -> list[Fault]:
         """Return the faults of parameters that contradict one another."""

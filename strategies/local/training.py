@@ -105,8 +105,8 @@ def train_epoch(
         augmented = partial(augment, spec=exercise.augmentation, generator=generator)
     losses, parts = [], shuffle_into_batches(len(examples), spec.batch_size, generator, device)
     scaler, arithmetic = make_gradient_scaler(device, spec.precision), autocast(device, spec.precision)
-    # The graph of an outside network would repeat what its Python code decided once; and gradients that are summed
-    # over batches, or kept by an optimiser that is not ours, may lie where the next batch's graph writes.
+    # No CUDA graph for an external network: it would repeat the first decisions of the network's Python code. None for
+    # gradients summed over batches or stored by a plug-in's optimiser: the next batch's graph may overwrite them.
     steps = spec.gradient_accumulation_steps
     as_graph = (
         device.type in GRAPH_DEVICES

@@ -48,8 +48,8 @@ Tags = NDArray[np.int8]
 """1 for positive, 0 for negative, -1 for not tagged; ``(n,)`` of one class, or ``(n, classes)``."""
 
 Rounding = Literal["floor", "ceil"]
-"""``floor`` is the authors': at their rates it tags no negative among fewer than 200 images. ``ceil``, for small sites,
-tags at least one of each sign that there is, unless the share is 0."""
+"""``floor`` is the authors' choice: at their rates it tags no negatives among fewer than 200 images. ``ceil``, for
+small sites, tags at least one image of each sign (seemingly negative, seemingly positive), unless the share is 0."""
 
 
 class FedMLPParameters(Parameters):

@@ -56,7 +56,7 @@ Floats = NDArray[np.floating]
 Flags = NDArray[np.bool_]
 
 VOTES = 9
-"""Mixtures fitted from as many seeds; the division found most often holds, as in the authors' code."""
+"""Number of mixtures, each fitted from another seed; the most frequent division is used, as in the authors' code."""
 
 
 class FedNoRoParameters(Parameters):
@@ -80,7 +80,7 @@ class FedNoRoParameters(Parameters):
     temperature: float = Field(0.8, gt=0)
 
 
-# ---------------------------------------------------------------------- who is noisy, and how much less that counts
+# ---------------------------------------------------------------------- noisy sites and their weights
 
 
 def compute_loss_indicators(logits: Floats, labels: Floats) -> Float64:

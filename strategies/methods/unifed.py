@@ -26,8 +26,8 @@ from strategies.local.site_method import Parameters, Payload, SequentialSite, St
 from strategies.methods.base import RoundContext, SequentialMethod, ServerTraining, SiteReply, convert_to_json_numbers
 
 SlopeRule = Literal["least_squares", "endpoints"]
-"""``least_squares`` is the paper's eq. 2. ``endpoints`` is the authors' code, the mean of successive differences, in
-which two noisy batches decide; the two can order sites differently."""
+"""``least_squares`` is the paper's eq. 2. ``endpoints`` is the authors' code: the mean of successive differences, which
+depends on the first and last batch only. The two rules can order sites differently."""
 
 
 class SequentialParameters(Parameters):

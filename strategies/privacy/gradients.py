@@ -43,7 +43,7 @@ from strategies.privacy.image_gradients import (
 from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource
 
 PACK = 16
-"""Images that go through a network at a time; fewer where a batch has fewer."""
+"""Number of images that pass through a network at a time; fewer if a batch has fewer."""
 
 
 def choose_micro_batch_size(batch_size: int) -> int:
@@ -106,7 +106,7 @@ class PrivateEpochTrainer:
                     optimizer.zero_grad(set_to_none=True)
                     for parameter, total in zip(learning, sums, strict=True):
                         noisy = self._noise_grid.release_with_noise(total, self.noise)
-                        # Like the parameter in memory too: a fused step reads both as they lie there.
+                        # In the parameter's memory format, because a fused step reads both in memory order.
                         parameter.grad = torch.empty_like(parameter).copy_(noisy / self.expected)
                     optimizer.step()
         return losses
@@ -255,7 +255,7 @@ def sum_clipped_gradients(gradients: Sequence[Tensor], grid: NoiseQuantizationGr
     lengths = torch.stack(by_parameter).square().sum(dim=0).sqrt()  # (images,)
     factors = (SHRUNK * grid.longest / lengths.clamp(min=1e-12)).clamp(max=1.0)
     finite = lengths.isfinite()
-    # As a float32 a factor below its smallest normal number is too coarse: what it shortens would be too long.
+    # A factor below the smallest normal float32 is too coarse: the result could be too long.
     factors = factors.where(finite & (factors >= torch.finfo(torch.float32).tiny), 0.0).float()
     sums, all_finite = [], bool(finite.all())
     for gradient in gradients:

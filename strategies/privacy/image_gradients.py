@@ -101,11 +101,11 @@ def refuse_torch_draws(device: torch.device) -> Iterator[None]:
 # ---------------------------------------------------------------------- the gradient of every image
 
 NEAR = 1e-4
-"""Part of the longest gradient of a parameter by which rounding may move a gradient; 1e-6 was measured."""
+"""Largest change of a gradient by rounding, relative to the parameter's longest gradient; 1e-6 was measured."""
 NEARLY_NOTHING = 1e-6
-"""Part of an image's whole gradient below which a difference can be rounding alone."""
+"""Largest change by rounding, relative to an image's whole gradient."""
 LEAST = 1e-10
-"""Part of an image's whole gradient: a parameter with a shorter gradient was not tried."""
+"""Smallest gradient of a parameter, relative to the whole gradient; a smaller one does not test the parameter."""
 
 
 class _LayerForOpacus(nn.Module):
@@ -147,7 +147,7 @@ def record_image_gradients(network: SplitNetwork) -> Iterator[list[nn.Parameter]
         with on_first_gpu(network.backbone), warnings.catch_warnings():
             # The first layer's input has no gradient, and needs none.
             warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
-            # Attention in a layer that Opacus does not know is slow here, and right.
+            # Opacus has no fast rule for attention inside an unknown layer; the result is correct but slow.
             warnings.filterwarnings("ignore", "There is a performance drop because we have not yet", UserWarning)
             yield [parameter for parameter in network.parameters() if parameter.requires_grad]
     finally:
@@ -178,7 +178,7 @@ def take_image_gradients(parameter: nn.Parameter, images: int) -> Tensor:
 
 
 _SEPARATE: WeakKeyDictionary[SplitNetwork, set[tuple[object, ...]]] = WeakKeyDictionary()
-"""Trials that a network has passed in this process: images of a pack, their shape, the parameters that learn."""
+"""Checks that a network has passed in this process: number of images, their shape, trainable parameters."""
 
 
 def check_images_independent(network: SplitNetwork, images: int, shape: Sequence[int]) -> None:
@@ -259,7 +259,7 @@ def _try_random_images(probe: SplitNetwork, first: Tensor, second: Tensor, seed:
         _, longer = gradients(torch.cat([first, second[:1]]), weights)
         if longer != before[1]:
             raise _mixed_images_error()
-        # Of two numbers one bit differs: one of the two stays and the other is replaced, then the other way round.
+        # Two different numbers differ in some bit, so some trial replaces only one of any two images.
         for bit, value in itertools.product(range((images - 1).bit_length()), (0, 1)):
             stays = (numbers >> bit) % 2 == value
             mixed = torch.where(stays.view(-1, *[1] * (first.dim() - 1)), first, second)

@@ -38,7 +38,7 @@ from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource
 Accountant = Literal["rdp", "prv"]
 PRV_MOST_EPSILON: Final = 50.0
 PRV_MOST_STEPS: Final = 1_000_000
-"""Beyond either, Renyi divergences alone are used: the privacy loss distribution would not fit into memory."""
+"""Beyond either limit only ``rdp`` is used, because the ``prv`` distribution would not fit into memory."""
 _TOLERANCE: Final = 0.01
 
 

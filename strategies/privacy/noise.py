@@ -25,7 +25,7 @@ from torch import Tensor
 KEY_BYTES: Final = 32
 WORD_BITS: Final = 64
 SCALE_BITS: Final = 24
-"""Noise has the standard deviation 2^24 in units of its grid."""
+"""Binary logarithm of the noise's standard deviation, in grid steps."""
 _BLOCK: Final = 1 << 16
 
 Words = NDArray[np.uint64]
@@ -156,9 +156,9 @@ def _draw_by_alternating_series(
 _RATE_BITS: Final = 53
 _FLOAT_BITS: Final = 24
 _FINEST: Final = 2.0**-36
-"""Part of a bound that is the finest step: sums of 100,000 bounded vectors stay below 2^53 steps, exact in float64."""
+"""Smallest step, relative to the bound: sums of 100,000 bounded vectors stay below 2^53 steps, exact in float64."""
 SHRUNK: Final = 1 - 2.0**-20
-"""Factor by which a clipped vector is made shorter still, against the rounding of its length in floats."""
+"""Factor that shortens a clipped vector a little more, to allow for rounding errors of its length."""
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ class MaskedSummation:
                 theirs = self._statements[site]
                 common = tuple(name for name in theirs.rows if name in stated.rows)
                 places = layout.slices_of_classes(sum_request.classes, common, body=True)
-                # A survivor subtracted the mask where its name comes last.
+                # A survivor whose name is the later of the two subtracted the mask.
                 add_mask(total, places, agree_secret(key, theirs.masking_key), subtract=site < gone)
 
     def _collect_revealed_shares(

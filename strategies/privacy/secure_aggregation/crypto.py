@@ -31,7 +31,7 @@ from common.wire.secure_aggregation import Integers
 CURVE = ec.SECP256R1()
 SECRET_BYTES = 32
 BLOCK = 2**18
-"""Numbers masked at a time: one megabyte."""
+"""Number of values masked at a time: one megabyte."""
 
 
 class SecretsError(WireError):
@@ -132,7 +132,7 @@ def add_mask(vector: Integers, places: Iterable[slice], secret: bytes, *, subtra
             change(block, np.frombuffer(stream.update(bytes(4 * len(block))), "<u4"), out=block)
 
 
-# ---------------------------------------------------------------------- what a site writes to another
+# ---------------------------------------------------------------------- messages between sites
 
 
 class SecretShares(BaseModel):
@@ -171,7 +171,7 @@ def read_shares(text: bytes, expected: tuple[str, int, str, str]) -> SecretShare
     return letter
 
 
-# ---------------------------------------------------------------------- what a site states, signed
+# ---------------------------------------------------------------------- signed statements
 
 SIGNED_WITH = ec.ECDSA(hashes.SHA256())
 

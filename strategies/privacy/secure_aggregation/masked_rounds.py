@@ -24,7 +24,7 @@ from strategies.privacy.secure_aggregation.crypto import SecretsError
 from strategies.privacy.secure_aggregation.vectors import compute_share_threshold
 
 KEPT = 5_000
-"""Runs; each costs a coordinator a round of training before a file is written. None is forgotten, see above."""
+"""Largest number of stored runs; a malicious coordinator needs a round of training to add one."""
 
 
 @dataclass(frozen=True)

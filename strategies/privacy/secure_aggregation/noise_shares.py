@@ -28,9 +28,9 @@ from strategies.privacy.secure_aggregation.crypto import SecretsError
 
 LEAST_SCALE_BITS: Final = 12
 HALF_RANGE: Final = 2.0**31
-"""Sums travel modulo 2^32, as numbers of both signs."""
+"""Sums are sent modulo 2^32, as signed integers."""
 ROOM: Final = 8.0
-"""Standard deviations of the noise for which the range has room; beyond, a number comes back with the other sign."""
+"""Number of standard deviations of the noise that fit into the range; beyond it, the sign would change."""
 
 
 @dataclass(frozen=True)

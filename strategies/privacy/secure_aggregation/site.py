@@ -388,7 +388,7 @@ class SiteMaskingRound:
             gone=gone,
             key_shares=tuple(self._letters[site].key for site in gone),
         )
-        # Only the last answer is kept, which is sent again if its message comes twice.
+        # Only the last answer is stored, to repeat it if its request is repeated.
         self._own, self._letters = {}, {}
         self._answered.pop(MaskedAnswer)
         return answer

@@ -20,7 +20,7 @@ from common.wire.secure_aggregation import Integers
 from strategies.local.site_method import SiteMethod
 
 BODY = ""
-"""Name of the segment that all sites share: trunk, batch normalisation, and the rows that all own."""
+"""Name of the segment that all sites send: trunk, batch normalisation, and the head rows that all own."""
 
 
 def compute_share_threshold(sites: int, honest: int = 0) -> int:
@@ -127,7 +127,7 @@ def split_vector(
 
 ONE = 2**30
 BLOCK = 2**16
-"""Numbers turned at a time: half a megabyte in float64."""
+"""Number of values converted at a time: half a megabyte in float64."""
 
 
 def convert_to_fixed_point(update: NDArray[np.float32], divisor: int, largest: float) -> Integers:
@@ -172,7 +172,7 @@ def convert_from_fixed_point(total: Integers, largest: float) -> NDArray[np.floa
 
 
 MAX_UPDATE_VALUE = 16.0
-"""Bound where the experiment sets none: numbers of an update beyond are cut. The resolution is 1.5e-8."""
+"""Default for the largest absolute value in an update; larger values are clipped. The resolution is 1.5e-8."""
 
 
 def max_update_value(plan: Plan, method: SiteMethod) -> float:
