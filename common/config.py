@@ -50,8 +50,7 @@ class TrainingSection(TomlSection):
             ``plugin:NAME``.
         schedule_warm_up: Rounds in which the learning rate first rises in equal steps.
         loss: ``plain`` (the loss of the method itself), ``focal``, ``asymmetric``, or ``plugin:NAME``.
-        class_weights: The loss gives more weight to the positives of a class (multi-class: to the images of a class)
-            of which a site has few.
+        class_weights: The loss weighs positives of a class (multi-class: its images) by their rarity at the site.
         focal_gamma: Exponent of the focal loss.
         asymmetric_gammas: Exponents of the asymmetric loss, for positives and for negatives.
         asymmetric_margin: The asymmetric loss subtracts this margin from the predicted probability of a negative.
@@ -101,8 +100,8 @@ class EvaluationSection(TomlSection):
             ``auroc``, or their mean validation ``loss``.
         patience: Early stopping: number of validated rounds in a row without a better model, after which the run
             ends; None for no early stopping.
-        sites: Number of sites, drawn by (seed, round), that test the final model; 0 for all. None is all of up to 100
-            sites; with more sites, all if all train in each round, else 100 or the number that trains if larger.
+        sites: Number of sites, drawn by (seed, round), that test the final model; 0 for all. None: all sites, if all
+            train in each round; else the larger of 100 and ``sites_per_round``.
         metrics: Names of plug-in metrics, computed for each class on test images in addition to our own metrics.
         sample_grid: The report of a simulation shows some test images; None: only if they are not of real patients.
         compare_local: After the final test every site also trains a model alone and compares it with the federated
@@ -413,7 +412,7 @@ def validate_experiment(
     Args:
         base_of_paths: A file, which need not exist, in whose folder relative paths start.
         method_faults: Returns the faults of the method's table.
-        name: Name of the experiment in the messages of faults.
+        name: Name of the experiment in faults.
 
     Raises:
         BadInput: With all faults.
@@ -496,10 +495,7 @@ def _merge_tables(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[st
 
 
 def _apply_override(tree: dict[str, Any], text: str) -> list[Fault]:
-    """Apply an override ``section.key=value`` in place, and return its faults.
-
-    The value is TOML, or a string without quotes; ``none`` removes the key.
-    """
+    """Apply ``section.key=value`` to the tables in place, and return its faults; the value ``none`` removes the key."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         return [Fault(f"--set {text}", "must be section.key=value, for instance run.rounds=3.")]

@@ -76,12 +76,7 @@ PICTURE = "is not text but a picture."
 
 
 def explain_not_utf8_line(content: bytes, line: int) -> str:
-    """Return the second half of a message on a file that is not UTF-8: its probable kind, or its first wrong line.
-
-    Args:
-        content: The first bytes of the file.
-        line: Number of the line with the first invalid byte.
-    """
+    """Return the rest of the sentence "FILE ...": its kind by its first bytes, or the first line that is not UTF-8."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "is not UTF-8 text but UTF-16."
     if content.startswith(b"PK\x03\x04"):

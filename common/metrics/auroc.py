@@ -138,7 +138,7 @@ class ClassGroupAuroc:
 
 @dataclass(frozen=True)
 class HeadlineAuroc:
-    """The mean AUROC for a headline, over the classes with at least :data:`FEWEST_POSITIVES` positive test images.
+    """The main figure of a report: mean AUROC over the classes with :data:`FEWEST_POSITIVES` or more positive images.
 
     Attributes:
         mean: The mean; None without any such class.

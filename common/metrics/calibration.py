@@ -98,11 +98,7 @@ def pooled_calibration(histogram: ScoreHistogram) -> Calibration | None:
 def _calibration_from_counts(
     scores: Floats, positives: Counts, negatives: Counts, half_widths: Floats | None = None
 ) -> Calibration | None:
-    """Compute the calibration from distinct scores ``(m,)`` and the numbers of images with each score.
-
-    Args:
-        half_widths: Bound of the error of each score; None for exact scores.
-    """
+    """Compute the calibration from scores ``(m,)``, exact within ``half_widths``, and the images with each score."""
     images = positives + negatives
     total = int(images.sum())
     if not total:

@@ -148,8 +148,7 @@ def estimate_from_sampled_sites(
     Args:
         values: Class -> site -> AUROC, for sites that have one.
         shares: Class -> share of its sites that were drawn; a share of 1 has no sampling error.
-        drawn: Number of sites that were drawn to test.
-        of: Number of sites of the run.
+        drawn, of: Numbers of sites that were drawn to test, and of all sites.
     """
     tested = {name: of_sites for name, of_sites in values.items() if of_sites}
     unknown = [name for name, of_sites in tested.items() if len(of_sites) == 1 and shares[name] < 1]

@@ -78,10 +78,9 @@ def parse_histograms(classes: Sequence[str], positives: Counts, negatives: Count
 
 
 def histogram_rows(histograms: Mapping[str, ScoreHistogram]) -> tuple[tuple[str, ...], NDArray[np.float32]]:
-    """Return the sorted class names, and one row of counts (positives, then negatives) for each class.
+    """Return the sorted class names, and their counts (positives, then negatives) as rows ``(classes, 2 * BINS)``.
 
-    Returns:
-        Names, and float32 rows ``(classes, 2 * BINS)``; counts are exact up to 2**24 images in a bin.
+    The rows are float32, in which counts are exact up to 2**24.
     """
     names = tuple(sorted(histograms))
     rows = [np.concatenate([histograms[name].positives, histograms[name].negatives]) for name in names]

@@ -202,12 +202,10 @@ class BackboneCudaGraph:
 
 
 def record_cuda_graph(backbone: nn.Module, images: Tensor) -> Step:
-    """Record a backbone's forward and backward pass as a CUDA graph, for this image shape and autocast setting.
+    """Record a backbone's forward and backward pass as a CUDA graph; return the function that replays the graph.
 
-    Recording changes neither the backbone's running statistics nor the state of the random generator.
-
-    Returns:
-        A function from images to features that replays the graph.
+    The graph is valid for this image shape and autocast setting. Recording changes neither the backbone's running
+    statistics nor the state of the random generator.
 
     Raises:
         RuntimeError: If a layer cannot be recorded.

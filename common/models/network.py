@@ -339,10 +339,7 @@ CPU_FACTS = Path("/proc/cpuinfo")
 
 
 def labels_for_head_rows(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
-    """Return an image set's labels as columns in the order of ``class_names``, float32 ``(n, rows)``.
-
-    A class for which the image set has no label column gets NaN.
-    """
+    """Return labels ``(n, rows)``, float32, in the order of ``class_names``; NaN for classes without a label column."""
     matrix = torch.full((len(images.labels), len(class_names)), float("nan"))
     for row, name in enumerate(class_names):
         if name in images.class_names:

@@ -124,11 +124,7 @@ class AuditLog:
 
 @dataclass(frozen=True)
 class _ChainEnd:
-    """The end of an audit log: number and hash of the last complete entry, and a torn line after it, if any.
-
-    Attributes:
-        cut: True if the file does not end with a newline.
-    """
+    """The last entry's number and hash, the torn line after it, and ``cut``: True if the file lacks a final newline."""
 
     entries: int
     sha256: str

@@ -33,7 +33,6 @@ def signed_headers(
     """Return the headers of one gRPC call, with a signature over the current time.
 
     Args:
-        key: Private key of the site.
         public_key: The public key by :func:`public_key_as_pem`, computed once for many calls.
         process: Identifier of the calling process, up to :data:`LONGEST_PROCESS` characters.
     """

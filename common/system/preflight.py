@@ -35,8 +35,6 @@ def delay_exit_until_change(
     Without the delay, a container that is restarted automatically would fail with the same error again and again.
 
     Args:
-        folder: The folder in which a change may fix the error.
-        tell: Prints the error and the reason for the delay.
         refusals: Types of the exceptions that are delayed; others are raised at once.
         held: False to raise every exception at once.
     """

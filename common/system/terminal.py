@@ -87,8 +87,6 @@ def make_command_line_program(name: str, purpose: str, exit_codes: str) -> typer
     """Return a new typer application with ``--version`` and shell completion, to which commands can be added.
 
     Args:
-        name: Name of the program.
-        purpose: One sentence for the help text.
         exit_codes: Exit codes with their meanings, comma-separated, for the help text.
     """
     app = typer.Typer(
@@ -201,8 +199,6 @@ def run_program(
     A closed pipe at standard output changes neither the work nor the exit code.
 
     Args:
-        app: The program's typer application.
-        arguments: Command-line arguments; None for those of the process.
         stopped: Further exception types with a message for a person; their exit code is ``exit_code``, or 1.
         prints_result: True if output that is lost on a full disk is a failure; False for a log.
     """

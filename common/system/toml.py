@@ -134,9 +134,7 @@ def validation_faults(
     """Translate pydantic's errors into faults with file, key, actual value and expected value.
 
     Args:
-        error: The exception that pydantic raised.
         root: The pydantic model of the whole file.
-        file_name: Name of the file in the faults.
         extra: Top-level keys that the file may have in addition to those of ``root``.
     """
     faults = []

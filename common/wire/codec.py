@@ -68,7 +68,6 @@ def encode_record(record: Record, written: WrittenArrays | None = None) -> Recor
     """Translate a typed record into a Flower ``RecordDict``.
 
     Args:
-        record: The record.
         written: Cache of Flower arrays that this function reads and extends, so that the same trunk in the messages to
             many sites is packed and hashed once.
     """

@@ -75,7 +75,6 @@ def make_protobuf_classes(package: str, messages: str) -> dict[str, Any]:
 
     Args:
         package: A unique protobuf package name, which is not sent.
-        messages: The definitions of the messages and their fields.
 
     Returns:
         Message name -> class.

@@ -207,19 +207,19 @@ class RollCallAnswer:
     """A site's answer to a :class:`RollCall`: its name, its labels and its number of images.
 
     Attributes:
-        names: The classes that this site annotates, in its own words.
-        class_names: The classes that this site annotates, in the federation's words.
-        train_samples: How many training images there are (`round_counts_to`), without those that show hidden classes
-            alone where these are left out.
-        validation_samples: How many validation images there are; -1 where they are of few patients (`smallest_count`).
-        patients: How many patients the training images are of (`round_counts_to`).
+        names: The classes that this site annotates, by the site's own names.
+        class_names: The classes that this site annotates, by the federation's names.
+        train_samples: The number of training images (`round_counts_to`), without images that show only hidden classes
+            if the policy leaves these out (`train_hidden_classes`).
+        validation_samples: The number of validation images; -1 if they are of few patients (`smallest_count`).
+        patients: The number of patients of the training images (`round_counts_to`).
         layout: A hash of the network's structure, which shows that coordinator and site build the same network.
         version: The release of this program.
-        positives: How many training images show each class; only where the method asks and `label_counts` allows it, -1
-            for a class kept back by `smallest_count`.
-        negatives: How many training images do not show each class; under the rules of `positives`.
-        smallest_count: This site's `smallest_count`.
-        holds_frozen: Whether the frozen part of the plan's model is on this site's disk, so that it need not be sent.
+        positives: The number of training images that show each class, if the method asks for it and `label_counts`
+            allows it; -1 for a class that `smallest_count` hides.
+        negatives: The number of training images that do not show each class, by the same rules as `positives`.
+        smallest_count: The value of this site's key `smallest_count`.
+        holds_frozen: True if the model's frozen part is already on this site's disk and need not be sent.
     """
 
     run: Text
@@ -341,23 +341,23 @@ class TrainReply:
     A name in brackets is the key of the site's policy that controls if the value is sent.
 
     Attributes:
-        train_samples: How many training images there are (`round_counts_to`), without those that show hidden classes
-            alone where these are left out.
-        train_loss: The mean loss on the training images in the last epoch (`training_figures`); not in a run with
-            noise, like every loss and test result (`metrics_outside_privacy`).
+        train_samples: The number of training images (`round_counts_to`), without images that show only hidden classes
+            if the policy leaves these out (`train_hidden_classes`).
+        train_loss: The mean loss on the training images in the last epoch (`training_figures`); like every loss and
+            test result, not in a run with noise (`metrics_outside_privacy`).
         validation_loss: The loss of the received model on this site's validation images, exact (`training_figures`).
         validation_auroc: The AUROC of the received model on this site's validation images, mean over this site's
             classes, exact (`training_figures`).
-        seconds: How long the round took; 0 in a run with privacy and under secure aggregation.
-        update: How training changed the numbers of the network: `trunk`, `norm` (with means and variances of features)
-            and `head` (a row a class), as far as the method averages them and `parts` allows it.
-        epochs: How many times training went over the training images.
+        seconds: The duration of the round; 0 in a run with privacy and under secure aggregation.
+        update: The change of the network's numbers by training: `trunk`, `norm` (with means and variances of features)
+            and `head` (a row for each class), as far as the method averages them and `parts` allows it.
+        epochs: The number of passes over the training images.
         statistics: The method's statistics, by name; each is explained under "Statistics" in docs/what-leaves.md.
-        test_images: How many test images there are, where the experiment counts right ones each round (`test_metrics`).
-        test_correct: How many test images the model puts into the right class (`test_metrics`).
-        epsilon: What the run has cost this site so far, in a run with privacy.
-        arithmetic: The format of numbers and memory, such as `float32, channels_last`, and the number of GPUs where
-            there are several.
+        test_images: The number of test images, if the experiment tests in each round (`test_metrics`).
+        test_correct: The number of these test images that the model classifies correctly (`test_metrics`).
+        epsilon: The privacy budget that the run has used at this site so far, in a run with privacy.
+        arithmetic: The format of numbers and memory, such as `float32, channels_last`, and the number of GPUs if there
+            are several.
     """
 
     run: Text
@@ -390,27 +390,28 @@ class EvaluateReply:
         validation_loss: The loss of the received model on this site's validation images, exact (`training_figures`).
         validation_auroc: The AUROC of the received model on this site's validation images, mean over this site's
             classes, exact (`training_figures`).
-        class_names: The classes that were tested; none unless the run ends with this model (`test_metrics`).
+        class_names: The classes that were tested; empty unless this is the run's final test (`test_metrics`).
         auroc: The exact AUROC of each class on the test images.
         average_precision: The exact average precision of each class on the test images.
         balanced_accuracy: The exact balanced accuracy of each class on the test images.
-        positives: How many test images show each class; -1, and no figure, for one kept back by `smallest_count`.
-        negatives: How many test images do not show each class; -1 under the same rule.
+        positives: The number of test images that show each class; -1, and no metrics, if `smallest_count` hides it.
+        negatives: The number of test images that do not show each class; -1 if `smallest_count` hides it.
         model_sha256: A hash of the network that was tested.
-        test_images: How many test images there are, where the experiment counts right ones each round (`test_metrics`).
-        test_correct: How many test images the model puts into the right class (`test_metrics`).
-        histogram_classes: The classes of the two histograms, where the experiment asks and `score_histograms` allows
-            it; none kept back by `smallest_count`.
-        positive_scores: For each of `histogram_classes` the scores of test images that show it, in 1,024 bins.
-        negative_scores: The same of test images that do not.
-        validation_classes: Like `histogram_classes`, for choosing thresholds; `training_figures` must allow it, too.
-        validation_positive_scores: Like `positive_scores`, of the validation images.
-        validation_negative_scores: Like `negative_scores`, of the validation images.
-        metric_names: Metrics of plug-ins, where the experiment asks for them and `metrics` allows them.
-        metric_values: The value of each of these metrics for each class, on the test images; none for a class kept back
-            by `smallest_count`.
-        masked_classes: Under secure aggregation: the classes whose two histograms of test images leave in a sum over
-            sites alone; under the rules of `histogram_classes`.
+        test_images: The number of test images, if the experiment tests in each round (`test_metrics`).
+        test_correct: The number of these test images that the model classifies correctly (`test_metrics`).
+        histogram_classes: The classes with score histograms, if the experiment asks for them and `score_histograms`
+            allows it; without classes that `smallest_count` hides.
+        positive_scores: A histogram, for each of `histogram_classes`, of the scores of test images that show it, in
+            1,024 bins.
+        negative_scores: A histogram, for each of `histogram_classes`, of the scores of test images that do not show it.
+        validation_classes: Like `histogram_classes`, to choose thresholds; `training_figures` must allow it, too.
+        validation_positive_scores: Like `positive_scores`, but of the validation images.
+        validation_negative_scores: Like `negative_scores`, but of the validation images.
+        metric_names: Names of plug-in metrics, if the experiment asks for them and `metrics` allows them.
+        metric_values: The value of each plug-in metric for each class, on the test images; none for a class that
+            `smallest_count` hides.
+        masked_classes: Under secure aggregation, the classes whose score histograms of test images leave the site only
+            in a sum over sites, by the same rules as `histogram_classes`.
     """
 
     run: Text
@@ -498,17 +499,17 @@ class BenefitReply:
     """Answer to a :class:`BenefitRequest`: metrics of the models in :data:`common.metrics.benefit.MODELS`, in order.
 
     Attributes:
-        class_names: Where the experiment asks for `evaluation.compare_local`: the classes on which four models were
-            compared (trained here alone, federated, that one fine-tuned here, the first two together); none kept back
-            by `smallest_count`, and none without `test_metrics`.
+        class_names: The classes on which four models were compared (trained here alone, federated, federated and
+            fine-tuned here, ensemble of the first two), if the experiment sets `evaluation.compare_local`; without
+            classes that `smallest_count` hides, and empty without `test_metrics`.
         auroc: The exact AUROC of each model and class on the test images.
         mean: The mean of these AUROCs for each model.
-        mean_low: Where the 95 % interval of each mean begins.
-        mean_high: Where the 95 % interval of each mean ends.
-        gain: How much the mean of each other model is above that of the model trained here alone.
-        gain_low: Where the 95 % interval of each such difference begins.
-        gain_high: Where the 95 % interval of each such difference ends.
-        over_patients: Whether the data says which images are of one patient.
+        mean_low: The lower end of the 95 % interval of each mean.
+        mean_high: The upper end of the 95 % interval of each mean.
+        gain: The mean AUROC of each other model minus that of the model trained here alone.
+        gain_low: The lower end of the 95 % interval of each difference in `gain`.
+        gain_high: The upper end of the 95 % interval of each difference in `gain`.
+        over_patients: True if the intervals are over patients, because the data names each image's patient.
     """
 
     run: Text

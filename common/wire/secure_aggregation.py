@@ -50,11 +50,11 @@ class KeysAnswer(_StepRecord):
     """Answer 1: a site's public keys, in a statement that the site signed.
 
     Attributes:
-        statement: Under secure aggregation, for the other sites too: two public keys made for this round, the classes
-            whose head rows this site sends, `rows_alone`, its divisor, `smallest_cohort`, among whom it masks, whose
-            sum it opened before, and hashes of what it was asked.
-        signature: Of that statement, by the key that this site is admitted with.
-        identity: The public half of that key.
+        statement: Under secure aggregation, also for the other sites: two public keys made for this round, the classes
+            whose head rows this site sends, the divisor of its update, the keys `rows_alone` and `smallest_cohort`,
+            the sites that mask together, the sites whose sum it unmasked before, and hashes of the request.
+        signature: The signature of this statement by the site's own key.
+        identity: The public key of this signature, with which the site was admitted.
     """
 
     site: Text
@@ -82,7 +82,8 @@ class SharesAnswer(_StepRecord):
 
     Attributes:
         recipients: The other sites of the round.
-        letters: A letter to each, which only that site can open: its shares of this round's secrets.
+        letters: An encrypted letter to each of them, which only the recipient can decrypt, with its shares of this
+            site's secrets of the round.
     """
 
     site: Text
@@ -115,8 +116,8 @@ class MaskedAnswer(_StepRecord):
     """Answer 3: the masked update as one vector: trunk, batch normalisation, then head rows by class name.
 
     Attributes:
-        vector: How training changed the numbers of the network, or the counts of test scores, under masks: random
-            numbers to anyone who does not have those of all sites of the round.
+        vector: The change of the network's numbers, or the counts of test scores, plus masks: random numbers to anyone
+            without the masked vectors of all sites of the round.
     """
 
     site: Text
@@ -135,11 +136,11 @@ class RevealAnswer(_StepRecord):
     """Answer 4: shares of the survivors' own masks, and shares of the private keys of sites that dropped out.
 
     Attributes:
-        owners: Sites whose masked updates arrived.
-        segments: Of each, which part of its own masks the next share is of.
-        shares: This site's shares of those masks.
+        owners: The site, whose masked update arrived, to which each of `shares` belongs.
+        segments: The part of that site's own masks to which each of `shares` belongs.
+        shares: This site's shares of the seeds of these masks.
         gone: Sites whose masked updates did not arrive.
-        key_shares: This site's shares of their keys; of no site both.
+        key_shares: This site's shares of the mask keys of the sites in `gone`; never for a site in `owners`.
     """
 
     site: Text

@@ -237,10 +237,7 @@ def _dense_layers(module: nn.Module) -> dict[str, nn.Linear]:
 def _record_outputs(
     module: nn.Module, layers: Mapping[str, nn.Module], spec: ModelSpec
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the output of each of these layers for one noise image, and the output of the network.
-
-    A layer that the forward pass does not use has no entry.
-    """
+    """Return the outputs of those of these layers that the network uses for a noise image, and the network's output."""
     outputs = dict[str, Tensor]()
     hooks = [
         layer.register_forward_hook(lambda _, __, output, name=name: outputs.update({name: output}))
