@@ -5,18 +5,16 @@ Backdoor Federated Learning?", arXiv:1911.07963, 2019, section 4: the server sho
 keeps its direction. Departs from the paper in two points:
 
 - M is a multiple of the median length of the round's updates, because no fixed number fits every model and every round.
-- Trunk, batch normalisation and head rows are bounded separately, because the largest part would hide changes in the
-  others. A head row is compared with the longest row of each site, because too few sites may own its class for a
-  median.
+- Trunk, batch normalisation and head rows are bounded separately, because the largest part would hide the others. A
+  head row is compared with each site's longest row, because too few sites may own its class for a median.
 
-Shortening keeps the running variances of batch normalisation positive: the result lies between the old and the new
-variance. With fewer than three sites no update is shortened, because the median of two lengths does not tell which one
-is too long.
+Shortening keeps the running variances of batch normalisation positive, between their old and new values. With fewer
+than three sites no update is shortened, because the median of two lengths does not tell which one is too long.
 
-Largest share: a site states its number of training images at the roll call, and nobody can check the number. A site
-that states a billion images dominates the mean. Image counts are capped only if ``participation.largest_share`` is set:
-honest counts differ by any factor, so a default that fits every honest run would still allow a share of 99 %. A site
-with more than :data:`HEAVY` of all images is named in ``events.jsonl`` in any case.
+Largest share: a site states its number of training images at the roll call, and nobody can check it; a billion images
+would dominate the mean. Counts are capped only if ``participation.largest_share`` is set: honest counts differ by any
+factor, so a default that fits every honest run would still allow a share of 99 %. A site with more than :data:`HEAVY`
+of all images is named in ``events.jsonl`` in any case.
 """
 
 import math
@@ -71,10 +69,9 @@ def compute_median_lengths(lengths: Iterable[Lengths]) -> dict[str, float]:
 
 
 def shorten_update(update: ModelGroups, lengths: Lengths, medians: Lengths, clip: float) -> tuple[ModelGroups, str]:
-    """Shorten the parts of an update that are longer than ``clip`` median lengths.
+    """Shorten parts longer than ``clip`` median lengths; return the update and a sentence on the part shortened most.
 
-    Returns:
-        The update; and a sentence on the part that was shortened most, empty if no part was too long.
+    The sentence is empty if no part was too long.
     """
     relative = compare_with_medians(lengths, medians)
     if max(relative.values(), default=0.0) <= clip:
@@ -107,8 +104,7 @@ def shorten_long_updates(
         lengths: Site -> lengths of the parts of its update, for sites whose update is already measured.
 
     Returns:
-        All replies, with shortened updates where an update was too long; and site -> a sentence that says how its
-            update was shortened.
+        All replies with bounded updates; and for each shortened site a sentence that says how.
     """
     measured = dict[str, Lengths]()
     for site, reply in replies.items():

@@ -238,11 +238,7 @@ def distances_from_mean(products: Float64, weights: Float64) -> Float64:
 
 
 def distances_between(products: Float64) -> Float64:
-    """Return the distance between every two sites' models, ``(sites, sites)``.
-
-    Args:
-        products: The sites' :func:`inner_products`.
-    """
+    """Return the distance between every two sites' models, ``(sites, sites)``, from their :func:`inner_products`."""
     squares = np.diag(products)
     return _square_root(squares[:, None] + squares[None, :] - 2 * products)
 

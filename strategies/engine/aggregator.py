@@ -1,8 +1,8 @@
 """Aggregators, which collect the updates of one round at the coordinator and compute their mean.
 
-:class:`StreamingAggregator` adds updates to running sums as they arrive; :class:`BufferedAggregator` stores updates
-until the round is complete. Both add in the order of site names, so that the result has the same bits no matter which
-site replied first. An audit of a finished run recomputes the means from stored updates with the same functions.
+They add updates to running sums on arrival, or store them until the round is complete. Both add in the order of site
+names, so that the result has the same bits in any order of arrival. An audit recomputes the means with the same
+functions.
 """
 
 import os
@@ -99,8 +99,7 @@ class StreamingAggregator:
 class BufferedAggregator:
     """Stores a round's updates until the round is complete, for rules that compare all updates.
 
-    The first updates stay in memory. The trunks of later updates are written to a file and read from the file block by
-    block.
+    The first updates stay in memory. The trunks of later updates are in a file, which is read block by block.
 
     Args:
         model: The model that the sites started from.
@@ -218,8 +217,8 @@ def pass_through_site(
 ) -> SitePassResult:
     """Add one site's update to a model, shortened to at most ``clip`` times the median length of earlier updates.
 
-    Before three sites were visited there is no median; until then no part of the update may be longer than the same
-    part of the model. An update far beyond the limit is rejected.
+    Until three sites were visited, each part of the update is compared with the same part of the model instead. An
+    update far beyond the limit is rejected.
 
     Args:
         model: The model that the site received.

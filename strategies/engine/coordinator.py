@@ -354,9 +354,7 @@ class Coordinator:
         self.state = record_absent_sites(judged, "evaluation", received.accepted, received.absent)
 
     def test(self, grid: Grid) -> ExchangeReplies[EvaluateReply]:
-        """Request a test of the result model on the sites' own test images, and return the replies.
-
-        A site that keeps local model parts uses them in the test.
+        """Request a test of the result model, with each site's local parts, on the sites' test images.
 
         Raises:
             TooFewSites: If fewer than ``min_sites`` answer and no global model exists that could be tested instead.
@@ -442,8 +440,7 @@ class Coordinator:
         Args:
             phase: Name of the exchange, as progress displays show it.
             deadline_s: Seconds until the exchange ends; by default :attr:`deadline_s`.
-            enough: Number of good replies from which on disconnected sites are not waited for; by default
-                ``min_sites``.
+            enough: Good replies from which on disconnected sites are not waited for; by default ``min_sites``.
         """
         names = {member.node_id: site for site, member in self.sites.members.items()}
         seconds, sent = self.deadline_s if deadline_s is None else deadline_s, list(messages)

@@ -153,10 +153,8 @@ class WaitingStatus:
     Attributes:
         phase: ``roll call``, ``train``, ``masking``, ``evaluate`` or ``test``.
         round: Number of the round; 0 before the first.
-        sites: Sorted names of the sites that are waited for; at the roll call, of registered sites that are not
-            connected.
-        lost: Sites that have not replied and are not connected any more. The run waits for their return only if too few
-            others reply.
+        sites: Sorted names of the missing sites; at the roll call, of registered sites that are not connected.
+        lost: Disconnected sites without a reply. The run waits for their return only if too few others reply.
         deadline_s: Seconds left.
     """
 

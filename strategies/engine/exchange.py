@@ -386,8 +386,7 @@ def make_too_few_sites_error(what: str, replies: ExchangeReplies[Reply], expecte
 def decode_reply(message: Message, expected: type[R]) -> tuple[R | None, str]:
     """Decode a message; return the record, or None and the reason why the message contains no valid record.
 
-    A reason may quote text of a site; such text is escaped and shortened
-    (:func:`common.system.plain_text.make_printable_line`).
+    A site's text in a reason is escaped and shortened (:func:`common.system.plain_text.make_printable_line`).
     """
     if message.has_error():
         reason = message.error.reason or ""

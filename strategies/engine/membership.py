@@ -127,8 +127,7 @@ class RollCaller:
 
     Attributes:
         members: Node -> the site that answered there and takes part.
-        refused: Node -> why its site cannot take part; the site is asked again only after it disconnects and
-            reconnects.
+        refused: Node -> why its site cannot take part; the site is asked again only after it reconnects.
     """
 
     grid: Grid
@@ -500,8 +499,7 @@ class RunMembership:
     def draw_evaluating_sites(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
         """Return the sites that evaluate a model in a round, except the excluded ones.
 
-        These are all sites, or a random sample that covers the run's classes if possible and depends only on seed and
-        round.
+        These are all sites, or a sample by seed and round that covers the run's classes if possible.
         """
         if not self.samples_sites:
             return sorted(set(self.members) - set(excluded))

@@ -102,9 +102,8 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
         """Return the sites whose updates can be masked together; the others are reported as absent.
 
         These are all sites, unless sites keep local model parts. Then they are the largest group of sites whose last
-        counted round is the same. A site that missed a round has other local parts than the group, and a malicious
-        model could make that site's update stand out in the sum (hospital's half:
-        ``client/training/secure_aggregation.py``).
+        counted round is the same: a site that missed a round has other local parts, and a malicious model could make
+        its update stand out in the sum (hospital's half: ``client/training/secure_aggregation.py``).
         """
         coordinator = self._coordinator
         counted, keeps_parts = coordinator.state.counted, coordinator.method.site.keeps_local_parts

@@ -1,7 +1,7 @@
 """Sequential training: the coordinator passes one model from hospital to hospital (specs 2.4).
 
-If a hospital is lost, the model passes to the next hospital without it. In a round each hospital receives and returns
-the model once, one hospital after the other. The deadline of a round applies to each hospital separately.
+If a hospital is lost, the next one continues. In a round each hospital receives and returns the model once, one after
+the other. The deadline of a round applies to each hospital separately.
 """
 
 import math
@@ -215,7 +215,7 @@ class SequentialCoordinator(Coordinator):
         """Pass the model from site to site, and return the completed pass.
 
         Raises:
-            TooFewSites: As soon as fewer than ``min_sites`` sites can still be visited.
+            TooFewSites: As soon as the model can no longer pass through ``min_sites`` sites in total.
         """
         context = self.sites.round_context(server_round, self.state.statistics)
         order = self.method.order(context, self.sites.draw_training_sites(server_round, self.state.excluded))

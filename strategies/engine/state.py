@@ -226,10 +226,7 @@ def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
 
 
 def compute_regret(losses: Losses, lowest: Losses) -> float:
-    """Return a model's regret: the smallest value that more than half of the sites' loss ratios do not exceed.
-
-    A site's loss ratio is its loss divided by the lowest loss that it ever stated.
-    """
+    """Return the smallest value that more than half of the sites' ratios of loss to own lowest loss do not exceed."""
     ratios = list[float]()
     for site, loss in losses.items():
         ratios.append((loss + SMALL) / (lowest[site] + SMALL))

@@ -1,9 +1,8 @@
 """Early stopping: the rule that ends training at a hospital or at the coordinator once the loss has settled.
 
-Hassani and Rekik, "UniFed", 2024 (specs 2.4, step 4). The paper's text stops when the loss is "nearly unchanged" over
-the last epochs; the exact rule is that of the authors' code. Departs from that code in the choice of weights: the code
-saves a checkpoint at the lowest validation loss and never loads it. Here, as in the paper, the weights of the lowest
-loss are returned.
+Hassani and Rekik, "UniFed", 2024 (specs 2.4, step 4). The paper stops when the loss is "nearly unchanged" over the last
+epochs; the exact rule is that of the authors' code. That code never loads its checkpoint of the lowest validation loss;
+here, as in the paper, the weights of the lowest loss are returned.
 
 A loss that is NaN counts as worse than any number.
 """

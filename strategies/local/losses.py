@@ -1,11 +1,10 @@
 """Losses over labels of which some are unknown, for multi-label and multi-class tasks; used in local training.
 
 Shapes: ``logits (batch, rows)`` for the site's head rows; ``labels (batch, rows)`` with 1, 0, or NaN for unknown;
-``annotated (rows,)`` is True for the classes that the site annotates. In a multi-class task the label of an image's
-class is 1.
+``annotated (rows,)``, True for classes that the site annotates. In a multi-class task an image's class has the label 1.
 
-The plain losses come first. The other losses, which ``[training]`` can choose, are only for training. Validation always
-uses the plain loss, because it is compared between sites, rounds and runs.
+The plain losses come first. ``[training]`` can choose the others, but only for training: validation uses the plain
+loss, which is comparable between sites, rounds and runs.
 """
 
 from collections.abc import Mapping

@@ -104,8 +104,7 @@ class ClientContext:
     """The model, data and stored state of a site at the beginning of a round of training.
 
     Attributes:
-        network: The received model with the site's local parts. Training changes the network; copy values that must
-            stay.
+        network: The received model with the site's local parts. Training changes it; copy values that must stay.
         statistics: The statistics that the coordinator sent.
         method_state: The arrays that the method stored at this site in the last round that counted.
         round: The number of the round, from 1.

@@ -4,9 +4,9 @@ Clipping: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recur
 section 2 ("flat clipping"): the whole update is one vector.
 
 Rounding with error feedback: Seide, Fu, Droppo, Li, Yu, "1-Bit Stochastic Gradient Descent", Interspeech 2014;
-Karimireddy, Rebjock, Stich, Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
-The rounding error of a round is added to the next update before rounding. Only the trunk is rounded; head rows and
-batch normalisation are small, and a running variance does not tolerate errors.
+Karimireddy, Rebjock, Stich, Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019. A
+round's rounding error is added to the next update. Only the trunk is rounded: the other parts are small, and a running
+variance does not tolerate errors.
 """
 
 from dataclasses import replace

@@ -39,9 +39,8 @@ class CentralisedParameters(Parameters):
     """The ``[method]`` table of ``centralised``.
 
     Attributes:
-        missing: How the loss treats classes that an image's site does not annotate. ``negative`` counts them as absent,
-            as in the paper; ``masked`` omits them; ``known`` uses the true labels, which no site has, as an upper
-            bound.
+        missing: How the loss treats classes that an image's site does not annotate: ``negative``, as absent, as in the
+            paper; ``masked``, omitted; ``known``, by the true labels, which no site has, as an upper bound.
     """
 
     missing: Literal["negative", "masked", "known"] = "negative"

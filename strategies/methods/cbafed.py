@@ -5,25 +5,23 @@ comparator in Sun et al., "FedMLP", MICCAI 2024, tables 1 and 2. We had the pape
 both groups' released code, not its numbered equations.
 
 The paper's method. Stage 1: only sites with labels train. Stage 2: at the beginning of a round, a site without labels
-predicts each image with the received model. The image gets the most probable class as its pseudo-label if the
-probability exceeds the class's threshold ``tau_c = p_c + base - std(p)``, which has an upper limit. Here p_c is class
-c's share of the labels and pseudo-labels of the last round. A site's weight is the number of images that it trained on.
-*Residual weight connection*: every fifth round the mean is mixed half and half with the model after the last mixing; in
-stage 1 every fifth epoch, and the earlier model's share is 0.8.
+predicts each image with the received model. The most probable class becomes the pseudo-label if its probability exceeds
+the class's threshold ``tau_c = p_c + base - std(p)``, which has an upper limit; p_c is class c's share of the labels
+and pseudo-labels of the last round. A site's weight is its number of trained images. *Residual weight connection*:
+every fifth round the mean is mixed half and half with the model after the last mixing; in stage 1 every fifth epoch,
+with a share of 0.8 for the earlier model.
 
 Our version, because here each site labels some of the classes. An *entry* is one class of one image. All points but the
 first follow FedMLP's authors:
 
 - Pseudo-labels are fixed for a round, as in the paper; FedMLP's authors make new ones in every batch.
 - In a class that a site does not label, an entry is positive if its probability is above tau_c, negative if it is below
-  ``1 - tau_c``, and otherwise omitted; p_c is class c's share of all entries trained on. So p_c rises with the number
-  of sites that label the class, and falls if few entries are confident. base is 0.45 instead of 0.84; tau is limited to
-  0.55 to 0.95.
-- A site's weight is the number of entries that it trained on.
+  ``1 - tau_c``, and otherwise omitted; p_c is class c's share of all trained entries. So p_c rises with the number of
+  sites that label the class. base is 0.45 instead of 0.84; tau is limited to 0.55 to 0.95.
+- A site's weight is its number of trained entries.
 - With one local epoch in a round there is no fifth epoch, so in stage 1, too, the coordinator mixes every fifth round.
 - The loss is the mean over labels plus one mean for each class with pseudo-labels. So one pseudo-label of a rare class
-  can weigh as much as all labels together. ``pseudo_label_reduction = "entries"`` takes one mean over labels and
-  pseudo-labels.
+  can weigh as much as all labels. ``pseudo_label_reduction = "entries"`` takes one mean over all.
 - Omitted: the paper gives an uncertain image its second most likely class if that class is rare. A class that is only
   present or absent has no second.
 
@@ -234,10 +232,7 @@ class CBAFed(Method):
         return scaled if sum(scaled) > 0 else weights
 
     def finalize(self, server_round: int, model: ModelState, moments: Moments) -> tuple[ModelState, Moments]:
-        """Mix the earlier model into the model every few rounds, and store the result as the next earlier model.
-
-        Each stage begins without an earlier model.
-        """
+        """Mix the model with the earlier mixture every few rounds, and store the result; each stage starts anew."""
         parameters = self.site.parameters
         first = server_round <= parameters.stage_one_rounds
         finished = server_round - 1 - (0 if first else parameters.stage_one_rounds)  # rounds of this stage

@@ -4,14 +4,14 @@ Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency an
 
 The paper's method. Labelled images: cross-entropy of a weakly augmented view (eq. 3). Unlabelled images: if the model's
 prediction for the weak view is confident, it becomes the pseudo-label of a strongly augmented view (eq. 4; RandAugment
-and Cutout, see :mod:`common.data.images.augmentation`). No gradient passes through the pseudo-label. The loss is the
-first term plus the weighted second term; the second is divided by all unlabelled entries, confident or not.
+and Cutout, see :mod:`common.data.images.augmentation`), without a gradient. The loss is the first term plus the
+weighted second term, which is divided by all unlabelled entries, confident or not.
 
 Our version, because images have several labels and a site annotates some classes. An *entry* is one class of one image;
-entries of classes that a site does not annotate are its unlabelled ones. So every image contributes to both terms, and
-one batch serves both (the paper's mu is 1). Confidence applies to each class separately, with sigmoid instead of
-softmax: present if the probability is at least ``confidence``, absent if it is at most ``1 - confidence``. An unknown
-label of an annotated class is in neither term. The experiment's ``[augmentation]`` makes the weak views.
+entries of classes that a site does not annotate are its unlabelled ones. So one batch serves both terms (the paper's mu
+is 1). Confidence applies to each class separately, with sigmoid instead of softmax: present if the probability is at
+least ``confidence``, absent if it is at most ``1 - confidence``. An unknown label of an annotated class is in neither
+term. The experiment's ``[augmentation]`` makes the weak views.
 
 FedMLP's authors weigh positives by images over positives, counted with labels that the site does not have; we use the
 site's own counts. They use thresholds of 0.8 and 0.2, and only images with confident predictions for all classes; ours

@@ -98,11 +98,8 @@ def compute_log_relations(logits: Tensor, members: Tensor, temperature: float) -
 
     Args:
         logits: ``(batch, classes)``.
-        members: Images that belong to each row, bool ``(batch, rows)``.
+        members: Images that belong to each row, bool ``(batch, rows)``; a row without images becomes uniform.
         temperature: Divisor of the mean logits.
-
-    Returns:
-        Array ``(rows, classes)``; a row without images is uniform.
     """
     weights = members.to(logits)
     means = weights.T @ logits / weights.sum(dim=0).clamp(min=1)[:, None]

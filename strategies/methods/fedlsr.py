@@ -1,8 +1,7 @@
 """FedLSR: local self-regularisation against wrong labels; a comparator in FedMLP's tables.
 
 Jiang, Sun, Wang, Liu: "Towards Federated Learning against Noisy Labels via Local Self-Regularization", CIKM 2022.
-Symbols: T_s is the sharpening temperature, T_d the distillation temperature, gamma the weight of the distance between
-two views.
+Symbols: T_s and T_d are the temperatures of sharpening and distillation, gamma is the weight of the distance of views.
 
 The paper's method, at every site, with FedAvg. Implicit regularisation: the predictions for an image and for an
 augmented view are mixed in a proportion drawn from Beta(1, 1) for each batch, then sharpened (p to the power 1 / T_s,
@@ -16,9 +15,8 @@ Our version, because images have several labels and a site annotates some classe
 and absent, so softmax becomes sigmoid, and sharpening divides the logit. By default, classes that a site does not
 annotate count as absent, which makes missing labels wrong ones, as in FedMLP's comparison; ``missing = "masked"`` omits
 them from the cross-entropy. Distance and entropy need no labels and use all classes. The two views are the stored image
-and a view by the experiment's ``[augmentation]``. Without augmentation both are equal, and only sharpening has an
-effect. FedMLP's authors weigh positives by images over positives, counted with labels that the site does not have; we
-use the site's own counts.
+and a view by the experiment's ``[augmentation]``; without augmentation only sharpening has an effect. FedMLP's authors
+weigh positives by images over positives, counted with labels that the site does not have; we use the site's own counts.
 """
 
 import math

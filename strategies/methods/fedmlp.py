@@ -59,16 +59,14 @@ class FedMLPParameters(Parameters):
         stage_one_rounds: Number of rounds before the first tags; the authors' t1 is 50.
         tag_rate_negative, tag_rate_positive: T0 and T1: share of the images tagged in a round at difficulty 1.
         sure_below, sure_above: L and R: a probability below L or above R is certain.
-        rounding: ``ceil`` tags at least one image of each sign, as a small site needs; ``floor`` is the authors'
-            choice.
+        rounding: ``ceil`` tags at least one image of each sign, as a small site needs; ``floor`` is the authors' rule.
         weighted_partial_loss: False counts missing labels as negative, without logit adjustment (ablation: WPC).
         detection: False never tags missing labels (ablation: MLD).
         self_adaptive: True multiplies the tag rates by the difficulty (ablation: SAT).
-        consistency, consistency_stage_one: True penalises differences from the received model's predictions for entries
-            without labels, in all rounds or also in stage 1 (ablation: CR).
+        consistency, consistency_stage_one: True keeps predictions for entries without labels near the received model's,
+            in all rounds or also in stage 1 (ablation: CR).
         prototype_weighting: How the sites' prototypes are weighted in their mean.
-        heads: ``own``: a class's head row is averaged only over the sites that label the class, as in surgical
-            aggregation.
+        heads: ``own`` averages a class's head row only over the sites that label the class, as surgical aggregation.
     """
 
     weighting: Weighting = "samples"
@@ -210,8 +208,7 @@ def tag_surest_images(
 ) -> Tags:
     """Tag the most certain images of one class: those with the largest Z as negative, the smallest as positive.
 
-    The shares refer to the untagged images with Z >= 0, and to those with Z < 0. Of equal values the lower index is
-    tagged first.
+    Shares refer to untagged images with Z >= 0, and to those with Z < 0. Of equal values the lower index comes first.
 
     Args:
         z: Z of each image, ``(n,)``; see :func:`compute_prototype_margins`.
@@ -300,10 +297,10 @@ def second_stage_loss(
 ) -> Tensor:
     """Return the loss of the rounds with tags, computed on one view of the images.
 
-    Entries with a label or a tag contribute cross-entropy, entries of missing classes without a tag the squared
-    distance from the teacher; the sum is divided by all entries of the batch. An annotated entry of unknown label adds
-    0. Without a teacher the loss is :func:`supervised_loss`, divided by the supervised entries, as the authors' code
-    without that term.
+    Entries with a label or tag contribute cross-entropy, untagged entries of missing classes the squared distance from
+    the teacher; the sum is divided by all entries of the batch. An annotated entry of unknown label adds 0. Without a
+    teacher, as in that ablation of the authors' code, the loss is :func:`supervised_loss`, divided by the supervised
+    entries.
     """
     if teacher is None:
         return supervised_loss([student], targets, adjustment)

@@ -47,10 +47,8 @@ class ServerOnlyParameters(SequentialParameters):
     Attributes:
         tolerance: A fall of the validation loss by less than this counts as slight.
         epoch_cap: The largest number of epochs of one training.
-        server_patience: The coordinator's training stops after this many worse epochs in a row, or slightly better ones
-            in total.
-        global_patience: The run ends after this many rounds without a better model on the coordinator's validation
-            part.
+        server_patience: Worse epochs in a row, or slightly better ones in total, that end the coordinator's training.
+        global_patience: Rounds without a better model on the coordinator's validation part that end the run.
     """
 
     tolerance: float = Field(0.01, ge=0)
@@ -63,7 +61,7 @@ class UniFedParameters(ServerOnlyParameters):
     """The ``[method]`` table of ``unifed``.
 
     Attributes:
-        patience: A hospital's training stops after this many worse epochs in a row, or slightly better ones in total.
+        patience: Worse epochs in a row, or slightly better ones in total, that end a hospital's training.
         alpha: Weight of the hospitals' model in the mixture: 0.7 in the text, 0.3 in the authors' code.
         slope: Rule that computes one slope from a hospital's losses.
     """

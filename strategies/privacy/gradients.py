@@ -1,14 +1,14 @@
 """DP-SGD at a site: each image's or each patient's gradient is clipped, and noise is added to the sum.
 
 Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, algorithm 1. Batches are Poisson samples, as the
-accountants assume: each image is drawn independently, so the size of a batch varies and may be 0; the sum is divided by
-the expected size. Opacus computes the gradient of every image in one pass. For privacy of patients, patients are drawn,
-and the sum over all images of a patient is clipped: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private
-Recurrent Language Models", ICLR 2018, with patients instead of users.
+accountants assume: each image is drawn independently, so a batch may be empty; the sum is divided by the expected size.
+Opacus computes the gradient of every image in one pass. For privacy of patients, patients are drawn, and the sum over
+all images of a patient is clipped: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language
+Models", ICLR 2018, with patients instead of users.
 
-The random numbers of training (augmentation, dropout) come from the same secret key as the noise. They must not come
-from the run's seed, which the coordinator knows: one more patient would shift the random numbers of all later patients,
-and the sum would change by more than one clipped gradient.
+The random numbers of augmentation and dropout come from the same secret key as the noise, not from the run's seed,
+which the coordinator knows: one more patient would shift the random numbers of all later patients, and the sum would
+change by more than one clipped gradient.
 
 A network's behaviour must not depend on the number of images in a batch, because a failure (some layers cannot process
 a single image) would reveal if a patient was drawn. So images pass through the network in micro-batches of one size,
@@ -83,8 +83,7 @@ class PrivateEpochTrainer:
         """Train one epoch; return the mean loss of each batch, 0 if the batch is empty.
 
         Raises:
-            BadInput: If the network mixes images, or draws its own random numbers, which would depend on the run's
-                seed.
+            BadInput: If the network mixes images, or draws its own random numbers, which depend on the run's seed.
         """
         frozen = exercise.frozen
         train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
@@ -220,10 +219,7 @@ def group_rows_by_unit(owners: Tensor) -> tuple[Tensor, ...]:
 
 
 def split_into_micro_batches(drawn: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
-    """Group drawn images or patients into micro-batches of at most ``size`` rows.
-
-    A patient with more rows than that is one micro-batch.
-    """
+    """Group drawn images or patients into micro-batches of at most ``size`` rows; a larger patient is one batch."""
     pack, held = list[Tensor](), 0
     for rows in drawn:
         if pack and held + len(rows) > size:

@@ -39,8 +39,7 @@ class SecretDropout(nn.Module):
 
     Attributes:
         p: The dropout rate; networks that fuse their layers read this name.
-        sizes: A list to which each forward pass in training, also of a copy, appends its number of mask values; or
-            None.
+        sizes: List to which each forward pass in training, also of a copy, appends its number of mask values.
     """
 
     def __init__(self, rate: float, channels: bool, noise: NoiseSource, sizes: list[int] | None = None) -> None:
@@ -111,9 +110,8 @@ LEAST = 1e-10
 class _LayerForOpacus(nn.Module):
     """Wraps a layer so that Opacus 1.6 can process it.
 
-    The output is a copy, because some networks overwrite it, and Opacus returns a view that must not be overwritten.
-    The input is made contiguous, because Opacus silently reads the wrong pixels of a convolution's input in another
-    memory format.
+    The output is a copy, because some networks overwrite it, and Opacus's view must not be overwritten. The input is
+    made contiguous, because Opacus silently reads wrong pixels of a convolution's input in another memory format.
     """
 
     def __init__(self, layer: nn.Module) -> None:

@@ -82,11 +82,7 @@ def _try_discrete_gaussian(count: int, bits: BitStream, scale_bits: int) -> Inte
 
 
 def _try_discrete_laplace(count: int, bits: BitStream, scale_bits: int) -> tuple[Integers, NDArray[np.bool_]]:
-    """Make ``count`` attempts to draw a discrete Laplace of scale s (algorithm 2).
-
-    Returns:
-        Magnitudes of the accepted values, and True for each positive one.
-    """
+    """Make ``count`` attempts at a discrete Laplace of scale s (algorithm 2); return accepted sizes and signs."""
     words = bits.words(count)
     fraction = words >> np.uint64(WORD_BITS - scale_bits) if scale_bits else np.zeros(count, np.uint64)
     accepted = _draw_exp_events(fraction, bits, scale_bits)

@@ -83,8 +83,7 @@ class UnmaskedSum:
         survivors: The sites whose updates are in the sum, sorted.
         divisor: Number of sites in the round's first attempt.
         rows: Class -> survivors that own it, for the unmasked head rows.
-        closed: Classes whose head rows stay masked, because too few of their sites survived and not all of these allow
-            unmasking.
+        closed: Classes whose head rows stay masked: too few of their sites survived, and not all allow unmasking.
         integers: The unmasked sum before its conversion to floats.
     """
 

@@ -75,8 +75,7 @@ class DistributedNoise:
 
     Attributes:
         bound: Largest length of an update.
-        noise_multiplier: Standard deviation of the sum's noise over the largest change that one site can make to the
-            sum.
+        noise_multiplier: Standard deviation of the sum's noise over the largest change by one site.
         honest: Smallest number of sites of a sum that add their share and keep it secret.
     """
 
@@ -87,8 +86,7 @@ class DistributedNoise:
     def make_grid(self, divisor: int) -> NoiseShareGrid:
         """Return the finest possible grid for ``divisor`` sites; two updates differ by at most twice the bound.
 
-        All sites of a round use the same grid, even if sites drop out, because noise on a coarser grid would protect
-        less.
+        All sites of a round use the same grid, even if sites drop out: noise on a coarser grid would protect less.
 
         Raises:
             SecretsError: If the range of integers has no room for the noise.

@@ -183,8 +183,7 @@ class SiteMaskingRound:
         """Answer with the shares that remove the masks from the sum of the survivors' updates.
 
         These are shares of the mask key of each dropped site, and of the seeds of each survivor's own masks, never both
-        for one site. Only one request in a round is answered; if the same request is repeated, it is answered again in
-        the same way.
+        for one site. Only one request in a round is answered; its repetition gets the same answer.
 
         Raises:
             MaskingRefused: If too few sites survive, or this site is not among them.
@@ -282,11 +281,7 @@ class SiteMaskingRound:
         return SharesAnswer(self.run, self.round, self.site, tuple(letters), tuple(written))
 
     def _check_statements(self, request: SharesRequest) -> dict[str, MaskingStatement]:
-        """Read the relayed statements, and return them by site.
-
-        Raises:
-            MaskingRefused: If they are not of different sites of this round, with different keys.
-        """
+        """Check that the relayed statements are of different sites of this round; return them by site."""
         by_site: dict[str, MaskingStatement] = {}
         for text, signature, identity in zip(request.statements, request.signatures, request.identities, strict=True):
             try:

@@ -27,9 +27,8 @@ def compute_share_threshold(sites: int, honest: int = 0) -> int:
     """Return how many sites must stay to the end, which is how many shares recover a secret: at least two thirds.
 
     A dishonest coordinator could name different survivors to different sites, to collect shares of both a site's key
-    and its own mask. With this threshold a third of the sites would have to help. If all but ``honest`` sites may help,
-    the threshold is higher, because each of these can reveal both shares: ``2 * threshold > honest + 2 * (sites -
-    honest)``.
+    and its own mask. With this threshold a third of the sites would have to help. If all but ``honest`` sites may help
+    and reveal both shares, the threshold is higher: ``2 * threshold > honest + 2 * (sites - honest)``.
 
     Args:
         honest: Number of sites that do not help the coordinator; 0 if no such number is promised.
