@@ -194,7 +194,7 @@ class PrivacySection(TomlSection):
 
     @property
     def protects_updates(self) -> bool:
-        """True if the plan has any level of privacy, or masks updates by secure aggregation."""
+        """True if the run uses differential privacy of any level, or secure aggregation."""
         return self.secure_aggregation or self.level != "none"
 
     @model_validator(mode="after")

@@ -76,7 +76,7 @@ PICTURE = "is not text but a picture."
 
 
 def explain_not_utf8_line(content: bytes, line: int) -> str:
-    """Return the rest of the sentence "FILE ...": its kind by its first bytes, or the first line that is not UTF-8."""
+    """Describe a file that is not UTF-8, as in "is not text but a picture", from its first bytes and first bad line."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "is not UTF-8 text but UTF-16."
     if content.startswith(b"PK\x03\x04"):

@@ -197,7 +197,7 @@ class FinalTestSummary:
         return None if value is None else ValueWithError(value, self.errors.get(name, 0.0))
 
     def headline_auroc(self, members: Collection[str] | None = None) -> HeadlineAuroc:
-        """Return the mean AUROC over the classes with enough positive test images, or over those in ``members``."""
+        """Return the mean AUROC over the classes (``members``, or all) that have enough positive test images."""
         names = [name for name, metrics in self.per_class.items() if metrics.auroc is not None]
         all_positives = {
             name: self.image_counts_of_class(name)[0] or 0 for name in names if members is None or name in members

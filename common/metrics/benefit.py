@@ -72,7 +72,7 @@ class FederationBenefit:
 
     @property
     def recommended_training(self) -> Choice:
-        """The better way to train for this site, if the intervals allow a verdict.
+        """The training that the AUROC intervals recommend for this site.
 
         ``federation`` if the federated, fine-tuned or ensemble model beats the model trained alone; ``alone`` if the
         federated model is worse than the model trained alone, and the latter beats chance; else ``open``.

@@ -198,7 +198,7 @@ def compare_mean_aurocs(
 def _difference_with_interval(
     mean: EstimateWithInterval, other: EstimateWithInterval, drawn: Floats, drawn_other: Floats
 ) -> EstimateWithInterval:
-    """Return the difference ``mean - other`` with its interval, from the means of all resamples (``drawn...``)."""
+    """Return ``mean - other`` with its 95 % interval; ``drawn`` and ``drawn_other`` are both means in all resamples."""
     value = mean.value - other.value
     varies = min(float(np.std(drawn)), float(np.std(drawn_other))) > 1e-12
     correlation = float(np.corrcoef(drawn, drawn_other)[0, 1]) if varies else 0.0

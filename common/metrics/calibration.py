@@ -28,7 +28,7 @@ from common.models.zoo.spec import Task
 
 @dataclass(frozen=True)
 class ReliabilityBin:
-    """A bin of a reliability diagram: images, positives and mean score (None without images) in a tenth of 0 to 1."""
+    """A bin of a reliability diagram, a tenth of the score range; ``mean_score`` is None without images."""
 
     images: int
     positives: int
@@ -84,7 +84,7 @@ def _ratio(part: int, rest: int) -> float | None:
 
 
 def compute_calibration(scores: Floats, labels: Floats) -> Calibration | None:
-    """Compute the calibration of scores ``(n,)``; images with an unknown label are ignored; None without any other."""
+    """Compute the calibration from scores and labels ``(n,)``, NaN for unknown; None if no label is known."""
     positives, negatives = ((labels == kind).astype(np.int64) for kind in (1, 0))
     return _calibration_from_counts(np.asarray(scores, np.float64), positives, negatives)
 

@@ -20,7 +20,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class MultiClassMetrics:
-    """Metrics of one model on one test set.
+    """Macro metrics and accuracy of one model on one test set.
 
     Attributes:
         sensitivity: Macro recall.

@@ -23,7 +23,7 @@ _ORIGINAL = ".parametrizations.weight.original"
 
 
 class LowRankParametrization(nn.Module):
-    """The torch parametrization ``W + up @ down`` of a frozen weight W as a matrix.
+    """The LoRA parametrization ``W + up @ down`` of a frozen weight matrix W.
 
     Attributes:
         down: Fixed random factor, ``(rank, columns)``; for a convolution columns are inputs times kernel size.

@@ -160,7 +160,7 @@ def _last_entry_of(path: Path) -> tuple[bytes | None, bytes]:
 
 
 def last_entry(data: bytes) -> tuple[bytes | None, bytes]:
-    """Return the last complete entry as a line, and the bytes after it; None and all bytes without an entry."""
+    """Return the last complete entry as a line, and the bytes after it; ``(None, data)`` if there is no entry."""
     lines = data.split(b"\n")
     for place in range(len(lines) - 1, -1, -1):
         if parse_entry(lines[place]) is not None:

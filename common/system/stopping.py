@@ -183,7 +183,7 @@ os.register_at_fork(
 
 
 def _handle_signal(number: int, frame: FrameType | None) -> None:
-    """Handle a signal in the main thread; needed also because Python notifies our thread only of handled signals.
+    """Handle a signal in the main thread; Python notifies the thread that ends the program only of handled signals.
 
     Raises:
         SystemExit: At the first signal in a graceful shutdown without ``ask``.

@@ -78,7 +78,7 @@ class SharesRequest(_StepRecord):
 
 @dataclass(frozen=True)
 class SharesAnswer(_StepRecord):
-    """Answer 2: for each other site an encrypted letter, with shares of this site's secrets, that only it can decrypt.
+    """Answer 2: shares of this site's secrets, for each other site in an encrypted letter.
 
     Attributes:
         recipients: The other sites of the round.
