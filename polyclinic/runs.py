@@ -193,7 +193,7 @@ class FinishedRun:
 
     @property
     def classes(self) -> pd.DataFrame:
-        """A table with a row for each tested class: AUROC with 95 % interval, average precision, positives, owners."""
+        """A table with a row per tested class: AUROC with 95 % interval, average precision, positives, owning sites."""
         test, sites = self.summary["test"], self.summary["sites"]
         between = (test["intervals"] or {}).get("per_class", {})
         rows = [

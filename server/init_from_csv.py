@@ -353,7 +353,7 @@ def _summarize_picture(picture: Path) -> _PictureSummary | None:
 
 
 def write_experiment(data: InspectedDataset, out: Path, tell: Callable[[str], object] = lambda line: None) -> list[str]:
-    """Check an experiment file as a run does, and write it.
+    """Check an experiment in the same way as a run does, then write its file.
 
     Args:
         tell: Function that prints a progress line while images are decoded.
@@ -520,8 +520,8 @@ def _experiment_text(data: InspectedDataset, out: Path, *, confirmed: bool = Fal
     """Return the text of the experiment file.
 
     Args:
-        confirmed: Whether to assume that all decisions of a person are made, so that the file can be checked: synonyms
-            are confirmed, and doubtful names are findings that are no class.
+        confirmed: True to fill in all decisions that a person has to make, so that the file can be checked: synonyms
+            are accepted, and doubtful names are listed in ``other_findings``.
     """
     roles, folder = data.roles, out.parent
     if roles.patient:

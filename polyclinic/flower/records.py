@@ -44,7 +44,7 @@ def replace_head(arrays: ArrayRecord, name: str, head: Head) -> ArrayRecord:
 
 
 def get_metrics(content: RecordDict) -> MetricRecord:
-    """Return a reply's only MetricRecord, whatever its name."""
+    """Return the single MetricRecord of a reply, under any key."""
     return next(iter(content.metric_records.values()))
 
 

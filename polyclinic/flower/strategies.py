@@ -309,7 +309,7 @@ class SurgicalAggregation(LabelledSites):
 
 
 class FedSLD(LabelledSites):
-    """FedAvg with a weighted loss: a label's weight is its frequency in the federation relative to the batch.
+    """FedAvg with a weighted loss: a label's weight is its frequency in the batch divided by that in the federation.
 
     Equation 3 of Luo and Wu, "FedSLD: Federated Learning with Shared Label Distribution for Medical Image
     Classification", 2021. The sites send how many of their images show each class (``SiteLabels.positives`` and
@@ -371,7 +371,7 @@ class SequentialTraining(LabelledSites):
         return super().start(cast(Grid, _ModelPassingGrid(grid, self._send_and_receive)), *args, **options)
 
     def _send_and_receive(self, messages: Messages, *, timeout: float | None = None) -> Messages:
-        """Return the replies; in training in the order of the pass, each to the model of the last good one before."""
+        """Send messages and return the replies; in training, each site in turn receives the latest usable model."""
         messages, model, replies = list(messages), None, list[Message]()
         if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
             return self._grid.send_and_receive(messages, timeout=timeout)

@@ -78,7 +78,7 @@ def unrevoked_sites(coordinator: CoordinatorFolder) -> dict[str, AdmittedSite]:
 
 
 def admission_faults(coordinator: CoordinatorFolder, request: SiteAdmissionRequest) -> list[Fault]:
-    """Return the reasons why a site's admission request must be rejected."""
+    """Return a fault for each reason why a site's admission request must be rejected."""
     sites = admitted_sites(coordinator)
     where = f"{request.site}.request"
     faults = []
@@ -105,7 +105,7 @@ def admission_faults(coordinator: CoordinatorFolder, request: SiteAdmissionReque
 def make_claim_limits_reader(coordinator: CoordinatorFolder) -> ClaimsBySite:
     """Return a function that reads from the sites' files which classes and how many images each site may claim.
 
-    While a file is damaged, the function returns what it read last.
+    While a file is damaged, the function returns the limits of its last successful read.
     """
     last = dict[str, SiteClaimLimits]()
 

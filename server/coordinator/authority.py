@@ -101,7 +101,7 @@ def _read_signing_key_and_certificate(
 def _write_certificate(
     coordinator: CoordinatorFolder, stem: str, name: str, days: float, *extensions: tuple[x509.ExtensionType, bool]
 ) -> None:
-    """Write ``STEM.key``, a new key, and ``STEM.crt``, its certificate by the authority with these extensions."""
+    """Write a new key, ``STEM.key``, and its certificate by the authority, ``STEM.crt``, with these extensions."""
     authority_key, authority = _read_authority(coordinator)
     key = ec.generate_private_key(ec.SECP256R1())
     builder = certificate_builder(subject_name(name), authority.subject, key.public_key(), days)
@@ -132,7 +132,7 @@ def days_until_expiry(coordinator: CoordinatorFolder) -> float:
     """Return the number of days until the server's certificate expires.
 
     Raises:
-        BadInput: If there is no server certificate.
+        BadInput: If the server's certificate is missing.
     """
     time_left = _read_server_certificate(coordinator).not_valid_after_utc - dt.datetime.now(dt.UTC)
     return time_left.total_seconds() / 86400

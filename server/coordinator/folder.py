@@ -144,13 +144,13 @@ def write_coordinator(folder: Path, file: CoordinatorFile) -> CoordinatorFolder:
 
 
 def is_command_running(coordinator: CoordinatorFolder, command: Literal["start", "run"]) -> bool:
-    """Return whether a process of this ``flwr-server`` command holds the lock of this folder."""
+    """Return whether a process of this ``flwr-server`` command (``start`` or ``run``) uses this folder now."""
     return is_locked(coordinator.state / f"{command}.lock")
 
 
 @contextlib.contextmanager
 def lock_coordinator(coordinator: CoordinatorFolder, command: Literal["start", "run"]) -> Iterator[None]:
-    """Lock this folder, so that only one process of this ``flwr-server`` command runs on it.
+    """Lock this folder, so that a second process of this command (``start`` or ``run``) is refused.
 
     Raises:
         BadInput: If another process holds the lock.

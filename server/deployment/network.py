@@ -86,7 +86,7 @@ class NetworkBackend:
         """Load the coordinator's own and external images, and check the experiment before anything is sent to sites.
 
         Raises:
-            BadInput: For a bad experiment, or without a SuperLink.
+            BadInput: If the experiment has faults, or no SuperLink answers.
         """
         file, experiment, faults = self.file, self.file.experiment, list[Fault]()
         store = simulation_image_store(experiment, file.base_folder, self.tell)

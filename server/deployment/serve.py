@@ -45,7 +45,7 @@ def serve_superlink(coordinator: CoordinatorFolder, tell: Tell) -> None:
 
 
 def _start_superlink(coordinator: CoordinatorFolder, link: SuperLink, tell: Tell) -> None:
-    """Start the SuperLink; first replace a database that it could not use."""
+    """Start the SuperLink; if its database is unusable, first set the database aside."""
     if event := set_aside_if_unusable(coordinator):
         tell(event)
     link.start()

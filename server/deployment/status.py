@@ -56,7 +56,7 @@ def status_fields(coordinator: CoordinatorFolder) -> dict[str, Any]:
 
 
 def status_tables(status: Mapping[str, Any]) -> RenderableType:
-    """Format that content as tables for the terminal."""
+    """Format the output of ``flwr-server status`` as tables for the terminal."""
     up = LINK[status["superlink"]]
     heading = f"{status['name']} at {status['address']}: SuperLink {up}; "
     heading += f"certificate {status['certificate_days']:.0f} days; release {status['release']}"

@@ -38,7 +38,7 @@ class RunExitCode(IntEnum):
 def supervise_run(
     arguments: Sequence[str], done: Callable[[], int], note: Callable[[str, int, float], None], *, resume: bool
 ) -> int:
-    """Lead the run in a child process; restart the child after a crash until it dies repeatedly without progress.
+    """Lead the run in a child process; after a crash restart it, unless it dies repeatedly without a new round.
 
     Args:
         done: Returns the number of completed rounds.

@@ -68,7 +68,7 @@ class PixelClassifier(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return probabilities ``(batch, classes)`` for pixels 0..255 ``(batch, channels, height, width)`` of any size.
 
-        It resizes images of every size, because an exported graph has no branches; the right size stays as it is.
+        Every image is resized, because an exported graph has no branches; an image of the model's size stays unchanged.
         """
         size = self.network.spec.image_size
         resized = functional.interpolate(images.float(), (size, size), mode="bilinear", antialias=True)

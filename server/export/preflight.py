@@ -117,7 +117,7 @@ def refuse_unlabelled(folder: Path, labelled: LabelledInput) -> None:
     """Check by names, headers and columns that a file has labelled images for a model, without decoding any.
 
     Raises:
-        BadInput: If it has none, or an option does not fit the file.
+        BadInput: If the file has no labelled images, or an option does not fit the file.
     """
     raise_faults(_useless_option_faults(labelled))
     if labelled.data.suffix == ".toml":
@@ -154,8 +154,8 @@ def missing_class_column_faults(
 ) -> list[Fault]:
     """Return a fault if a csv file has no column that holds labels of the run's classes.
 
-    Accepted is a column named after a class, such as ``Edema``, or the run's column that lists an image's classes, such
-    as ``Finding Labels``.
+    Either a column has the name of a class, such as ``Edema``, or the csv has the run's column that lists all classes
+    of an image, such as ``Finding Labels``.
 
     Args:
         data: Path of the csv file, for the message.

@@ -1,6 +1,6 @@
 """After the final test, each site compares the federated model with one that it trains alone (for ``summary.json``).
 
-The comparison is optional: a site that fails in it, or exceeds its deadline, keeps its test results.
+The comparison is optional: a site that fails in the comparison, or exceeds its deadline, keeps its test results.
 """
 
 from collections.abc import Collection
@@ -32,12 +32,12 @@ def collect_benefit_comparisons(
     """Let each site compare the run's model with one that it trains alone; collect results or reasons for failure.
 
     Args:
-        initial: The model that the run began with.
-        tested: Sites that tested the run's model; those of them that trained in the run are asked.
+        initial: Model before round 1, from which each site trains alone.
+        tested: Sites that tested the run's model. Those of them that also trained in the run are asked.
         totals: Sums over the rounds of the run.
 
     Returns:
-        Empty where the experiment does not ask for it.
+        Site -> comparison and reason; empty if the experiment does not request the comparison.
     """
     if not coordinator.plan.evaluation.compare_local:
         return {}

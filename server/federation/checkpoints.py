@@ -65,7 +65,7 @@ class CheckpointFolder:
         self.folder, self.durable = run_folder / "checkpoints", durable
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, and remove all but the last :data:`KEPT`."""
+        """Write a checkpoint, and remove old ones, so that :data:`KEPT` checkpoints remain."""
         content, number = serialize_state_in_parts(checkpoint.state), checkpoint.state.round
         facts = {
             "round": number,
@@ -164,7 +164,8 @@ def _hash_checkpoint(content: Parts, facts: Any) -> str:
 def refuse_other_experiment(checkpoint: Checkpoint, experiment: Experiment, out: Path) -> None:
     """Raise :class:`BadInput` unless a checkpoint can be continued with this experiment.
 
-    The number of rounds may differ only if it has no influence on the rounds already done.
+    The number of rounds may differ only if the rounds already done do not depend on it, as they do with a learning rate
+    schedule.
     """
     refuse_changes(checkpoint.experiment, experiment, out)
     rounds, before, done = experiment.run.rounds, checkpoint.experiment["run"]["rounds"], checkpoint.state.round

@@ -123,7 +123,8 @@ class RunOutcome:
 
     Attributes:
         ensemble: Result of the ensemble of local models; None unless simulated sites train alone.
-        external: Results on the external test images; None without such images or without a global model.
+        external: Results on the external test images; None without such images, or if hospitals keep models of their
+            own.
     """
 
     test: FinalTestSummary
@@ -213,7 +214,7 @@ def _add_histogram_figures(
     Args:
         test: The test result so far.
         own: Score histograms of the coordinator's test images; None if the sites test.
-        groups: Names of the shared classes and of the unique classes.
+        groups: Names of the shared classes (annotated by all sites), and of the unique classes (by one site).
         masked_sums: Class -> sum of histograms from secure aggregation; empty without it.
         real: Whether each site has test images of its own.
     """
@@ -263,7 +264,7 @@ def _test_global_model(
     groups: tuple[Collection[str], Collection[str]],
     plan: Plan,
 ) -> tuple[FinalTestSummary, Histograms]:
-    """Test the global model on the coordinator's images; ``groups`` are the shared and the unique classes."""
+    """Test the global model on the coordinator's images; ``groups`` are the shared and the unique class names."""
     move_network_to_device(network, setting.device)
     names, task = network.class_names, network.spec.task
     scores = compute_scores(network, pixels_on_device(images, setting.device), setting.precision)

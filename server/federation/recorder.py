@@ -167,7 +167,7 @@ class RunRecorder(RunCallbacks):
     """Writes the run folder: :meth:`begin` after the roll call, then callbacks, then :meth:`done` or :meth:`stopped`.
 
     Attributes:
-        totals: Figures of rounds and sites.
+        totals: Sums over rounds and sites.
     """
 
     totals: RunTotals

@@ -116,7 +116,7 @@ class RunBackend(Protocol):
     tell: Callable[[str], None]
 
     def check_before_run(self, *, resume: bool) -> None:
-        """Raise :class:`BadInput` with every fault, before anything is written or sent."""
+        """Check data and experiment before anything is written or sent; raise :class:`BadInput` with every fault."""
 
     def lock_out_other_runs(self) -> AbstractContextManager[object]:
         """Prevent other runs within the context, if this backend allows only one run at a time."""
@@ -140,7 +140,7 @@ def lead_run(
         track: Tracking service that receives the metrics in addition to the run folder; None for no service.
         resume: Continue the run in ``out`` from its last checkpoint. For a finished run, return its summary and write
             missing pages.
-        pages: Whether to write report and model card; drawing them may take longer than a small run.
+        pages: Whether to write report and model card. Drawing the figures may take longer than a small run.
     """
     if (summary := read_finished_summary(out, file.experiment, resume=resume)) is not None:
         if pages and not (out / "report.html").is_file():  # it was stopped after its summary

@@ -91,7 +91,7 @@ def _draw_rate_with_interval(
     images: NDArray[np.float64],
     guessing: tuple[float, float],
 ) -> None:
-    """Draw a rate (hits per images) with its 95 % interval, and the line of a guessing model."""
+    """Draw a rate (hits per images) with its 95 % interval, and the line of random guessing."""
     low, high = wilson_interval(hits, images)
     axes.plot([0, 1], guessing, color=INK, linewidth=1, linestyle=":", transform=at)
     axes.fill_between(x, low, high, color=BLUE, alpha=0.2, linewidth=0, transform=at)

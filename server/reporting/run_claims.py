@@ -368,7 +368,7 @@ def few_images_limitations(name: str, positives: int, negatives: int, images: st
     """Yield a sentence if a class has few positive or few negative images.
 
     Args:
-        images: Words for one image, such as ``"test image"``.
+        images: Singular noun phrase for the kind of image, such as ``"test image"``.
     """
     least = min(positives, negatives)
     if least < FEWEST_POSITIVES:

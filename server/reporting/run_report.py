@@ -23,7 +23,7 @@ def write_run_report(folder: Path) -> Path:
     """Write ``report.html`` into a finished run's folder and return its path.
 
     Raises:
-        BadInput: If ``summary.json`` or ``rounds.jsonl`` is missing or is not what a run writes.
+        BadInput: If ``summary.json`` or ``rounds.jsonl`` is missing or invalid.
     """
     summary = (run := read_run(folder)).summary
     groups, sites, best = group_classes_by_annotation(summary), list(summary.sites), summary.client_accuracy

@@ -159,10 +159,10 @@ def shorten_reasons(absent: Mapping[str, str]) -> dict[str, str]:
 
 
 def updates_folder_of_round(server_round: int) -> str:
-    """Return the name of the subfolder of ``updates/`` for a round."""
+    """Return the name of a round's folder inside ``updates/``."""
     return f"round-{server_round:06d}"
 
 
 def update_file_of_site(site: str) -> str:
-    """Return the file name of a site's record in such a subfolder."""
+    """Return the name of a site's file in the folder of a round."""
     return f"{site}.record"

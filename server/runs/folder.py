@@ -125,7 +125,7 @@ class RunFolder:
 
     @property
     def is_done(self) -> bool:
-        """Whether the run is finished, with a summary."""
+        """True if the run is finished: the folder has a summary."""
         return (self.path / SUMMARY).is_file()
 
     def remove_summary_and_pages(self) -> None:
@@ -165,7 +165,7 @@ class RunFolder:
         write_atomically(path, b"".join(remaining))
 
     def append_round(self, line: Mapping[str, Any]) -> None:
-        """Append one line to ``rounds.jsonl``."""
+        """Append the line of one round to ``rounds.jsonl``."""
         self._append_line("rounds.jsonl", line)
         self._send_to_trackers(round_scalars(line), line["round"])
 

@@ -59,7 +59,7 @@ class NullProgress:
         self.note(describe_exclusion(server_round, site, reason))
 
     def note(self, sentence: str) -> None:
-        """Show a sentence about an event of the run."""
+        """Show a sentence about an event of the run; this class shows nothing."""
 
     def began(self, sites: Sequence[str], rounds: int) -> None:
         self.sites, self.rounds, self._began = len(sites), rounds, time.monotonic()

@@ -34,7 +34,7 @@ class SiteSummary(_RunFileRecord):
 
     Attributes:
         positives: Class -> number of positive training images; None if the site's policy hides the number.
-        smallest_count: The site hides numbers below this one.
+        smallest_count: The site hides every count that comes from fewer patients than this.
         release: The site's Polyclinic release; None for a run that did not record it.
     """
 
@@ -57,7 +57,7 @@ class SiteResult(_RunFileRecord):
 
 
 class SiteBenefit(_RunFileRecord):
-    """A site's comparison with the model that it trained alone; if that is None, ``reason`` says why."""
+    """A site's comparison with the model that it trained alone; ``reason`` says why a comparison is missing."""
 
     benefit: FederationBenefit | None = None
     reason: str = ""
@@ -215,7 +215,7 @@ class SampleImage(_RunFileRecord):
 
 
 class SamplesOfClass(_RunFileRecord):
-    """The sample images of one class."""
+    """The sample images of one class, for the report."""
 
     name: str
     samples: tuple[SampleImage, ...]

@@ -171,7 +171,7 @@ class ReceiptDraft:
     resumed: int = 0
 
     def add_audit_entry(self, entry: AuditEntry) -> None:
-        """Add the next entry of the audit."""
+        """Add the content of the next audit entry to the receipt."""
         match entry.get("event"):
             case "resumed" | "rolled_back" as event:
                 self.rounds = {number: facts for number, facts in self.rounds.items() if number <= entry["round"]}

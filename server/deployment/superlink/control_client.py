@@ -120,7 +120,7 @@ class ControlClient:
         }
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the SuperLink."""
         self._channel.close()
         self._socket.close()
 
@@ -133,7 +133,7 @@ class ControlClient:
         self._call_until_answered("health", proto.Nothing())
 
     def nodes(self) -> list[RegisteredSite]:
-        """Return all registered sites."""
+        """Return all registered sites with their connection states."""
         sites = self._call_until_answered("list_sites", proto.Nothing()).sites
         return [
             RegisteredSite(site.node_id, site.name, site.public_key, SiteConnectionState(site.state)) for site in sites

@@ -29,7 +29,7 @@ class ControlService:
         return proto.Nothing()
 
     def list_sites(self, request: Any) -> Any:
-        """Return all registered sites."""
+        """Return all registered sites with their connection states."""
         sites = (
             proto.Site(node_id=site.node_id, name=site.name, state=str(site.state), public_key=site.public_key)
             for site in self._storage.sites.all()
@@ -53,7 +53,7 @@ class ControlService:
         return proto.RunBegin(run_id=run, envelopes=envelopes, trees=trees)
 
     def end_run(self, request: Any) -> Any:
-        """End a run."""
+        """End this run on the SuperLink."""
         self._storage.messages.end_run(request.run_id)
         return proto.Nothing()
 

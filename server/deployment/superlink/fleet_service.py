@@ -293,7 +293,7 @@ class FleetService:
         return response
 
     def get_bundle(self, caller: Caller, request: Any) -> Any:
-        """Return the app bundle of a run in which the calling site takes part."""
+        """Return the Flower app bundle of a run in which the calling site takes part."""
         self._check_participation(caller, request.node.node_id, request.run_id)
         if request.hash_str != BUNDLE_SHA256:
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "the run has no such app bundle", run=request.run_id)
@@ -344,7 +344,7 @@ class FleetService:
             raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, reason, other=self._site_name(node_id))
 
     def _check_active(self, run_id: int) -> None:
-        """Refuse a call about a run that is over."""
+        """Refuse a call about a run that has ended, or whose heartbeats are missing."""
         if not self._runs.is_active(run_id):
             raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, "Run is finished.")
 

@@ -135,7 +135,7 @@ class MessageArrivals:
             count.changed.wait_for(lambda: count.number > number or self._is_closed, seconds)
 
     def note(self, node: int) -> None:
-        """Count one more message for a site, and wake the calls that wait for it."""
+        """Record that a message has arrived for a site, and wake the calls that wait for the message."""
         count = self._count_of_site(node)
         with count.changed:
             count.number += 1
@@ -315,20 +315,20 @@ class MessageStore:
         return "" if message is None or message.is_reply else message.partner
 
     def participates(self, node: int, run: int) -> bool:
-        """Return whether a request of this run was handed to this site."""
+        """Return whether this site takes part in this run: a request of the run was handed to the site."""
         return any(
             request.handed and request.run == run for request in self._site_messages_newest_first(node, is_reply=False)
         )
 
     def may_pull(self, node: int, name: str) -> bool:
-        """Return whether an object belongs to a request that was handed to this site."""
+        """Return whether a site may download an object: the object belongs to a request that the site received."""
         return any(
             request.handed and name in request.names
             for request in self._site_messages_newest_first(node, is_reply=False)
         )
 
     def may_push(self, node: int, name: str) -> bool:
-        """Return whether an object belongs to a reply that this site announced."""
+        """Return whether a site may upload an object: the object belongs to a reply that the site announced."""
         return any(name in reply.names for reply in self._site_messages_newest_first(node, is_reply=True))
 
     def is_late(self, node: int, name: str) -> bool:

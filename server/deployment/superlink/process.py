@@ -168,12 +168,11 @@ def copy_lines(source: IO[bytes], log: RotatingLog) -> threading.Thread:
 def open_shared_steady_clock(file: Path) -> Callable[[], float]:
     """Return a Unix time clock, shared by SuperLink and runs, that does not jump when the machine's clock is set.
 
-    The SuperLink decides by this clock when a message expires and whether a site is lost. Otherwise a machine clock
-    that is set forward by an hour would make every site an hour late. Signatures of calls use the machine's own clock.
+    The SuperLink uses it for the expiry of messages and the heartbeats of sites. With the machine's clock, setting the
+    time forward by an hour would make every site an hour late. Signatures of calls use the machine's clock.
 
     Args:
-        file: Holds the offset between Unix time and the time since the machine's start; made where it is missing or of
-            an earlier start.
+        file: Holds the offset between Unix time and the time since boot; created if missing or from an earlier boot.
     """
     boot = _BOOT.read_text(encoding="ascii").strip()
     try:

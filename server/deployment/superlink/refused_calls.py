@@ -125,7 +125,7 @@ class UnknownCallerCounts:
             self.report()
 
     def report(self) -> None:
-        """Log the counts since the last report."""
+        """Write the counts since the last report to the log."""
         with self._lock:
             self._reported, self._timer = self.clock(), None
             counts, self._counts = self._counts, Counter()

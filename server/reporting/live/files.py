@@ -147,7 +147,7 @@ class FileWatcher:
         self._records: tuple[RoundLine, ...] = ()
 
     def poll_snapshot(self) -> RunSnapshot:
-        """Return the current state of the run."""
+        """Read what is new in the files; return the current state of the run."""
         source, links = self._source, self._source.links()
         if (present := read_current_run(source.state)) is None:
             idle = tuple(SiteStatusRow(name, link, "") for name, link in links.items())

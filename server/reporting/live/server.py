@@ -72,7 +72,7 @@ class ViewServer:
         self._have_token: set[asyncio.Task[None]] = set()
 
     def serve(self) -> None:
-        """Serve until :meth:`stop` is called."""
+        """Serve requests until :meth:`stop` is called."""
         asyncio.run(self._serve())
 
     def stop(self) -> None:

@@ -142,7 +142,7 @@ def living_nodes() -> list[dict[str, Any]]:
 
 
 def node_resources(living: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
-    """Convert such descriptions to the nodes' resources."""
+    """Return the resources of each node, from Ray's descriptions (:func:`living_nodes`)."""
     resources = [node["Resources"] for node in living]
     return [ClusterNode(node.get("CPU", 0), node.get("GPU", 0), node.get("memory", 0)) for node in resources]
 

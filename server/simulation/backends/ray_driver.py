@@ -144,7 +144,7 @@ class RayDriver:
     # ------------------------------------------------------------------ workers
 
     async def _run_worker(self) -> None:
-        """Run one worker at a time; replace it when it is lost, on a node that Ray chooses.
+        """Start a worker and let it answer messages; when it is lost, start another, on a node that Ray chooses.
 
         Raises:
             ProgramCannotContinue: If too many workers in a row fail to start.
