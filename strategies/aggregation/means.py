@@ -289,8 +289,7 @@ class MergedUpdates:
     """The mean updates of a round, with notes on exceptions.
 
     Attributes:
-        plain: Parts that got the plain mean instead of a robust mean, because too few sites sent them: ``trunk``, or
-            names of classes.
+        plain: Parts with the plain instead of a robust mean, sent by too few sites: ``trunk``, or names of classes.
         shortened: Site -> a sentence that says how its update was shortened, for updates that were too long.
     """
 

@@ -79,8 +79,7 @@ class RoundRecord:
         epsilon: Site -> privacy budget (epsilon) spent by the run so far, for sites with differential privacy.
         after: Validation of the model at the end of the round, for methods that validate it in the same round.
         shortened: Site -> a sentence that says how its update was shortened, for updates that were too long.
-        plain: Parts that got the plain mean because too few sites sent them for the method's own mean: ``trunk``, or
-            names of classes.
+        plain: Parts that got the plain mean because too few sites sent them: ``trunk``, or names of classes.
         closed_rows: Head rows whose sum stayed masked, because too few sites that own them were left.
         arithmetic: Each site's statement of the number format and memory layout of its training.
     """

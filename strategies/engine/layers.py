@@ -226,8 +226,8 @@ def find_harmful_site(whole: FederationValidation, without: Mapping[str, Federat
 
     An update harms if more than half of the other sites, and at least :data:`FEWEST_JUDGES` sites, measure a loss
     :data:`HARM` times as high with the update as without it, or an AUROC lower by :data:`HARM_AUROC`. The site's own
-    figures do not count. So among three or more sites no single site can protect itself, not even by silence, or
-    exclude another.
+    figures do not count. So one site of three or more can neither protect itself, not even by silence, nor exclude
+    another.
 
     Args:
         whole: The sites' validation figures of the model from all updates; a loss that is not finite is missing.

@@ -96,8 +96,7 @@ class Payload:
     Attributes:
         trunk: True if the trunk is averaged; otherwise each site trains its own.
         head: True if head rows are averaged over the sites that hold them; otherwise each site trains its own.
-        rows: Head rows that a site holds: ``own`` for its annotated classes in its own order, ``all`` for the run's
-            classes.
+        rows: Head rows that a site holds: ``own`` for its annotated classes in its own order, ``all`` for the run's.
         sends_rows: Head rows that a site sends: ``all`` that it holds, or only its ``own``.
         statistics: Statistics that a reply may contain in addition to the update; no other data leaves a site.
         label_counts: True if the roll call asks for the number of images that show each class.

@@ -17,12 +17,11 @@ longest such distance.
 Our version, because images have several labels and a site labels some classes:
 
 - The noise is that classes without labels count as negative (``missing = "negative"``). The logit adjustment is
-  FedMLP's. At a site without positives it adds the logarithm of about one over twice the number of images, so that the
-  missing class has almost no loss; in the paper's softmax a class without images has none at all.
+  FedMLP's. Without positives it adds the logarithm of about one over twice the number of images, so that the missing
+  class has almost no loss; in the paper's softmax it has none.
 - ``missing = "masked"`` with ``noisy = "known"`` is the version of FedMLP's authors: the label contract tells which
   sites have incomplete labels, so nothing is detected; cross-entropy on a site's own classes, distillation on the
-  others. If every site lacks a class, all sites are noisy, there is no clean site to measure distances from, and the
-  mean is FedAvg's.
+  others. If every site lacks a class, all are noisy, and the mean is FedAvg's.
 - Indicators refer to the model received in the last round of stage 1, because the model after that round would need
   another exchange.
 - A site without indicators, because it joined later or its reply was lost, counts as noisy.

@@ -101,14 +101,12 @@ class MaskingTerms:
         counts: True if the values are counts, which are summed without division and without rounding.
         alone: True if rows that fewer sites of the round own than ``cohort`` may be unmasked.
         identity: The key of the site; None in simulation.
-        peers: Site -> OpenSSH line of the key that must sign its statement; if empty, the coordinator is trusted to
-            relay the right statements.
+        peers: Site -> OpenSSH line of the key that must sign its statement; empty trusts the coordinator's relay.
         cohort: Smallest number of sites whose sum it helps to unmask.
         digest: Hashes of the request, which every other site of the round must have received too.
         masked: The rounds that it has masked so far.
         shares: The distributed noise, of which each site adds a share to its update; None for no noise.
-        noise: Returns the secret key of a share of noise from a hash of the data to which the share is added; the same
-            hash gives the same key.
+        noise: Returns the same secret key of a noise share for the same hash of the data that the share covers.
     """
 
     largest: float
