@@ -288,7 +288,7 @@ def _make_sample_intervals(
     sites: Collection[str],
     note: str,
 ) -> SiteSampleIntervals:
-    """Return how many sites tested the model; for means over sites, also intervals for the sampling of sites."""
+    """Return how many sites tested the model; for a mean over sites, also the interval for sites drawn at random."""
     drawn, every = frozenset(sites), len(contract.sites)
     if note in (GLOBAL_MODEL, SUMS):
         return SiteSampleIntervals(len(drawn), every)

@@ -349,7 +349,7 @@ def _chance_level_classes(test: FinalTestSummary) -> Iterator[str]:
 
 
 def _classes_with_unfit_threshold(test: FinalTestSummary) -> Iterator[str]:
-    """Yield sentences on classes with bad decisions at threshold 0.5: no positive detected, or a good AUROC only."""
+    """Yield sentences on classes for which the threshold 0.5 is unsuitable, for instance if no positive is detected."""
     pooled = test.pooled.per_class.items() if test.pooled else ()
     decisions = test.quality.decisions if test.quality else {name: each.decisions for name, each in pooled}
     if names := [name for name, each in decisions.items() if each.false_negatives and not each.true_positives]:

@@ -221,7 +221,7 @@ def draw_participation(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Mar
 
 
 def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[AnnotatedClassGroup]) -> Markup:
-    """Draw classes by site, with bars over the sites that annotate the class; empty if a table is enough.
+    """Draw a chart of classes (rows) and sites with bars over the sites that annotate a class; empty for few of both.
 
     Sites are sorted by their annotated classes, so that sites with equal classes are neighbours.
     """

@@ -48,7 +48,7 @@ class Tracker(Protocol):
         """Store the metrics (tag -> value) of round ``step`` durably."""
 
     def close(self, ending: Ending) -> None:
-        """Finish the record, because the run has ended in this way."""
+        """Finish the record of the run; ``ending`` says how the run ended."""
 
 
 @contextmanager

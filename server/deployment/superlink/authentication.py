@@ -49,8 +49,7 @@ class Caller:
         name: Name under which the site was admitted.
         key: Public key, PEM as Flower sends it.
         process: Id of the calling process, as stated in a header; empty for Flower's own programs.
-        wait_s: Seconds that the caller agrees to wait for a new message; sent only by a caller that has none, else
-            None.
+        wait_s: Seconds that a caller without a message agrees to wait for a new one; None if the call does not say so.
     """
 
     node_id: int

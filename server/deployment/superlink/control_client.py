@@ -207,7 +207,7 @@ class ControlClient:
 def is_superlink_answering(coordinator: CoordinatorFolder, *, within_s: float = 0.0) -> bool:
     """Return whether the SuperLink of this folder answers within ``within_s`` seconds.
 
-    If no process listens, a try fails at once, otherwise after :data:`HEALTH_S`.
+    One try fails at once if no process listens on the socket, else after :data:`HEALTH_S` seconds without an answer.
     """
     until = time.monotonic() + within_s
     while True:

@@ -310,7 +310,7 @@ class MessageStore:
         return message is not None and message.handed and message.node == node
 
     def accepted_reply_name(self, root: str) -> str:
-        """Return the id of the accepted reply to a request; empty if there is none."""
+        """Return the message id of the accepted reply to this request; empty if there is none."""
         message = self._by_root.get(root)
         return "" if message is None or message.is_reply else message.partner
 

@@ -41,7 +41,7 @@ REASON = re.compile(r"Error\b|terminat|has ended")
 
 
 class RayProcess:
-    """A connection to the process that drives Ray.
+    """The coordinator's handle of the process that drives Ray.
 
     Attributes:
         settings: The experiment's settings for Ray workers.
