@@ -13,7 +13,6 @@ import operator
 import os
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +58,10 @@ class SiteRoundState:
     unsent: ModelGroups = NOTHING
 
 
+class LostRoundState(WireError):
+    """Raised when a site's memory of the last round that counted is missing or damaged."""
+
+
 KEPT_ROUNDS = 2
 KEPT_DAYS = 60
 KEPT_BYTES = 4 * 10**9
@@ -90,25 +93,25 @@ class RoundStateFolder:
     def read_last_counted(
         self,
         counted: int,
-        tell: Callable[[str], None] = lambda text: None,
         *,
         forget: bool = True,
         settled: bool = False,
+        expected: bool = False,
     ) -> SiteRoundState:
         """Return the memory of the last round that counted.
 
         The memory of the round before is kept, because a coordinator that finds a model broken goes back one round.
         Older memories, and later ones that did not count, are removed.
 
-        A site whose disk was lost has no memory and starts anew from the coordinator's model. So does a site whose
-        file is damaged, because it would otherwise fail in every round to come.
-
         Args:
             counted: The last round that counted.
-            tell: Receives a line about a damaged memory.
             forget: Remove the other memories; False where a model is only evaluated, while a round may be undecided.
             settled: Accept only a round that :meth:`mark_round_settled` was called for: its update was opened in a sum,
                 or the cost of its noise is in the ledger.
+            expected: The run has a memory after every round that counted.
+
+        Raises:
+            LostRoundState: If it is expected and missing, or is damaged.
         """
         if forget:
             remove_partial_files(self.folder)
@@ -117,17 +120,22 @@ class RoundStateFolder:
             last = bisect.bisect_right(paths, current)
             for path in [*paths[: max(last - KEPT_ROUNDS, 0)], *paths[last:]]:
                 path.unlink()
+        path = self._path(counted)
+        name = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
+        if not path.exists():
+            if expected and counted:
+                raise LostRoundState(f"its state after round {counted} is missing: {name}.")
+            return SiteRoundState()
         if settled and not self.is_round_settled(counted):
             return SiteRoundState()
-        path = self._path(counted)
         try:
             return parse_round_state(path.read_bytes())
-        except FileNotFoundError:
-            return SiteRoundState()
         except (OSError, ValueError) as error:
-            tell(f"what this site remembered of round {counted} is lost, {path.name} is damaged: {error}")
-            tell("it goes on as with a new disk, from what the coordinator sends")
-            return SiteRoundState()
+            raise LostRoundState(f"its state after round {counted} is damaged: {name}: {error}.") from None
+
+    def begin_anew(self, counted: int) -> None:
+        """Write an empty memory for a round whose memory is lost: the site goes on from the coordinator's model."""
+        write_atomically(self._path(counted), _serialize_round_state(SiteRoundState()), durable=self.durable)
 
     def mark_round_settled(self, server_round: int, left: bytes, agreed: str = "") -> None:
         """Note that the update of a round was opened in a sum, or that its cost is in the ledger.

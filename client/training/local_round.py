@@ -90,7 +90,7 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
 
     Raises:
         FloatingPointError: If training diverged.
-        WireError: If the method makes a statistic that it does not declare.
+        WireError: If the method makes a statistic, or a state, that it does not declare.
     """
     plan, network = task.plan, task.network
     with reproducible_training(
@@ -104,7 +104,9 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
         state = read_state(network)
         # Where noise is in each step, the loss says something of the images that no noise covers.
         check_not_diverged(state, trained.last_loss if task.epoch is None else 0.0)
-        statistics = local.statistics(network, trained.losses)
+        statistics, method_state = local.statistics(network, trained.losses), local.method_state(network)
+    if method_state and not task.method.keeps_method_state:
+        raise WireError(f"{task.method.name} stores a state and does not declare it: keeps_method_state = True.")
     if undeclared := statistics.keys() - set(task.method.traffic.names):
         raise WireError(f"{task.method.name} does not declare {quote_names(sorted(undeclared))}.")
     return LocalResult(
@@ -112,7 +114,7 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
         train_loss=trained.last_loss,
         epochs=trained.epochs,
         optimizer=optimizer,
-        method_state=local.method_state(network),
+        method_state=method_state,
         statistics=statistics,
         update=compute_update(task, request, state),
     )
@@ -282,8 +284,7 @@ def select_local_parts(state: ModelState, method: SiteMethod) -> ModelGroups:
 def write_round_state(task: LocalTask, request: TrainRequest, received: ValidationMetrics, result: LocalResult) -> None:
     """Write the site's memory of this round, if the method or the optimiser has any."""
     method, memory = task.method, task.memory
-    keeps_optimizer = task.plan.keeps_optimizer
-    if not (method.keeps_local_parts or keeps_optimizer or result.method_state or result.unsent.trunk is not None):
+    if not method.stores_state(task.plan):
         return
     before = select_local_parts(task.received, method)
     if method.selection == "site":
@@ -299,7 +300,7 @@ def write_round_state(task: LocalTask, request: TrainRequest, received: Validati
             parts=select_local_parts(result.state, method),
             evaluated=before,
             evaluated_round=request.round - 1,
-            optimizer=save_optimizer_state(task.network, result.optimizer) if keeps_optimizer else {},
+            optimizer=save_optimizer_state(task.network, result.optimizer) if task.plan.keeps_optimizer else {},
             method_state=result.method_state,
             unsent=result.unsent,
         )

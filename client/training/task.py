@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from client.site.memory import RoundStateFolder, SiteRoundState
+from client.site.memory import LostRoundState, RoundStateFolder, SiteRoundState
 from client.site.site import Site
 from client.training.features import NetworkOnFeatures, feature_cache_of, trains_on_cached_features
 from client.training.figures import ALL_FIGURES, RequestedMetrics
@@ -170,6 +170,7 @@ def prepare_task(site: Site, request: Request, layers: Sequence[SiteRoundLayer] 
         BadInput: If the site has too few patients to take part.
         WireError: If the request's head rows are not those that this site holds in this method, the frozen part of the
             model is missing or another one than the plan names, or a covered round is to go on from itself.
+        LostRoundState: If the site's memory is lost; a hospital then takes part anew from the next round on.
     """
     if not site.has_no_limits:
         site.refuse_too_few_patients()
@@ -184,7 +185,14 @@ def prepare_task(site: Site, request: Request, layers: Sequence[SiteRoundLayer] 
     if covered and trains and request.counted >= max(request.round, 1):
         # Training writes over that memory, and no site could say afterwards which it went on from.
         raise WireError(f"round {request.round} is to go on from round {request.counted}, which is not before it.")
-    memory = folder.read_last_counted(request.counted, site.tell, forget=trains, settled=covered)
+    expected = method.stores_state(plan) and (trains or method.keeps_local_parts)
+    try:
+        memory = folder.read_last_counted(request.counted, forget=trains, settled=covered, expected=expected)
+    except LostRoundState as lost:
+        site.tell(str(lost))
+        if trains and not site.simulated:  # the coordinator learns of it by this round's error, and the site goes on
+            folder.begin_anew(request.counted)
+        raise
     network = network_without_values(
         plan.model, request.class_names, site.device, site.gpus, plan.training.memory_format
     )

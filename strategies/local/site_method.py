@@ -142,6 +142,7 @@ class SiteMethod:
         ranks_sites: True if every site trains once before round 1, to determine the order of the sites.
         chooses_loss: True if ``[training]`` may choose another loss; False if the loss is part of the method.
         needs_global_norm: Why batch normalisation cannot stay at the sites; empty if it can.
+        keeps_method_state: True if :attr:`LocalRound.method_state` makes arrays that a site stores for its next round.
     """
 
     name: ClassVar[str]
@@ -159,6 +160,7 @@ class SiteMethod:
     ranks_sites: ClassVar[bool] = False
     chooses_loss: ClassVar[bool] = True
     needs_global_norm: ClassVar[str] = ""
+    keeps_method_state: ClassVar[bool] = False
     parameters: Parameters
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -243,6 +245,11 @@ class SiteMethod:
     def keeps_local_parts(self) -> bool:
         """Return True if a site keeps parts of its model that it never sends."""
         return not self.has_global_model
+
+    def stores_state(self, plan: Plan) -> bool:
+        """Return True if a site stores something after each round for its next one, so that its loss can be noticed."""
+        compresses = self.parameters.compress_update != "float32"
+        return self.keeps_local_parts or self.keeps_method_state or plan.keeps_optimizer or compresses
 
     @cached_property
     def shares_nothing(self) -> bool:

@@ -330,6 +330,7 @@ class FedMLPSite(SiteMethod):
     )
     chooses_loss = False
     multi_class = False
+    keeps_method_state = True
     needs_global_norm = "its teacher is the model of all"
 
     @cached_property

@@ -112,6 +112,7 @@ class RSCFedSite(SiteMethod):
     chooses_loss = False
     weighs_updates = True
     multi_class = False
+    keeps_method_state = True
 
     def client(self, context: ClientContext) -> LocalRound:
         """Return the local round: it trains the student; the teacher, an average of students, is stored at the site."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.site.memory import RoundStateFolder, SiteRoundState, remove_old_run_states
+from client.site.memory import LostRoundState, RoundStateFolder, SiteRoundState, remove_old_run_states
 from common.models.network import Head
 from common.wire.records import ModelGroups
 
@@ -53,9 +53,25 @@ def test_the_round_that_counted_is_recalled_and_others_are_forgotten(
     assert kept_rounds(tmp_path)[-1] == 3
 
 
-def test_before_the_first_round_and_after_a_lost_disk_there_is_no_memory(tmp_path: Path) -> None:
-    for counted in (0, 5):
-        assert repr(RoundStateFolder(tmp_path / str(counted)).read_last_counted(counted)) == repr(SiteRoundState())
+@pytest.mark.parametrize(("counted", "expected"), [(0, True), (5, False)])
+def test_before_the_first_round_and_where_nothing_is_stored_there_is_no_memory(
+    counted: int, expected: bool, tmp_path: Path
+) -> None:
+    read = RoundStateFolder(tmp_path).read_last_counted(counted, expected=expected)
+    assert repr(read) == repr(SiteRoundState())
+
+
+def test_a_lost_memory_is_refused_by_name_until_the_site_begins_anew(tmp_path: Path) -> None:
+    folder = RoundStateFolder(tmp_path / "memory" / "run")
+    folder.write_state(memory(2))  # of a copy that is older than the checkpoint
+    with pytest.raises(LostRoundState, match=r"after round 3 is missing: memory/run/round-000003.safetensors"):
+        folder.read_last_counted(3, expected=True)
+    (tmp_path / "memory" / "run" / "round-000003.safetensors").write_bytes(b"cut off")
+    with pytest.raises(LostRoundState, match="after round 3 is damaged"):
+        folder.read_last_counted(3)
+    folder.begin_anew(3)
+    anew = folder.read_last_counted(3, expected=True)
+    assert (anew.round, anew.best_round, repr(anew.parts), dict(anew.optimizer)) == (0, -1, repr(ModelGroups()), {})
 
 
 @pytest.fixture

@@ -71,6 +71,16 @@ def test_the_update_is_new_minus_received(tmp_path: Path) -> None:
     np.testing.assert_allclose(beginning(PFL).trunk + update.trunk, own.trunk, rtol=0, atol=1e-7)
 
 
+def test_a_hospital_says_that_its_state_is_lost_and_takes_part_anew_from_the_next_round_on(tmp_path: Path) -> None:
+    trained_head(at := site(tmp_path), 1, 0)
+    (at.folder / "memory" / "run" / "round-000001.safetensors").unlink()
+    with pytest.raises(WireError, match="state after round 1 is missing: memory/run/round-000001"):
+        evaluate_through_layers(at, evaluation(PFL, beginning(PFL), 1, counted=1, best=-1))
+    with pytest.raises(WireError, match="state after round 1 is missing: memory/run/round-000001"):
+        train_through_layers(at, request(PFL, None, 2, 1))
+    assert trained_head(at, 3, 1) == trained_head(site(tmp_path / "other"), 3, 0)
+
+
 def test_a_repeated_round_gives_the_same_update_bit_for_bit(tmp_path: Path) -> None:
     at = site(tmp_path)
     rounds = ((1, 0), (2, 1), (3, 1), (2, 1))  # the reply of round 3 never arrived
@@ -119,6 +129,7 @@ def test_a_site_without_a_memory_of_the_best_round_is_tested_with_its_last_head(
     trained: int, before: int, counted: int, best: int, rounds: int, tmp_path: Path
 ) -> None:
     at = site(tmp_path)
+    at.run_state_folder("run").begin_anew(before)
     last = trained_head(at, trained, before, min(best, before - 1))
     assert last != INITIAL
     assert evaluated_head(at, counted, best, rounds) == last
@@ -152,6 +163,8 @@ def test_only_the_first_round_that_a_site_takes_part_in_warms_up(tmp_path: Path)
     for counted in (0, 4):
         requests = [request(of, beginning(warm), 5, counted) for of in (warm, plan())]
         sites = [site(tmp_path / f"{counted}{number}") for number in (0, 1)]
+        for at in sites:
+            at.run_state_folder("run").begin_anew(counted)
         first, second = (train_through_layers(*pair).update.trunk for pair in zip(sites, requests, strict=True))
         assert np.array_equal(first, second) == bool(counted)
 

@@ -354,6 +354,27 @@ def test_another_experiment_another_folder_or_fewer_rounds_are_refused(tmp_path:
     assert (newest.state.round, list(broken)) == (4, [])
 
 
+@pytest.mark.parametrize("choices", [("fedmlp",), ("surgical", "method.trunk=fedbn"), WRAPPED[0], WRAPPED[2]])
+def test_a_site_whose_state_is_older_than_the_checkpoint_stops_the_run_by_name(
+    choices: tuple[str, ...], tmp_path: Path
+) -> None:
+    overrides = (f"run.method={choices[0]}", *needs_of(choices[0]), *choices[1:])
+    run = killed(tmp_path, Coordinator, "configure_train", 3, ROUNDS, *overrides)
+    (state,) = (run / "sites" / "site-2" / "memory").glob("*/round-000002.safetensors")
+    content = state.read_bytes()
+    state.unlink()
+    lost = f"site-2.*its state after round 2 is missing: memory/{state.parent.name}/round-000002.safetensors"
+    for _ in range(2):
+        with pytest.raises(RunStopped, match=lost):
+            resumed(run, *overrides)
+    state.write_bytes(content[:-1])
+    with pytest.raises(RunStopped, match=r"site-2.*its state after round 2 is damaged"):
+        resumed(run, *overrides)
+    state.write_bytes(content)
+    federation(tmp_path, ROUNDS, *overrides, out="whole")
+    check_same_end(run, tmp_path / "whole", *overrides)
+
+
 @pytest.mark.parametrize("part", ["labels", "patients", "pictures"])
 def test_a_run_does_not_go_on_with_other_data(part: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*arguments: Any) -> Splits:

@@ -1,17 +1,14 @@
 """A method led by hand: over the sites of an experiment, or over sites whose replies a test scripts."""
 
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client import app
 from client.site.memory import parse_round_state
 from common.config import ExperimentFile, Plan, make_plan
 from common.models.network import build
@@ -85,18 +82,6 @@ def site_notes(run: Path, site: str) -> Mapping[str, np.ndarray]:
     """What a method noted at a site after the last round, from the site's own disk."""
     path = sorted((run / "sites" / site / "memory").glob("*/round-*.safetensors"))[-1]
     return parse_round_state(path.read_bytes()).method_state
-
-
-def lose_memory(monkeypatch: pytest.MonkeyPatch, site: str, server_round: int) -> None:
-    """Have a site's disk lose its memory before it trains in a round."""
-    train = app.train_through_layers
-
-    def without_memory(at: Any, request: TrainRequest, masks: Any) -> TrainReply:
-        if (at.name, request.round) == (site, server_round):
-            shutil.rmtree(at.folder / "memory")
-        return train(at, request, masks)
-
-    monkeypatch.setattr(app, "train_through_layers", without_memory)
 
 
 def app_of(sites: Sequence[ScriptedSite]) -> ClientApp:

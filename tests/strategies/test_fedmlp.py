@@ -14,7 +14,7 @@ from server.runs.reader import read_run
 from strategies.methods.base import RoundContext
 from strategies.methods.fedmlp import FedMLP
 from tests.federations import Traffic, federation, finished
-from tests.strategies.leading import lose_memory, site_notes
+from tests.strategies.leading import site_notes
 from tests.strategies.states import make_reply
 
 FEW_CLASSES = (
@@ -84,13 +84,6 @@ def test_a_site_that_starts_anew_keeps_its_tags(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(app, "train_through_layers", after_a_restart)
     assert federation(tmp_path, *FEW_CLASSES, out="restarted")["model_sha256"] == straight
-
-
-def test_a_site_whose_disk_was_lost_tags_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lose_memory(monkeypatch, "site-1", 4)
-    assert federation(tmp_path, *FEW_CLASSES)["rounds"] == 4
-    lost, lasting = (site_notes(tmp_path / "run", site)["tags"] for site in ("site-1", "site-2"))
-    assert 0 < (lost >= 0).sum() < (lasting >= 0).sum()
 
 
 def test_without_detection_nothing_is_told_and_nothing_tagged(tmp_path: Path, traffic: Traffic) -> None:
