@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 from torchvision.models import resnet18
 
 import polyclinic as pc
@@ -66,6 +67,47 @@ class Softmax(Wide):
         return super().forward(images).softmax(1)
 
 
+class Tanh(Wide):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).tanh()
+
+
+class Patches(Wide):
+    """The highest score over the places of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Conv2d(1, 12, 5, stride=4), nn.ReLU(), nn.Flatten(2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores: Tensor = self.out(self.trunk(images).transpose(1, 2))  # (batch, places, classes)
+        return scores.amax(1)
+
+
+class PatchByPatch(Patches):
+    """The same by a layer that is called for each place; the last one is the highest where all are equal."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.stack([self.out(place) for place in self.trunk(images).unbind(2)]).amax(0)
+
+
+class Convolution(nn.Sequential):
+    def __init__(self, *, act: bool = False) -> None:
+        end = [nn.ReLU()] if act else []
+        pool = [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        super().__init__(nn.Conv2d(1, 8, 5), nn.ReLU(), nn.Conv2d(8, 1000, 1), *end, *pool)
+
+
+class SqueezeNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = Convolution(act=True)
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores: Tensor = self.classifier(images)
+        return scores
+
+
 class TwoNames(Classifier):
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +161,10 @@ def test_the_named_layer_is_where_class_rows_are(tmp_path: Path) -> None:
     assert network.head.weight.shape == (2, 12)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("model", [Classifier, LazyClassifier, Sigmoid, Wide, WideSigmoid, Tempered, Softmax])
+@pytest.mark.parametrize(
+    "model",
+    [Classifier, LazyClassifier, Sigmoid, Wide, WideSigmoid, Tempered, Softmax, Tanh, Patches, PatchByPatch],
+)
 @pytest.mark.parametrize("made", [lambda kind: kind, lambda kind: kind(), lambda kind: lambda channels, size: kind()])
 def test_a_classifier_whose_head_is_not_named_is_refused_with_the_line_to_write(
     model: type[nn.Module], made: Callable[[type[nn.Module]], Any], tmp_path: Path
@@ -127,6 +172,73 @@ def test_a_classifier_whose_head_is_not_named_is_refused_with_the_line_to_write(
     [(where, _, remedy)] = faults_of(tmp_path / "run", model=made(model))
     assert where.endswith("model.head")
     assert 'head="out"' in remedy
+
+
+@pytest.mark.parametrize("model", [Convolution, SqueezeNet])
+def test_a_classifier_that_ends_in_a_convolution_is_not_taken_for_features(
+    model: type[nn.Module], tmp_path: Path
+) -> None:
+    [(where, _, remedy)] = faults_of(tmp_path / "run", model=model())
+    assert where.endswith("model.head")
+    assert 'head="new"' in remedy
+
+
+@pytest.mark.parametrize("last", [nn.ReLU, nn.GELU, nn.LeakyReLU, nn.Identity])
+def test_features_behind_an_activation_or_in_a_residual_block_are_features(
+    last: type[nn.Module], tmp_path: Path
+) -> None:
+    class Features(Classifier):
+        def forward(self, images: Tensor) -> Tensor:
+            features: Tensor = self.trunk(images)
+            return features + self.more(features) if last is nn.Identity else last()(self.more(features))
+
+    model = Features()
+    model.more = nn.Linear(12, 12)
+    assert run(tmp_path / "run", model=model).network().head.weight.shape == (2, 12)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_a_head_and_a_trunk_with_a_norm_of_their_weights_are_split(norm: Any, tmp_path: Path) -> None:
+    model = Classifier()
+    model.out, model.trunk[3] = norm(model.out), norm(model.trunk[3])
+    network = run(tmp_path / "run", model=model, head="out").network()
+    assert isinstance(network.backbone.out, nn.Identity)  # type: ignore[union-attr]
+    assert network.head.weight.shape == (2, 12)  # type: ignore[union-attr]
+
+
+class KeepsMean(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training:
+            self.seen.lerp_(images.detach().mean(), 0.5)
+        return super().forward(images)
+
+
+def test_a_mean_of_images_that_has_no_noise_is_refused_before_round_1(tmp_path: Path) -> None:
+    private = {
+        "model.norm": "group",
+        "evaluation.checkpoint": "last",
+        "privacy.level": "sample",
+        "privacy.epsilon": 8.0,
+        "privacy.delta": 1e-3,
+    }
+    [(where, problem, _)] = faults_of(tmp_path / "run", model=KeepsMean(), head="out", settings=private)
+    assert where.endswith("model.architecture")
+    assert '"seen"' in problem
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+def test_a_norm_of_weights_that_cannot_be_copied_is_refused_by_its_layer(norm: Any, tmp_path: Path) -> None:
+    model = Classifier()
+    norm(model.out)
+    [(where, problem, _)] = faults_of(tmp_path / "run", model=model, head="out")
+    assert where.startswith("model=")
+    assert '"out"' in problem
 
 
 @pytest.mark.parametrize(
@@ -137,6 +249,9 @@ def test_a_classifier_whose_head_is_not_named_is_refused_with_the_line_to_write(
         (Classifier, "trunk", '"trunk"'),  # not dense
         (Sigmoid, "out", '"out"'),  # the loss applies the sigmoid
         (DropsLogits, "out", '"out"'),
+        (Tanh, "out", '"out"'),
+        (Patches, "out", '"out"'),
+        (PatchByPatch, "out", '"out"'),
         (Clamped, "out", '"out"'),
         (Reshapes, "out", '"out"'),
     ],

@@ -64,6 +64,8 @@ def is_batch_norm(layer: nn.Module) -> bool:
     """
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return True
+    if type(layer).__module__ == "torch.nn.utils.parametrizations":  # spectral norm has two vectors, of weights
+        return False
     buffers = {name: value for name, value in layer.named_buffers(recurse=False) if value.is_floating_point()}
     if {"running_mean", "running_var"} <= buffers.keys():
         return True

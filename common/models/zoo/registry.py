@@ -48,12 +48,14 @@ def external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
     module = _SOURCES[source](inner, spec.channels, spec.image_size)
     features = _probe_with_noise_image(module, spec)  # a lazy layer becomes a dense one
     if spec.own_head is not None:
-        _detach_head(module, spec, spec.own_head)
+        logits, head = features, _detach_head(module, spec, spec.own_head)
         try:
             features = _probe_with_noise_image(module, spec)
         except BadInput as bad:  # its forward looks at the layer, or reshapes the logits
             problem = f'{describe_network(spec)} fails without "{spec.head}": {bad.faults[0].problem}'
             raise BadInput([Fault("model.head", problem, "Return the output of that layer as it is.")]) from None
+        if features.shape[1] != head.in_features or not _is_same(head(features), logits):  # of several patches, say
+            raise BadInput([_make_not_last_fault(describe_network(spec), spec.own_head)])
     return module, int(features.shape[1])
 
 
@@ -146,6 +148,13 @@ def _build_plugin(name: str, channels: int, image_size: int) -> nn.Module:
     if not isinstance(made, nn.Module):
         problem = f"made a {type(made).__name__}, not a torch.nn.Module."
         raise BadInput([Fault(describe_plugin("model", name), problem)])
+    for path, layer in made.named_modules():
+        for hook in layer._forward_pre_hooks.values():
+            if type(hook).__module__ in ("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm"):
+                old = type(hook).__module__.rpartition(".")[2]
+                problem = f'uses torch.nn.utils.{old} in "{path}", which cannot be copied.'
+                remedy = f"Use torch.nn.utils.parametrizations.{old}, or torch.nn.utils.remove_{old}."
+                raise BadInput([Fault(describe_plugin("model", name), problem, remedy)])
     if is_local_plugin_name(name):  # somebody may hold it: training must not change it, nor make it another plug-in
         made = copy.deepcopy(made)
     return made.float()
@@ -209,8 +218,11 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
 # ---------------------------------------------------------------------- networks with a head of their own
 
 
-def _detach_head(module: nn.Module, spec: ModelSpec, head: str) -> None:
+def _detach_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Linear:
     """Remove a network's own head (a dense layer), in place, so that the network returns the head's input.
+
+    Returns:
+        The head.
 
     Raises:
         BadInput: If the network has no such dense layer, or does not end with it.
@@ -220,13 +232,14 @@ def _detach_head(module: nn.Module, spec: ModelSpec, head: str) -> None:
         present = f"Its dense layers are {quote_names(list(layers), limit=8)}." if layers else "It has no dense layer."
         problem = f'{name} has no torch.nn.Linear "{head}". {present}'
         raise BadInput([Fault("model.head", problem, suggest_nearest_name(head, layers))])
-    outputs, output = _record_outputs(module, {head: layer}, spec)
-    if not _is_same(outputs.get(head), output):
+    scores = torch.linspace(-1e4, 1e4, layer.out_features)
+    if not _is_same(scores[None], _output_of_scores(module, layer, spec, scores)):
         raise BadInput([_make_not_last_fault(name, head)])
     for path, part in list(module.named_modules(remove_duplicate=False)):
         if part is layer:
             parent, _, last = path.rpartition(".")
             setattr(module.get_submodule(parent), last, nn.Identity())
+    return layer
 
 
 def _dense_layers(module: nn.Module) -> dict[str, nn.Linear]:
@@ -234,34 +247,38 @@ def _dense_layers(module: nn.Module) -> dict[str, nn.Linear]:
     return {name: m for name, m in module.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)}
 
 
-def _record_outputs(
-    module: nn.Module, layers: Mapping[str, nn.Module], spec: ModelSpec
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the outputs of those of these layers that the network uses for a noise image, and the network's output."""
-    outputs = dict[str, Tensor]()
-    hooks = [
-        layer.register_forward_hook(lambda _, __, output, name=name: outputs.update({name: output}))
-        for name, layer in layers.items()
-    ]
-    output = _probe_with_noise_image(module, spec)
-    for hook in hooks:
+def _output_of_scores(module: nn.Module, layer: nn.Module, spec: ModelSpec, scores: Tensor) -> Tensor:
+    """Return a network's output for one image if a layer returns these numbers, at every place and every call of it."""
+
+    def replace(_: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        shape = (1, -1, 1, 1) if isinstance(layer, nn.Conv2d) else (-1,)
+        return scores.to(output).reshape(shape).expand_as(output)
+
+    hook = layer.register_forward_hook(replace)
+    try:
+        return _probe_with_noise_image(module, spec)
+    finally:
         hook.remove()
-    return outputs, output
 
 
-def _is_same(logits: Tensor | None, output: Tensor) -> bool:
-    """Return True if a layer's output equals the network's; on the meta device only the shapes are compared."""
-    return logits is not None and logits.shape == output.shape and (output.is_meta or torch.equal(logits, output))
+def _is_same(logits: Tensor, output: Tensor) -> bool:
+    """Return True if two outputs are equal up to rounding; on the meta device shapes are all there is to compare."""
+    if logits.shape != output.shape or logits.is_meta or output.is_meta:
+        return logits.shape == output.shape
+    return torch.allclose(logits.to(output), output, rtol=1e-4, atol=1e-6)
 
 
-def _is_multiple(logits: Tensor, output: Tensor) -> bool:
-    """Return True if a network's output equals a layer's output times a constant, such as a temperature."""
-    if _is_same(logits, output):
-        return True
-    if output.is_meta or logits.shape != output.shape or output.numel() < 3 or not logits.all():
-        return False
-    factors = output / logits
-    return bool(((factors - factors.mean()).abs() < 1e-4 * factors.mean().abs()).all())
+def _returns_scores(module: nn.Module, name: str, layer: nn.Module, spec: ModelSpec) -> bool:
+    """Return True if a network's output is a layer's output, perhaps after a scale, tanh or a similar odd function.
+
+    Means and maxima over the places of an image do not matter, because the layer returns the same at each place here.
+    Behind a convolution of a module that is called as classifiers are, ReLU does not matter either.
+    """
+    scores = torch.linspace(-3, 3, int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels))  # type: ignore[arg-type]
+    up, down = (_output_of_scores(module, layer, spec, sign * scores)[0].cpu() for sign in (1, -1))
+    if isinstance(layer, nn.Conv2d) and set(CLASSIFIERS) & set(name.split(".")):
+        return bool((up.diff() >= 0).all() and up[-1] > up[0])
+    return bool(up.any() and (up.diff() > 0).all() and torch.allclose(up, -down, rtol=1e-3, atol=1e-5))
 
 
 def _make_not_last_fault(network: str, head: str) -> Fault:
@@ -337,20 +354,27 @@ def _unnamed_head_faults(module: nn.Module, spec: ModelSpec, classes: int) -> li
     """
     if spec.head is not None:
         return []
-    layers = _dense_layers(module)
-    outputs, output = _record_outputs(module, layers, spec)
+    output = _probe_with_noise_image(module, spec)
     width = int(output.shape[1])
-    last = [name for name, logits in outputs.items() if _is_multiple(logits, output)]
+    dense = {name: layer for name, layer in _dense_layers(module).items() if layer.out_features == width}
+    heads: dict[str, nn.Module] = {
+        name: layer
+        for name, layer in module.named_modules(remove_duplicate=False)
+        if isinstance(layer, nn.Conv2d) and layer.out_channels == width and set(layer.kernel_size) == {1}
+    }
+    last = [name for name, layer in (heads | dense).items() if _returns_scores(module, name, layer, spec)]
     is_probability = bool(((output > 0) & (output < 1)).all())  # of sigmoid or softmax
     is_probability |= width > 1 and abs(float(output.exp().sum()) - 1) < 1e-4  # of log_softmax
     if not last and not is_probability and width != classes:
         return []
     problem = f"{describe_network(spec)} returns {width} numbers for an image, as a classifier with its own head does."
-    named = last or [name for name, layer in layers.items() if layer.out_features == width]
     line = 'head="{}"' if is_local_plugin_name(spec.architecture) else '[model] head = "{}"'
     remedy = "Return the features before its last layer, or end in a torch.nn.Linear."
-    if named:
-        remedy = f"Write {line.format(named[-1])}: the run's head, with a row a class, takes its place."
+    if named := [name for name in last or dense if name in dense]:
+        scores = torch.linspace(-1e4, 1e4, width)
+        is_last = _is_same(scores[None], _output_of_scores(module, dense[named[-1]], spec, scores))
+        write = "Write" if is_last else f'Return the output of "{named[-1]}" as it is, and write'
+        remedy = f"{write} {line.format(named[-1])}: the run's head, with a row a class, takes its place."
     return [Fault("model.head", problem, f"{remedy} If these are features, write {line.format(NEW_HEAD)}.")]
 
 
