@@ -17,6 +17,7 @@ from client.training.secure_aggregation import HeldUpdates
 from client.training.task import network_without_values
 from common import __version__
 from common.config import parse_plan
+from common.errors import raise_faults
 from common.models.state import layout_of
 from common.wire.codec import decode_record, encode_record
 from common.wire.records import (
@@ -30,6 +31,7 @@ from common.wire.records import (
     TrainRequest,
 )
 from common.wire.secure_aggregation import STAGES, KeysRequest, MaskedRequest, RevealRequest, SharesRequest
+from strategies.privacy.gradients import private_network_faults
 from strategies.registry import build_site_method_once
 
 SiteOf = Callable[[Context], Site]
@@ -80,6 +82,7 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
     method = build_site_method_once(site.name, call.plan)
     site.refuse_too_few_patients()
     refuse_over_budget(site, plan, method)
+    raise_faults(private_network_faults(plan, method))
     if site.durable:
         write_last_plan(site.folder, call.plan)
     counts_leave = method.traffic.label_counts and policy.label_counts

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from common.config import ExperimentFile
+from common.config import ExperimentFile, make_plan
 from common.data.base.image_set import ImageSet, Splits
 from common.data.load import external_images, load_dataset
 from common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
@@ -36,6 +36,7 @@ from server.runs.reporter import RunReporter
 from strategies.engine.events import RunStopped
 from strategies.method_list import prefix_with_file
 from strategies.methods.base import find_coordinator_image_faults
+from strategies.privacy.gradients import private_network_faults
 from strategies.registry import build_experiment_strategy
 
 Tell = Callable[[str], None]
@@ -108,6 +109,8 @@ class NetworkBackend:
         except BadInput as error:
             faults += error.faults
         faults += network_build_faults(experiment.model, file.base_folder) + timer_order_faults(list_timers(experiment))
+        if not faults:
+            faults += private_network_faults(make_plan(experiment), method.site)
         raise_faults([prefix_with_file(file, fault) for fault in faults])
         if not is_superlink_answering(self.coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
             raise BadInput([make_no_superlink_fault(self.coordinator)])

@@ -48,6 +48,7 @@ from strategies.local.arithmetic import choose_arithmetic, set_arithmetic
 from strategies.local.plugin_calls import find_plugin_faults
 from strategies.method_list import prefix_with_file
 from strategies.methods.base import Method, find_coordinator_image_faults
+from strategies.privacy.gradients import private_network_faults
 from strategies.registry import build_experiment_strategy
 
 NAMES_PATIENTS = {"folder": "patient_column", "dicomweb": "patient_column", "npz": "patient_key"}
@@ -272,6 +273,8 @@ def check_experiment(
     class_names = next((names for key in keys if (names := getattr(experiment.data, key, ()))), ())
     if class_names and experiment.partition is not None:
         faults += partition_faults(class_names, experiment.partition)
+    if not faults:
+        faults += private_network_faults(make_plan(experiment), method.site)
     raise_faults([prefix_with_file(file, fault) for fault in faults])
     try:
         data = simulated_data(experiment, file.base_folder, tell)

@@ -26,11 +26,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from common.config import BY_STEP, Plan
 from common.data.base.spec import AugmentationSpec
 from common.data.images.augmentation import DRAWS, apply_weak_changes
-from common.models.network import SplitNetwork, autocast, train_mode
+from common.errors import BadInput, Fault
+from common.models.network import SplitNetwork, autocast, build, train_mode
+from common.models.zoo.spec import is_external
 from strategies.local.losses import Loss
 from strategies.local.objective import Losses
+from strategies.local.site_method import SiteMethod
 from strategies.local.training import MiniBatch, TrainingTask
 from strategies.privacy.image_gradients import (
     check_images_independent,
@@ -40,7 +44,7 @@ from strategies.privacy.image_gradients import (
     replace_dropout,
     take_image_gradients,
 )
-from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource
+from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource, make_secret_noise
 
 PACK = 16
 """Number of images that pass through a network at a time; fewer if a batch has fewer."""
@@ -49,6 +53,24 @@ PACK = 16
 def choose_micro_batch_size(batch_size: int) -> int:
     """Return how many images pass through the network at a time, for batches of ``batch_size`` images on average."""
     return min(batch_size, PACK)
+
+
+def private_network_faults(plan: Plan, method: SiteMethod) -> list[Fault]:
+    """Return the fault for which private training would refuse a network of another package, before any round.
+
+    As in training, random images go through a network of random weights, here two at a time.
+    """
+    spec = plan.model
+    if plan.privacy.level not in BY_STEP or not is_external(spec.architecture):
+        return []
+    try:
+        network = build(spec.model_copy(update={"weights": None}), ("",), seed=0)
+        train_mode(network, frozen_batch_norm=method.frozen_norm)
+        with replace_dropout(network, make_secret_noise()), refuse_plan_on_error():
+            check_images_independent(network, 2, (spec.channels, spec.image_size, spec.image_size))
+    except BadInput as bad:
+        return list(bad.faults)
+    return []
 
 
 @dataclass(frozen=True)

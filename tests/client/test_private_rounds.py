@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
@@ -296,6 +297,25 @@ def test_a_network_that_gives_no_gradient_for_each_image_is_refused_and_costs_no
     assert entries(tmp_path) == 0
     first_round(at, of)
     assert entries(tmp_path) == 1
+
+
+def test_a_hospital_takes_no_part_with_a_network_that_keeps_a_mean_of_its_images(
+    tmp_path: Path,
+) -> None:
+    class KeepsMean(nn.Sequential):
+        def forward(self, images: Tensor) -> Tensor:
+            if self.training:
+                self.seen.lerp_(images.detach().mean(), 0.5)
+            features: Tensor = super().forward(images)
+            return features
+
+    network = KeepsMean(nn.Conv2d(1, 8, 5), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    network.register_buffer("seen", torch.zeros(1))
+    of = changed_plan(
+        stating(8.0, rounds=1), model={"architecture": f"plugin:{register_local_plugin(MODELS, network)}"}
+    )
+    with pytest.raises(BadInput, match='changes "seen" in training'):
+        answer_roll_call(private_site(tmp_path), RollCall("run", of.model_dump_json()))
 
 
 @pytest.mark.parametrize("architecture", ["timm:test_vit", "timm:test_convnext"])
