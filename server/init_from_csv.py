@@ -439,7 +439,9 @@ def _describe_data(data: InspectedDataset) -> list[str]:
         few = ", ".join(rare)
         lines.append(f"    fewer than {FEWEST_POSITIVES} images show {few}: no score of these means anything.")
     if roles.label_columns:
-        lines.append("    Remove what is no finding (sex, for instance) from label_columns.")
+        lines.append(
+            "    These are all columns of 0 and 1. Remove from label_columns what is no finding (sex, contrast agent)."
+        )
     lines += _describe_names(data) + _describe_unused(data)
     if roles.exclusive:
         lines.append("    Each image shows exactly one of them; each is asked by itself, yes or no.")

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from common.data.base.image_set import ImageSet, Splits, concatenate
 from common.data.base.spec import (
@@ -28,6 +29,9 @@ from common.data.tables.labels import LabelTable, decode_table, open_folder
 from common.data.tables.presets import open_chexpert, open_mimic, open_nih
 from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
 
+_opened: dict[tuple[str, Path], Any] = {}
+"""The last table, or npz file without its images, that :func:`dataset_faults` has read, for :func:`load_dataset`."""
+
 
 def dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
     """Check a data set without reading its pictures, and return all faults.
@@ -41,7 +45,8 @@ def dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
     try:
         match spec:
             case NpzSpec():
-                open_npz(spec, base)
+                _opened.clear()
+                _opened[spec.model_dump_json(), base] = open_npz(spec, base)
             case CompositesSpec():
                 return composite_faults(spec, base)
             case MixtureSpec():
@@ -51,7 +56,8 @@ def dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
             case DigitsSpec() | PhantomSpec():
                 pass
             case _:
-                open_table(spec, base)
+                _opened.clear()
+                _opened[spec.model_dump_json(), base] = open_table(spec, base)
     except BadInput as bad:
         return list(bad.faults)
     return []
@@ -67,9 +73,10 @@ def load_dataset(spec: DataSpec, base: Path, store: DecodedImageStore = IN_MEMOR
     Raises:
         BadInput: If a check fails, or too many images are unreadable.
     """
+    opened = _opened.pop((spec.model_dump_json(), base), None)
     match spec:
         case NpzSpec():
-            return load_npz(spec, base, store)
+            return load_npz(spec, base, store, opened)
         case CompositesSpec():
             return load_composites(spec, base, store)
         case MixtureSpec():
@@ -81,7 +88,7 @@ def load_dataset(spec: DataSpec, base: Path, store: DecodedImageStore = IN_MEMOR
         case PluginSpec():
             return load_plugin(spec, base, store.tell)
         case _:
-            return decode_table(open_table(spec, base), spec, store)
+            return decode_table(opened or open_table(spec, base), spec, store)
 
 
 def open_table(spec: FolderSpec | DicomwebSpec | NihSpec | ChexpertSpec | MimicSpec, base: Path) -> LabelTable:

@@ -201,7 +201,7 @@ def test_a_table_that_cannot_be_understood_is_refused_with_a_remedy(
 @pytest.mark.parametrize(
     ("extra", "reason"),
     [
-        ("007.png,p3,0,0", '"007.png" (lines 9 and 42)'),
+        ("007.png,p3,0,0", '"007.png" (lines 9 and 42: Fluid)'),
         ("lost.png,P-03,1,0", '"p3" (line 8) and "P-03" (line 42)'),
         ("lost.png,,1,0", "1 line without a patient, line 42 first"),
         ("lost.png,P-03,1,0", "Or add --join-patients"),

@@ -109,10 +109,10 @@ def describe_skipped(skipped: Sequence[SkippedImage]) -> str:
 
 
 def describe_blank(names: Sequence[str]) -> str:
-    """Return a sentence that lists the first DICOM files rendered in one uniform grey; empty if there are none."""
+    """Return a sentence that lists the first files rendered in one uniform grey; empty if there are none."""
     if not names:
         return ""
-    files = count_with_noun(len(names), "DICOM file is", "DICOM files are")
+    files = count_with_noun(len(names), "DICOM or NIfTI file is", "DICOM or NIfTI files are")
     reason = "their window or VOI LUT misses all of their values. data.window = [centre, width] sets another"
     return f"{files} one grey all over, because {reason}: {list_first_and_count_rest(names, MOST_SKIPPED_NAMED)}."
 

@@ -28,6 +28,11 @@ _AS_FLOAT = re.compile(r"([^.,]*\d)[.,]0+")
 """A name whose last number a program wrote as a float, such as ``1_1.0``."""
 _TAG = re.compile(r"^[^a-z0-9]*(?:mrn|(?:id)?[^a-z0-9]*p|p?id|n[or]|pat(?:ient)?(?:[ _-]?id)?|subject)[^a-z0-9]*(?=\d)")
 """A prefix of a number that marks it as a patient's identifier."""
+_PLACE_SIGN = re.compile(r"[\\/^@]")
+_ID_AT_A_PLACE = re.compile(
+    r"(?P<before>[^\d\\/^@]+)[\\/^@](?P<last>[^\\/^@]*\d[^\\/^@]*)|(?P<first>[^\\/^@]*\d[^\\/^@]*)[\\/^@](?P<after>[^\d\\/^@]+)"
+)
+"""An identifier with a digit, before or after the name of a place without digits, such as a hospital."""
 _FILE_TYPE = re.compile(r"\.(?:dcm|png|jpe?g|tiff?|nii(?:\.gz)?)$")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}([,.' ])\d{3}(?:\1\d{3})*")
 _SEPARATORS = re.compile(r"[^a-z0-9\x80-\U0010ffff]+")
@@ -123,11 +128,12 @@ def normalize_spelling(name: str) -> str:
 
 
 def find_similar(names: Sequence[str]) -> dict[str, str]:
-    """Find names that may mean the same thing, because they differ only in spelling.
+    r"""Find names that may mean the same thing, because they differ only in spelling.
 
     Ignored are case, accents, punctuation, spaces, leading zeros and number formats, a prefix such as ``MRN`` or ``P``
     before a number, and a file extension. Letters of other alphabets that look like Latin ones are equal to these,
-    ``ae`` is equal to ``ä``, and ``aa`` within a word to ``å``.
+    ``ae`` is equal to ``ä``, and ``aa`` within a word to ``å``. ``north/P1`` is similar to ``north\P1``, ``P1^north``
+    and ``P1``, but not to ``south/P1``.
 
     Args:
         names: Distinct normalised names.
@@ -144,6 +150,21 @@ def find_similar(names: Sequence[str]) -> dict[str, str]:
             likeness = _SECOND_VOWEL.sub("", name_similarity_key(name))
             if (earliest := first.setdefault(likeness, name)) is not name:
                 similar[name] = earliest
+    placed = dict[str, tuple[str, str]]()  # keys of the place and of the id in it
+    for name in filter(_PLACE_SIGN.search, names):
+        if match := _ID_AT_A_PLACE.fullmatch(name):
+            place, number = match["before"] or match["after"], match["first"] or match["last"]
+            placed[name] = name_similarity_key(place), name_similarity_key(number)
+    ids = {number for _, number in placed.values()}
+    by_place, plain, any_place = dict[tuple[str, str], str](), dict[str, str](), dict[str, str]()
+    for name in names if ids else ():
+        place, number = placed.get(name) or ("", name_similarity_key(name))
+        if number in ids:
+            others = plain if place else any_place  # places differ from one another, not from an id without one
+            earliest = others.get(number) or by_place.setdefault((place, number), name)
+            (any_place if place else plain).setdefault(number, name)
+            if earliest is not name:
+                similar.setdefault(name, similar.get(earliest, earliest))
     return similar
 
 

@@ -5,7 +5,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -141,7 +141,11 @@ def decode_picture(content: bytes | Path, rendering: PictureRendering = AS_IN_FI
     if isinstance(content, Path) and is_nifti(read_head(content)):
         from common.data.images.nifti import nifti_pixels  # takes a second, like DICOM
 
-        return Image.fromarray(nifti_pixels(content, rendering))
+        pixels = nifti_pixels(content, rendering)
+        image = Image.fromarray(pixels)
+        if rendering.window is not None and pixels.min() == pixels.max():
+            image.info[BLANK] = bool(np.ptp(nifti_pixels(content, replace(rendering, window=None))))
+        return image
     data = content.read_bytes() if isinstance(content, Path) else content
     if not data:
         raise ValueError("empty")

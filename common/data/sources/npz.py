@@ -27,6 +27,7 @@ from common.data.images.reading import ImageForm, check_skip_budget, decode_pict
 from common.data.images.store import DecodedImageStore, cache_large_file_pictures, decode_pictures
 from common.data.sources.npz_file import ArrayHeader, NpzArrays, open_arrays, read_headers
 from common.data.tables.class_names import public_class_names, repeated_name_faults, unknown_class_faults
+from common.data.tables.copies import check_array_copies
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 
 _PREFIXES = ("train", "val", "test")
@@ -292,14 +293,21 @@ def stratified_rows(labels: NDArray[np.float32], limit: int, seed: int) -> NDArr
     return np.sort(np.argsort(place, kind="stable")[:limit])
 
 
-def load_npz(spec: NpzSpec, base: Path, store: DecodedImageStore) -> Splits:
+OpenedNpz = tuple[tuple[str, ...], tuple[NpzPart, NpzPart, NpzPart]]
+"""The class names and the parts of :func:`open_npz`."""
+
+
+def load_npz(spec: NpzSpec, base: Path, store: DecodedImageStore, opened: OpenedNpz | None = None) -> Splits:
     """Load an npz file with its images.
+
+    Args:
+        opened: The result of :func:`open_npz`, if the caller has it already.
 
     Raises:
         BadInput: If a check fails; it lists all faults.
     """
-    class_names, parts = open_npz(spec, base)
-    return Splits(*_read_images(spec, base, parts, class_names, store))
+    class_names, parts = opened or open_npz(spec, base)
+    return check_array_copies("data.path", Splits(*_read_images(spec, base, parts, class_names, store)))
 
 
 def load_npz_test(spec: NpzSpec, base: Path, store: DecodedImageStore) -> ImageSet:

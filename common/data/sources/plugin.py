@@ -23,6 +23,7 @@ from common.data.base.splits import (
 from common.data.images.reading import resize_images
 from common.data.sources.label_array import has_running_index, label_array
 from common.data.tables.class_names import repeated_name_faults
+from common.data.tables.copies import check_array_copies, repeated_picture_faults, shared_picture_faults
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.plugins import DATASETS, describe_plugin, identify_plugin, is_local_plugin_name, load_entry_point
 
@@ -99,10 +100,10 @@ def load_plugin(spec: PluginSpec, base: Path, tell: Callable[[str], object] = la
         everything = _make_image_set(spec, returned, where, tell)
         raise_faults(patient_name_faults(where, everything.patients))
         if returned.parts is None:
-            return split_by_patient(everything, spec.split_seed)
+            return check_array_copies(where, split_by_patient(everything, spec.split_seed))
         parts = np.asarray(returned.parts)
         raise_faults(shared_patient_faults(where, {part: everything.patients[parts == part] for part in PARTS}))
-        return divide_into_splits(everything, parts)
+        return check_array_copies(where, divide_into_splits(everything, parts))
     if not isinstance(returned, Mapping) or not all(isinstance(part, LabelledImages) for part in returned.values()):
         problem = f"returned {type(returned).__name__}, not polyclinic.data.LabelledImages."
         raise BadInput([Fault(where, problem)])
@@ -132,7 +133,7 @@ def _join_parts(
         problem = f"has parts of different classes or sizes. {forms_by_part}."
         raise BadInput([Fault(where, problem, "All parts have the same classes in the same order, and one size.")])
     if not all(isinstance(part.images, np.ndarray) for part in images.values()):
-        from common.data.sources.torch_dataset import TorchDatasetRows, shared_item_faults, shared_picture_faults
+        from common.data.sources.torch_dataset import TorchDatasetRows, shared_item_faults
 
         raise_faults(shared_item_faults(where, {name: part.images for name, part in images.items()}))
         rows = {name: part.stored for name, part in opened.items() if isinstance(part.stored, TorchDatasetRows)}
@@ -150,7 +151,7 @@ def _join_parts(
             "train": train.select_rows(np.flatnonzero(~held_out)),
             "validation": train.select_rows(np.flatnonzero(held_out)),
         }
-    return Splits(*(opened[name] for name in PARTS))
+    return check_array_copies(where, Splits(*(opened[name] for name in PARTS)))
 
 
 def _make_image_set(
@@ -209,7 +210,6 @@ def _open_torch_dataset(
         open_dataset,
         read_labels,
         repeated_item_faults,
-        repeated_picture_faults,
     )
 
     if spec.image_size is not None:
@@ -236,6 +236,7 @@ def _open_torch_dataset(
                 raise BadInput([Fault(f"{where}[0]", str(error))]) from error
         if pictures.patients is None:
             raise_faults(repeated_item_faults(where, pictures.images))
+        stored.check_repeatable()
         return stored, replace(pictures, class_names=names, labels=labels)
     items = read_labels(stored, names, tell, patients=pictures.patients is None)
     patients = items.patients if pictures.patients is None else pictures.patients

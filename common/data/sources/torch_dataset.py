@@ -6,7 +6,6 @@ one range for the whole data set. Random transforms are drawn anew for each trai
 evaluation; both follow from the run's seed.
 """
 
-import hashlib
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from common.data.base.names import is_nobody, normalize_name
 from common.data.images.store import DecodingProgress
 from common.data.sources.label_array import label_array, plain_array
 from common.data.sources.plugin import MapDataset
+from common.data.tables.copies import picture_digest
 from common.errors import BadInput, Fault, quote_names
 from common.system.hashing import derive_seed
 
@@ -47,9 +47,7 @@ _CLASSES = ("class_names", "classes", "pathologies")
 _LISTED, _MOST_FAILURES = 5, 100
 _GIVE_LABELS = "Return (image, labels), or give labels to pc.LabelledImages."
 _REPEATED = 8
-"""Number of items that are read a second time at the start."""
-_COPIES = 0.05
-"""Fraction of equal pictures above which two parts are refused."""
+"""Number of items that are read again at the start."""
 _NEAR_INTEGER = 1e-3
 """Rounding error up to which floats, scaled to 0..255, are taken for 8-bit values."""
 
@@ -231,6 +229,25 @@ class TorchDatasetRows(PixelRows):
             return
         raise self._fault(row, problem, "An item always has the same labels and patient; only its picture may vary.")
 
+    def check_repeatable(self) -> None:
+        """Read some items again: the same seed has to give the same picture, and another one the same labels.
+
+        Raises:
+            BadInput: If an item differs.
+        """
+        for row in np.unique(np.linspace(0, len(self) - 1, _REPEATED).astype(int)).tolist():
+            first, again, other = (self.read_item(row, seed) for seed in (0, 0, 1))
+            pictures = [self.convert_item_image(row, item.image) for item in (first, again)]
+            if not np.array_equal(pictures[0], pictures[1]):
+                remedy = (
+                    "Draw with torch, numpy.random or random and no generator of its own: the run sets their seeds."
+                )
+                raise self._fault(row, "has another picture when it is read again with the same seed.", remedy)
+            self.check_labels(row, other)
+            if self.labels is None and not _is_alike(first.labels, other.labels):
+                remedy = "An item always has the same labels; only its picture may vary."
+                raise self._fault(row, f"has the labels {other.labels}, and had {first.labels} before.", remedy)
+
     def __getitem__(self, rows: NDArray[np.intp] | slice) -> NDArray[np.uint8]:
         """Return images rounded to uint8, for display."""
         return np.round(super().__getitem__(rows)).astype(np.uint8)
@@ -339,33 +356,6 @@ def _iterate_innermost_items(dataset: Any, rows: Iterable[int] | None = None) ->
         yield from ((id(dataset), row) for row in rows)
 
 
-def repeated_picture_faults(where: str, digests: NDArray[np.uint64]) -> list[Fault]:
-    """Return a fault if a data set without patients contains more than a few identical pictures.
-
-    Args:
-        digests: ``(n,)``, hashes of its pictures.
-    """
-    repeated = len(digests) - len(np.unique(digests))
-    if repeated <= _COPIES * len(digests):
-        return []
-    problem = f"holds {repeated} pictures again, and names no patients: a picture would be for training and for tests."
-    return [Fault(where, problem, "Give each picture once, or patients=[...].")]
-
-
-def shared_picture_faults(where: str, digests: Mapping[str, NDArray[np.uint64]]) -> list[Fault]:
-    """Return a fault for each pair of parts that have more than a few identical pictures.
-
-    Args:
-        digests: Hashes of the pictures of each part, by the part's name.
-    """
-    return [
-        Fault(where, f'has {shared} equal pictures in "{first}" and "{second}".', "Give each part images of its own.")
-        for first, second in combinations(digests, 2)
-        if (shared := len(np.intersect1d(digests[first], digests[second])))
-        > _COPIES * min(len(digests[first]), len(digests[second]))
-    ]
-
-
 @dataclass(frozen=True)
 class DatasetLabels:
     """Labels and patients from the items of a data set.
@@ -403,7 +393,7 @@ def read_labels(
         try:
             item = images.read_item(row)
             pixels = images.convert_item_image(row, item.image)
-            digests[row] = int.from_bytes(hashlib.blake2b(pixels.tobytes(), digest_size=8).digest())
+            digests[row] = picture_digest(pixels)
             labels[row] = _item_labels(item, class_names)
             if patients and row == 0 and item.patient is None and (ids := _keys_like_ids(item)):
                 verb = "is" if len(ids) == 1 else "are"
@@ -427,8 +417,7 @@ def read_labels(
         raise BadInput([Fault(images.name, problem, "Name one for each item, or for none.")])
     images.digests = digests
     images.labels = DatasetLabels(labels, named or None, tuple(class_names))
-    for row in np.unique(np.linspace(0, len(images) - 1, _REPEATED).astype(int)).tolist():
-        images.check_labels(row, images.read_item(row, seed=1))
+    images.check_repeatable()
     return images.labels
 
 
@@ -507,6 +496,14 @@ def _is_vector(value: Any) -> bool:
     except Exception:  # each library raises its own exceptions
         return False
     return values.dtype.kind in "biuf" and values.squeeze().ndim <= 1
+
+
+def _is_alike(first: Any, other: Any) -> bool:
+    """Return True for two labels of equal numbers, or that are no arrays of numbers."""
+    try:
+        return np.array_equal(plain_array(first), plain_array(other), equal_nan=True)
+    except Exception:  # each library has exceptions of its own for what is no array
+        return True
 
 
 def _patient_name(value: Any) -> str | None:

@@ -52,15 +52,22 @@ _PIECE = 1 << 16
 """Number of characters read at a time; the separator is guessed from the first ones."""
 _LINE_END = re.compile("\r\n|\r|\n")
 _FALLBACK = "windows-1252-where-not-utf-8"
+_OF_MAC_ROMAN = re.compile("[a-z][ŠŒŽŸ]|[A-Za-z]Ÿ[a-z]|[a-z]§")
+"""Letters that stand like this nowhere in Windows-1252, and are ä, å, é, ü and ß of old Macs."""
 
 
 def _decode_as_windows(error: UnicodeError) -> tuple[str, int]:
     """Decode bytes that are no valid UTF-8 as Windows-1252; raise the error if that fails too."""
     assert isinstance(error, UnicodeDecodeError)
+    data, start, end = error.object, error.start, error.end
     try:
-        return error.object[error.start : error.end].decode("cp1252"), error.end
+        text = data[start:end].decode("cp1252")
     except UnicodeDecodeError:
         raise error from None
+    before, after = data[max(start - 1, 0) : start], data[end : end + 1]
+    if _OF_MAC_ROMAN.search(before.decode("latin-1") + text + after.decode("latin-1")):
+        raise error
+    return text, end
 
 
 codecs.register_error(_FALLBACK, _decode_as_windows)

@@ -205,9 +205,8 @@ def decode_table(table: LabelTable, spec: PictureTableSpec, store: DecodedImageS
     """
     form = ImageForm(spec.image_size, spec.color, spec.resize, spec.rendering)
     files, reader = table.files, table.reader
-    names = [name.rpartition("/")[2] for name in files.names.tolist()]
     decoded = decode_pictures(
-        names,
+        files.names.tolist(),
         lambda row: reader.read(files[row]),
         form,
         store,
@@ -319,13 +318,17 @@ def _drop_repeated_rows(
     for row, path in enumerate(paths):
         if path and (earlier := first.setdefault(path, row)) != row:
             others[row] = earlier
-    contradictions = [
-        f'"{names[row]}" (lines {lines[earlier]} and {lines[row]})'
-        for row, earlier in others.items()
-        if not np.array_equal(table.labels[row], table.labels[earlier], equal_nan=True)
-        or any(of[row] != of[earlier] for of in (table.sources, table.parts))
-        or (table.patients[row] != table.patients[earlier] and patients_known(table.patients[[row]]))
-    ]
+    contradictions = list[str]()
+    for row, earlier in others.items():
+        pairs = zip(table.class_names, table.labels[row], table.labels[earlier], strict=True)
+        differ = [name for name, *labels in pairs if labels[0] != labels[1] and not np.isnan(labels).all()]
+        columns = {"patient": table.patients, "source": table.sources, "part": table.parts}
+        differ += [name for name, of in columns.items() if of[row] != of[earlier]]
+        if "patient" in differ and not patients_known(table.patients[[row]]):
+            differ.remove("patient")
+        if differ:
+            lines_of_both = f"lines {lines[earlier]} and {lines[row]}"
+            contradictions.append(f'"{names[row]}" ({lines_of_both}: {list_first_and_count_rest(differ, 5)})')
     faults = []
     if contradictions:
         problem = f"{count_with_noun(len(contradictions), 'line')} about a picture of an earlier line: "

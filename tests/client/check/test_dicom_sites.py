@@ -111,7 +111,7 @@ def test_the_check_notes_mixed_modalities_and_files_without_a_window(tmp_path: P
     problems = [finding.problem for finding in area.findings]
     assert any("12 CT, 8 CR" in problem for problem in problems)
     assert any(problem.startswith("1 of 20 DICOM files name no window") for problem in problems)
-    (name,) = (problem.rpartition(": ")[2] for problem in problems if problem.startswith("1 DICOM file is one grey"))
+    (name,) = (problem.rpartition(": ")[2] for problem in problems if problem.startswith("1 DICOM or NIfTI file"))
     assert name == "03.dcm."
 
 

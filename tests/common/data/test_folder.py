@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from common.data import load
 from common.data.base.spec import FolderSpec
 from common.data.load import dataset_faults, load_dataset
+from common.data.tables.labels import open_folder
 from common.errors import BadInput
 
 WritePng = Callable[[str], None]
@@ -39,6 +41,18 @@ def spec(**settings: Any) -> FolderSpec:
 def test_the_patients_are_split_without_a_split_column(folder: Path) -> None:
     # Every second image has Edema, so all 20 patients are abnormal: 14, 2 and 4 of them, two images each.
     assert [len(part) for part in load_dataset(spec(), folder).parts] == [28, 4, 8]
+
+
+def test_a_table_that_was_checked_is_not_read_again_but_for_the_next_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = list[str]()
+    monkeypatch.setattr(load, "open_folder", lambda *given: calls.append("read") or open_folder(*given))
+    assert dataset_faults(spec(), folder) == []
+    load_dataset(spec(), folder)
+    assert calls == ["read"]
+    load_dataset(spec(), folder)
+    assert calls == ["read", "read"]
 
 
 def test_pictures_are_padded_with_black_unless_stretched(folder: Path) -> None:

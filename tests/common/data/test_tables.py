@@ -126,6 +126,10 @@ def test_all_white_space_is_one_space(space: str) -> None:
         ("\u0420\u0410\u04251", "PAX1"),
         ("\u0391\u03921", "ab1"),
         ("\uff30\uff11", "p1"),
+        ("north\\P1", "north/P1"),
+        ("P1", "north\\P1"),
+        ("north/P-01", "p1^North"),
+        ("P1@north", "P1"),
     ],
 )
 def test_names_that_may_be_one_are_similar(name: str, other: str) -> None:
@@ -144,6 +148,9 @@ def test_names_that_may_be_one_are_similar(name: str, other: str) -> None:
         ("C7", "7"),
         ("P7.1", "P7"),
         ("A:1", "B:1"),
+        ("north/P1", "south/P1"),
+        ("P1^north", "P2^north"),
+        ("Doe^John", "Doe^Jane"),
         ("\u0915\u093e", "\u0915\u093f"),
     ],
 )
@@ -220,6 +227,15 @@ def test_a_table_is_read_in_any_form(form: str, folder: Path) -> None:
     table = read(folder, FORMS[form])
     assert table.patients.tolist() == [f"p{row}" for row in range(6)]
     assert table.labels.tolist() == [[row % 2, row % 3 % 2] for row in range(6)]
+
+
+def test_text_of_an_old_mac_is_refused_by_its_line(folder: Path) -> None:
+    for name in ("Fl\u00e4che", "gro\u00df", "M\u00fcller", "m\u00e9diastin"):
+        (folder / "t.csv").write_bytes(f"file,id,Mass,Edema\n00.png,{name},1,0\n".encode("mac-roman"))
+        with pytest.raises(BadInput, match="line 2"):
+            read_columns(folder / "t.csv", "data.labels")
+        (folder / "t.csv").write_bytes(f"file,id,Mass,Edema\n00.png,{name},1,0\n".encode("cp1252"))
+        assert read_columns(folder / "t.csv", "data.labels")["id"].tolist() == [name]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1", "cp1252"])
@@ -666,9 +682,14 @@ def test_lines_that_say_the_same_of_a_picture_count_once_and_others_are_refused(
     same = "file,id,Mass,Edema\n00.png,p0,1,0\n./00.png,p0,1.0,0\n01.png,p1,1,\n01.PNG,p1,1,NA\n"
     table = read(folder, same)
     assert (len(table.files), table.repeated) == (2, 2)
-    for line in ("00.png,p0,0,0", "00.png,p9,1,0", "00.png,p0,1,"):
-        text = refusals(folder, f"file,id,Mass,Edema\n00.png,p0,1,0\n{line}\n")["data.image_column"]
-        assert '"00.png" (lines 2 and 3)' in text
+    for line, column in {
+        "p0,0,0": "Mass",
+        "p9,1,0": "patient",
+        "p0,1,": "Edema",
+        "p9,0,": "Mass, Edema and patient",
+    }.items():
+        text = refusals(folder, f"file,id,Mass,Edema\n00.png,p0,1,0\n00.png,{line}\n")["data.image_column"]
+        assert f'"00.png" (lines 2 and 3: {column})' in text
 
 
 def test_a_link_is_the_picture_that_it_leads_to(tmp_path: Path) -> None:
@@ -679,7 +700,7 @@ def test_a_link_is_the_picture_that_it_leads_to(tmp_path: Path) -> None:
     for name in ("link.png", "twin.png", "sub/../a.png"):
         assert read(tmp_path, f"{header}{name},p0,1,0\n").repeated == 1
         text = refusals(tmp_path, f"{header}{name},p1,1,0\n")["data.image_column"]
-        assert f'"{name}" (lines 2 and 3)' in text
+        assert f'"{name}" (lines 2 and 3: patient)' in text
 
 
 @pytest.mark.parametrize(("row", "count"), [("p0,1,0", 0), ("p0,1,", 0), ("p0,0,0", 1), ("p1,1,0", 1), ("p1,0,1", 1)])

@@ -243,17 +243,38 @@ def test_items_are_read_once_for_their_labels_and_then_when_they_are_needed(open
     items = Items(lambda row: (GREY[row], LABELS[row]))
     splits = opened(items)
     assert items.reads[: COUNT + 1] == [0, *range(COUNT)]
-    assert len(items.reads) == COUNT + 1 + 8  # some again, to see that their labels stay
+    assert len(items.reads) == COUNT + 1 + 3 * 8  # some again, to see that they stay
     items.reads.clear()
     pixels_on_device(splits.train, "cpu")[torch.tensor([3, 1])]
     assert items.reads == splits.train.places[[3, 1]].tolist()
 
 
-def test_with_labels_given_only_the_first_item_is_read(opened: Callable[[Any], Splits]) -> None:
+def test_with_labels_given_only_a_few_items_are_read(opened: Callable[[Any], Splits]) -> None:
     items = Items(lambda row: GREY[row])
     splits = opened(LabelledImages(items, LABELS, ("a", "b"), patients=[f"p{row // 3}" for row in range(COUNT)]))
-    assert items.reads == [0]
+    assert len(items.reads) == 1 + 3 * 8
     np.testing.assert_array_equal(splits.test.labels, LABELS[splits.test.places])
+
+
+@pytest.mark.parametrize("labels", [None, LABELS])
+def test_an_item_that_draws_with_a_generator_of_its_own_is_refused_by_its_row(
+    labels: Any, opened: Callable[[Any], Splits]
+) -> None:
+    random = np.random.default_rng()
+    items = Items(lambda row: (random.permutation(GREY[row].reshape(-1)).reshape(GREY[row].shape), LABELS[row]))
+    with pytest.raises(BadInput, match=r"\[0\]: has another picture when it is read again with the same seed"):
+        opened(LabelledImages(items, labels, ("a", "b")))
+
+
+def test_an_item_that_draws_which_picture_it_is_is_refused_where_labels_are_given(
+    opened: Callable[[Any], Splits],
+) -> None:
+    def draw(row: int) -> Any:
+        other = int(torch.randint(COUNT, ()))
+        return GREY[other], LABELS[other]
+
+    with pytest.raises(BadInput, match="An item always has the same labels"):
+        opened(LabelledImages(Items(draw), LABELS, ("a", "b")))
 
 
 def test_classes_are_those_of_the_data_set_inside_a_subset(opened: Callable[[Any], Splits]) -> None:
