@@ -1,1 +1,1 @@
-"""The hospital: ClientApp, training loop, the site's data and memory."""
+"""The hospital's program: its Flower ClientApp, its training, and its data, settings and state on disk."""

@@ -1,4 +1,4 @@
-"""The hospital's ClientApp, with one handler for each record that a coordinator may send."""
+"""The hospital's Flower ClientApp: one handler for each kind of record that the coordinator sends."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,19 +43,19 @@ def client_app(
     tell: Callable[[str], None] = lambda text: None,
     mods: Sequence[Mod] | None = None,
 ) -> ClientApp:
-    """Build the app of a process that serves one site, or, in simulation, the site that a message is for.
+    """Build the ClientApp of a process that serves one site, or all sites of a simulation.
 
     Args:
-        site_of: Finds the site that a message is for.
-        on_refusal: Called when the coordinator does not take the site.
-        tell: Called with a line for the people of the site.
-        mods: Flower's mods around every handler; by default the gate, which applies the site's policy and writes its
-            audit.
+        site_of: Returns the site that a message is addressed to, given the message's context.
+        on_refusal: Called when the coordinator does not admit the site to a run.
+        tell: Prints one line for the hospital's staff.
+        mods: Flower mods around every handler; by default the gate, which applies the site's policy and writes its
+            audit log.
     """
     app, masks = ClientApp(mods=[make_policy_gate(site_of)] if mods is None else list(mods)), HeldUpdates(tell)
 
     def handler(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
-        """Make a handler that decodes a record of this kind, does the work and encodes the result."""
+        """Make a Flower handler that decodes a record of class ``kind``, calls ``work`` and encodes the result."""
         return lambda message, context: Message(
             encode_record(work(site_of(context), decode_record(message.content, kind))), reply_to=message
         )
@@ -77,7 +77,7 @@ def client_app(
 
 
 def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
-    """Answer with the site's name, classes and number of images."""
+    """Answer a run's roll call with the site's name, its classes and its numbers of images and patients."""
     plan, policy = parse_plan(call.plan), site.policy
     method = build_site_method_once(site.name, call.plan)
     site.refuse_too_few_patients()
@@ -106,7 +106,7 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
 
 
 def label_counts(site: Site, value: int) -> tuple[int, ...]:
-    """Count, class by class, the training images whose label is ``value``; hidden classes have an unknown count."""
+    """Count for each class the training images with this label value; the count of a hidden class is unknown."""
     counts = (site.reported_train.labels == value).sum(axis=0).tolist()
     hidden = site.hidden_classes("train")
     return tuple(

@@ -1,4 +1,4 @@
-"""flwr-client: the hospital's program."""
+"""The command line of ``flwr-client``, the hospital's program."""
 
 # isort: off
 import common  # noqa: F401 - first: Ctrl-C may come at any moment
@@ -64,7 +64,7 @@ def init(
     folder: Folder,
     name: Annotated[str, typer.Option("--name", help="The site's name in the federation.")],
 ) -> None:
-    """Make this site's key pair and the request for the coordinator.
+    """Make this site's folder: a key pair, site.toml, and the request for the coordinator.
 
     Example: flwr-client init north --name north
     """
@@ -89,9 +89,9 @@ def preview(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the very records that would leave in a first round: trains one epoch here, connects to nobody.
+    """Show the exact records that would leave in a first round. Trains one epoch here and connects to nobody.
 
-    With --attack: what could a coordinator find that sends what it likes? Minutes; --json prints the figures.
+    With --attack, test in some minutes what a malicious coordinator could find out; --json prints the figures.
 
     Example: flwr-client preview north --experiment experiment.toml --out seen
 
@@ -137,7 +137,7 @@ def preview(
 
 
 def _read_experiment(path: Path | None) -> "Experiment | None":
-    """Read and check the coordinator's experiment without torch; None without a file."""
+    """Read and check the coordinator's experiment file, without torch; return None if there is no file."""
     from strategies.method_list import read_planned_experiment
 
     return read_planned_experiment(path).experiment if path else None
@@ -145,7 +145,7 @@ def _read_experiment(path: Path | None) -> "Experiment | None":
 
 @app.command()
 def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Restarted = False) -> None:
-    """Connect, and train when asked; goes on until it is stopped, no matter what happens to the connection.
+    """Connect to the coordinator and train when asked. Reconnects after a lost connection; runs until it is stopped.
 
     Example: flwr-client start north
 
@@ -210,9 +210,9 @@ def check(
     experiment: Planned = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find what would go wrong: connection, machine, data, one training step. Nothing of the data leaves.
+    """Find problems before the first run: connection, machine, data, one training step. Nothing of the data leaves.
 
-    The exit code is that of the most severe finding, 0 where there is none; docs/troubleshooting.md lists them all.
+    The exit code is that of the most severe finding, or 0 without findings; docs/troubleshooting.md lists all codes.
 
     Example: flwr-client check north
     """
@@ -239,7 +239,7 @@ def preview_data(
     experiment: Planned = None,
     each: Annotated[int, typer.Option("--per-class", min=1, help="Images of each class.")] = 4,
 ) -> None:
-    """Write a page with images of each class as the network will see them. For this hospital only; sent to nobody.
+    """Write a page with images of each class as the network will receive them. It is for this hospital only.
 
     Example: flwr-client preview-data north
     """
@@ -258,7 +258,7 @@ def preview_data(
 
 @app.command()
 def status(folder: Folder, as_json: AsJson = False) -> None:
-    """Print what the running flwr-client of this folder is doing.
+    """Print the status of the flwr-client that runs on this folder.
 
     Example: flwr-client status north
     """
@@ -274,7 +274,7 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
 
 @app.command()
 def health(folder: Folder) -> None:
-    """Exit with 0 if the running flwr-client of this folder is well, else with 1: for health checks of containers.
+    """Exit with 0 if the flwr-client that runs on this folder is healthy, else with 1. For health checks of containers.
 
     Example: flwr-client health north
     """
@@ -293,9 +293,10 @@ def audit_verify(
         Path | None, typer.Option("--receipt", help="The coordinator's receipt.json: is all that it received in here?")
     ] = None,
 ) -> None:
-    """Find any line of this site's audit that was changed, removed, inserted or put out of order; exit with 1 if any.
+    """Check that no line of this site's audit log was changed, removed, inserted or moved; exit with 1 otherwise.
 
-    With --receipt also: did this site sign what the coordinator names as its own, and is all that it sent in there?
+    With --receipt, also check that this site signed all replies that the coordinator's receipt lists for it, and that
+    the receipt lists all replies that this site sent.
 
     Example: flwr-client audit verify north --receipt receipt.json
     """
@@ -329,7 +330,7 @@ def audit_show(
     last: Annotated[int, typer.Option("--tail", min=0, help="How many entries; 0 for all.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Print what came in and what left, oldest first.
+    """Print the audit log: the requests that came in and the replies that left, oldest first.
 
     Example: flwr-client audit show north --tail 0
     """
@@ -346,7 +347,7 @@ def audit_show(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point."""
+    """Run the command line of ``flwr-client`` and exit with its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     stays_up = words[:1] == ["start"]
     with stop_on_signals(), graceful_shutdown(int(ExitCode.STOPPED)) if stays_up else contextlib.nullcontext():

@@ -1,4 +1,4 @@
-"""The ClientApp of a simulation: one process serves the site that a message is for."""
+"""The Flower ClientApp of a simulation: one process serves all sites, one message at a time."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,19 +18,19 @@ from strategies.local.arithmetic import read_arithmetic
 from strategies.registry import build_site_method
 
 MOST_SITES = 1000
-"""Number of sites, those used last, that a process keeps with the results computed from their images."""
+"""Number of sites, the last ones used, that a process keeps in memory with results computed from their images."""
 POLICY = UNLIMITED
 """The policy of every simulated site."""
 
 
 @dataclass(frozen=True)
 class SimulatedSites:
-    """Finds a site by its partition id.
+    """Returns the simulated site of a message, by the partition id in its Flower context.
 
     Attributes:
-        experiment: The experiment as JSON, its arithmetic chosen.
-        base: Folder that the experiment's paths start from.
-        run_folder: Folder with the sites' own folders under ``sites``.
+        experiment: The experiment as JSON, with its number formats and kernels chosen.
+        base: Folder to which the experiment's paths are relative.
+        run_folder: Folder of the run; the sites' own folders are below its ``sites``.
     """
 
     experiment: str
@@ -38,7 +38,7 @@ class SimulatedSites:
     run_folder: Path
 
     def __call__(self, context: Context) -> Site:
-        """Return the site of the partition id in the context; the sites used last are cached."""
+        """Return the site of the partition id in the context; the last sites used are cached."""
         experiment, index = _parse_experiment(self.experiment), int(context.node_config["partition-id"])
         data = simulated_data(experiment, self.base)
         sites = _cached_sites_of_run(self, data)
@@ -79,7 +79,7 @@ def _new_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData
 
 
 def simulated_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
-    """Build the ClientApp that serves every site of a simulation; only sites with limits have a gate and an audit."""
+    """Build the ClientApp that serves all simulated sites; only sites with limits have a gate and an audit log."""
     sites = SimulatedSites(experiment, base, run_folder)
     gated = make_policy_gate(sites)
 

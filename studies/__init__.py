@@ -1,1 +1,1 @@
-"""The researcher's program ``flwr-sim``, and several runs side by side: comparisons, studies, the benchmark."""
+"""The researcher's program ``flwr-sim``, and runs compared with one another: comparisons, studies, the benchmark."""

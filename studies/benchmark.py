@@ -1,4 +1,7 @@
-"""``flwr-sim benchmark``: run what is missing, each run ends in a line of the results file; then write the page."""
+"""The command ``flwr-sim benchmark``: it runs the missing runs of the benchmark and writes its page.
+
+Each finished run is a line of the results file, so that a stopped benchmark continues where it was.
+"""
 
 import math
 import shutil
@@ -40,11 +43,12 @@ class BenchmarkOptions:
 
     Attributes:
         folder: Folder with ``benchmark.toml``.
+        form: Name of the variant, such as ``small``.
         results: The file of finished runs.
         out: Folder for the page.
-        workers: Runs at a time.
+        workers: Number of runs at a time.
         minutes: Time after which no run begins; None for no limit. 0 only writes the page.
-        again: Whether to repeat finished runs of another version of the code.
+        again: True to repeat finished runs of another version of the code.
     """
 
     folder: Path
@@ -57,11 +61,11 @@ class BenchmarkOptions:
 
 
 def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResult:
-    """Run the missing runs as far as the time allows; write ``benchmark.md`` and ``report.html`` into the folder.
+    """Run the missing runs as far as the time allows; write ``benchmark.md`` and ``report.html`` into ``options.out``.
 
     Raises:
-        BadInput: With the faults of the benchmark's files; or if another process runs the same results file.
-        FailedRuns: If a run fails; the others are finished and the page is written first.
+        BadInput: With the faults of the benchmark's files, or if another process writes the same results file.
+        FailedRuns: If a run fails, after the other runs have finished and the page is written.
     """
     until = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     plan, failures = BenchmarkVariantPlan.read_variant(options.folder, options.form), list[str]()
@@ -88,9 +92,9 @@ def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResul
 def _run_missing_runs(
     plan: BenchmarkVariantPlan, options: BenchmarkOptions, until: float, console: Console
 ) -> list[str]:
-    """Run the runs that have no line in the results file; return the text of each failure.
+    """Run the runs that have no line in the results file; return the reason of each failure.
 
-    Each data set in turn: first the runs that choose learning rates, then block by block, seed by seed.
+    Data sets follow one another: first the runs that choose learning rates, then block by block, seed by seed.
 
     Args:
         until: Time on the monotonic clock after which no run begins.
@@ -147,10 +151,10 @@ def _run_missing_runs(
 
 
 def refuse_unfit_runs(plan: BenchmarkVariantPlan, out: Path) -> None:
-    """Refuse a wrong row, pattern or data set before the first run, not hours later.
+    """Check the settings of all runs before the first one begins.
 
     Raises:
-        BadInput: With the faults of all of them, and with rows of the same settings, whose runs would be the same.
+        BadInput: With all faults of methods, patterns and data sets; also if two methods have the same settings.
     """
     faults, labels, first = list[Fault](), dict[tuple[str, str], str](), dict[str, PlannedRun]()
     for run, where in plan.representative_runs():
@@ -168,7 +172,7 @@ def refuse_unfit_runs(plan: BenchmarkVariantPlan, out: Path) -> None:
 
 
 def write_benchmark_pages(plan: BenchmarkVariantPlan, options: BenchmarkOptions) -> BenchmarkResult:
-    """Write the page of the finished runs, as Markdown and as HTML."""
+    """Write the results of the finished runs as Markdown and as HTML."""
     lines = lines_by_block(plan, read_result_lines(options.results))
     result = benchmark_result(plan, options.form, lines, planned_count(plan))
     (options.out / "benchmark.md").write_text(benchmark_as_markdown(result) + "\n", encoding="utf-8")
@@ -177,9 +181,9 @@ def write_benchmark_pages(plan: BenchmarkVariantPlan, options: BenchmarkOptions)
 
 
 def lines_by_block(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> dict[str, RunResultLine]:
-    """Return the finished runs of the plan by ``"pattern key"``.
+    """Return the finished runs of the plan by ``"PATTERN KEY"``, with the run's label pattern and settings key.
 
-    One run stands under several label patterns where these coincide, as some do if all sites have all labels.
+    A run appears under each label pattern with its settings: some patterns are equal if all sites have all labels.
     """
     return {
         f"{run.pattern} {run.key}": lines[run.key].model_copy(update={"pattern": run.pattern})
@@ -189,7 +193,7 @@ def lines_by_block(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine
 
 
 def list_plan_runs(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> Iterator[PlannedRun]:
-    """Yield the runs of the plan; those of results only for methods whose learning rate the lines choose already."""
+    """Yield the plan's runs that choose learning rates, then the runs of methods whose rate ``lines`` determines."""
     for data in plan.data_sets():
         tuning = list(plan.tuning_runs(data))
         yield from tuning
@@ -199,23 +203,23 @@ def list_plan_runs(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine
 
 
 def planned_count(plan: BenchmarkVariantPlan) -> int:
-    """Return the number of all runs, with those whose learning rate is not chosen yet."""
+    """Return the number of all runs, including those whose learning rate is not chosen yet."""
     return sum(times * len(plan.methods(data)) for data, times, _ in _count_runs(plan))
 
 
 def _count_runs(plan: BenchmarkVariantPlan) -> Iterator[tuple[str, int, int]]:
-    """Yield data sets with the number of runs of each method, and the rounds of a run.
+    """Yield tuples of a data set, the number of runs of each method on it, and the rounds of a run.
 
-    First come the runs that choose the method's learning rate, then those of each block.
+    First come the runs that choose learning rates, then those of each block.
     """
     yield from ((data, len(plan.benchmark.learning_rates), plan.rates_form.rounds) for data in plan.data_sets())
     yield from ((data, plan.form.seeds, plan.form.rounds) for data, _ in plan.form.blocks)
 
 
 def estimate_benchmark_cost(plan: BenchmarkVariantPlan, lines: Sequence[RunResultLine]) -> list[str]:
-    """Return the cost of the whole form in sentences, estimated from the CPU seconds of the finished runs.
+    """Estimate the CPU time of the whole variant from finished runs; return it in sentences.
 
-    A run costs the mean of the method's finished runs on the same data set, else the mean of all finished runs.
+    A run is estimated by the method's finished runs on the same data set, or else by all finished runs.
     """
     if not lines:
         return [f"{planned_count(plan)} runs. No run was measured yet: run some, and ask again."]
@@ -243,7 +247,7 @@ def estimate_benchmark_cost(plan: BenchmarkVariantPlan, lines: Sequence[RunResul
 
 
 def print_estimate(options: BenchmarkOptions, console: Console) -> None:
-    """Print the cost of the form, by the rates of finished runs in all results files of the folder.
+    """Print the estimated cost of the variant, from the finished runs in all results files of the benchmark's folder.
 
     Raises:
         BadInput: With the faults of the benchmark's files.

@@ -1,4 +1,4 @@
-"""``benchmark.toml``: data sets, label patterns, methods and variants; and the runs of a variant.
+"""The file ``benchmark.toml`` with its data sets, label patterns, methods and variants, and the runs of a variant.
 
 A variant is a table ``[forms.NAME]`` of the file: a benchmark of one size, such as ``small`` or ``full``.
 """
@@ -25,15 +25,15 @@ Rate = Annotated[float, Field(gt=0)]
 
 
 class BenchmarkMethod(TomlSection):
-    """One row of the table.
+    """One method of the benchmark, which is a row of its table.
 
     Attributes:
-        title: Name in the table; the method's name where empty.
-        set: Overrides; ``{third}`` is a third of the rounds.
-        beyond: Advantage of the method that hospitals do not have, such as all images in one place. Such a method is
-            shown, but not ranked.
-        all_labels: Every site annotates every class.
-        own_images: The coordinator has images of its own, taken from the sites by the data set's key ``own``.
+        title: Name in the table; the method's name if empty.
+        set: Overrides of the experiment; ``{third}`` stands for a third of the rounds.
+        beyond: Advantage of the method that hospitals do not have, such as all images in one place. A method with such
+            an advantage is shown, but not ranked.
+        all_labels: True if every site annotates every class.
+        own_images: True if the coordinator has images of its own, which the data set's key ``own`` describes.
     """
 
     name: str
@@ -45,15 +45,15 @@ class BenchmarkMethod(TomlSection):
 
     @property
     def label(self) -> str:
-        """Return the method's name in tables and lines."""
+        """Return the method's name in tables and result lines."""
         return self.title or self.name
 
 
 class LabelPattern(TomlSection):
-    """The distribution of images and labels over sites.
+    """A label pattern: the distribution of images and labels over simulated sites.
 
     Attributes:
-        set: Keys of the experiment's partition other than ``sites`` and ``size_skew``.
+        set: Keys of the experiment's table ``[partition]`` other than ``sites`` and ``size_skew``.
     """
 
     name: str
@@ -64,10 +64,10 @@ class LabelPattern(TomlSection):
 
 
 class BenchmarkDataSet(TomlSection):
-    """A data set of the benchmark: an experiment file beside this one, ``NAME.toml``.
+    """A data set of the benchmark, described by an experiment file ``NAME.toml`` in the same folder.
 
     Attributes:
-        own: Keys of ``[data]`` for the coordinator's own images; the coordinator has none where this is empty.
+        own: Keys of ``[data]`` for the coordinator's own images; the coordinator has none if this is empty.
     """
 
     name: str
@@ -79,11 +79,11 @@ class BenchmarkVariant(TomlSection):
     """One variant of the benchmark, a table ``[forms.NAME]`` of ``benchmark.toml``: rounds, seeds, data and methods.
 
     Attributes:
-        blocks: Pairs of a data set and a pattern, in the order of their runs.
-        methods: Labels of the methods of this variant; all methods where empty.
-        rates: Name of the variant whose runs choose the learning rates; this variant itself where empty.
-        set: Overrides in all runs.
-        sizes: Data set -> overrides in the runs on it.
+        blocks: Pairs of a data set and a label pattern, in the order of their runs.
+        methods: Labels of the methods of this variant; empty for all methods.
+        rates: Name of the variant whose runs choose the learning rates; empty for this variant.
+        set: Overrides for all runs.
+        sizes: Data set -> overrides for the runs on it.
     """
 
     title: str
@@ -101,9 +101,10 @@ class Benchmark(TomlSection):
 
     Attributes:
         reference: Label of the method that the others are tested against.
-        fewest_positives: A class with fewer positives or negatives in the test part is trained, and not scored.
-        learning_rates: Rates to choose from by the validation AUROC, for each method and data set.
-        tuning_seed: Seed of the runs that choose a rate; no result has this seed.
+        fewest_positives: A class with fewer positives or negatives in the test part is trained, but not scored.
+        learning_rates: Candidate rates, from which each method and data set gets the one with the best validation
+            AUROC.
+        tuning_seed: Seed of the runs that choose a rate; no other run has it.
     """
 
     title: str
@@ -173,10 +174,10 @@ def read_benchmark(folder: Path) -> Benchmark:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of the benchmark.
+    """One run of the benchmark, before it is started.
 
     Attributes:
-        tuning: Whether the run only helps to choose the learning rate.
+        tuning: True if the run only serves to choose the learning rate.
     """
 
     data: str
@@ -190,24 +191,24 @@ class PlannedRun:
 
     @cached_property
     def file(self) -> ExperimentFile:
-        """Read the experiment with the overrides of this run."""
+        """Read the experiment file with the overrides of this run."""
         return read_experiment(self.experiment, self.overrides)
 
     @cached_property
     def settings_text(self) -> str:
-        """Return a text that is equal for two runs of the same settings, without keys that have their default."""
+        """Return the run's settings as text, which is equal for runs of equal settings."""
         experiment = self.file.experiment
         return json.dumps(experiment.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
 
     @property
     def key(self) -> str:
-        """Return the key of the run's line in the results file."""
+        """Return the key of the run's line in the results file, a hash of its settings."""
         return hashlib.sha256(self.settings_text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class BenchmarkVariantPlan:
-    """The runs of one variant of the benchmark.
+    """All runs of one variant of the benchmark.
 
     Attributes:
         folder: Folder with ``benchmark.toml`` and the experiment files of the data sets.
@@ -220,7 +221,7 @@ class BenchmarkVariantPlan:
 
     @classmethod
     def read_variant(cls, folder: Path, form: str) -> "BenchmarkVariantPlan":
-        """Read the benchmark in a folder, and choose its variant named ``form``.
+        """Read the benchmark in a folder, and select its variant named ``form``.
 
         Raises:
             BadInput: If the folder has no benchmark, or the benchmark no such variant.
@@ -243,7 +244,7 @@ class BenchmarkVariantPlan:
         return self.benchmark.forms[self.form.rates] if self.form.rates else self.form
 
     def methods(self, data: str) -> list[BenchmarkMethod]:
-        """Return the methods that can be run on a data set."""
+        """Return the methods that can run on a data set; some need images at the coordinator."""
         own = next(each.own for each in self.benchmark.data if each.name == data)
         return [method for method in self.form_methods if own or not method.own_images]
 
@@ -252,14 +253,14 @@ class BenchmarkVariantPlan:
         return list(dict.fromkeys(data for data, _ in self.form.blocks))
 
     def patterns(self, data: str) -> list[str]:
-        """Return the patterns of a data set, in the order of the variant's blocks."""
+        """Return the label patterns for a data set, in the order of the variant's blocks."""
         return [pattern for name, pattern in self.form.blocks if name == data]
 
     def representative_runs(self) -> Iterator[tuple[PlannedRun, str]]:
-        """Yield the runs by which the settings of all runs can be checked, each with a title for error messages.
+        """Yield a few runs that cover all settings, to check them before the start, each with a title for messages.
 
-        On the first pattern of each data set there is one run for each method; on each further pattern of the data set
-        there is one run, of the first method.
+        On the first label pattern of each data set there is one run for each method; on each further pattern there is
+        one run, of the first method.
         """
         rate, seed, complete = self.benchmark.learning_rates[0], self.benchmark.tuning_seed, set[str]()
         for data, pattern in self.form.blocks:
@@ -270,7 +271,7 @@ class BenchmarkVariantPlan:
             complete.add(data)
 
     def tuning_runs(self, data: str) -> Iterator[PlannedRun]:
-        """Yield the runs that choose each method's learning rate on a data set, by its first pattern."""
+        """Yield the runs that choose each method's learning rate on a data set, with its first label pattern."""
         plan = replace(self, form=self.rates_form)
         pattern = plan.patterns(data)[0]
         for method in self.methods(data):
@@ -278,14 +279,14 @@ class BenchmarkVariantPlan:
                 yield plan.make_planned_run(data, pattern, method, lr, self.benchmark.tuning_seed)
 
     def block_runs(self, data: str, pattern: str, rates: dict[str, float]) -> Iterator[PlannedRun]:
-        """Yield the runs of a block, seed by seed; a method without a rate is left out."""
+        """Yield the runs of a data set and label pattern, seed by seed, for methods with a rate in ``rates``."""
         for seed in range(self.form.seeds):
             for method in self.methods(data):
                 if method.label in rates:
                     yield self.make_planned_run(data, pattern, method, rates[method.label], seed)
 
     def make_planned_run(self, data: str, pattern: str, method: BenchmarkMethod, lr: float, seed: int) -> PlannedRun:
-        """Return one run, with the overrides for its pattern and its method and those of the variant."""
+        """Make one run, with the overrides of its label pattern, its method and the variant."""
         partition = next(each for each in self.benchmark.patterns if each.name == pattern)
         sizes = [f"size_skew={partition.size_skew}"] if partition.size_skew else []
         lists = ['kind="missing_classes"', "missing=0"] if method.all_labels else partition.set

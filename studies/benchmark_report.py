@@ -1,4 +1,4 @@
-"""The benchmark as Markdown and as a page, with the same sentences and cells."""
+"""The benchmark's results as Markdown and as an HTML page, with the same sentences and table cells."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ COLUMNS = ("Mean rank", "AUROC", "mAP", "Balanced accuracy", "Against {reference
 
 
 def benchmark_as_markdown(result: BenchmarkResult) -> str:
-    """Return the benchmark as Markdown: title, ranks, tables over all blocks and by data set and block, conditions."""
+    """Format the benchmark's results as Markdown: ranks, tables (all, by data set, by block) and conditions."""
     head = ["method", "mean rank", "AUROC", "mAP", "balanced accuracy", f"against {result.reference}", "CPU s", "MB"]
     ranked = [[method.label, *method_cells(result, method)] for method in result.methods if not method.beyond]
     beyond = [[method.label, *method_cells(result, method)] for method in result.methods if method.beyond]
@@ -43,7 +43,7 @@ def benchmark_as_markdown(result: BenchmarkResult) -> str:
 
 
 def write_benchmark_report(result: BenchmarkResult, destination: Path) -> Path:
-    """Write the benchmark as one HTML file and return its path, ``destination``."""
+    """Write the benchmark's results as the HTML file ``destination``; return its path."""
     return write_template_page(
         "benchmark.html.j2",
         destination,
@@ -64,15 +64,15 @@ def write_benchmark_report(result: BenchmarkResult, destination: Path) -> Path:
 
 
 def done_sentence(result: BenchmarkResult) -> str:
-    """Return a sentence on how many of the variant's planned runs are finished, such as ``"12 of 40 runs."``."""
+    """Return the number of finished and of planned runs as a sentence, such as ``"12 of 40 runs."``."""
     return f"{result.done:,} of {count_with_noun(result.planned, 'run')}."
 
 
 def ranks_sentence(ranking: MethodRanking, kind: str) -> str:
-    """Return the outcome of Friedman's and Nemenyi's tests in a sentence.
+    """Return the result of Friedman's and Nemenyi's tests as a sentence.
 
     Args:
-        kind: Noun for one value that methods are ranked by, such as ``"block"``.
+        kind: Noun for the unit in which methods are ranked, such as ``"block"``.
     """
     if not ranking.blocks:
         return "No block has a seed that every ranked method was run with: there are no ranks yet."
@@ -89,7 +89,7 @@ def ranks_sentence(ranking: MethodRanking, kind: str) -> str:
 
 
 def condition_notes(result: BenchmarkResult) -> Iterator[str]:
-    """Yield the conditions under which the figures were made, one or two sentences a line."""
+    """Yield notes on the conditions of the results, such as rounds, seeds and rare classes, for a list."""
     size = f"Form {result.form}: {result.rounds} rounds, {count_with_noun(result.seeds, 'seed')}"
     blocks = f"{count_with_noun(result.ranking.blocks, 'block')} of {result.blocks_planned} (data set and pattern)"
     yield f"{size}; model, order, partition and owners of classes follow the seed."
@@ -125,7 +125,7 @@ def condition_notes(result: BenchmarkResult) -> Iterator[str]:
 
 
 def method_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]:
-    """Return a method's cells in the table over all blocks, in the order of :data:`COLUMNS`."""
+    """Return a method's cells for the table over all blocks, in the order of :data:`COLUMNS`."""
     rank, test = result.ranking.ranks.get(method.label), method.test
     if method.label == result.reference:
         against = "reference"
@@ -145,19 +145,19 @@ def method_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]
 
 
 def data_sets_of(result: BenchmarkResult) -> list[str]:
-    """Return the data sets that have results, in the order of their blocks."""
+    """Return the data sets with results, in the order of their blocks."""
     return list(dict.fromkeys(block.data for block in result.blocks))
 
 
 def by_data_sentence(result: BenchmarkResult) -> str:
-    """Return the meaning of the cells of the table of data sets."""
+    """Return a sentence that explains the cells of the table of data sets."""
     of_data = "AUROC, mean over the blocks of a data set, with a 95 % interval over patients and seeds"
     last = f"the data sets in which the method is ahead of {result.reference}, and a test over data sets"
     return f"{of_data}; in the last column the mean difference, {last}, not corrected for the number of methods."
 
 
 def data_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]:
-    """Return a method's cells in the table of data sets."""
+    """Return a method's cells for the table of data sets."""
     means, test = [method.by_data.get(data) for data in data_sets_of(result)], method.test_of_data
     if test is None:
         return [*map(mean_cell, means), "reference"]
@@ -171,23 +171,24 @@ def data_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]:
 
 
 def mean_cell(mean: MeanAuroc | None) -> str:
-    """Format a mean AUROC with its interval."""
+    """Format a mean AUROC with its 95 % interval for a table."""
     if mean is None:
         return "–"
     return format_number(mean.auroc) + ("" if mean.half_width is None else f" ± {format_number(mean.half_width)}")
 
 
 def block_cell(entry: MethodInBlock | None) -> str:
-    """Format one method in one block."""
+    """Format a method's AUROC in one block, with its SD over seeds, for a table."""
     if entry is None:
         return "–"
     return format_number(entry.auroc) + ("" if entry.seed_sd is None else f" ± {format_number(entry.seed_sd)}")
 
 
 def critical_difference_picture(ranking: MethodRanking, name: str) -> Markup:
-    """Draw methods by mean rank, the best at the top left, and bars over methods that the test does not separate.
+    """Draw the critical-difference diagram (Demsar, JMLR 2006, figure 1).
 
-    After Demsar, JMLR 2006, figure 1. The picture is empty where the ranks have no critical difference.
+    It shows methods by mean rank, and bars that connect methods that the test does not distinguish. The picture is
+    empty if the ranks have no critical difference.
     """
     if (critical := ranking.critical_difference) is None:
         return Markup("")

@@ -1,4 +1,4 @@
-"""The benchmark's results file, one JSON line a finished run; and its evaluation: quality, ranks, tests, cost."""
+"""The benchmark's results file, with a JSON line for each finished run, and the evaluation of these runs."""
 
 import ast
 import hashlib
@@ -22,12 +22,12 @@ NORMAL = 1.96
 Interval = tuple[float, float]
 _ROOT = Path(__file__).parents[1]
 DECIDE = ("common/data", "common/metrics", "common/models", "strategies", "client/training")
-"""Folders with the code that decides the result of a run."""
+"""Folders whose code determines the result of a run."""
 MEASURES = ("auroc", "average_precision", "balanced_accuracy")
 
 
 class ClassResult(BaseModel):
-    """The figures of one class of one run, on the test part."""
+    """The metrics of one class on the test part of one run."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -40,14 +40,14 @@ class ClassResult(BaseModel):
 
 
 class RunResultLine(BaseModel):
-    """One finished run.
+    """The line of one finished run in the results file.
 
     Attributes:
-        key: Text that identifies the run's settings.
-        code: Version of the code that decides the result of a run.
+        key: Hash of the run's settings.
+        code: Version of the code that determines the result of a run (:func:`code_version`).
         validation_auroc: Mean over the sites in the best round, by which a learning rate is chosen.
-        interval: Interval of the mean AUROC over all classes, over the test part's patients; None where sites have
-            own models.
+        interval: Bootstrap interval of the mean AUROC over all classes, over the test part's patients; None if sites
+            have own models.
         cpu_seconds: CPU time of the run's process.
         megabytes: Sent and received by all sites.
     """
@@ -72,7 +72,7 @@ class RunResultLine(BaseModel):
 
 
 def make_result_line(planned: PlannedRun, run: RunFolderContent, cpu_seconds: float) -> RunResultLine:
-    """Return the line of a finished run."""
+    """Make the results file's line for a finished run."""
     test = run.summary.test
     intervals = test.intervals.per_class if test.intervals else {}
     validated = [each.validation_auroc for each in run.rounds if each.validation_auroc is not None]
@@ -115,10 +115,12 @@ def _round_interval(interval: Interval | None) -> Interval | None:
 
 
 def read_result_lines(path: Path) -> dict[str, RunResultLine]:
-    """Return the finished runs by key, of two with one key the later; ignore half a line at the end, left by a kill.
+    """Read a results file; return key -> finished run, the latest for each key.
+
+    An incomplete last line, which a kill may leave, is ignored.
 
     Raises:
-        BadInput: If any other line is no result.
+        BadInput: If any other line is not a result.
     """
     if not path.exists():
         return {}
@@ -139,7 +141,7 @@ def read_result_lines(path: Path) -> dict[str, RunResultLine]:
 
 
 def append_result_line(path: Path, line: RunResultLine) -> None:
-    """Write a line to the disk; half a line that a kill left at the end is cut off first."""
+    """Append a line to the results file, after removing an incomplete last line that a kill left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
         file.seek(0)
@@ -153,7 +155,7 @@ def append_result_line(path: Path, line: RunResultLine) -> None:
 
 @cache
 def code_version() -> str:
-    """Return part of the SHA-256 of the code that decides a run's result, without comments and docstrings."""
+    """Return a hash of the code that determines a run's result, without comments and docstrings."""
     digest = hashlib.sha256()
     for path in (path for folder in DECIDE for path in sorted((_ROOT / folder).rglob("*.py"))):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -170,14 +172,14 @@ def code_version() -> str:
 
 @dataclass(frozen=True)
 class MethodInBlock:
-    """The figures of one method in one block (one data set with one label pattern).
+    """The metrics of one method in one block (a data set with a label pattern).
 
     Attributes:
-        seeds: Number of seeds with a run.
+        seeds: Number of runs, each with its own seed.
         auroc: Mean over scored classes and seeds.
-        seed_sd: Sample standard deviation over seeds; None with one.
-        patient_error: Standard error over the test part's patients; None where sites have models of their own.
-        lr: The learning rate chosen by validation.
+        seed_sd: Sample standard deviation over seeds; None with one seed.
+        patient_error: Standard error over the test part's patients; None if sites have own models.
+        lr: Learning rate chosen by validation.
     """
 
     seeds: int
@@ -191,12 +193,13 @@ class MethodInBlock:
 
 @dataclass(frozen=True)
 class BlockResult:
-    """One data set with one pattern.
+    """The results of all methods in one block (a data set with a label pattern).
 
     Attributes:
-        scored: Class -> test positives, of the classes with enough of them; ``unscored`` has the other classes.
-        common_seeds: Seeds that every ranked method has, which alone count for ranks.
-        entries: By method's label.
+        scored: Class -> number of test positives, for classes with enough positives and negatives to be scored.
+        unscored: Class -> number of test positives, for the other classes.
+        common_seeds: Seeds with which every ranked method was run; only these count for ranks.
+        entries: Label of a method -> its metrics.
     """
 
     data: str
@@ -221,16 +224,16 @@ class MeanAuroc:
 
 @dataclass(frozen=True)
 class MethodOverBlocks:
-    """One method over the blocks that all ranked methods have.
+    """The results of one method over all blocks in which every ranked method has results.
 
     Attributes:
         half_width: Half the width of the 95 % interval of the mean AUROC, over patients and seeds; None if unknown.
-        test: The method against the reference, paired over blocks; None for the reference and for unranked methods.
-        cpu_seconds, megabytes: Mean of a run.
-        beyond: Advantage over hospitals with unlike labels, for which a method is not ranked; empty if it is ranked.
-        by_data: Data set -> mean over its blocks.
-        test_of_data: The method against the reference, paired over data sets and not corrected for the number of
-            methods; None for the reference.
+        cpu_seconds, megabytes: Mean over the runs.
+        beyond: Advantage of the method that hospitals do not have, so that it is not ranked; empty if it is ranked.
+        by_data: Data set -> mean AUROC over its blocks.
+        test: Test against the reference, paired over blocks; None for the reference and for unranked methods.
+        test_of_data: Test against the reference, paired over data sets and not corrected for the number of methods;
+            None for the reference.
     """
 
     label: str
@@ -251,10 +254,12 @@ class BenchmarkResult:
     """The content of the benchmark's page.
 
     Attributes:
-        done, planned: Number of finished and of all runs, with those that choose learning rates.
-        ranking_of_data: The ranking with one value a data set, the mean over its blocks, which share their test part.
-        codes: Version of the code -> runs made with it.
-        untrained: Method -> number of its runs whose initial model is tested, because no round was better.
+        done, planned: Number of finished and of all runs, including those that choose learning rates.
+        ranking_of_data: Ranking with one value for each data set, the mean over its blocks, because these share their
+            test part and are not independent.
+        codes: Version of the code -> number of runs made with it.
+        untrained: Method -> number of its runs in which the initial model was best by validation and is tested.
+        not_run: Methods without a run.
     """
 
     title: str
@@ -275,12 +280,12 @@ class BenchmarkResult:
 
     @property
     def is_incomplete(self) -> bool:
-        """Return whether runs are missing."""
+        """Return True if runs are missing."""
         return self.done < self.planned
 
 
 def chosen_rates(lines: Iterable[RunResultLine], data: str) -> dict[str, float]:
-    """Return method -> learning rate with the best validation AUROC on a data set, the lower of equals."""
+    """Return method -> learning rate with the best validation AUROC on a data set; of equal ones, the lowest rate."""
     tried: dict[str, list[tuple[float, float]]] = {}
     for line in lines:
         if line.tuning and line.data == data and line.validation_auroc is not None:
@@ -291,10 +296,10 @@ def chosen_rates(lines: Iterable[RunResultLine], data: str) -> dict[str, float]:
 def benchmark_result(
     plan: BenchmarkVariantPlan, form: str, by_block: Mapping[str, RunResultLine], planned: int
 ) -> BenchmarkResult:
-    """Return the content of the page for the finished runs.
+    """Evaluate the finished runs; return the content of the benchmark's page.
 
     Args:
-        by_block: Finished runs of this plan, by block and key.
+        by_block: The finished runs as :func:`studies.benchmark.lines_by_block` returns them.
         planned: Number of runs of the whole plan.
     """
     lines, benchmark = list(by_block.values()), plan.benchmark
@@ -338,7 +343,7 @@ def benchmark_result(
 
 
 def _test_of_data(method: MethodOverBlocks, reference: MethodOverBlocks) -> PairedTest | None:
-    """Test a method against the reference, with the mean over its blocks as a data set's one value."""
+    """Test a method against the reference over data sets, each with its mean over blocks."""
     if method.label == reference.label:
         return None
     means = [(mean.auroc, reference.by_data[data].auroc) for data, mean in method.by_data.items()]
@@ -346,7 +351,7 @@ def _test_of_data(method: MethodOverBlocks, reference: MethodOverBlocks) -> Pair
 
 
 def _rank_methods(labels: Sequence[str], groups: Sequence[Sequence[BlockResult]]) -> MethodRanking:
-    """Rank methods by their mean over the blocks of each group."""
+    """Rank methods by their mean AUROC over the blocks of each group."""
     if not groups:
         return rank_methods({})
     aurocs = {label: [[block.entries[label].auroc for block in group] for group in groups] for label in labels}
@@ -378,7 +383,7 @@ def _block_result(plan: BenchmarkVariantPlan, data: str, pattern: str, lines: It
 
 
 def _average_runs(lines: Sequence[RunResultLine], scored: Sequence[str]) -> MethodInBlock:
-    """Average the runs over the scored classes, which every model has, because every class has an owner."""
+    """Average a method's runs over the scored classes, which the model of every run has."""
     means: dict[str, list[float]] = {name: [] for name in MEASURES}
     for line in lines:
         for name, of_lines in means.items():
@@ -395,10 +400,11 @@ def _average_runs(lines: Sequence[RunResultLine], scored: Sequence[str]) -> Meth
 
 
 def standard_error_over_patients(line: RunResultLine, scored: Sequence[str]) -> float | None:
-    """Return the standard error of the mean AUROC over the scored classes, over the test part's patients.
+    """Estimate the standard error, over the test part's patients, of the mean AUROC of the scored classes.
 
-    It is computed from the run's bootstrap intervals. The intervals of single classes would give it if classes were
-    independent. The interval of the mean over all classes shows by which factor they are not.
+    The errors of single classes, from their bootstrap intervals, are combined as if classes were independent. The
+    result is multiplied by a factor for their dependence: for all classes, the error of the mean divided by the
+    combined error.
     """
 
     def error(interval: Interval) -> float:
@@ -442,11 +448,10 @@ def _method_over_blocks(
 
 
 def interval_half_width(entries: Sequence[tuple[str, MethodInBlock]]) -> float | None:
-    """Return half the width of the 95 % interval of a mean over blocks; None if an error over patients is not known.
+    """Return half the width of the 95 % interval of a mean AUROC over blocks; None without all errors over patients.
 
-    The error over seeds is 0 where a block has one seed: the interval is then over patients alone. Blocks of one data
-    set are tested on the same patients: their errors add up as they are. Data sets are independent of one another, and
-    so are seeds.
+    In a block with one seed, the interval is over patients alone. Blocks of one data set share their test patients, so
+    their errors add up linearly. The errors of different data sets, and of different seeds, are independent.
     """
     if not entries or any(entry.patient_error is None for _, entry in entries):
         return None

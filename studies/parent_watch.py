@@ -1,6 +1,6 @@
-"""The first import of the fork server of :mod:`studies.runner`, which makes that process end with the program.
+"""Module that the fork server of :mod:`studies.runner` imports first, so that it ends when ``flwr-sim`` ends.
 
-Python itself ends a fork server whose program has ended, but only after all imports, seconds later.
+Python itself ends such a fork server too, but only after all of its imports, seconds later.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Progress of several runs with the time left: a table on a terminal, lines in a log, or JSON objects."""
+"""Progress of several runs with the time left: as a table on a terminal, as log lines, or as JSON objects."""
 
 import statistics
 import time
@@ -16,13 +16,13 @@ from common.system.terminal import ProgressForm, progress_form
 from server.runs.progress import Tell, choose_tell
 
 EVERY_S = 30.0
-"""Seconds between two lines, or objects, on the progress of active runs."""
+"""Seconds between two log lines, or JSON objects, about the active runs."""
 MOST_NAMED = 6
 
 
 @dataclass(frozen=True)
 class ActiveRun:
-    """A run that is active now, with its seconds and rounds so far.
+    """A run in progress, with its time and its rounds so far.
 
     Attributes:
         label: Name of its experiment.
@@ -37,20 +37,20 @@ class ActiveRun:
 
     @property
     def estimated_total_s(self) -> float | None:
-        """Estimate the length of the whole run in seconds, by its rounds so far; None before the first round."""
+        """Estimate the duration of the whole run in seconds, from its rounds so far; None before the first round."""
         return self.seconds / self.rounds_done * self.rounds if self.rounds_done else None
 
 
 @dataclass
 class TrialsPace:
-    """The number and the length of finished runs, from which the remaining time is estimated.
+    """Numbers and durations of finished runs, from which the remaining time is estimated.
 
     Attributes:
-        totals: Label -> runs.
-        done: Label -> finished runs, with those of an earlier call.
+        totals: Label of an experiment -> number of its runs.
+        done: Label -> number of finished runs, including those of an earlier command.
         jobs: Number of runs at a time.
         active: Returns the active runs.
-        lengths: Label -> seconds of the runs that finished here.
+        lengths: Label -> seconds of each run that this process finished.
     """
 
     totals: Mapping[str, int]
@@ -65,12 +65,12 @@ class TrialsPace:
         self.lengths.setdefault(label, []).append(seconds)
 
     def median_run_s(self, label: str) -> float | None:
-        """Return the median length of the experiment's runs, else of all runs; None where none has finished."""
+        """Return the median duration of the experiment's runs, else of all runs; None before the first finished run."""
         lengths = self.lengths.get(label) or [seconds for each in self.lengths.values() for seconds in each]
         return statistics.median(lengths) if lengths else None
 
     def remaining_s(self) -> float | None:
-        """Estimate the seconds until all runs are done; None before the first finished run or round."""
+        """Estimate the seconds until all runs are finished; None before the first finished run or round."""
         active = self.active()
         waiting = [label for label, total in self.totals.items() for _ in range(total - self.done.get(label, 0))]
         for run in active:
@@ -87,11 +87,11 @@ class TrialsPace:
         return statistics.fmean(estimates) * len(rest) / min(self.jobs, len(rest))
 
     def finished_and_total(self) -> tuple[int, int]:
-        """Return the number of finished runs and of all."""
+        """Return the number of finished runs and the number of all runs."""
         return sum(self.done.values()), sum(self.totals.values())
 
     def progress_sentence(self) -> str:
-        """Return the number of finished runs and the time left, in a sentence."""
+        """Return the number of finished runs and the time left as text."""
         (done, total), left = self.finished_and_total(), self.remaining_s()
         return f"{done} of {total} runs" + (
             "" if left is None or done == total else f", about {format_duration(left)} left"
@@ -99,7 +99,7 @@ class TrialsPace:
 
 
 class TrialsProgress:
-    """Shows no progress; base class of the other forms."""
+    """Base class of the forms of progress; it shows nothing."""
 
     def __init__(self, pace: TrialsPace) -> None:
         self.pace = pace
@@ -109,20 +109,20 @@ class TrialsProgress:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Do nothing at the end."""
+        """Do nothing; subclasses close their output."""
 
     def started(self, run: str, label: str, rounds: int) -> None:
-        """Show that a run begins."""
+        """Show that a run has started."""
 
     def update(self) -> None:
-        """Show the progress of active runs, unless it was shown a short time ago."""
+        """Show the progress of active runs; called often, and subclasses may skip calls."""
 
     def ended(self, run: str, label: str, failure: str, seconds: float) -> None:
         """Show that a run has ended."""
 
 
 class TrialsTable(TrialsProgress):
-    """Shows the time left, and a line for each experiment with active or waiting runs."""
+    """Shows the time left, and a table with a row for each unfinished experiment, on a terminal."""
 
     def __init__(self, console: Console, pace: TrialsPace) -> None:
         super().__init__(pace)
@@ -141,7 +141,7 @@ class TrialsTable(TrialsProgress):
         self._live.update(Group(Text(self.pace.progress_sentence()), self.table()), refresh=True)
 
     def table(self) -> Table:
-        """Return a line for each experiment that is not finished."""
+        """Return a table with a row for each unfinished experiment."""
         table, active = Table("experiment", "runs", "at work", "a run takes"), self.pace.active()
         for label, total in self.pace.totals.items():
             done = self.pace.done.get(label, 0)
@@ -158,9 +158,9 @@ class TrialsTable(TrialsProgress):
 
 
 class TrialsProgressEvents(TrialsProgress):
-    """Writes where a run begins or ends, and every :data:`EVERY_S` the progress of active runs.
+    """Writes an event when a run begins or ends and, every :data:`EVERY_S` seconds, one about the active runs.
 
-    It writes lines for logs, or JSON objects, whose fields docs/simulation.md explains.
+    Events are lines for logs, or JSON objects, whose fields docs/simulation.md explains.
     """
 
     def __init__(self, tell: Tell, pace: TrialsPace) -> None:
@@ -200,10 +200,10 @@ class TrialsProgressEvents(TrialsProgress):
 
 
 def make_trials_progress(form: ProgressForm, console: Console, pace: TrialsPace) -> TrialsProgress:
-    """Return the progress in the chosen form: a table on the console, lines or objects on standard error.
+    """Return the progress in the chosen form: a table on the console, or lines or JSON objects on standard error.
 
     Raises:
-        BadInput: If a bar is asked for where there is no terminal.
+        BadInput: If the form is a bar and there is no terminal.
     """
     form = progress_form(form, console)
     if form is ProgressForm.bar:

@@ -1,6 +1,6 @@
-"""Trials, each in a process of its own, several at a time.
+"""The execution of trials (an experiment with a seed), several at a time, each in a process of its own.
 
-The processes are forked from one that has everything imported, because the imports take seconds.
+The processes are forked from a server process that has imported everything, because the imports take seconds.
 """
 
 import gc
@@ -42,21 +42,21 @@ LOOK_S = 0.5
 RUNS_PER_GPU = 4
 CONTEXT = multiprocessing.get_context("forkserver")
 FIRST_USED_IN_A_RUN = "client.simulation", "client.app", "server.reporting.run_report", "server.reporting.model_card"
-"""Modules that a run imports when it needs them, which each run would pay again."""
+"""Modules that a run imports late; the fork server imports them first, so that no run has to."""
 CONTEXT.set_forkserver_preload(["studies.parent_watch", __name__, *FIRST_USED_IN_A_RUN])
 
 _STARTING = threading.Lock()
 _ASSIGNING = threading.Lock()
 _RUNS = Counter[int]()
-"""GPU -> number of runs of this process that use it."""
+"""GPU number -> number of runs of this program that use it."""
 
 
 class FailedRuns(ProgramCannotContinue):
-    """Some runs failed; the message names each with its reason."""
+    """Raised if runs failed; the message names each with its reason."""
 
 
 def count_fitting_jobs(trials: Sequence[Trial]) -> int:
-    """Return how many runs fit at a time: one with Ray, else by cores and threads, and by GPUs where there are any."""
+    """Return how many runs fit at a time: one with Ray, otherwise limited by cores, threads and GPUs."""
     experiments = [trial.file.experiment for trial in trials]
     if any(each.simulation.backend == "ray" for each in experiments):
         return 1
@@ -73,11 +73,11 @@ def count_fitting_jobs(trials: Sequence[Trial]) -> int:
 def run_trials(
     trials: Sequence[Trial], out: Path, jobs: int, console: Console, progress: ProgressForm = ProgressForm.auto
 ) -> None:
-    """Run the trials that are not finished yet, ``jobs`` at a time; a folder that several trials share is run once.
+    """Run the unfinished trials, ``jobs`` at a time; trials with the same folder are run once.
 
     Raises:
-        BadInput: If another process runs trials in this folder.
-        FailedRuns: If a run fails; the others are finished first.
+        BadInput: If another process runs trials in the folder ``out``.
+        FailedRuns: If a run fails, after the others have finished.
     """
     out.mkdir(parents=True, exist_ok=True)
     with (out / ".lock").open("wb") as lock:
@@ -140,10 +140,12 @@ def run_side_by_side(
     look: Callable[[], None] = lambda: None,
     until: float = math.inf,
 ) -> Generator[tuple[RunT, EndT | None]]:
-    """Make runs in threads, ``jobs`` at a time; yield each with None as it begins, and with its result as it ends.
+    """Call ``start`` for each run in threads, ``jobs`` at a time.
+
+    Yield each run twice: with None when it begins, and with its result when it ends.
 
     Args:
-        start: Makes one run, and returns its result.
+        start: Executes one run, and returns its result.
         look: Called at least every :data:`LOOK_S` seconds.
         until: Time on the monotonic clock after which no run begins.
     """
@@ -162,7 +164,7 @@ def run_side_by_side(
 
 @contextmanager
 def _hide_callers_script() -> Iterator[None]:
-    """Hide the caller's script within the context, because a process started here would run it once more."""
+    """Context manager that hides the main script, because each process started within would execute it again."""
     main = sys.modules["__main__"]
     file, spec = main.__dict__.pop("__file__", None), main.__spec__
     main.__spec__ = None
@@ -176,10 +178,10 @@ def _hide_callers_script() -> Iterator[None]:
 
 @contextmanager
 def fork_server() -> Iterator[None]:
-    """Start the process that runs are forked from, so that any thread may start runs within the context.
+    """Context manager that starts the process from which runs are forked, so that any thread may start runs.
 
-    That process ends with the thread that starts it, which has to be the main thread. Its sockets lie in a folder that
-    Python removes at the end of a program, and that a program stopped by a signal has to remove itself.
+    The process ends with the thread that starts it, which must be the main thread. Its sockets are in a folder that
+    Python removes at the end of a program; a program stopped by a signal has to remove it itself.
     """
     os.environ[PROGRAM] = str(os.getpid())
     with _STARTING, _hide_callers_script():
@@ -189,9 +191,9 @@ def fork_server() -> Iterator[None]:
 
 
 def run_measured(trial: Trial) -> tuple[str, float]:
-    """Run a trial into its unfinished folder; return its failure, or an empty string, and its CPU seconds.
+    """Run a trial in a process, into its unfinished folder; return the reason of a failure (or "") and the CPU seconds.
 
-    The seconds are 0 where the run's process ended without a report.
+    The seconds are 0 if the process ended without a result.
     """
     receiving, sending = CONTEXT.Pipe(duplex=False)
     with assign_gpus(trial) as gpus:
@@ -212,9 +214,10 @@ def run_measured(trial: Trial) -> tuple[str, float]:
 
 @contextmanager
 def assign_gpus(trial: Trial) -> Iterator[str | None]:
-    """Yield the GPUs with the fewest runs, as ``CUDA_VISIBLE_DEVICES`` names them; None where any GPU will do.
+    """Context manager for a run's GPUs, those with the fewest runs, in the form of ``CUDA_VISIBLE_DEVICES``.
 
-    A run without Ray takes the first GPU that it sees, so that several runs would take the same.
+    A run without Ray uses the first GPU that it sees, so without this all runs would use the same one. The value is
+    None if the run needs no assignment.
     """
     section, visible = trial.file.experiment.simulation, visible_gpus()
     if visible < 2 or section.backend == "ray" or section.gpus_per_site == 0:
@@ -232,7 +235,7 @@ def assign_gpus(trial: Trial) -> Iterator[str | None]:
 
 
 def _run_quietly(trial: Trial, sending: Connection, gpus: str | None) -> None:
-    """Run a trial in a process of its own, without its output, which would break the table of progress."""
+    """Run a trial in the current process without output, which would disturb the table of progress."""
     end_with_parent()
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # nothing has looked for GPUs in this process yet

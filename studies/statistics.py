@@ -1,12 +1,12 @@
 """Paired tests of two methods over classes, and ranks of several methods over blocks.
 
-The test is that of Kulkarni et al., ML4H 2024: a paired t-test over per-class AUROCs at alpha .05, with Shapiro-Wilk on
-the differences. We add Wilcoxon's signed-rank test where the differences are not
-normal, Holm's correction over several comparisons, and a bootstrap interval for the mean difference.
+The test is that of Kulkarni et al., ML4H 2024: a paired t-test over per-class AUROCs at alpha .05, with a Shapiro-Wilk
+test of the differences. We add Wilcoxon's signed-rank test where the differences are not normal, Holm's correction over
+several comparisons, and a bootstrap interval for the mean difference.
 
 Ranks follow Demsar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006: methods are ranked in
-each block and equal ones share their ranks; two methods differ if their average
-ranks differ by at least the critical difference.
+each block, and equal ones share their ranks. Two methods differ if their average ranks differ by at least the critical
+difference.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from scipy import stats
 ALPHA = 0.05
 FEWEST_PAIRS = 3
 FEWEST_SEEDS = 3
-"""Below this nothing is called better or worse, because one more training could reverse it."""
+"""With fewer seeds nothing is called better or worse, because one more training could reverse it."""
 RESAMPLES = 10_000
 FEWEST_BLOCKS = 3
 FEWEST_METHODS = 3
@@ -29,17 +29,17 @@ Scores = Mapping[tuple[int, str], float | None]  # (seed, class name) -> AUROC
 
 @dataclass(frozen=True)
 class PairedTest:
-    """The test of the reference minus another method, pair by pair; a value that the pairs do not allow is None.
+    """The paired test of the reference against another method; a value that cannot be computed is None.
 
     Attributes:
         pairs: Number of pairs in which both methods have a value.
-        mean_difference: Above 0 where the reference scores higher.
+        mean_difference: Reference minus other method; above 0 if the reference scores higher.
         interval: 95 % percentile bootstrap interval of the mean difference; too narrow for a handful of pairs.
         t_test_p: Two-sided p-value of the paired t-test.
         normality_p: Shapiro-Wilk p-value of the differences.
-        wilcoxon_p: Two-sided signed-rank p-value, only where normality is rejected.
-        reason: Why no test was possible; empty where there is a test.
-        holm_p: The deciding p-value after Holm's correction, once :func:`correct_family_by_holm` has set it.
+        wilcoxon_p: Two-sided signed-rank p-value, only if normality is rejected.
+        reason: Reason why no test was possible; empty if there is a test.
+        holm_p: Deciding p-value after Holm's correction, which :func:`correct_family_by_holm` sets.
         seeds: Number of seeds in which both methods have a value.
     """
 
@@ -55,12 +55,12 @@ class PairedTest:
 
     @property
     def p_value(self) -> float | None:
-        """Return the deciding p-value: Wilcoxon's where normality is rejected, else the t-test's."""
+        """Return the deciding p-value: Wilcoxon's if normality is rejected, otherwise that of the t-test."""
         return self.t_test_p if self.wilcoxon_p is None else self.wilcoxon_p
 
 
 def compare_over_classes(reference: Scores, other: Scores, generator: np.random.Generator) -> PairedTest:
-    """Test pairs of class means over the seeds that both methods have, as Kulkarni et al. do."""
+    """Test two methods paired by class, each class averaged over the common seeds, as Kulkarni et al. do."""
     by_class: dict[str, list[tuple[float, float]]] = {}
     pairs = _common_pairs(reference, other)
     for (_, name), pair in pairs.items():
@@ -70,7 +70,7 @@ def compare_over_classes(reference: Scores, other: Scores, generator: np.random.
 
 
 def compare_classes_and_seeds(reference: Scores, other: Scores, generator: np.random.Generator) -> PairedTest:
-    """Test pairs of every class in every seed; p-values are too small, as seeds of one class are not independent."""
+    """Test two methods paired by class and seed; p-values are too small, because seeds are not independent."""
     pairs = _common_pairs(reference, other)
     test = paired_test(np.array(list(pairs.values()), np.float64).reshape(-1, 2), generator)
     return replace(test, seeds=len({seed for seed, _ in pairs}))
@@ -82,10 +82,10 @@ def _common_pairs(reference: Scores, other: Scores) -> dict[tuple[int, str], tup
 
 
 def paired_test(pairs: NDArray[np.float64], generator: np.random.Generator) -> PairedTest:
-    """Test whether the two columns differ.
+    """Test if two methods differ over pairs of values.
 
     Args:
-        pairs: Reference and other, ``(pairs, 2)``.
+        pairs: Values of the reference and of the other method, ``(pairs, 2)``.
 
     Raises:
         ValueError: If a value is not finite.
@@ -114,12 +114,12 @@ def paired_test(pairs: NDArray[np.float64], generator: np.random.Generator) -> P
 
 
 def are_differences_equal(differences: NDArray[np.float64]) -> bool:
-    """Return whether all differences are equal except for rounding."""
+    """Return True if all differences are equal except for rounding."""
     return bool(np.ptp(differences) <= 1e-12 * max(1.0, float(np.abs(differences).max())))
 
 
 def adjust_by_holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Adjust p-values for their number (Holm, Scand. J. Statist. 1979); ``None`` stays and does not count."""
+    """Adjust p-values for multiple testing (Holm, Scand. J. Statist. 1979); ``None`` stays and does not count."""
     ascending = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     largest = 0.0
@@ -130,7 +130,7 @@ def adjust_by_holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def correct_family_by_holm(tests: Sequence[PairedTest]) -> list[PairedTest]:
-    """Return the tests of one family with their Holm-corrected p-values."""
+    """Return tests that belong to one family, with their Holm-corrected p-values."""
     return [
         replace(test, holm_p=p) for test, p in zip(tests, adjust_by_holm([test.p_value for test in tests]), strict=True)
     ]
@@ -138,14 +138,13 @@ def correct_family_by_holm(tests: Sequence[PairedTest]) -> list[PairedTest]:
 
 @dataclass(frozen=True)
 class MethodRanking:
-    """The ranks of methods over blocks.
+    """The ranking of methods over blocks.
 
     Attributes:
         ranks: Method -> average rank, 1 for the best; in the order of the ranks.
-        p: P-value of Friedman's test that all methods are alike; None with fewer than three blocks or methods.
-        critical_difference: The smallest difference of two average ranks that counts; None if ``p`` is None.
-        cliques: Groups of methods, in the order of ranks, that differ by less than the critical difference; no group
-            is part of another.
+        p: P-value of Friedman's test that all methods are equal; None with fewer than three blocks or methods.
+        critical_difference: Least significant difference of two average ranks; None if ``p`` is None.
+        cliques: Largest groups of methods, neighbours by rank, that differ by less than the critical difference.
     """
 
     blocks: int
@@ -156,7 +155,7 @@ class MethodRanking:
 
 
 def rank_methods(scores: Mapping[str, Sequence[float]]) -> MethodRanking:
-    """Rank methods by a score; the highest has rank 1.
+    """Rank methods by a score; the highest score has rank 1.
 
     Args:
         scores: Method -> score in each block; all methods have the same blocks.
@@ -179,14 +178,14 @@ def rank_methods(scores: Mapping[str, Sequence[float]]) -> MethodRanking:
 
 
 def critical_difference(methods: int, blocks: int) -> float:
-    """Return the smallest difference of two average ranks at which they differ by Nemenyi's test at :data:`ALPHA`."""
+    """Return the least significant difference of two average ranks by Nemenyi's test at :data:`ALPHA`."""
     # The test takes infinitely many degrees of freedom, for which a million stand here.
     quantile = float(stats.studentized_range.ppf(1 - ALPHA, methods, 1e6)) / np.sqrt(2)
     return float(quantile * np.sqrt(methods * (methods + 1) / (6 * blocks)))
 
 
 def find_indistinct_method_groups(ranks: Mapping[str, float], critical: float) -> tuple[tuple[str, ...], ...]:
-    """Return the largest groups of two or more neighbours whose ranks lie within less than the critical difference."""
+    """Return the largest groups of methods, neighbours by rank, whose ranks differ by less than ``critical``."""
     names, groups = list(ranks), list[tuple[str, ...]]()
     for index, first in enumerate(names):
         group = tuple(name for name in names[index:] if ranks[name] - ranks[first] < critical)

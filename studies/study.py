@@ -1,4 +1,4 @@
-"""``flwr-sim study``: run a paper's experiments, and write its tables with ours beside them."""
+"""The command ``flwr-sim study``: it runs a paper's experiments, and writes its tables beside the paper's numbers."""
 
 import os
 from collections.abc import Sequence
@@ -36,14 +36,14 @@ def run_study(
 
     Args:
         folder: Folder with ``study.toml``.
-        seeds: Number of seeds of every experiment; None for the study's own.
-        jobs: Runs at a time; None for as many as fit.
-        quick: Run only the part of the study that ends in minutes.
+        seeds: Number of seeds for every experiment; None for the study's own.
+        jobs: Number of runs at a time; None for as many as fit.
+        quick: Run only the part of the study that finishes in minutes.
         progress: Form in which progress is shown; a quiet console shows none.
 
     Raises:
         BadInput: With the faults of the study or of all its experiments, before anything runs.
-        FailedRuns: If a run fails; the others are finished first.
+        FailedRuns: If a run fails, after the others have finished.
     """
     refuse_seed(overrides)
     study = read_study(folder, quick=quick)
@@ -70,12 +70,12 @@ def run_study(
 
 
 def list_study_trials(study: Study, folder: Path, out: Path, overrides: Sequence[str], seeds: range) -> list[TrialGrid]:
-    """Return the trials by table, method, setting and seed; two trials of the same run share a folder.
+    """Return the trials by table, method, setting and seed; trials with equal settings share a folder.
 
     Args:
-        folder: Folder that the study's experiments are named from.
+        folder: Folder to which the study's experiment paths are relative.
         out: Folder of the runs.
-        overrides: Settings of all experiments.
+        overrides: Overrides for all experiments.
     """
     first: dict[str, Trial] = {}
 

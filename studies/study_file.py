@@ -1,6 +1,6 @@
-"""``study.toml``: a study that repeats a published paper.
+"""The file ``study.toml`` of a study that repeats a published paper.
 
-The file names the experiments of each of the paper's tables, the paper's numbers, and our differences from the paper.
+It names the experiments for each of the paper's tables, the paper's numbers, and our differences from the paper.
 """
 
 import re
@@ -40,20 +40,20 @@ MEASURES: Mapping[str, tuple[str, Reading]] = {
     "megabytes": ("MB sent and received", lambda run: run.summary.traffic_bytes / 1e6),
     "seconds": ("seconds", lambda run: run.summary.seconds.get("total")),
 }
-"""Measure in a ``study.toml`` -> heading, and function that reads its value from a run, which may be None."""
+"""Name of a measure in ``study.toml`` -> its heading, and the function that reads it from a run (may be None)."""
 
 
 def title_to_slug(title: str) -> str:
-    """Return a title as part of a folder's name."""
+    """Convert a title to a part of a folder's name."""
     return re.sub(r"[^\w.+]+", "_", title)
 
 
 class StudyRowOrColumn(TomlSection):
-    """One row (a method) or one column (a setting) of a study's table of runs.
+    """One method or one setting of a study's table.
 
     Attributes:
-        part: Takes the place of ``{method}`` or ``{setting}`` in the table's ``experiment`` and ``set``.
-        x: The number of a setting along a sweep.
+        part: Text that replaces ``{method}`` or ``{setting}`` in the table's ``experiment`` and ``set``.
+        x: Position of a setting on the axis of a sweep.
         set: Overrides in the form of ``--set``.
     """
 
@@ -64,13 +64,13 @@ class StudyRowOrColumn(TomlSection):
 
 
 class MeanOverClasses(TomlSection):
-    """The mean AUROC over some classes, as a measure of a table."""
+    """A measure of a table: the mean AUROC over some classes."""
 
     title: str
     classes: Annotated[tuple[str, ...], Field(min_length=1)]
 
     def read_from_run(self, run: "RunFolderContent") -> float | None:
-        """Return the mean AUROC of a run over these classes."""
+        """Return the mean AUROC over these classes in a run."""
         from common.metrics.auroc import mean_and_sd
 
         results = run.summary.test.per_class.items()
@@ -81,18 +81,19 @@ class PaperTable(TomlSection):
     """One table of the paper that the study repeats.
 
     Attributes:
-        experiment: Path from the study's folder, with ``{method}`` and ``{setting}``.
-        measures: Names, or means over named classes.
+        experiment: Path relative to the study's folder, with ``{method}`` and ``{setting}``.
+        measures: Names of :data:`MEASURES`, or means over named classes.
         reference: Title of the method that each other method is tested against; empty for no tests.
-        paper: Title of a method -> for each setting the paper's numbers in the order of ``measures``; fewer where the
-            paper lacks the last ones.
+        paper: Title of a method -> for each setting the paper's numbers in the order of ``measures``; the last ones may
+            be missing.
         paper_unit: Unit of the numbers in ``paper``; our own numbers are fractions.
-        tests: What a paired test of a method against the reference pairs. ``settings`` is one test, with a pair of
-            means of the first measure for each setting; ``classes`` is one test in each setting, with a pair of AUROCs
-            for each class. With 4 settings and 10 classes a method has one test of 4 pairs, or 4 tests of 10 pairs.
-        figures: ``sweep``: measures along ``x``; ``curves``: accuracy at the sites by round; ``density``: over sites.
-        quick: Titles of the settings and methods that the quick scale runs; where it names no setting, all settings
-            run, and where it names no method, all methods.
+        tests: Pairs of the test of a method against the reference. ``settings`` is one test, with a pair of means of
+            the first measure for each setting; ``classes`` is one test in each setting, with a pair of AUROCs for each
+            class. With 4 settings and 10 classes a method has one test of 4 pairs, or 4 tests of 10 pairs.
+        figures: ``sweep`` plots measures along ``x``, ``curves`` the sites' accuracy by round, and ``density`` the
+            distribution of accuracy over sites.
+        quick: Titles of the settings and methods that the quick scale runs; without any setting's title all settings
+            run, and without any method's title all methods.
         differs: Differences from the paper in this table alone.
     """
 
@@ -160,11 +161,11 @@ class PaperSetting(TomlSection):
     """One setting of a paper, as a key of our experiment files.
 
     Attributes:
-        paper: Value that the paper gives, or words where no value of the key says it; None where the paper is silent.
-        code: Value or words of the authors' code, where it has another one or the paper is silent.
-        value: Value of the key that stands for the words of paper or code, or for our choice where both are silent.
-        files: Patterns of the files it goes for, as paths below ``experiments`` without ``.toml``.
-        rows: A short name of these files in the table of the docs, in the place of the patterns.
+        paper: Value in the paper, or words if no value of the key expresses it; None if the paper does not say.
+        code: Value or words of the authors' code, if it differs from the paper or the paper does not say.
+        value: Value of the key for these words, or our choice if neither paper nor code says.
+        files: Patterns of the experiment files that it concerns, as paths below ``experiments`` without ``.toml``.
+        rows: Short name for these files in the docs' table, instead of the patterns.
     """
 
     key: str
@@ -177,12 +178,12 @@ class PaperSetting(TomlSection):
 
     @property
     def reference(self) -> object:
-        """Return the value that a file has unless a departure is listed: of the paper, else of the code."""
+        """Return the value of files without a departure: the first of ``value``, ``paper`` and ``code`` that is set."""
         return next((each for each in (self.value, self.paper, self.code) if each is not None), None)
 
 
 class Departure(TomlSection):
-    """A value of some files that is not the paper's, or not the code's where the paper is silent.
+    """A value of some experiment files that differs from the paper's, or from the code's if the paper does not say.
 
     Attributes:
         ours: Value of the key in these files.
@@ -199,10 +200,10 @@ class Departure(TomlSection):
 
 
 class QuickScale(TomlSection):
-    """The quick scale, which ends in minutes, on top of the experiments' own [small] tables.
+    """The quick scale of a study, which finishes in minutes; it is applied after the experiments' ``[small]`` tables.
 
     Attributes:
-        set: Overrides of all experiments.
+        set: Overrides for all experiments.
         differs: Differences from the paper at this scale.
     """
 
@@ -215,10 +216,10 @@ class Study(TomlSection):
     """The content of ``study.toml``.
 
     Attributes:
-        paper: Authors, year, venue.
-        differs: Differences from the paper in data and scale, in all tables.
-        settings: Settings of the paper that the experiment files are compared with.
-        departures: Values of experiment files that are not the paper's.
+        paper: Authors, year and venue.
+        differs: Differences from the paper in data and scale, for all tables.
+        settings: Settings of the paper with which a test compares the experiment files.
+        departures: Values in experiment files that differ from the paper's.
     """
 
     title: str
@@ -232,7 +233,7 @@ class Study(TomlSection):
 
 
 def read_study(folder: Path, *, quick: bool) -> Study:
-    """Read ``folder/study.toml``, cut to the quick scale on request.
+    """Read ``folder/study.toml``, reduced to the quick scale if ``quick``.
 
     Raises:
         BadInput: With every fault of the file.

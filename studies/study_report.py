@@ -1,4 +1,4 @@
-"""A study's result in a sentence, as JSON, as Markdown and as a page with figures."""
+"""A study's result as a sentence, as Markdown, and as an HTML page with figures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ PANELS = 3
 
 
 def study_as_markdown(result: StudyResult) -> str:
-    """Return all tables as Markdown, our number and the paper's in one cell, and the differences from the paper."""
+    """Format all tables as Markdown, with our number and the paper's in one cell, and all differences."""
     parts = [
         f"# {result.title}",
         study_headline(result),
@@ -43,7 +43,7 @@ def study_as_markdown(result: StudyResult) -> str:
 
 
 def write_study_report(result: StudyResult, destination: Path) -> Path:
-    """Write the study as one HTML file and return its path, ``destination``."""
+    """Write the study as the HTML file ``destination``; return its path."""
     return write_template_page(
         "study.html.j2",
         destination,
@@ -59,7 +59,7 @@ def write_study_report(result: StudyResult, destination: Path) -> Path:
 
 
 def study_headline(result: StudyResult) -> str:
-    """Return how many of the paper's numbers lie within the spread of ours over the seeds, in a sentence."""
+    """Return a sentence on how many of the paper's numbers lie in the 95 % interval of ours over the seeds."""
     every = [e for table in result.tables for row in table.entries for cells in row for e in cells]
     published = [(entry.paper, entry.ours) for entry in every if entry.paper is not None]
     if not published:
@@ -85,7 +85,7 @@ def study_headline(result: StudyResult) -> str:
 
 
 def format_entry(entry: OurAndPaperNumber) -> str:
-    """Format our number with its spread: three decimals for shares, fewer for amounts."""
+    """Format our number with its SD: three decimals below 10, otherwise one."""
     mean = entry.ours.mean
     if mean is None or abs(mean) < 10:
         return format_spread(entry.ours)
@@ -94,14 +94,14 @@ def format_entry(entry: OurAndPaperNumber) -> str:
 
 
 def describe_run_sizes(table: TableResult) -> list[str]:
-    """Return the size of our runs: one line where all settings have the same, else a line a setting."""
+    """Describe the size of our runs: one line if it is the same in all settings, otherwise a line for each setting."""
     if len(set(table.scale)) == 1:
         return [table.scale[0]]
     return [f"{setting}: {scale}" for setting, scale in zip(table.settings, table.scale, strict=True)]
 
 
 def untrained_sentence(table: TableResult) -> str:
-    """Return which figures are of a model without training, in a sentence; empty where none is."""
+    """Return a sentence on the results that are of the untrained initial model; empty if there are none."""
     if not table.untrained:
         return ""
     named = [method + (f", {setting}" if setting else "") for method, setting, _ in table.untrained]
@@ -136,7 +136,7 @@ def _markdown_list(title: str, lines: Iterable[str]) -> str:
 
 
 def _draw_figures(table: TableResult, name: str) -> Mapping[str, Markup]:
-    """Return heading -> figure, as far as the runs have its data."""
+    """Draw the figures of a table for which the runs have data; return heading -> figure."""
     drawn: dict[str, Markup] = {}
     if "sweep" in table.figures and len(table.settings) > 1:
         drawn["Along the sweep"] = draw_measures_by_setting(table, f"{name}-sweep")
@@ -169,7 +169,7 @@ def _draw_figures(table: TableResult, name: str) -> Mapping[str, Markup]:
 
 
 def draw_measures_by_setting(table: TableResult, name: str) -> Markup:
-    """Draw measures along the settings, a line a method; hollow markers are the paper's numbers."""
+    """Draw the measures along the settings, with a line for each method; hollow markers are the paper's numbers."""
     headings, positions = table.headings[:PANELS], none_to_nan(table.positions)
     with page_theme():
         figure, panels = _new_axes(len(table.methods), len(headings))
@@ -190,7 +190,7 @@ def draw_measures_by_setting(table: TableResult, name: str) -> Markup:
 
 
 def _draw_panels(drawn: Sequence[AccuracyCurve], name: str, description: str, draw: Draw) -> Markup:
-    """Draw a panel a setting, and in it a line a method."""
+    """Draw a panel for each setting, with a line for each method."""
     settings = list(dict.fromkeys(each.setting for each in drawn))
     methods = list(dict.fromkeys(each.method for each in drawn))
     with page_theme():
@@ -205,7 +205,7 @@ def _draw_panels(drawn: Sequence[AccuracyCurve], name: str, description: str, dr
 
 
 def _new_axes(methods: int, columns: int) -> tuple[Figure, list[Axes]]:
-    """Return axes side by side, with room above for a legend of four methods a line."""
+    """Make axes side by side, with space above for a legend of four methods a line."""
     return new_figure(9, 3.2 + 0.25 * ((methods + 3) // 4), columns=columns)
 
 

@@ -1,4 +1,4 @@
-"""A study's tables: our numbers and the paper's, tests, and the data of the figures."""
+"""The results of a study's tables: our numbers and the paper's, tests, and the data of the figures."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ RunGrid = Sequence[Sequence[Sequence[RunFolderContent]]]  # method, setting, see
 
 @dataclass(frozen=True)
 class OurAndPaperNumber:
-    """Our number over the seeds, and the paper's, which may be None."""
+    """Our mean and SD over the seeds, and the paper's number, which may be None."""
 
     ours: MeanAndSd
     paper: float | None
@@ -24,7 +24,7 @@ class OurAndPaperNumber:
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """The test of the reference against another method; ``setting`` is empty where settings are the pairs."""
+    """The test of the reference against another method; ``setting`` is empty if the pairs are settings."""
 
     other: str
     setting: str
@@ -33,12 +33,12 @@ class PairedComparison:
 
 @dataclass(frozen=True)
 class AccuracyCurve:
-    """The accuracy of one method in one setting.
+    """The sites' accuracy with one method in one setting.
 
     Attributes:
-        rounds: The rounds with accuracies.
+        rounds: Rounds with an accuracy in every run.
         accuracy: Mean over sites and seeds, by round.
-        sites: Accuracy of every site in the best round of every seed.
+        sites: Accuracy of each site in the best round of each seed.
     """
 
     method: str
@@ -50,14 +50,13 @@ class AccuracyCurve:
 
 @dataclass(frozen=True)
 class TableResult:
-    """One table of a study.
+    """The results of one table of a study.
 
     Attributes:
-        positions: The settings along a sweep.
-        entries: By method, setting and measure.
+        positions: Positions of the settings on the axis of a sweep.
+        entries: Numbers by method, setting and measure.
         scale: Size of our runs, setting by setting.
-        untrained: Method, setting and number of seeds whose initial model is tested, because no round was better by
-            validation.
+        untrained: Method, setting and number of seeds in which the initial model was best by validation and is tested.
     """
 
     title: str
@@ -76,14 +75,14 @@ class TableResult:
 
     @property
     def columns(self) -> list[tuple[int, str, bool]]:
-        """Return index and heading of each measure, and whether the paper gives a number for it."""
+        """Return for each measure its index, its heading, and True if the paper gives a number for it."""
         every = [column for row in self.entries for column in row]
         return [(i, title, any(e[i].paper is not None for e in every)) for i, title in enumerate(self.headings)]
 
 
 @dataclass(frozen=True)
 class StudyResult:
-    """The tables of a whole study."""
+    """The results of all tables of a study."""
 
     title: str
     paper: str
@@ -93,10 +92,10 @@ class StudyResult:
 
 
 def study_result(study: Study, runs: Sequence[RunGrid]) -> StudyResult:
-    """Return the tables of a study from its runs.
+    """Compute the results of a study's tables.
 
     Args:
-        runs: By table, method, setting and seed.
+        runs: Runs by table, method, setting and seed.
     """
     seeds = tuple(run.summary.seed for run in runs[0][0][0])
     tables = tuple(_table_result(table, grid) for table, grid in zip(study.tables, runs, strict=True))
@@ -143,7 +142,7 @@ def _table_result(table: PaperTable, grid: RunGrid) -> TableResult:
 def _paired_tests(
     table: PaperTable, grid: RunGrid, entries: Sequence[Sequence[Sequence[OurAndPaperNumber]]]
 ) -> Iterator[PairedComparison]:
-    """Yield the tests; Holm's family is all other methods, in one setting or over all of them."""
+    """Yield the tests against the reference; Holm's family is all other methods of a setting, or of the table."""
     generator = np.random.default_rng(0)
     titles = [method.title for method in table.methods]
     reference = titles.index(table.reference)
@@ -179,7 +178,7 @@ def _accuracy_curves(method: str, setting: str, runs: Sequence[RunFolderContent]
 
 
 def _describe_run_size(summary: RunSummary) -> str:
-    """Return the size of a run in words, for a comparison with the paper."""
+    """Describe the size of a run in words, for comparison with the paper."""
     samples = sum(site.train_samples or 0 for site in summary.sites.values())
     test = next(iter(summary.test.per_class.values()))
     tested = summary.test.multi_class.images if summary.test.multi_class else test.images

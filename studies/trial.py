@@ -1,4 +1,4 @@
-"""One experiment with one seed, of several that are run side by side, and its folder."""
+"""A trial: one experiment with one seed, among several that are run and compared, and its folder."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -21,10 +21,10 @@ class Trial:
     Attributes:
         experiment: The experiment's file.
         folder: Folder of the finished run; an active run is in :attr:`unfinished_folder`.
-        overrides: Settings in the form of ``--set``, with the seed.
+        overrides: Overrides in the form of ``--set``, including the seed.
         label: The experiment's name in the table of progress.
-        track: Service that receives the run's figures beside its folder.
-        pages: Whether the run writes its report and its model card.
+        track: Service that receives the run's metrics in addition to its folder.
+        pages: True if the run writes its report and its model card.
     """
 
     experiment: Path
@@ -41,18 +41,18 @@ class Trial:
 
     @cached_property
     def settings_text(self) -> str:
-        """Return a text that is equal for two trials of the same run, no matter what its name is."""
+        """Return the trial's settings without its name as text, which is equal for trials of equal runs."""
         experiment = self.file.experiment.model_dump(mode="json")
         experiment["run"].pop("name")
         return json.dumps(experiment, sort_keys=True)
 
     @property
     def unfinished_folder(self) -> Path:
-        """Return the folder of the unfinished run; an interrupted run leaves it, and the next one removes it."""
+        """Return the folder of the run before it is finished; the next attempt removes what a stopped one left."""
         return self.folder.with_name(f"{self.folder.name}.unfinished")
 
     def is_done(self) -> bool:
-        """Return whether the folder holds this experiment, finished; keys missing in its summary count as defaults."""
+        """Return True if the folder holds the finished run of this trial; keys missing in its summary have defaults."""
         summary = self.folder / "summary.json"
         if not summary.is_file():
             return False
@@ -66,13 +66,13 @@ class Trial:
 
 
 def refuse_seed(overrides: Iterable[str]) -> None:
-    """Refuse a seed among the overrides, because the caller sets the seeds."""
+    """Refuse overrides that set a seed, because the caller sets the seeds."""
     if any(override.partition("=")[0].strip() == "run.seed" for override in overrides):
         raise BadInput([Fault("--set run.seed", "is settled by --seeds.", "Leave it out.")])
 
 
 def check_trials(trials: Sequence[Trial]) -> None:
-    """Check every experiment with every seed, and the folders, which must not hold another experiment.
+    """Check every experiment with every seed, and that no folder holds another experiment.
 
     Raises:
         BadInput: With all faults.

@@ -1,1 +1,1 @@
-"""Comparison of the federated model with one that the hospital trains alone."""
+"""The hospital's comparison of the federated model with a model that it trains alone on its own data."""

@@ -1,9 +1,10 @@
-"""The site's half of the comparison with training alone: four models on its own test part.
+"""The site's part of the comparison with training alone: it scores four models on its own test part.
 
-Trained alone: from the run's initial model, for as many local epochs as the site trained in the run. Fine-tuned: from
-the federated model, a quarter as many rounds (:data:`FINE_TUNED_SHARE`). Of both trainings the round with the site's
-best validation figures counts, the initial model included. The ensemble is the mean of the probabilities of the model
-trained alone and of the federated one. The site's own page has all figures; the policy decides which leave.
+*Alone*: trained by this site only, from the run's initial model, for as many local epochs as the site trained in the
+run. *Fine-tuned*: trained further by this site from the federated model, for a quarter of those rounds
+(:data:`FINE_TUNED_SHARE`). Of both trainings the best round by the site's validation part is used; round 0 is a
+candidate. *Federated*: the run's model. *Ensemble*: the mean of the probabilities of the alone and the federated model.
+The site's own page has all figures; the policy decides which of them are sent to the coordinator.
 """
 
 import json
@@ -34,7 +35,7 @@ from strategies.local.site_method import largest_epoch_count
 from strategies.local.training import reproducible_training
 
 FOLDER = "alone"
-"""Folder in the site's own folder with page, figures and the two models of the last comparison."""
+"""Folder, below the site's own folder, with the page, figures and two trained models of the last comparison."""
 PAGE, FIGURES = "does-it-help.txt", "does-it-help.json"
 ABOUT_THE_MODELS = (
     "",
@@ -42,7 +43,7 @@ ABOUT_THE_MODELS = (
     "One comparison in 40 calls a site better off alone by chance, where both models are equally good.",
 )
 FINE_TUNED_SHARE = 4
-"""Fine-tuning takes this fraction, one in four, of the rounds that training alone takes."""
+"""Divisor: fine-tuning takes a quarter of the rounds that training alone takes."""
 
 Scores = Mapping[SiteModel, NDArray[np.floating]]
 """Probabilities of each model on the test part, ``(n, classes)``."""
@@ -50,12 +51,12 @@ Scores = Mapping[SiteModel, NDArray[np.floating]]
 
 @dataclass(frozen=True)
 class ModelScores:
-    """The scores of four models on the test part.
+    """The probabilities that four models give to the images of the test part, with the labels of these images.
 
     Attributes:
         labels: ``(n, classes)``: 1, 0 or NaN for unknown.
-        class_names: The columns: the classes that the site annotates.
-        patients: ``(n,)``.
+        class_names: The classes that the site annotates, one for each column.
+        patients: The patient of each image, ``(n,)``.
     """
 
     scores: Scores
@@ -64,7 +65,11 @@ class ModelScores:
     patients: NDArray[np.str_]
 
     def compute_benefit(self, site: Site, seed: int, without: frozenset[str] = frozenset()) -> FederationBenefit | None:
-        """Compare the models over classes with both positive and negative test images; None if there is none."""
+        """Compare the models' AUROCs over the classes that have both positive and negative test images.
+
+        Returns:
+            The comparison without the classes in ``without``; None if no class is left.
+        """
         both = [{0.0, 1.0} <= set(np.unique(column).tolist()) for column in self.labels.T]
         columns = [c for c, name in enumerate(self.class_names) if both[c] and name not in without]
         if not columns:
@@ -85,8 +90,8 @@ def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitR
     """Compare the federated model with one trained alone, write the site's page, and return the figures that may leave.
 
     Raises:
-        WireError: If the plan does not ask for it, or for fewer epochs, or the model to begin with has other head rows
-            than the site's own classes.
+        WireError: If the plan does not ask for this comparison, if the requested number of epochs is not one that the
+            run can have had, or if the initial model's head rows are not the site's own classes.
         FloatingPointError: If training alone diverged in a simulation.
     """
     task = prepare_task(site, request)
@@ -131,7 +136,7 @@ def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitR
 
 
 def reply_without_figures(site: Site, request: BenefitRequest) -> BenefitReply:
-    """Return a reply without any figure of the site's data."""
+    """Return the reply of a site that may not, or cannot, send any figure of the comparison."""
     return BenefitReply(request.run, request.round, site.name)
 
 
@@ -144,7 +149,7 @@ def _interval_columns(name: str, estimates: list[EstimateWithInterval]) -> dict[
 
 
 def _score_four_models(task: LocalTask, request: BenefitRequest, *, figures_leave: bool) -> ModelScores:
-    """Score the test part with all four models; two of them are trained here."""
+    """Train the alone and the fine-tuned model here, then score the test part with all four models."""
     site, plan, method = task.site, task.plan, task.method
     with reproducible_training(derive_seed(plan.run.seed, site.name, "home"), plan.training.threads):
         if method.keeps_local_parts:
@@ -171,11 +176,12 @@ def _score_four_models(task: LocalTask, request: BenefitRequest, *, figures_leav
 
 
 def write_benefit_page(site: Site, run: str, epochs: int, benefit: FederationBenefit | None) -> None:
-    """Write the page and its figures, and print the result for the person who looks after the site.
+    """Write the page and the JSON figures of the comparison, and print its result for the hospital's staff.
 
     Args:
         epochs: Number of local epochs for which the site trained alone.
-        benefit: Over all classes of the site; None where no class has both kinds of image on its test part.
+        benefit: The comparison over all classes of the site; None if no class has both positive and negative test
+            images.
     """
     annotated = site.declaration.canonical_names
     if benefit is None:

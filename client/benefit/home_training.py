@@ -1,8 +1,9 @@
-"""Training of a model by one site alone, by the method ``individual``.
+"""Training of a model by one site alone, with the method ``individual``.
 
-The result is, bit for bit, the model that a run of ``individual`` gives this site from the same seed and initial model.
-The best round is chosen on the site's own validation part. No noise is added and no budget is spent, also in a run with
-privacy, because the model does not leave. Each finished round is on the disk; after a kill training goes on from it.
+The result has the same bits as the model that a run of the method ``individual`` gives this site from the same seed and
+initial model. The best round is chosen on the site's own validation part. Training adds no noise and spends no privacy
+budget, even if the run has privacy, because the model does not leave. Each finished round is stored on disk, so that an
+interrupted training continues after it.
 """
 
 import hashlib
@@ -31,7 +32,7 @@ WARM_UP = ("warm_up_epochs", "warm_up_lr")
 
 
 def plan_local_only_training(plan: Plan, method: SiteMethod, rounds: int, *, warm_up: bool) -> Plan:
-    """Change a run's plan to training alone, with its warm-up or without: keys that are not about other sites stay."""
+    """Return a run's plan changed to training alone, with the method's warm-up epochs if ``warm_up``."""
     parameters = {"trunk": method.parameters.trunk}
     parameters |= {name: getattr(method.parameters, name) for name in WARM_UP if warm_up}
     return plan.model_copy(
@@ -49,8 +50,8 @@ class LocalOnlyTraining:
     """The training of a model by one site without the others.
 
     Attributes:
-        site: The site for itself (:meth:`Site.copy_for_local_training`).
-        plan: The result of :func:`plan_local_only_training`.
+        site: The site as :meth:`Site.copy_for_local_training` returns it.
+        plan: The plan as :func:`plan_local_only_training` returns it.
         initial: The initial model, with head rows of the site's own classes.
     """
 
@@ -59,7 +60,11 @@ class LocalOnlyTraining:
     initial: ModelGroups
 
     def train_and_score(self, model_folder: Path, contract: str) -> tuple[NDArray[np.floating], tuple[str, ...]]:
-        """Train the rounds that are missing on the disk, save the model, and return its test scores and classes."""
+        """Train the rounds that are not on disk yet, save the best model, and score the test part with it.
+
+        Returns:
+            Probabilities ``(n, classes)`` of the test images, and the names of these classes.
+        """
         memory = self.site.folder / "memory"
         remove_old_run_states(memory, self._run_name)
         folder, last = RoundStateFolder(memory / self._run_name, durable=self.site.durable), self.plan.run.rounds
@@ -74,7 +79,7 @@ class LocalOnlyTraining:
         return scores, names
 
     def _make_train_request(self, server_round: int, counted: int) -> TrainRequest:
-        """Return the request to train that a coordinator would send for a round of the method ``individual``."""
+        """Make the request to train that a coordinator would send for a round of the method ``individual``."""
         return TrainRequest(
             run=self._run_name,
             round=server_round,
@@ -89,7 +94,7 @@ class LocalOnlyTraining:
 
     @cached_property
     def _run_name(self) -> str:
-        """Hash of plan, labels and initial model: an interrupted training goes on only if all three are the same."""
+        """Hash of the plan, labels and initial model, so that a training on disk is continued only for equal inputs."""
         digest = hashlib.sha256(self.plan.model_dump_json().encode())
         # Labels of hidden classes are among these only where no figure leaves.
         digest.update(np.isnan(self.site.train.labels).tobytes())

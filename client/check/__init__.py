@@ -1,1 +1,1 @@
-"""``flwr-client check``: finds problems of a site before its first run, each with a remedy."""
+"""The command ``flwr-client check``, which finds a site's problems before its first run and names a remedy for each."""

@@ -1,6 +1,6 @@
-"""Checks of each step to the coordinator: host name, port, TLS, certificate, clock, release and key.
+"""Checks of the connection to the coordinator: host name, port, TLS, certificate, clock, release and key.
 
-The site does not sign on by these checks: a run that waits for sites does not count it as present.
+The checks do not register the site as connected, so a run that waits for sites does not count it as present.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from common.system.timers import FIRST_RETRY_S, KEY_PATIENCE_S, TLS_TIMEOUT_S
 from common.wire.fleet_protocol import WIRE_VERSION, Hello
 
 EARLIEST_S, LATEST_S = -300.0, 5.0
-"""Flower accepts no call whose signature is older or newer than this by the coordinator's clock."""
+"""Range in seconds of the clock difference, site minus coordinator, in which Flower accepts a signed call."""
 UNEASY_S = 2.0
 RENEWAL_DAYS = 30
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -47,7 +47,10 @@ _SET_CLOCKS = (
 
 
 def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, offline: bool) -> CheckArea:
-    """Check key and kit (the coordinator's file), then each step to the coordinator, even if a file has a fault."""
+    """Check the site's key, its kit (the coordinator's file for this site) and, unless ``offline``, the connection.
+
+    A fault in one file does not stop the other checks.
+    """
     area, awaits_kit = CheckArea("connection"), offline and not settings.kit_path.is_file()
     try:
         if awaits_kit:
@@ -120,7 +123,7 @@ def _check_steps(
 
 
 def _check_host_name(area: CheckArea, host: str, port: int) -> bool:
-    """Look up a host name and add its addresses, or a fault."""
+    """Look up a host name and record its addresses, or a fault; return True if the name exists."""
     try:
         entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
@@ -136,7 +139,7 @@ def _check_host_name(area: CheckArea, host: str, port: int) -> bool:
 def _explain_refusal(
     area: CheckArea, refused: ConnectionNotAccepted, kit: SiteConnectionKit, environment: Mapping[str, str]
 ) -> None:
-    """Add the fault, with facts about the certificate or the protocol that was met instead of the coordinator's."""
+    """Record why TLS fails, with facts about the certificate or the protocol that the other side shows."""
     host, port = split_address(kit.address)
     if refused.exit_code == ExitCode.NO_TLS:
         protocol = "" if find_proxy_address(host, environment) else _identify_protocol(host, port)
@@ -157,7 +160,7 @@ def _explain_refusal(
 def _explain_certificate_fault(
     refused: ConnectionNotAccepted, certificate: x509.Certificate, host: str, port: int
 ) -> tuple[str, str]:
-    """Return problem and remedy of a certificate that was not accepted.
+    """Return problem and remedy for a certificate that this site does not accept.
 
     Raises:
         ValueError: If the certificate cannot be read.
@@ -188,7 +191,7 @@ def _explain_certificate_fault(
 
 
 def _identify_protocol(host: str, port: int) -> str:
-    """Name the protocol that a server without TLS speaks, from its answer to an HTTP/2 greeting; empty if unknown."""
+    """Describe the protocol of a server without TLS by its answer to an HTTP/2 greeting; empty if it is unknown."""
     try:
         with socket.create_connection((host, port), timeout=TLS_TIMEOUT_S) as connection:
             connection.sendall(_PREFACE)
@@ -230,11 +233,11 @@ def _call_coordinator(area: CheckArea, kit: SiteConnectionKit, key: ec.EllipticC
 
 
 def check_hello(area: CheckArea, hello: Hello, *, ahead_s: float, unsure_s: float) -> None:
-    """Compare this site's clock, release and admission with the coordinator's answer to the hello call.
+    """Compare this site's clock, release and key with the coordinator's answer to the ``hello`` call.
 
     Args:
-        ahead_s: Seconds by which this clock is ahead of the coordinator's; negative behind it.
-        unsure_s: Half of the time that the call took.
+        ahead_s: Seconds by which this clock is ahead of the coordinator's; negative if it is behind.
+        unsure_s: Uncertainty of ``ahead_s``: half of the duration of the call.
     """
     clock = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the coordinator's (± {unsure_s:.2f} s)"
     if not EARLIEST_S < ahead_s < LATEST_S:

@@ -1,4 +1,4 @@
-"""The hospital's data, as far as a machine can judge it: files, pictures, labels, patients."""
+"""The check of the hospital's data: files, pictures, labels, patients and the split."""
 
 import json
 from collections import Counter, defaultdict
@@ -28,9 +28,9 @@ from common.errors import BadInput, raise_faults
 from common.system.plain_text import count_with_noun, join_words, list_first_and_count_rest
 
 FEWEST_PATIENTS = 10
-"""Number of patients below which a count is hidden here; a policy that hides more hides more here too."""
+"""The check prints no count of fewer patients than this, or than the policy's threshold if that is larger."""
 MOST_BYTES = 4 * 2**30
-"""Bytes read to find duplicates; files beyond that are not compared."""
+"""Most bytes that are read to find duplicates; files beyond this are not compared."""
 _WITHOUT = {
     "validation": "this hospital has no say in which round's model is best",
     "test": "no figure of this hospital's will be told",
@@ -39,12 +39,12 @@ _WITHOUT = {
 
 @dataclass(frozen=True)
 class DataCheckResults:
-    """The results of the data check that later checks need.
+    """The findings of the data check, and the images that the training check uses.
 
     Attributes:
-        source: None where the data cannot be opened.
+        source: The site's images; None where the data cannot be opened.
         pictures: The pictures that were decoded.
-        classes: Counts for the label table.
+        classes: Counts of images for the table of classes.
     """
 
     area: CheckArea
@@ -54,10 +54,10 @@ class DataCheckResults:
 
 
 def check_data(settings: SiteSettings, images: int | None) -> DataCheckResults:
-    """Check a site's data.
+    """Check a site's files, labels and patients, and decode some of its images.
 
     Args:
-        images: How many images to decode; None for all.
+        images: Number of images to decode; None for all.
     """
     area = CheckArea("data")
     try:
@@ -152,7 +152,7 @@ def _check_transfer_syntaxes(area: CheckArea, source: ImageSource, syntaxes: Cou
 def _check_unreadable_files(
     area: CheckArea, source: ImageSource, empty: Sequence[int], pictures: Sequence[PictureFacts]
 ) -> None:
-    """Report empty files among all files, and unreadable ones among those that were read."""
+    """Report empty files among all files, and unreadable images among those that were decoded."""
     budget, total = source.skip_budget, len(source)
     rules = f"Up to {budget:.0%} of the images may be unreadable (skip_budget in {FILE}): "
     if empty:
@@ -172,7 +172,7 @@ def _check_unreadable_files(
 
 
 def _check_depth_and_color(area: CheckArea, source: ImageSource, decoded: Sequence[PictureFacts]) -> None:
-    """Note 16-bit PNG files that are dark by a wrong ``bit_depth``, and grey pictures that are read as colour."""
+    """Note 16-bit PNG files that a wrong ``bit_depth`` makes dark, and grey pictures that are read as colour."""
     if source.form is None:
         return
     deep = [facts.pixels for facts in decoded if facts.mode == "16 bit" and facts.pixels is not None]
@@ -205,7 +205,7 @@ def _check_inversion(area: CheckArea, decoded: Sequence[PictureFacts]) -> None:
 
 
 def _note_policy(area: CheckArea, source: ImageSource, classes: Sequence[ClassCounts], policy: Policy) -> None:
-    """Note what the policy and the labels mean for a run, for instance which classes are hidden."""
+    """Note the effects of the policy and of the labels on a run, for instance hidden classes."""
     if not source.patients_known:
         problem = "no column says whose images they are: one patient's may stand on two sides of a split."
         if source.patients_from:
@@ -270,14 +270,14 @@ def count_classes(source: ImageSource, settings: SiteSettings) -> list[ClassCoun
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Groups of rows whose images are the same, and the number of images that were compared."""
+    """Groups of rows with equal images, and the number of images that were compared."""
 
     groups: Sequence[Sequence[int]]
     compared: int
 
 
 def find_duplicates(source: ImageSource, rows: Sequence[int]) -> Duplicates:
-    """Compare images bit by bit: files by their bytes and only with files of the same size, arrays by their pixels."""
+    """Find equal images: files are compared byte by byte with files of the same size, arrays by their pixels."""
     if not source.files:
         with source.opened():
             groups = equal_groups((row, _content_hash(source.read(row))) for row in rows)

@@ -1,4 +1,4 @@
-"""The result of a check: findings by area, printed on one screen or as JSON."""
+"""The findings of ``flwr-client check`` by area, and their output on a terminal or as JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,14 +25,14 @@ _CODES: Mapping[Cause, ExitCode] = {
 
 
 class Severity(IntEnum):
-    """The severity of a finding."""
+    """The severity of a finding: note, warning or fault."""
 
     NOTE = 0
-    """Worth knowing; the exit code stays 0."""
+    """Information only; the exit code stays 0."""
     WARNING = 1
-    """``flwr-client start`` works, but something is probably not as it should be."""
+    """``flwr-client start`` works, but something is probably wrong."""
     FAULT = 2
-    """``flwr-client start`` ends with it, or no round can succeed."""
+    """``flwr-client start`` would end because of it, or no round can succeed."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class CheckFinding:
     """One fault, warning or note of the check.
 
     Attributes:
-        names: The files that the finding is about, for this hospital only.
+        names: Names of the affected files, which are printed for this hospital only.
     """
 
     severity: Severity
@@ -62,11 +62,11 @@ class CheckFinding:
 
 @dataclass
 class CheckArea:
-    """One area of the check, such as "connection", with the results of its checks.
+    """One area of the check, such as "connection", with its findings.
 
     Attributes:
-        passed: One line for each thing that is as it should be.
-        facts: Measured values, for ``--json``.
+        passed: One line for each check without a finding.
+        facts: Measured values for ``--json``.
     """
 
     name: AreaName
@@ -75,39 +75,39 @@ class CheckArea:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def note(self, problem: str, remedy: str = "") -> None:
-        """Add a note."""
+        """Add a finding of the severity note."""
         self.findings.append(CheckFinding(Severity.NOTE, ExitCode.STOPPED, problem, remedy))
 
     def warn(
         self, exit_code: ExitCode, problem: str, remedy: str, names: Iterable[str] = (), *, fatal: bool = False
     ) -> None:
-        """Add a warning, or a fault where it is fatal."""
+        """Add a warning, or a fault if ``fatal``."""
         severity = Severity.FAULT if fatal else Severity.WARNING
         self.findings.append(CheckFinding(severity, exit_code, problem, remedy, tuple(names)))
 
     def fault(self, exit_code: ExitCode, problem: str, remedy: str) -> None:
-        """Add a fault."""
+        """Add a finding of the severity fault."""
         self.findings.append(CheckFinding(Severity.FAULT, exit_code, problem, remedy))
 
     def add_refusal(self, refused: ConnectionNotAccepted) -> None:
-        """Add the fault for which ``flwr-client start`` would end."""
+        """Add the fault with which ``flwr-client start`` would end."""
         self.fault(refused.exit_code, refused.problem, refused.remedy)
 
     def add_input_faults(self, bad: BadInput) -> None:
-        """Add the faults of files that people wrote."""
+        """Add the faults of settings files and tables that people wrote."""
         for fault in bad.faults:
             self.fault(_CODES[fault.cause], f"{fault.where}: {fault.problem}", fault.remedy)
 
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """Images of one class in all parts together.
+    """Numbers of images of one class in all parts of the data together.
 
     Attributes:
         name: The hospital's own name of the class.
         unknown: Images that count as neither present nor absent.
-        few: True where fewer than ``smallest`` patients show the class, and where fewer are without it.
-        uncertain, blank: Cells of the table; None where the table has no such cells.
+        few: Two flags: fewer than ``smallest`` patients show the class; fewer than ``smallest`` are without it.
+        uncertain, blank: Numbers of uncertain and blank table cells; None for tables without one column a class.
     """
 
     name: str
@@ -121,7 +121,7 @@ class ClassCounts:
 
     @property
     def printable_counts(self) -> tuple[str, str]:
-        """Counts of present and absent images as text; if one is of few patients, both are hidden, except a zero."""
+        """Present and absent images as text; if one count rests on few patients, both are hidden, except a zero."""
         present, absent = (
             f"<{self.smallest}" if few else "not told" if any(self.few) and count else f"{count:,}"
             for few, count in zip(self.few, (self.present, self.absent), strict=True)
@@ -136,14 +136,14 @@ class ClassCounts:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The findings of all areas, in the order in which they are printed."""
+    """All findings of a check by area, in the order in which they are printed."""
 
     site: str
     areas: tuple[CheckArea, ...]
 
     @property
     def most_severe(self) -> CheckFinding | None:
-        """The first of the most severe findings; None where there are only notes."""
+        """The first finding of the highest severity; None if there are only notes."""
         findings = [finding for area in self.areas for finding in area.findings if finding.severity]
         return max(findings, key=lambda finding: finding.severity, default=None)
 
@@ -171,7 +171,7 @@ class CheckResult:
 
 WIDTH = 100
 MOST_NAMES = 5
-"""File names printed with a finding; ``--json`` has all."""
+"""Most file names printed with a finding; ``--json`` has all."""
 _MARKS = {
     Severity.NOTE: ("note", "cyan"),
     Severity.WARNING: ("warn", "bold yellow"),
@@ -181,14 +181,14 @@ _INDENT = (0, 0, 0, 8)
 
 
 def make_narrow_console(file: Any = None) -> Console:
-    """Make a console that is at most as wide as a page, in colour on a terminal."""
+    """Make a console of at most :data:`WIDTH` characters, in colour on a terminal."""
     console = PlainConsole(file=file, highlight=False)
     console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
     return console
 
 
 def print_result(result: CheckResult, classes: Sequence[ClassCounts], console: Console) -> None:
-    """Print each area with its findings and remedies, then the finding to begin with."""
+    """Print the findings and remedies of each area, then repeat the most severe finding."""
     for area in result.areas:
         console.print(Text(area.name, style="bold"))
         grid = Table.grid(padding=(0, 2))

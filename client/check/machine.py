@@ -1,6 +1,6 @@
-"""The machine and what a run needs of it: disk, memory, GPU and rights.
+"""The machine and what a run needs of it: disk, memory, GPU and file permissions.
 
-:func:`measure_machine` and :func:`check_machine` are separate, so that any machine can be checked by its numbers.
+:func:`measure_machine` and :func:`check_machine` are separate, so that a test can check any machine by its numbers.
 """
 
 import os
@@ -27,14 +27,15 @@ from common.system.resources import container_limit
 FLOAT = 4
 GB = 10**9
 DISK_FLOOR = 1 * GB
-"""Logs, the message at work, and room for the file system itself."""
+"""Least free disk: for logs, the message being answered, and the file system itself."""
 MEMORIES = 24
-"""Copies of the model on disk in a site's memory: two runs of two rounds with at most six copies each (own parts as
-trained, as evaluated and of the best round, the unsent rest, and the optimiser's two moments)."""
+"""Copies of the model in the state that a site keeps on disk between rounds: two runs, two rounds each, at most six
+copies a round (own parts as trained, as evaluated and of the best round, the unsent rounding errors, and the
+optimiser's two moments)."""
 PROGRAM = 1 * GB
-"""Python, torch and Flower without a model; on a GPU the libraries without a model."""
+"""Memory of Python, torch and Flower without a model; on a GPU, of the libraries without a model."""
 COPIES = 6
-"""Copies of the model in memory: as received, network, update, the update's bytes, and the optimiser's two moments."""
+"""Copies of the model in memory: received, network, update, the update's bytes, and the optimiser's two moments."""
 ON_GPU = 4
 """Copies of the model on a GPU: weights, gradients and Adam's two moments."""
 
@@ -54,13 +55,13 @@ class MachineMeasurements:
     """Measurements of a machine; sizes are in bytes.
 
     Attributes:
-        disk_free: Free space where the site's folder lies.
-        memory: Memory of the machine, or the part of it that this container may use.
-        gpu: The GPU that would be used; None without a GPU.
+        disk_free: Free space on the disk of the site's folder.
+        memory: Memory of the machine, or of this container if it has less.
+        gpu: The first GPU; None without a GPU.
         user: Number of the user that runs the program.
-        writable: True if that user may write to the folder and to the program's own files in it.
-        key_mode: File mode of the private key; None where there is no key.
-        folder_mode: File mode of the folder.
+        writable: True if that user may write to the site's folder and to the state folder in it.
+        key_mode: File mode of the private key; None if there is no key.
+        folder_mode: File mode of the site's folder.
     """
 
     disk_free: int
@@ -96,11 +97,11 @@ def measure_machine(settings: SiteSettings) -> MachineMeasurements:
 
 @dataclass(frozen=True)
 class ResourceNeeds:
-    """Bytes that a run needs.
+    """Bytes of disk, memory and GPU memory that a run needs.
 
     Attributes:
         model: Size of one copy of the model.
-        gpu: For training on a GPU in float32; in bfloat16 less is needed.
+        gpu: For training on a GPU in float32; training in bfloat16 needs less.
     """
 
     model: int
@@ -112,13 +113,13 @@ class ResourceNeeds:
 def estimate_needs(
     network: SplitNetwork, plan: Plan, sample: Tensor, images: int, gpus: int = 1, *, images_on_disk: bool = False
 ) -> ResourceNeeds:
-    """Estimate the disk and memory that training takes.
+    """Estimate the disk, memory and GPU memory that training takes.
 
     Args:
-        sample: One image as it lies in memory, uint8 ``(1, channels, height, width)``.
-        images: Number of images in all parts.
-        gpus: Number of GPUs that each batch is split across.
-        images_on_disk: True if decoded images are kept on the disk, and read from there batch by batch.
+        sample: One image as stored in memory, uint8 ``(1, channels, height, width)``.
+        images: Number of images in all parts of the data.
+        gpus: Number of GPUs that share each batch.
+        images_on_disk: True if decoded images are kept on disk, and read from there batch by batch.
     """
     model = FLOAT * sum(tensor.numel() for tensor in network.state_dict().values())
     resident = images * sample.numel()
@@ -134,10 +135,11 @@ def estimate_needs(
 
 
 def check_machine(machine: MachineMeasurements, settings: SiteSettings, needs: ResourceNeeds | None) -> CheckArea:
-    """Compare the measurements with a run's needs.
+    """Compare a machine's measurements with a run's needs.
 
     Args:
-        needs: None where no image could be read to estimate from; then only the minimum of disk is checked.
+        needs: The run's needs; None if no image could be read to estimate them: then only the least free disk is
+            checked.
     """
     area, used_gpu = CheckArea("machine"), machine.gpu if settings.file.device != "cpu" else None
     _check_file_permissions(area, machine, settings)

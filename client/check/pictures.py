@@ -1,4 +1,4 @@
-"""Facts about single pictures: kind of file, size, mode, and if black and white look exchanged."""
+"""Facts about single pictures: file format, size, colour mode, and whether black and white look exchanged."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -29,26 +29,26 @@ BORDER = 1 / 16
 """Width of an image's border as a share of its side."""
 DARK, BRIGHT = 64, 191
 MAJORITY = 0.8
-"""Share of the telling images that must look inverted for a warning."""
+"""Share of the pictures with a recognisable polarity that must look inverted for a warning."""
 FEWEST = 10
-"""Number of telling images below which there is no warning."""
+"""Least number of pictures with a recognisable polarity for a warning."""
 MOST_PIXELS_KEPT = 512
-"""Number of pictures whose pixels stay in memory, to train a step on."""
+"""Number of pictures whose pixels stay in memory, for the training step of the check."""
 
 
 @dataclass(frozen=True)
 class PictureFacts:
-    """One picture that was read.
+    """Facts about one picture that the check read.
 
     Attributes:
         kind: ``PNG``, ``JPEG``, ``DICOM``, ``NIfTI`` or ``npz``.
         mode: ``grey``, ``colour`` or ``16 bit`` as in the file, or a DICOM file's photometric interpretation.
-        inverted: True if air looks white; None where the picture does not tell.
-        pixels: uint8 ``(height, width[, 3])`` as the network receives it; None where the picture cannot be read, or
-            :data:`MOST_PIXELS_KEPT` others are in memory.
-        head: Of a DICOM file from an archive; else empty. Of files in a folder the source has it.
-        blank: True if a DICOM file is one grey because its window misses all of its values.
-        reason: Why the picture cannot be read; empty where it can.
+        inverted: True if air looks white, False if it looks black; None if the picture does not show it.
+        pixels: uint8 ``(height, width[, 3])`` as the network receives them; None if the picture cannot be read, or
+            :data:`MOST_PIXELS_KEPT` pictures are in memory already.
+        head: DICOM header of a file that came from an archive; else empty.
+        blank: True if all pixels of a DICOM file are equal, because its display window misses all of its values.
+        reason: Reason why the picture cannot be read; empty if it can.
     """
 
     row: int
@@ -96,7 +96,7 @@ def _read_picture(source: ImageSource, row: int) -> PictureFacts:
 
 
 def _kind_and_mode(content: bytes | Path) -> tuple[str, str]:
-    """Return kind and mode of a file that could be decoded."""
+    """Return format and colour mode of a file that could be decoded."""
     if isinstance(content, Path):
         if is_nifti(read_head(content)):
             return "NIfTI", "grey"
@@ -110,12 +110,12 @@ def _kind_and_mode(content: bytes | Path) -> tuple[str, str]:
 
 
 def looks_inverted(pixels: NDArray[np.uint8]) -> bool | None:
-    """Return True if air looks white in a radiograph, a CT or an ultrasound image.
+    """Return True if air looks white in a radiograph, a CT or an ultrasound image, and False if it looks black.
 
     Air, and regions that the beam did not reach, are black and lie at the border; the body is bright and lies in the
-    middle. A picture counts as inverted where its border is brighter than its middle, and more of the border is nearly
-    white than nearly black; as right where both are the other way round. Other pictures, and those in colour, do not
-    tell: None.
+    middle. A picture counts as inverted if its border is brighter than its middle and has more white than black pixels,
+    and as correct if its border is darker than its middle and has more black than white pixels. For any other picture,
+    and for colour, return None.
     """
     if pixels.ndim == 3:
         if not (pixels[..., 0] == pixels[..., 1]).all() or not (pixels[..., 1] == pixels[..., 2]).all():
@@ -136,7 +136,12 @@ def looks_inverted(pixels: NDArray[np.uint8]) -> bool | None:
 
 @dataclass(frozen=True)
 class InversionCounts:
-    """How many pictures look inverted, of how many in which that can be seen, and the modes in which most do."""
+    """Numbers of pictures whose polarity (black and white) is recognisable, and of those that look inverted.
+
+    Attributes:
+        telling: Number of pictures with a recognisable polarity.
+        modes: Colour modes in which most of these pictures look inverted.
+    """
 
     inverted: int
     telling: int
@@ -144,7 +149,7 @@ class InversionCounts:
 
     @classmethod
     def of(cls, pictures: Sequence[PictureFacts]) -> "InversionCounts":
-        """Count, by mode, the pictures in which an inversion can be seen."""
+        """Count the pictures with a recognisable polarity by colour mode."""
         total = Counter(facts.mode for facts in pictures if facts.inverted is not None)
         inverted = Counter(facts.mode for facts in pictures if facts.inverted)
         modes = tuple(sorted(mode for mode, count in inverted.items() if count >= MAJORITY * total[mode]))
@@ -152,18 +157,18 @@ class InversionCounts:
 
     @property
     def is_majority_inverted(self) -> bool:
-        """True if so many of the pictures look inverted that probably all are."""
+        """True if enough pictures look inverted that probably all of them are."""
         return self.telling >= FEWEST and self.inverted >= MAJORITY * self.telling
 
     @property
     def confidence(self) -> str:
-        """Confidence in words, by the share of pictures that agree and by their number."""
+        """Confidence that the pictures are inverted, as "likely" or "nearly sure"."""
         share = self.inverted / self.telling
         return "nearly sure" if share >= 0.95 and self.telling >= 5 * FEWEST else "likely"
 
 
 def describe_pictures(pictures: Sequence[PictureFacts]) -> str:
-    """List kinds and modes, the most frequent first, and the range of sizes."""
+    """Describe pictures in one line: formats and modes, the most frequent first, and the range of sizes."""
     modes = Counter(f"{facts.kind} {facts.mode}" for facts in pictures)
     listed = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
     widths, heights = {facts.width for facts in pictures}, {facts.height for facts in pictures}

@@ -27,16 +27,16 @@ def check_site(
     look: Callable[[SiteSettings], MachineMeasurements] = measure_machine,
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[CheckResult, tuple[ClassCounts, ...]]:
-    """Check a site's folder; nothing in it is changed and nothing is sent.
+    """Check a site's folder; the check changes no file and sends nothing of the data.
 
     Args:
-        images: How many images to decode; None for all.
-        offline: Leave the connection out.
-        experiment: The experiment that will be run, where the coordinator has sent it.
+        images: Number of images to decode; None for all.
+        offline: Skip the connection.
+        experiment: The experiment that will be run, if the coordinator has sent it.
         look: Measures the machine.
 
     Returns:
-        The findings, and the counts of each class for the label table.
+        The findings, and the counts of each class for the table of classes.
 
     Raises:
         BadInput: If site.toml itself cannot be read.

@@ -1,4 +1,4 @@
-"""A site's images for the check: files beside a table, images of a PACS, or arrays of a set that is read whole."""
+"""A site's images as the check reads them: files of a table, images of a PACS, or arrays of a whole data set."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -30,25 +30,25 @@ from common.system.plain_text import count_with_noun
 
 @dataclass(frozen=True)
 class ImageSource:
-    """A site's images with their labels; row by row the fields describe one image.
+    """A site's images with their labels; row ``i`` of each field describes image ``i``.
 
     Attributes:
         names: Names to print, for instance of files.
-        labels: float32 ``(n, classes)``, NaN unknown.
-        parts: "train", "validation" or "test".
-        read: Returns the bytes of an image, its file, or its pixels where they are in memory.
-        opened: Opens the reader; images are read inside.
-        reader_faults: Returns, after reading, the faults that stopped the reader.
-        files: Paths; empty where the images are no files here.
-        archive: One line with the answer of a PACS; empty without a PACS.
-        form: Size, colour and rendering that pictures are brought to for the network; None where they have it already.
+        labels: float32 ``(n, classes)``, NaN for unknown.
+        parts: ``train``, ``validation`` or ``test``.
+        read: Returns an image as bytes, as the path of its file, or as pixels if it is in memory.
+        opened: Context manager that opens the reader; images are read within it.
+        reader_faults: Returns the faults that stopped the reader; to be called after reading.
+        files: Paths; empty if the images are not files on this machine.
+        archive: One line about the answer of a PACS; empty without a PACS.
+        form: Size, colour and rendering of pictures for the network; None if the pixels have it already.
         patients_known: True if the data names the patient of each image.
-        patients_from: Where the patients' names come from, if not from a column that the site has set.
-        heads: The head of each file, empty for files that are no DICOM; of no image where the images are no files here.
-        skipped: Images that the reader of a whole set has left out.
-        missing: Number of rows of the table without a file.
-        repeated: Number of rows of the table that say the same as an earlier row.
-        other_findings: Number of rows of each finding that is no class.
+        patients_from: Origin of the patients' names, if that is not a column named in site.toml.
+        heads: DICOM header of each file, blank for other files; empty if the images are not files on this machine.
+        skipped: Images that the reader of a whole data set left out.
+        missing: Number of table rows without a file.
+        repeated: Number of table rows that are equal to an earlier row.
+        other_findings: Number of rows of each finding that is not a class of this site.
         skip_budget: Share of the images that may be unreadable.
     """
 
@@ -77,7 +77,7 @@ class ImageSource:
 
     @property
     def longer_side(self) -> int:
-        """Pixels of the longer side of an image as the network receives it."""
+        """Longer side, in pixels, of an image as the network receives it."""
         if self.form:
             return self.form.size
         first = self.read(0)
@@ -85,7 +85,7 @@ class ImageSource:
 
 
 def open_source(settings: SiteSettings) -> ImageSource:
-    """Find a site's images and labels; pictures in files are not read.
+    """Find a site's images and labels, without reading the pixels of image files.
 
     Raises:
         BadInput: With every fault.
@@ -160,7 +160,7 @@ def _open_array_source(settings: SiteSettings) -> ImageSource:
 
 
 def choose_evenly_spaced_rows(total: int, images: int | None) -> NDArray[np.intp]:
-    """Choose ``images`` rows spread evenly over all, the first and the last among them; None chooses all."""
+    """Choose ``images`` row numbers evenly between the first and the last row; all rows if ``images`` is None."""
     if images is None or images >= total:
         return np.arange(total)
     return np.unique(np.linspace(0, total - 1, images).round().astype(np.intp))

@@ -1,4 +1,4 @@
-"""One training step with the run's model on this site's images, and the estimate of a round's minutes and megabytes."""
+"""A trial training step with the run's model on this site's images, and an estimate of a round's time and traffic."""
 
 import resource
 import time
@@ -33,14 +33,19 @@ from strategies.local.updates import compress_trunk
 from strategies.registry import build_site_method
 
 PATIENCE_S = 15.0
-"""A first step that takes longer is not repeated for the estimate."""
+"""A first training step that takes longer is not repeated for the estimate."""
 LINE_MBIT = 10.0
-"""Speed of the line that the time of a transfer is estimated for."""
+"""Assumed speed of the network connection, in Mbit/s, for the estimate of the transfer time."""
 
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """The plan that the site is checked for, and in words where it comes from."""
+    """The plan that the site is checked for.
+
+    Attributes:
+        origin: Origin of the plan in words, such as "the last roll call".
+        assumed: True if no run is known, so that the plan is a guess.
+    """
 
     plan: Plan
     origin: str
@@ -50,7 +55,10 @@ class PlannedTraining:
 def find_planned_training(
     settings: SiteSettings, experiment: Experiment | None, source: ImageSource
 ) -> PlannedTraining:
-    """Return the plan of the given experiment, else of the last roll call, else one that fits the site's images."""
+    """Return the plan of the given experiment, else that of the last roll call.
+
+    Without either, return an assumed plan whose model fits the site's images.
+    """
     if experiment is not None:
         return PlannedTraining(make_plan(experiment), "the experiment given")
     if plan := read_last_plan(settings.state_folder):
@@ -62,11 +70,11 @@ def find_planned_training(
 
 @dataclass(frozen=True)
 class TrainingTrial:
-    """A network, and a batch of the site's images to train it on.
+    """A run's network, and a batch of the site's images for a trial training step.
 
     Attributes:
         totals: Number of all training images and of all validation images of the site.
-        images_on_disk: True if decoded images are kept on the disk, and not in memory.
+        images_on_disk: True if decoded images are kept on disk, and not in memory.
     """
 
     planned: PlannedTraining
@@ -92,10 +100,10 @@ def prepare_trial(
     pictures: tuple[PictureFacts, ...],
     device: str,
 ) -> TrainingTrial:
-    """Build the run's network, and a batch of images to train it on.
+    """Build the run's network and choose a batch of images for the trial training step.
 
     Raises:
-        BadInput: If the plan's method does not exist here, or its parameters do not fit.
+        BadInput: If the plan's method is not installed here, or its parameters are wrong.
     """
     names, plan = settings.labels or source.class_names, planned.plan
     canonical = tuple(settings.synonyms.get(name, name) for name in names)
@@ -115,7 +123,7 @@ def prepare_trial(
 
 @dataclass(frozen=True)
 class StepCost:
-    """Measured seconds for one image, and bytes of the model as received and of the update as sent."""
+    """Measured seconds for one image, and bytes of the received model and of the sent update."""
 
     train_s: float
     validate_s: float
@@ -124,7 +132,7 @@ class StepCost:
 
 
 def check_training(area: CheckArea, trial: TrainingTrial, needs: ResourceNeeds) -> None:
-    """Train one or two steps, and estimate what a round takes."""
+    """Train a trial step, and estimate the time and the traffic of a round."""
     try:
         cost = _measure_step(trial)
     except torch.cuda.OutOfMemoryError:
@@ -165,7 +173,7 @@ def check_training(area: CheckArea, trial: TrainingTrial, needs: ResourceNeeds) 
 
 
 def _measure_step(trial: TrainingTrial) -> StepCost:
-    """Measure a training step; a quick one is repeated, because a process's first step is slower than the next."""
+    """Measure a training step; a short step is measured twice, because the first step of a process is slower."""
     plan, network = trial.planned.plan, trial.network
     pixels = channels_first(trial.images.images).to(trial.device)
     examples = pair_with_labels(trial.images, pixels, network.class_names)

@@ -1,1 +1,1 @@
-"""The hospital's end of the link: TLS, the Fleet client, the service that takes messages, its status."""
+"""The hospital's connection to the coordinator: TLS, Flower's Fleet API, the service loop, and its status."""

@@ -1,10 +1,10 @@
-"""Exit codes of ``flwr-client``, and the refusals that end it, each with a remedy."""
+"""Exit codes of ``flwr-client``, and the exceptions with which it ends, each with a remedy."""
 
 from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes of ``flwr-client``: ``start`` uses those below 20, ``check`` all of them."""
+    """Exit codes of ``flwr-client``: the command ``start`` uses those below 20, the command ``check`` uses all."""
 
     STOPPED = 0
     FAILED = 1
@@ -34,14 +34,14 @@ class ExitCode(IntEnum):
 
 
 class CoordinatorUnreachable(Exception):
-    """The coordinator does not answer now; trying again may help."""
+    """Raised if the coordinator does not answer; a later try may succeed."""
 
 
 class ConnectionNotAccepted(Exception):
-    """The coordinator and the site do not accept one another.
+    """Raised if the coordinator does not accept this site, or this site does not accept the coordinator.
 
     Attributes:
-        may_pass: True if a new try may succeed soon, because the coordinator may be about to admit the site.
+        may_pass: True if a later try may succeed, because the coordinator may be about to admit the site.
     """
 
     def __init__(self, exit_code: ExitCode, problem: str, remedy: str, *, may_pass: bool = False) -> None:
@@ -50,13 +50,13 @@ class ConnectionNotAccepted(Exception):
 
     @classmethod
     def for_key_refusal(cls, why: str) -> "ConnectionNotAccepted":
-        """Refusal because the coordinator does not accept this site's key."""
+        """Make the exception for a key that the coordinator does not accept."""
         remedy = "Ask the coordinator whether this site is admitted; a revoked site needs a new key."
         return cls(ExitCode.KEY, f"the coordinator does not accept this site's key ({why}).", remedy, may_pass=True)
 
     @classmethod
     def for_later_process(cls, why: str) -> "ConnectionNotAccepted":
-        """Refusal because a later process has signed on with this site's key."""
+        """Make the exception for an old process, after a newer process has connected with the same key."""
         remedy = (
             "Only one may run: keep one copy of the site's folder and remove the others. If nobody here started"
             " another one, the key is stolen: have the coordinator revoke it."
@@ -65,6 +65,6 @@ class ConnectionNotAccepted(Exception):
 
     @classmethod
     def for_clock_difference(cls) -> "ConnectionNotAccepted":
-        """Refusal because the clocks differ: Flower accepts no signature older than 5 minutes, or from the future."""
+        """Make the exception for clocks that differ: Flower rejects signatures over 5 minutes old or in the future."""
         remedy = "Set the clock (NTP) here or there."
         return cls(ExitCode.CLOCK, "the clocks of this site and of the coordinator differ too much.", remedy)

@@ -1,8 +1,8 @@
-"""The site's end of Flower's Fleet API: gRPC over TLS, every call signed with the site's key.
+"""The site's client for Flower's Fleet API: gRPC over TLS, with every call signed by the site's key.
 
-The process that trains speaks the protocol of Flower's SuperNode 1.39 itself, for three measured reasons: SuperNode
-sleeps 3 s between messages, ends the process on a refusal instead of giving the reason, and would hold the model a
-second time, in a process of its own, with a second port.
+The training process speaks the protocol of Flower's SuperNode 1.39 itself, for three reasons that were measured. A
+SuperNode waits 3 s between messages. It ends without a reason when the coordinator refuses it. It would hold the model
+a second time, in a process and with a port of its own.
 """
 
 import hashlib
@@ -36,11 +36,12 @@ BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
 BUNDLE_MAX_BYTES = 64 * 1024
 SITE_RAISED, BUNDLE_REFUSED = 2, 7  # Flower's error codes
 MOST_TIMES, MORE_BYTES = 4, 2**30
-"""Largest memory of a request: so many times the bytes received, because parts of an array may be equal, and more."""
+"""Largest memory of a request: this multiple of the received bytes, because equal parts of an array are sent once, plus
+:data:`MORE_BYTES`."""
 TRANSFERS = 2
-"""Objects transferred at a time: on a slow line each must end before the call's time is over."""
+"""Number of objects transferred at a time; on a slow line, each must end before its call times out."""
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 1.0
-"""Pauses between two tries to fetch an object that the coordinator is still writing: the first, and the longest."""
+"""First and longest pause between two tries to fetch an object that the coordinator is still writing."""
 _CALLS = ("ActivateNode", "DeactivateNode", "SendNodeHeartbeat", "PullMessages", "PushMessages", "GetRun", "GetFab")
 RESPONSES = {call: getattr(fleet, f"{call}Response") for call in (*_CALLS, "ConfirmMessageReceived")}
 T = TypeVar("T")
@@ -67,22 +68,22 @@ DESCRIPTIONS = {
     "timeout": "no answer in time",
     "deadline exceeded": "no answer in time",
 }
-"""Words in gRPC's errors -> description for a person, the same as that of a failed plain connection."""
+"""Words in gRPC's errors -> description for a person, as for a failed TCP connection."""
 
 _WRAPPING = re.compile(r"^failed to connect to all addresses; last error: (\w+: )?(ipv[46]:\S+: )?")
 
 
 class RunOver(Exception):
-    """The run that a message belongs to has ended."""
+    """Raised if the run of a message has ended."""
 
 
 class RequestRefused(Exception):
-    """A request that this site refuses to read.
+    """Raised for a request that this site does not carry out, because of its app bundle or its signature.
 
     Attributes:
         reason: Explanation for the coordinator and for the site's own log.
-        message: The request, for the reply.
-        ends: The refusal with which the site's program ends; None if the program continues.
+        message: The request, for the error reply.
+        ends: The exception with which ``flwr-client`` ends; None if it continues.
     """
 
     def __init__(self, reason: str, message: Message, ends: ConnectionNotAccepted | None = None) -> None:
@@ -91,19 +92,19 @@ class RequestRefused(Exception):
 
 
 class ReplyRejected(Exception):
-    """The coordinator rejected a reply, for the reason in the text."""
+    """Raised if the coordinator rejects a reply; the text is the reason."""
 
 
 class ContentGone(Exception):
-    """The coordinator no longer has a message's content: the message expired or was withdrawn."""
+    """Raised if the coordinator no longer has a message's content: the message has expired or was withdrawn."""
 
 
 class FleetClient:
-    """A site's connection to the coordinator; after a lost connection a new object is made.
+    """One connection of a site to the coordinator; a lost connection is replaced by a new object.
 
     Args:
-        statements: Signs replies and checks the signatures of requests; None if the site takes no part in runs.
-        process: Id of this process; the coordinator lets one process of a site take part.
+        statements: Signs replies and verifies the signatures of requests; None if the site takes no part in runs.
+        process: Id of this process; the coordinator allows one process for each site.
     """
 
     def __init__(
@@ -164,7 +165,10 @@ class FleetClient:
     # ------------------------------------------------------------------ presence
 
     def hello(self) -> fleet.Hello | None:
-        """Ask the coordinator for its time, release and whether the key is admitted; None if it does not know the call.
+        """Ask the coordinator for its time, its release and the state of this site's key.
+
+        Returns:
+            The answer; None if the coordinator's release is too old for this call.
 
         Raises:
             CoordinatorUnreachable: If nobody answers.
@@ -178,10 +182,10 @@ class FleetClient:
                 raise
 
     def activate(self, node_id: int) -> int:
-        """Sign on; return the node number that the coordinator's SuperLink has for this key.
+        """Register this site as connected; return the node number of its key in the coordinator's SuperLink.
 
-        A site whose process was killed still counts as connected for a while and cannot sign on again; it goes on by a
-        heartbeat, for which it needs its node number.
+        A site whose process was killed still counts as connected for a while and cannot register again. It then sends a
+        heartbeat under its earlier node number instead.
 
         Args:
             node_id: Node number of an earlier connection; 0 for none.
@@ -202,7 +206,7 @@ class FleetClient:
         return self.node_id
 
     def heartbeat(self) -> None:
-        """Send a heartbeat."""
+        """Send a heartbeat, so that the coordinator counts this site as connected."""
         with _translate_grpc_errors():
             request = fleet.SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_INTERVAL_S)
             answer = self._call(self._fleet["SendNodeHeartbeat"], request, timeout=10)
@@ -210,7 +214,7 @@ class FleetClient:
             raise ConnectionNotAccepted.for_key_refusal("the coordinator no longer knows it")
 
     def sign_off(self) -> None:
-        """Sign off; a missing answer does not matter."""
+        """Tell the coordinator that this site disconnects; a missing answer is ignored."""
         try:
             self._call(self._fleet["DeactivateNode"], fleet.DeactivateNodeRequest(node_id=self.node_id), timeout=3)
         except grpc.RpcError:
@@ -221,7 +225,7 @@ class FleetClient:
     def receive_message(self, wait_s: float = 0.0) -> bytes | None:
         """Return the next message without its content, which :meth:`fetch_message` fetches; None if there is none.
 
-        A message that was handed out and not answered comes again, because only a process without a message asks.
+        A message that this site has received and not answered comes again at the next call.
 
         Args:
             wait_s: Time for which the coordinator may hold the call until there is a message.
@@ -237,9 +241,10 @@ class FleetClient:
         """Fetch the content of a received message.
 
         Raises:
-            RunOver: If its run has ended.
+            RunOver: If the run of the message has ended.
             ContentGone: If the content is gone, or cannot be read.
-            RequestRefused: If its run's app bundle carries code, or the coordinator did not sign it for this site.
+            RequestRefused: If the app bundle of the run contains code, or the coordinator did not sign the request for
+                this site.
         """
         metadata, tree = _read_metadata_and_tree(received)
         run_id, message_id = metadata.run_id, metadata.message_id
@@ -276,23 +281,23 @@ class FleetClient:
         return message
 
     def check_run_active(self, run_id: int) -> None:
-        """Check that a coordinator's process still leads a run.
+        """Check that a run is still active.
 
         Raises:
-            RunOver: If none does.
+            RunOver: If no process of the coordinator leads the run any more.
         """
         with _translate_grpc_errors():
             self._call(self._fleet["GetRun"], fleet.GetRunRequest(node=self._node, run_id=run_id), timeout=10)
 
     def send_reply(self, received: bytes, reply: Message) -> None:
-        """Send a reply, then release the message that it answers.
+        """Sign and send a reply, then confirm that the message it answers is done.
 
-        The reply expires with the message, by the coordinator's clock, from which the site's may differ.
+        The reply has the creation time and the lifetime of the message, because the site's clock may differ.
 
         Raises:
             ReplyRejected: If the coordinator rejects the reply.
-            RunOver: If nobody waits for the reply any more.
-            ContentGone: If the reply cannot be sent completely.
+            RunOver: If the run has ended.
+            ContentGone: If the coordinator no longer takes all parts of the reply.
         """
         run_id = reply.metadata.run_id
         answered = fleet.PullMessagesResponse.FromString(received).messages_list[0].metadata
@@ -323,7 +328,7 @@ class FleetClient:
             self.confirm_receipt(received)
 
     def _fetch_object(self, run_id: int, until: float, name: str) -> memoryview:
-        """Return the content of an object; raise :class:`ContentGone` if it is gone, or not written in time."""
+        """Return an object's content; raise :class:`ContentGone` if it is gone, or not written before ``until``."""
         request = fleet.PullObjectRequest(node=self._node, run_id=run_id, object_id=name)
         pause_s = FIRST_LOOK_S
         while True:
@@ -367,7 +372,7 @@ class FleetClient:
 
 
 def _transfer_in_parallel(transfer: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
-    """Make these transfers, :data:`TRANSFERS` at a time; after one fails, no other is started."""
+    """Make transfers in parallel, :data:`TRANSFERS` at a time; after a failure, start no further one."""
     pool = ThreadPoolExecutor(TRANSFERS)
     try:
         return list(pool.map(lambda each: transfer(*each), arguments))
@@ -376,7 +381,7 @@ def _transfer_in_parallel(transfer: Callable[..., T], arguments: Sequence[tuple[
 
 
 def bundle_fault(content: bytes, fab_hash: str) -> str:
-    """Explain why an app bundle is refused; empty where it carries no code. No bundle is ever run or unpacked."""
+    """Return the reason to refuse a run's app bundle, such as code in it, without unpacking it; empty if allowed."""
     if hashlib.sha256(content).hexdigest() != fab_hash:
         return "the app bundle is not the one that the run names"
     if len(content) > BUNDLE_MAX_BYTES:
@@ -396,17 +401,17 @@ def make_error_reply(message: Message, code: int, reason: str) -> Message:
 
 
 def is_expired(received: bytes, now: float) -> bool:
-    """Return whether a received message has expired, as far as two clocks agree.
+    """Return True if a received message has surely expired, although the clocks may differ.
 
     Raises:
-        ContentGone: If the bytes are no message.
+        ContentGone: If the bytes are not a message.
     """
     metadata, _ = _read_metadata_and_tree(received)
     return bool(metadata.created_at + metadata.ttl + CLOCKS_DIFFER_S <= now)
 
 
 def _read_metadata_and_tree(received: bytes) -> tuple[Any, Any]:
-    """Return metadata and tree of objects of a received message; raise :class:`ContentGone` if one is missing."""
+    """Return a received message's metadata and object tree; raise :class:`ContentGone` if the bytes are no message."""
     try:
         answer = fleet.PullMessagesResponse.FromString(received)
         return answer.messages_list[0].metadata, answer.message_object_trees[0]
@@ -416,7 +421,7 @@ def _read_metadata_and_tree(received: bytes) -> tuple[Any, Any]:
 
 @contextmanager
 def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
-    """Raise the few exceptions of this module in place of gRPC's errors, as a context manager."""
+    """Context manager that raises an exception of this package in place of gRPC's."""
     try:
         yield
     except DecodeError:
@@ -443,7 +448,7 @@ def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
 
 
 def read_node_id(path: Path) -> int:
-    """Return the node number of an earlier connection, 0 where there is none."""
+    """Return the node number that an earlier connection stored; 0 if there is none."""
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):

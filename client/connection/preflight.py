@@ -1,4 +1,4 @@
-"""Checks of ``flwr-client start`` before it imports torch or reads an image: fast, and with a remedy."""
+"""Fast checks of ``flwr-client start`` before it imports torch or reads an image."""
 
 import contextlib
 from pathlib import Path
@@ -13,15 +13,15 @@ from common.system.files import is_locked
 from common.system.preflight import date_faults, flower_faults, writable_folder_faults
 
 LOOK_S = 0.5
-"""Time for the coordinator to show its certificate; after that, the connection itself will report a fault."""
+"""Time for the coordinator to show its certificate; after that, the connection itself reports a fault."""
 
 
 def check_start(folder: Path) -> None:
-    """Check site.toml, key, kit, permissions, disk space and releases, and the certificate if the coordinator answers.
+    """Check site.toml, key, kit, permissions, disk space and Flower, and the certificate if the coordinator answers.
 
     Raises:
         BadInput: With every fault.
-        ConnectionNotAccepted: If the coordinator shows a certificate that this site cannot accept.
+        ConnectionNotAccepted: If this site cannot accept the coordinator's certificate.
     """
     settings, _ = read_with_faults(folder)  # faults of class names are reported with those of the data
     if is_client_running(settings.state_folder):
@@ -40,10 +40,10 @@ def check_start(folder: Path) -> None:
 
 
 def is_client_running(state: Path) -> bool:
-    """Return True if a process of this site is running, because it then holds the lock of the folder."""
+    """Return True if a ``flwr-client`` process holds the lock of this state folder."""
     return is_locked(state / "lock")
 
 
 def make_already_running_fault(state: Path) -> Fault:
-    """Return the fault that another process of this site runs."""
+    """Make the fault that another ``flwr-client`` process runs on this folder."""
     return Fault(str(state.parent), "another flwr-client runs on this folder.", "A site has one process.")

@@ -1,4 +1,7 @@
-"""``flwr-client start``: connect, answer messages, reconnect, with torch, the device and the data kept loaded."""
+"""The process of ``flwr-client start``: it connects, answers messages and reconnects.
+
+Torch, the device and the data stay loaded between messages.
+"""
 
 import _thread
 import contextlib
@@ -53,39 +56,39 @@ from common.wire.records import Refusal
 from strategies.privacy.secure_aggregation.site import SigningIdentity
 
 WAIT_S = 5.0
-"""Time for which the coordinator may hold a call for a message; after it, what the heartbeat thread learned counts."""
+"""Time for which the coordinator may hold a call for a message; then the site checks the heartbeat thread's result."""
 POLL_S, MAX_POLL_S = 0.03, 1.0
-"""Pauses between two calls for a message where the coordinator holds none, because it is too busy or an older one."""
+"""First and longest pause between two calls for a message if the coordinator answers at once that there is none."""
 HEARTBEAT_ENDS_S = 0.5
-"""Time for which a closing connection waits for a heartbeat in progress; the thread ends with the process."""
+"""Time for which a closing connection waits for a heartbeat in progress."""
 DROP_SIGNAL = signal.SIGUSR1
-"""Signal by which the heartbeat thread interrupts the thread that computes."""
+"""Signal with which the heartbeat thread interrupts the training thread."""
 CERTIFICATE_WARNING_DAYS = 30
 MAX_ATTEMPTS = 3
-"""Processes that may die at the same message before the site gives the message up."""
+"""Number of processes that may die during the work on one message before the site answers it with an error."""
 EXIT_CODES = {"name": ExitCode.NAME, "version": ExitCode.VERSION, "labels": ExitCode.LABELS}
 Tell = Callable[[str], None]
 
 
 class WorkDropped(BaseException):
-    """Raised in the main thread when the run that it works for has ended, to stop the computation."""
+    """Raised in the main thread to stop its computation, because the run has ended."""
 
 
 class PendingMessage:
-    """The message that a site is working on, in a file: after a kill, the next process resumes the work.
+    """The message that a site is working on, as a file: after a kill, the next process resumes the work.
 
-    The coordinator keeps a message's content until the reply has arrived, so the file needs the message alone, a few
-    hundred bytes. They follow their SHA-256, because damaged ones would end every process that resumes the work.
+    The coordinator keeps a message's content until the reply has arrived, so the file holds only a few hundred bytes.
+    It begins with their SHA-256, because a damaged message would end every process that resumes the work.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def write(self, received: bytes, attempts: int = 0) -> bool:
-        """Store a message as it was received, with the number of unfinished attempts.
+        """Store a received message, and the number of processes that died while they worked on it.
 
         Returns:
-            False where the disk is full: if the process dies, the next one does not resume the work.
+            False if the disk is full; then no later process can resume the work.
         """
         content = bytes([attempts]) + received
         try:
@@ -98,7 +101,7 @@ class PendingMessage:
         return True
 
     def read(self) -> tuple[int, bytes] | None:
-        """Return attempts and message that an earlier process stored; None where there is no intact file."""
+        """Return the number of attempts and the message of an earlier process; None if there is no intact file."""
         try:
             data = self._path.read_bytes()
         except OSError:
@@ -110,18 +113,18 @@ class PendingMessage:
         return content[0], content[1:]
 
     def remove(self) -> None:
-        """Forget the message: it is answered, or nobody waits for the reply."""
+        """Remove the stored message, because it is answered or its run has ended."""
         self._path.unlink(missing_ok=True)
 
 
 @dataclass
 class HospitalService:
-    """The service of one site: connects to the coordinator and answers its messages.
+    """The service of one site, which connects to the coordinator and answers its messages.
 
     Attributes:
-        tell: Prints one line for a person.
+        tell: Prints one line for the hospital's staff.
         status: The site's status, which ``flwr-client status`` shows.
-        make_app: Builds the app that answers messages; benchmarks use an app that does not train.
+        make_app: Builds the ClientApp that answers messages; benchmarks pass an app that does not train.
     """
 
     settings: SiteSettings
@@ -150,10 +153,10 @@ class HospitalService:
     # ------------------------------------------------------------------ connections
 
     def run(self) -> None:
-        """Connect, answer messages, and reconnect after each lost connection; never returns.
+        """Connect, answer messages, and reconnect after each lost connection; never return.
 
         Raises:
-            ConnectionNotAccepted: If one side does not accept the other.
+            ConnectionNotAccepted: If the coordinator does not accept this site, or this site the coordinator.
         """
         wait_s, patience_ends = FIRST_RETRY_S, 0.0
         while True:
@@ -216,7 +219,7 @@ class HospitalService:
                 beat.join(timeout=HEARTBEAT_ENDS_S)
 
     def _note_release(self, link: FleetClient) -> None:
-        """Record the coordinator's release, and warn if its wire version differs: no run will accept this site then."""
+        """Record the coordinator's release, and warn if its wire version differs: then no run accepts this site."""
         with contextlib.suppress(CoordinatorUnreachable, RunOver):  # the next call says what is wrong with the line
             if (hello := link.hello()) is None:
                 return
@@ -228,7 +231,7 @@ class HospitalService:
                 )
 
     def _send_heartbeats(self, link: FleetClient, stop: threading.Event) -> None:
-        """Send heartbeats while the main thread trains, and interrupt that thread when its run has ended."""
+        """Send heartbeats while the main thread trains, and interrupt it if the run that it works for has ended."""
         while not stop.wait(HEARTBEAT_PAUSE_S):
             try:
                 link.heartbeat()
@@ -246,10 +249,10 @@ class HospitalService:
                 return
 
     def drop_work(self, number: int, frame: object) -> None:
-        """Drop the work on a run that has ended: the main thread's handler of :data:`DROP_SIGNAL`.
+        """Stop the work on a run that has ended; the main thread calls this on :data:`DROP_SIGNAL`.
 
         Raises:
-            WorkDropped: Wherever the main thread is in that work.
+            WorkDropped: At the current place of the main thread's computation.
         """
         if self._current_run and self._current_run == self._ended_run:
             raise WorkDropped
@@ -257,7 +260,7 @@ class HospitalService:
     # ------------------------------------------------------------------ messages
 
     def _answer_messages(self, link: FleetClient) -> None:
-        """Answer messages, first the one that an earlier process or connection did not finish; never returns."""
+        """Answer messages, the unfinished one of an earlier process or connection first; never return."""
         if self._unsent:
             self._send_reply(link, *self._unsent)
         elif left := self._pending.read():  # an earlier process was killed during this work
@@ -293,7 +296,7 @@ class HospitalService:
             wait_s = POLL_S
 
     def _answer_message(self, link: FleetClient, received: bytes, attempts: int = 0, give_up: str = "") -> None:
-        """Fetch a message, send the answer, or an error with the reason to ``give_up``, and confirm that it is done."""
+        """Fetch a message's content and send the reply; if ``give_up`` is not empty, reply with this error instead."""
         self.status.state = "working"
         try:
             message = link.fetch_message(received)
@@ -326,7 +329,7 @@ class HospitalService:
         self._send_reply(link, received, reply)
 
     def _send_reply(self, link: FleetClient, received: bytes, reply: Message) -> None:
-        """Send a reply; a reply that cannot be sent now is sent after the next connection."""
+        """Send a reply; after a lost connection, the next connection sends it again."""
         self._unsent = (received, reply)
         try:
             link.send_reply(received, reply)
@@ -340,7 +343,7 @@ class HospitalService:
             raise self._refusal
 
     def _reply_to(self, message: Message) -> Message:
-        """Return the app's reply, or an error reply, and print what was done."""
+        """Return the ClientApp's reply or an error reply, and print a line about the work."""
         began = time.monotonic()
         context = Context(message.metadata.run_id, 0, {}, RecordDict(), {})
         try:
@@ -371,7 +374,7 @@ class HospitalService:
         self.tell(reason)
 
     def _note_phase(self, message: Message) -> None:
-        """Record run, phase and round; estimate the time left from the pace since this process's first round of it."""
+        """Record a message's run, phase and round in the status, and estimate the time left from the rounds so far."""
         fields, status = _read_scalar_fields(message), self.status
         self.status.phase = message.metadata.message_type.rsplit(".", 1)[-1].replace("_", " ")
         self.status.run = make_printable_line(str(fields.get("run", ""))[:8])
@@ -415,9 +418,10 @@ class HospitalService:
 
 
 def error_reason_for_coordinator(error: Exception) -> str:
-    """Return an error's description for the coordinator: our own text about the request, otherwise only the kind.
+    """Return the text about an exception that the coordinator may see.
 
-    The text of any other error may hold a file's name, and a file's name a patient's.
+    This is our own text for faults of the request, and only the exception's class otherwise: the text of any other
+    exception may hold a file name, and a file name may hold a patient's name.
     """
     if isinstance(error, WireError | FloatingPointError | BadInput):
         return str(error)
@@ -427,13 +431,13 @@ def error_reason_for_coordinator(error: Exception) -> str:
 
 
 def _read_scalar_fields(message: Message) -> dict[str, Any]:
-    """Return the scalar fields of one of our records, unchecked, for text only."""
+    """Return the scalar fields of one of our records, unchecked, for messages to people only."""
     return read_small_fields(message.content) if message.has_content() else {}
 
 
 @contextlib.contextmanager
 def lock_site_folder(state: Path) -> Iterator[None]:
-    """Lock a site's folder for one process.
+    """Lock a site's state folder, so that only one process uses it.
 
     Raises:
         BadInput: If another process holds the lock.

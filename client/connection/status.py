@@ -1,6 +1,6 @@
-"""The status of a site for ``flwr-client status`` and a container's health check: a file that the program updates.
+"""The status of a running ``flwr-client``, as a file for ``flwr-client status`` and for a container's health check.
 
-``state/status.json`` holds names, counts and times, nothing of a patient or a model. No port is opened for it.
+``state/status.json`` holds names, counts and times, nothing of a patient or a model. No port is opened.
 """
 
 import contextlib
@@ -19,28 +19,28 @@ from common.system.files import write_atomically
 from common.system.plain_text import printable_lines, terminal_safe
 
 STALE_S = 300.0
-"""Time without an answer of the coordinator after which a site that does not train is unhealthy."""
+"""Time without an answer of the coordinator after which a site that is not training is unhealthy."""
 FILE = "status.json"
 LOOK_S, SIGN_S = 0.5, 10.0
-"""Pause between two looks at the status, which is written when it has changed; longest time between two writes."""
+"""Pause between two checks for a changed status, and longest time between two writes of the file."""
 SILENT_S = 60.0
-"""Age of a status file from which the program counts as hanging, or the disk as full."""
+"""Age of the status file after which the program counts as hanging, or the disk as full."""
 
 
 @dataclass
 class ClientStatus:
-    """The status of a site, with the field names of ``status --json``.
+    """The status of a site, with the field names of ``flwr-client status --json``.
 
     Attributes:
-        state: ``starting``, ``connecting``, ``waiting`` (for work), ``working``, or ``stopped``.
-        phase: Kind of work: ``roll call``, ``train``, ``evaluate``, or the ``test`` that ends a run.
-        finished: Time at which the test was answered, so that the run is over for this site; empty before.
+        state: ``starting``, ``connecting``, ``waiting`` (for a message), ``working``, or ``stopped``.
+        phase: Kind of work: ``roll call``, ``train``, ``evaluate``, or the ``test`` at the end of a run.
+        finished: Time at which this site answered the test, its last work for a run; empty before.
         rounds_done: Rounds trained since this process started.
-        seconds_left: Estimate for the rest of the run, from the pace so far.
+        seconds_left: Estimate of the run's remaining time, from the pace so far.
         last_contact: Unix time of the coordinator's last answer.
-        privacy: ``epsilon`` of all runs so far (None: some reply had no noise), at ``delta``, and the ``budget``, if
-            any; empty before the first run with privacy of a site without one.
-        coordinator_release: Release that the coordinator named when this site connected; empty if it named none.
+        privacy: ``epsilon`` spent in all runs (None if some reply had no noise), its ``delta``, and the ``budget``
+            (None without one). Empty if the site has no budget and took part in no run with privacy.
+        coordinator_release: Release that the coordinator stated when this site connected; empty if it stated none.
     """
 
     site: str
@@ -61,19 +61,19 @@ class ClientStatus:
     coordinator_release: str = ""
 
     def record_error(self, reason: str) -> None:
-        """Record an error, which stays until the next one; control characters of the coordinator's text are removed."""
+        """Record the last error, without control characters, and its time."""
         self.last_error = printable_lines(reason)
         self.last_error_time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
 
 def is_healthy(status: Mapping[str, Any], now: float) -> bool:
-    """Return True if at Unix time ``now`` the site is training, or the coordinator has answered recently."""
+    """Return True if the site is starting or working, or the coordinator answered less than :data:`STALE_S` ago."""
     return status["state"] in ("starting", "working") or now - status["last_contact"] < STALE_S
 
 
 @contextlib.contextmanager
 def keep_status_file(status: ClientStatus, state: Path) -> Iterator[None]:
-    """Keep ``state/status.json`` up to date while the program runs, by a thread; remove it at the end."""
+    """Keep ``state/status.json`` up to date from a thread while the program runs; remove it at the end."""
     path, stop = state / FILE, threading.Event()
     _write_status(asdict(status), path)
 
@@ -95,7 +95,7 @@ def keep_status_file(status: ClientStatus, state: Path) -> Iterator[None]:
 
 
 def _write_status(present: Mapping[str, Any], path: Path) -> bool:
-    """Write a status to its file; return False if that failed. A reader then sees that the file is old."""
+    """Write the status file; return False if that failed, which readers notice by the age of the file."""
     content = json.dumps({**present, "written": time.time()}).encode()
     with contextlib.suppress(OSError):  # no room on the disk, or no descriptor: no reason to end
         write_atomically(path, content, durable=False, private=True)
@@ -104,13 +104,13 @@ def _write_status(present: Mapping[str, Any], path: Path) -> bool:
 
 
 def read_status(state: Path) -> Mapping[str, Any]:
-    """Read the status of the running process of a site's folder.
+    """Read the status of the ``flwr-client`` that runs on a state folder.
 
     Returns:
         The fields of :class:`ClientStatus`, and ``healthy``.
 
     Raises:
-        BadInput: If no process runs on the folder, or the process has not written its status for :data:`SILENT_S`.
+        BadInput: If no process runs on the folder, or it has not written its status for :data:`SILENT_S` seconds.
     """
     if not is_client_running(state):
         remedy = "Its log says whether it waits after a refusal; else start it with flwr-client start."
@@ -129,7 +129,7 @@ def read_status(state: Path) -> Mapping[str, Any]:
 
 
 def format_status(status: Mapping[str, Any]) -> str:
-    """Return the text of ``flwr-client status`` for a person."""
+    """Format a status as the text that ``flwr-client status`` prints."""
     lines = [f"site {status['site']}: {status['state']}"]
     if status["phase"]:
         lines[0] += f" ({status['phase']})"

@@ -1,4 +1,7 @@
-"""A TLS handshake before gRPC's own, which explains what is wrong with a certificate; gRPC only says "unavailable"."""
+"""A TLS handshake before that of gRPC, to explain what is wrong with a certificate.
+
+gRPC itself only reports that the coordinator is "unavailable".
+"""
 
 import base64
 import contextlib
@@ -19,9 +22,9 @@ from common.security.identity import UNREADABLE_CERTIFICATE, split_address
 from common.system.timers import TLS_TIMEOUT_S
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
-"""Environment variables in gRPC's order: the first one that is set counts, and only ``http://`` is a proxy."""
+"""Environment variables in gRPC's order: the first one that is set counts, and only ``http://`` names a proxy."""
 EXEMPTIONS = ("no_grpc_proxy", "no_proxy")
-"""Environment variables with the hosts that are reached directly; the first one that is set counts."""
+"""Environment variables with the hosts that are reached without the proxy; the first one that is set counts."""
 
 _NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR_*
 
@@ -33,10 +36,10 @@ def check_certificate(
     *,
     timeout_s: float | None = None,
 ) -> float:
-    """Connect as gRPC will, check the coordinator's certificate, and return the days until it expires.
+    """Connect as gRPC will, verify the coordinator's certificate, and return the days until it expires.
 
     Raises:
-        ConnectionNotAccepted: If the other side speaks no TLS, or its certificate is not the coordinator's.
+        ConnectionNotAccepted: If the server speaks no TLS, or does not show the coordinator's certificate.
         CoordinatorUnreachable: If nobody answers.
     """
     context = ssl.create_default_context(cadata=ca_certificate)
@@ -56,10 +59,10 @@ def check_certificate(
 
 
 def fetch_untrusted_certificate(address: str, environment: Mapping[str, str] = os.environ) -> x509.Certificate:
-    """Return the certificate of the server at an address without checking it, for an explanation of what is wrong.
+    """Return a server's certificate without verifying it, to explain why it was not accepted.
 
     Raises:
-        ConnectionNotAccepted: If the other side speaks no TLS.
+        ConnectionNotAccepted: If the server speaks no TLS.
         CoordinatorUnreachable: If nobody answers.
         ValueError: If the certificate cannot be read.
     """
@@ -74,7 +77,7 @@ def fetch_untrusted_certificate(address: str, environment: Mapping[str, str] = o
 def _fetch_certificate(
     address: str, context: ssl.SSLContext, environment: Mapping[str, str], timeout_s: float | None = None
 ) -> bytes:
-    """Return the server's certificate (DER) after a TLS handshake by this context, which may reject it."""
+    """Return the server's certificate (DER) after a TLS handshake with this context, which may reject it."""
     host, port = split_address(address)
     within_s = TLS_TIMEOUT_S if timeout_s is None else timeout_s
     context.set_alpn_protocols(["h2"])
@@ -116,7 +119,7 @@ def find_proxy_address(host: str, environment: Mapping[str, str]) -> tuple[str, 
     """Return host and port of the proxy through which gRPC reaches ``host``; None without a proxy.
 
     Raises:
-        CoordinatorUnreachable: If the variable that names the proxy cannot be read.
+        CoordinatorUnreachable: If the environment variable of the proxy cannot be read.
     """
     return _proxy_address(_find_proxy(host, environment))
 

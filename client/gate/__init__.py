@@ -1,1 +1,1 @@
-"""The hospital's policy at work: rules for requests and replies, limits of cost and time, and the audit."""
+"""The hospital's policy gate: rules for requests and replies, limits of memory and time, and the audit log."""

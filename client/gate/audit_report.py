@@ -1,4 +1,4 @@
-"""A site's audit in words: its faults, and a line for each entry."""
+"""The text output of ``flwr-client audit``: the faults of a site's audit log, and one line for each entry."""
 
 import json
 from collections.abc import Mapping
@@ -26,12 +26,12 @@ def audit_report(
     keys: Mapping[str, str] = MappingProxyType({}),
     authority: x509.Certificate | None = None,
 ) -> tuple[list[str], bool]:
-    """Report on a site's audit: lines in words, and True if it has no fault.
+    """Verify a site's audit log; return lines for a person, and True if there is no fault.
 
     Args:
-        receipt: The coordinator's receipt of what it received; None to look at the audit alone.
-        keys: Public keys of this site and of those that it knows, as OpenSSH lines.
-        authority: The certificate in the site's kit, by which it knows its coordinator's signatures; None without one.
+        receipt: The coordinator's file of the replies that it received; None to verify the audit log alone.
+        keys: Site name -> public key as an OpenSSH line, of this site and of the sites listed in its policy.
+        authority: The coordinator's certificate in the site's kit, to verify its signatures; None without a kit.
 
     Raises:
         BadInput: If the receipt cannot be read.
@@ -75,9 +75,9 @@ def audit_report(
 
 
 def _check_signed_requests(state: Path, authority: x509.Certificate) -> AuditCheckResult:
-    """Count the requests in the audit that the coordinator signed, and find those that it did not sign.
+    """Count the requests in the audit log that the coordinator signed, and report those that it did not sign.
 
-    An audit outlives a kit: a request by another authority's certificate may be of an earlier coordinator.
+    A request signed under another authority is only noted, because it may come from an earlier coordinator.
     """
     signed, findings = 0, AuditCheckResult()
     for entry in AuditLog(state).entries():
@@ -108,7 +108,7 @@ def _check_signed_requests(state: Path, authority: x509.Certificate) -> AuditChe
 
 
 def _list_received_replies(content: Mapping[str, Any], site: str) -> dict[str, str]:
-    """Return the SHA-256 of each reply that the coordinator received from a site, with its round."""
+    """Return the replies that a receipt lists for a site: SHA-256 -> round."""
     updates = {row["sites"][site]: f"round {row['round']}" for row in content["rounds"] if site in row["sites"]}
     answers = content["sites"]
     return {answers[site]["answer_sha256"]: "the roll call", **updates} if site in answers else {}
@@ -117,7 +117,7 @@ def _list_received_replies(content: Mapping[str, Any], site: str) -> dict[str, s
 def _check_authorship(
     content: Mapping[str, Any], site: str, keys: Mapping[str, str], state: Path
 ) -> AuthorshipCheckResult:
-    """Check that each site signed the replies that the receipt names, and that the receipt has all of this site's."""
+    """Check that the sites signed the replies in the receipt, and that all accepted replies of this site are in it."""
     try:
         run = content["run"]
         sent = [
@@ -141,7 +141,7 @@ def _check_authorship(
 
 
 def describe_entry(entry: AuditEntry) -> str:
-    """Describe an entry in one line for a person; text of other parties is made printable."""
+    """Format an audit entry as one line for a person, without control characters."""
     if entry.get("event") == "start":
         event = f"flwr-client {entry.get('version')} started"
     else:

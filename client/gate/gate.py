@@ -1,9 +1,10 @@
-"""The gate between the coordinator's requests and the site's work, and between the site's replies and the wire.
+"""The policy gate: a Flower mod that checks each request before the site works on it, and each reply before it leaves.
 
-It is a Flower mod around every handler of a hospital's ClientApp, and of a simulated site with limits. A request that
-the policy does not allow is declined before anything is done; a reply is read back from the very records that would be
-sent, and one that says more than the method declares and the policy allows is not sent. Either way the coordinator gets
-the reason, and the site goes on. Each passage is a line of the site's audit, on its disk before the reply leaves.
+The gate is around every handler of a hospital's ClientApp, and of a simulated site with limits. It declines a request
+that the policy does not allow before any work begins. It decodes each reply from the records as they would be sent, and
+withholds a reply with more than the method declares and the policy allows. In both cases the coordinator receives the
+reason, and the site continues. Each request and reply is a line of the site's audit log, which is on disk before the
+reply leaves.
 """
 
 import hashlib
@@ -45,11 +46,11 @@ MOST_NAME, LISTED_BYTES, MOST_DIMENSIONS_LISTED = 80, 8_000, 8
 
 Handler = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, Handler], Message]
-"""A layer around the handlers of an app, as Flower has it."""
+"""A Flower mod: a function around the handlers of a ClientApp."""
 
 
 def make_policy_gate(site_of: Callable[[Context], Site]) -> Mod:
-    """Make the Flower mod that checks each request and each reply of an app by the policy of the message's site."""
+    """Make the Flower mod that checks each request and reply by the policy of the site that ``site_of`` returns."""
 
     def pass_message(message: Message, context: Context, answer: Handler) -> Message:
         site = site_of(context)
@@ -59,13 +60,13 @@ def make_policy_gate(site_of: Callable[[Context], Site]) -> Mod:
 
 
 def record_process_start(site: Site) -> TornLine | None:
-    """Write the start of the site's process and its policy to the audit; return an incomplete last line, if any."""
+    """Write the start of the process and the policy to the audit log; return a torn last line, if there is one."""
     policy = site.policy.model_dump(mode="json")
     return AuditLog(site.folder, durable=site.durable).append(event="start", version=__version__, policy=policy)
 
 
 def record_refused_request(site: Site, message: Message, reason: str) -> None:
-    """Write a request that was refused before it was read to the audit, with its signature if it has one."""
+    """Write a request that was refused because of its bundle or signature to the audit log."""
     run, server_round, record = read_run_round_kind(message.content)
     AuditLog(site.folder, durable=site.durable).append(
         run=make_printable_line(run, MOST_NAME),
@@ -82,7 +83,7 @@ def record_refused_request(site: Site, message: Message, reason: str) -> None:
 
 
 def read_request_signature(content: RecordDict) -> dict[str, str]:
-    """Return the coordinator's signed statement about a request; with it a site can prove what it was asked."""
+    """Return the coordinator's signed statement about a request, which proves to others what the site was asked."""
     try:
         signed, certificate = read_unverified_signature(content)
     except SignatureFault:
@@ -91,7 +92,7 @@ def read_request_signature(content: RecordDict) -> dict[str, str]:
 
 
 class GatedMessage:
-    """The way of one message through the gate: the checks of request and reply, and their lines in the audit."""
+    """One message in the gate: the checks of its request and its reply, and their lines in the audit log."""
 
     def __init__(self, site: Site, audit: AuditLog, message: Message) -> None:
         self._site, self._audit, self._message = site, audit, message
@@ -103,7 +104,7 @@ class GatedMessage:
         }
 
     def checked_reply(self, context: Context, answer: Handler) -> Message:
-        """Return the handler's reply, or an error with the reason why nothing is sent."""
+        """Return the handler's reply, or an error with the reason why the policy does not allow request or reply."""
         incoming = IncomingRequest(self._site, self._message.content)
         try:
             work, verdict = incoming.verdict()
@@ -163,17 +164,17 @@ class GatedMessage:
         )
 
     def _audit_error(self, kind: str, reason: str = "") -> None:
-        """Write an error to the audit: its kind, and size and hash of a reason that was sent."""
+        """Write an error to the audit log: its kind, and size and SHA-256 of the reason if one is sent."""
         text = reason.encode()
         facts = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()} if text else {}
         self._audit.append(**self._about, direction="out", record="Error", kind=kind, decision="allow", **facts)
 
 
 def list_audit_fields(fields: Sequence[RecordField]) -> list[Any]:
-    """List name, shape and bytes of a record's fields for a line of the audit, at most ``LISTED_BYTES`` of JSON.
+    """List name, shape and bytes of a record's fields for an audit line, at most ``LISTED_BYTES`` of JSON.
 
-    An ordinary record has some thirty. Of a longer list the rest is counted: the sender of a record must not decide how
-    long a line of this site's audit is.
+    An ordinary record has some thirty fields. Further fields of a longer list are only counted, because the sender of a
+    record must not decide how long an audit line is.
     """
     lines: list[Any] = []
     size = 0

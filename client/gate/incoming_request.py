@@ -1,14 +1,14 @@
-"""An incoming request: the work it asks for, the verdict of the site's policy, and the limit of its time.
+"""The checks of an incoming request: the work that it asks for, the policy's verdict, and the limit of its time.
 
-A plan is checked as text before pydantic parses it: pydantic takes the last of two equal keys, NaN in a place without
-a schema, and values of any length.
+A plan is checked as text before pydantic parses it, because pydantic accepts repeated keys, NaN in fields without a
+schema, and values of any length.
 
-A run's plan is settled by the first request that the site's policy allows. After that the site refuses another plan
-under the same run: what was declined at the roll call cannot come in later.
+The first request of a run that the policy allows fixes the run's plan. The site refuses any later request of the run
+with another plan, so that a plan declined at the roll call cannot be sent later under the same run.
 
-A site builds the first model of a run itself, and trains from no other. The model follows from the plan: from its
-seed, or from a weights file that the plan names by its hash. What this does not stop is in docs/privacy.md: a later
-model, and a coordinator that calls a first request a later one.
+A site builds a run's initial model itself, and begins to train from no other. The plan determines this model by its
+seed, or by the hash of a weights file. docs/privacy.md explains the limits of this check: it does not cover models of
+later rounds, nor a coordinator that gives a first request a later round number.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ ALLOWED = PolicyVerdict("policy")
 
 
 class IncomingRequest:
-    """A request to a site, with the site's record of the run that it belongs to."""
+    """A request to a site, together with the site's stored record of the request's run."""
 
     def __init__(self, site: Site, content: RecordDict) -> None:
         self._content = content
@@ -64,7 +64,7 @@ class IncomingRequest:
         self._record = self._runs.get(self._run)
 
     def verdict(self) -> tuple[RequestedWork | None, PolicyVerdict]:
-        """Return the requested work, and the verdict on it: the first rule that it breaks."""
+        """Return the requested work, and the policy's verdict: the first rule that the request breaks, if any."""
         try:
             work = read_requested_work(self._fields, self._site)
         except PlanRefused as error:
@@ -91,10 +91,10 @@ class IncomingRequest:
     def _check_initial_model(self, work: RequestedWork) -> PolicyVerdict:
         """Check that a run starts from the initial model that its plan determines; return the verdict on the request.
 
-        Only the first request to train is checked: that of round 0, in which every site trains one epoch so that the
-        sites can be ordered by it (UniFed), or that of round 1. Round 1 of a sequential method is not checked, because
-        there the model comes from the site before this one. Requests in a simulation are not checked either, because
-        the author of the plan controls the simulated site. A request that cannot be decoded is left to its handler.
+        Only the first request to train is checked: that of round 1, or that of round 0, in which the method UniFed
+        ranks the sites by one epoch of training. Round 1 of a sequential method is not checked, because its model comes
+        from the previous site. Requests in a simulation are not checked either, because the author of the plan controls
+        the simulated site. A request that cannot be decoded is left to its handler.
         """
         begins = work.round == 0 or (work.round == 1 and not work.method.sequential)
         trains = self._fields.get("wire.record") == TrainRequest.__name__
@@ -109,10 +109,10 @@ class IncomingRequest:
 
     @contextmanager
     def limit_time(self) -> Iterator[None]:
-        """Interrupt the work inside when its time is over; add its seconds to the time spent on the run.
+        """Context manager that interrupts the work when its time is over, and adds its duration to the run's total.
 
         Raises:
-            OutOfTime: From wherever the work is.
+            OutOfTime: At the current place of the work.
         """
         began = time.monotonic()
         try:
@@ -123,7 +123,7 @@ class IncomingRequest:
                 self._record = self._runs.add_seconds(self._run, time.monotonic() - began)
 
     def time_verdict(self) -> PolicyVerdict:
-        """Return the verdict on a request whose time, or whose run's time, is over."""
+        """Return the verdict on a request after its own time limit, or that of its run, has passed."""
         whole = self._policy.maximum_run_hours
         if whole is not None and self._seconds_worked() >= whole * HOUR_S:
             return PolicyVerdict(
@@ -133,7 +133,7 @@ class IncomingRequest:
         return PolicyVerdict("policy.maximum_hours", f"it is {most:g}, and the work on this request took that long")
 
     def _seconds_left(self) -> float | None:
-        """Return the seconds left for this request by its own and its run's limit; None without a limit."""
+        """Return the seconds left by the limits of the request and of its run; None without a limit."""
         request, whole = self._policy.maximum_hours, self._policy.maximum_run_hours
         limits = [] if request is None else [request * HOUR_S]
         limits += [] if whole is None else [max(whole * HOUR_S - self._seconds_worked(), 0.0)]
@@ -146,10 +146,10 @@ class IncomingRequest:
 def read_requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork | None:
     """Return the work that a request asks for.
 
-    None where the record has no plan or is of another release: its handler says what is wrong.
+    Return None if the record has no plan or another wire version; the record's handler then reports the fault.
 
     Raises:
-        PlanRefused: If the plan breaks a rule before it can be read.
+        PlanRefused: If the plan breaks a rule that is checked before the policy's other rules.
     """
     if "plan" not in fields or fields.get("wire.version") != WIRE_VERSION:
         return None
@@ -182,12 +182,12 @@ class OutOfTime(BaseException):
 
 @contextmanager
 def interrupt_after(seconds: float | None) -> Iterator[None]:
-    """Interrupt the work inside after so many seconds; no limit where None, or outside the main thread.
+    """Context manager that interrupts its body after so many seconds; None is no limit.
 
-    Only the main thread of a process can be interrupted; there a hospital's program does all its work.
+    It has no effect outside the main thread, because Python delivers signals there only.
 
     Raises:
-        OutOfTime: From wherever the work is.
+        OutOfTime: At the current place of the body.
     """
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -212,16 +212,16 @@ def interrupt_after(seconds: float | None) -> Iterator[None]:
 
 RUNS_FILE = "runs.json"
 RUNS_KEPT = 200
-"""Runs kept, those of the last requests; a forgotten run begins anew, and its plan is settled anew."""
+"""Number of runs whose records are kept, the latest first; for an older run, any plan is accepted again."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run that the site takes part in.
+    """The site's stored record of a run that it takes part in.
 
     Attributes:
-        plan: SHA-256 of its plan.
-        seconds: The site's work for it so far.
+        plan: Hash of the run's plan (:func:`hash_plan`).
+        seconds: Time that the site has worked for the run.
     """
 
     plan: str
@@ -229,21 +229,21 @@ class RunRecord:
 
 
 class RunRecords:
-    """The runs that a site takes part in, in ``runs.json`` of its state folder."""
+    """The records of all runs that a site takes part in, in the file ``runs.json`` of its state folder."""
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self._path, self._durable = folder / RUNS_FILE, durable
 
     def get(self, run: str) -> RunRecord | None:
-        """Return the record of a run; None for a new one."""
+        """Return the record of a run; None for a new run."""
         return self._read_all().get(run)
 
     def record_plan(self, run: str, plan: str) -> RunRecord:
-        """Record a new run with its plan; return the record of the run."""
+        """Store a new run with the hash of its plan; return the record of the run."""
         return self.get(run) or self._write_record(run, RunRecord(hash_plan(plan)), durable=self._durable)
 
     def add_seconds(self, run: str, seconds: float) -> RunRecord | None:
-        """Add to the time that the site has worked for a run; None where the run is not noted."""
+        """Add to the time that the site has worked for a run; return None if the run has no record."""
         if (record := self.get(run)) is None:
             return None
         return self._write_record(run, replace(record, seconds=record.seconds + seconds), durable=False)
@@ -258,7 +258,7 @@ class RunRecords:
         return record
 
     def _read_all(self) -> dict[str, RunRecord]:
-        """Read all runs; none where the file is damaged: the next plan is then settled anew."""
+        """Read the records of all runs; return none if the file is damaged, so that any plan is accepted again."""
         try:
             tree = json.loads(self._path.read_bytes())
             return {str(name): RunRecord(str(entry["plan"]), float(entry["seconds"])) for name, entry in tree.items()}
@@ -267,7 +267,7 @@ class RunRecords:
 
 
 def hash_plan(plan: str) -> str:
-    """Hash a plan without the keys that a resumed run may change: name, and rounds unless noise depends on them."""
+    """Hash a plan without the keys that may change when a run is resumed: name and, without privacy, rounds."""
     try:
         tree = json.loads(plan)
         private = tree.get("privacy", {}).get("level", "none") != "none"
@@ -283,7 +283,7 @@ def hash_plan(plan: str) -> str:
 
 KB = 1000
 DEEPEST = 8
-"""Depth of tables and lists in one another; an experiment's plan has three levels."""
+"""Most levels of nested tables and lists; an experiment's plan has three."""
 MOST_DIGITS = 40
 LONGEST_TEXT = 500
 LONGEST_REASON = 400
@@ -291,7 +291,7 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 class PlanRefused(ValueError):
-    """Raised for a plan that breaks a rule before it can be read; ``rule`` is the rule's name for the audit."""
+    """Raised for a plan that breaks a rule; ``rule`` is the rule's name in the audit log."""
 
     def __init__(self, rule: str, reason: str) -> None:
         self.rule = rule
@@ -302,10 +302,10 @@ class PlanRefused(ValueError):
 
 
 def read_plan(text: object, maximum_kb: float | None) -> Plan:
-    """Read a plan that a coordinator sent as JSON, of at most ``maximum_kb`` where that is not None.
+    """Read a plan that a coordinator sent as JSON text of at most ``maximum_kb``; None is no limit.
 
     Raises:
-        PlanRefused: With the rule that it breaks.
+        PlanRefused: With the rule that the plan breaks.
     """
     if not isinstance(text, str):
         raise PlanRefused("plan.form", "it is not text")
@@ -340,7 +340,7 @@ def _parse_plan(text: str) -> Plan:
 
 
 def first_plan_fault(faults: Sequence[Fault]) -> str:
-    """Return the first of a plan's faults in one line."""
+    """Return the first fault of a plan in one line, with the number of the others."""
     more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
     return f"{faults[0]}".removesuffix(".") + more
 
@@ -375,14 +375,15 @@ def _check_digit_count(digits: str) -> str:
 # ---------------------------------------------------------------------- the first model
 
 ABSOLUTE, RELATIVE = 1e-6, 1e-5
-"""Tolerance between two honest machines. The normal numbers that torch draws from one seed differ in their last bits
-between kinds of CPU: by 9e-7 at most with and without AVX2, in 13 networks."""
+"""Tolerance for an initial model built on two machines. The normal numbers that torch draws from one seed differ
+between kinds of CPU in their last bits: by 9e-7 at most with and without AVX2, in 13 networks."""
 
 
 def initial_model_fault(site: Site, plan: Plan, request: TrainRequest) -> str:
-    """Return the reason why a model is not the first one of its plan; empty where it is.
+    """Return the reason why a model is not the initial model of its plan; empty if it is.
 
-    Where the plan names a weights file that is not in the site's ``weights/``, the site cannot check; a line says so.
+    If the plan names a weights file that is not in the site's folder ``weights``, the site cannot check the model, and
+    prints a line about it.
     """
     spec, source = plan.model, "seed"
     if plan.weights_sha256 is not None:

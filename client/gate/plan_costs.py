@@ -1,7 +1,7 @@
-"""Estimates of the memory and disk that a plan takes, made without building its network.
+"""Estimates of the memory and disk space that a plan takes, made without memory for its network.
 
-The figures are lower bounds: a plan that they put beyond a machine cannot work there. The tables are held by a test
-that lays each network out on torch's "meta" device, whose tensors have shapes and no memory.
+The estimates are lower bounds: a plan whose estimate exceeds a machine cannot work there. A test compares the tables
+with each network on torch's "meta" device, whose tensors have shapes and no memory.
 """
 
 from collections.abc import Mapping
@@ -23,21 +23,22 @@ from strategies.privacy.gradients import choose_micro_batch_size
 
 FLOAT32 = 4
 COPIES_AT_WORK = 5
-"""Of the model, in memory while a site trains: as it came, as received, as trained, its gradient, its change."""
+"""Copies of the model in memory during training: message, received, trained, gradient, difference."""
 ADAM_MOMENTS = 2
 GRADIENTS_AT_ONCE = 3
-"""Of each image of a pack, in private training: while a network is tried, those before and after, and half of both."""
+"""Copies of an image's gradient in training with noise: while a network is tried, those before and after, and half of
+both."""
 FILES_AT_ONCE = 2
-"""A site's memory of a round lies beside that of the round before until that round has counted."""
+"""State files of a run on disk: that of a round stays until the next round has counted."""
 
 
 class BackboneCost(NamedTuple):
     """Sizes of a backbone, for estimates.
 
     Attributes:
-        width: Its features.
-        activations: Bytes for each pixel of an image that it holds in memory until the gradient is known, rounded down.
-        parameters: Its numbers, rounded down; None where a dense layer is as wide as the image.
+        width: Number of its output features.
+        activations: Bytes of activations for each pixel of an image in training, rounded down.
+        parameters: Number of its parameters, rounded down; None if a dense layer grows with the image size.
     """
 
     width: int
@@ -60,12 +61,12 @@ BACKBONES: Mapping[Architecture, BackboneCost] = {
 
 @dataclass(frozen=True)
 class NetworkCost:
-    """Parameters and activations of a network.
+    """Numbers of parameters of a network, and memory of its activations.
 
     Attributes:
-        parameters: How many numbers it has.
-        trained: How many of them are trained.
-        activations: Bytes that one image of a training batch holds until its gradient is known, in float32.
+        parameters: Number of all parameters.
+        trained: Number of trained parameters.
+        activations: Bytes of float32 activations for each image of a training batch.
     """
 
     parameters: int
@@ -74,7 +75,7 @@ class NetworkCost:
 
 
 def estimate_network_cost(spec: ModelSpec, rows: int) -> NetworkCost:
-    """Estimate the size of a plan's network, with ``rows`` head rows."""
+    """Estimate parameters and activations of a plan's network with ``rows`` head rows."""
     if is_external(spec.architecture):
         width, backbone, activations = _measure_network(spec)
     else:
@@ -92,7 +93,7 @@ def _count_trained_backbone_parameters(spec: ModelSpec) -> int:
     """Count the trained parameters of a partly frozen backbone.
 
     Raises:
-        BadInput: If ``model.train`` names more layers, or a higher rank, than there are.
+        BadInput: If ``model.train`` names more layers, or a higher rank, than the backbone has.
     """
     if spec.backbone_frozen:
         return 0
@@ -103,10 +104,10 @@ def _count_trained_backbone_parameters(spec: ModelSpec) -> int:
 
 @lru_cache(maxsize=8)
 def _measure_network(spec: ModelSpec) -> tuple[int, int, int]:
-    """Measure width, parameters and activations of a network that is not ours.
+    """Measure width, parameters and activations of a network from another library or a plug-in.
 
     Raises:
-        BadInput: If it cannot be made.
+        BadInput: If the network cannot be built.
     """
     module, width = meta_backbone(spec)
     device = next((value.device for value in module.parameters()), None)
@@ -116,7 +117,7 @@ def _measure_network(spec: ModelSpec) -> tuple[int, int, int]:
 
 
 def count_activations(network: nn.Module, images: Tensor) -> int:
-    """Count the numbers that all layers of a network together put out for these images."""
+    """Count the numbers that all layers of a network output for these images."""
     counts = list[int]()
 
     def count(module: nn.Module, inputs: object, output: object) -> None:
@@ -136,12 +137,12 @@ def count_activations(network: nn.Module, images: Tensor) -> int:
 
 
 def estimate_memory_bytes(plan: Plan, rows: int, images: int, device: str, gpus: int = 1) -> int:
-    """Estimate the least memory that training by this plan takes at a site: of the machine, or of its fullest GPU.
+    """Estimate the least memory of the machine, or of its fullest GPU, that training by this plan takes.
 
     Args:
-        images: Of the site's training part; no batch holds more.
-        device: ``cpu`` or ``cuda``, where activations may be half as wide.
-        gpus: How many GPUs each batch is split across; all of it goes through one where noise is added to each step.
+        images: Number of the site's training images; no batch is larger.
+        device: ``cpu`` or ``cuda``; activations take half as much in 16-bit precision.
+        gpus: Number of GPUs that share each batch; with noise in each step, one GPU has the whole batch.
     """
     size, training = estimate_network_cost(plan.model, rows), plan.training
     private = plan.privacy.level in BY_STEP
@@ -156,9 +157,10 @@ def estimate_memory_bytes(plan: Plan, rows: int, images: int, device: str, gpus:
 
 
 def estimate_disk_bytes(plan: Plan, method: SiteMethod, rows: int) -> int:
-    """Estimate the most that one run leaves on a site's disk.
+    """Estimate the most disk space that one run takes at a site.
 
-    The message at work, its memory of two rounds, its own model; of a frozen part, the message and the file.
+    Counted are the message being answered, the site's state of two rounds and its own model; for a frozen part, the
+    message and the stored file.
     """
     size = estimate_network_cost(plan.model, rows)
     model, frozen = size.trained * FLOAT32, (size.parameters - size.trained) * FLOAT32

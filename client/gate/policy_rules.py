@@ -1,8 +1,8 @@
-"""The rules of a site's policy: those of requests decide if the site takes part, those of replies what may leave.
+"""The rules of a site's policy: rules for requests decide if the site takes part, rules for replies what may leave.
 
-Each rule has the name that an audit gives for a refusal, and a reason against the record, empty where it is kept.
-The rules of requests see what the coordinator asks, at the roll call and again with every request; those of replies see
-the record itself, as it would leave, no matter what made it.
+Each rule gives its name for the audit log, and the reason against the record; the reason is empty if the record keeps
+the rule. The rules for requests are checked at the roll call and again at every request. The rules for replies check
+the finished record, independently of the code that made it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,28 +32,28 @@ PRIVACY_RANGES: Mapping[str, tuple[float, float]] = {
     "delta": (1e-12, 0.1),
     "noise_multiplier": (0.001, 1e6),
 }
-"""Smallest and largest value of each key, in a plan with privacy; a noise multiplier of 0 stands for no noise.
+"""Smallest and largest value of each key in a plan with privacy; a noise multiplier of 0 stands for no noise.
 Accountants find the noise for values in these ranges in seconds; outside of them some accountants never end."""
 ROUNDING = 1e-5
-"""Share by which a clipped update may be longer than its bound, because of float32."""
+"""Relative excess over the clipping bound that float32 may cause."""
 
 Reply = RollCallAnswer | RefusalNoted | TrainReply | EvaluateReply | BenefitReply
 
 
 @dataclass(frozen=True)
 class RequestedWork:
-    """The work that a coordinator asks for, as the rules of a policy see it.
+    """The work that a request asks for, with the facts that the policy's rules need.
 
     Attributes:
         plan: The run's plan.
         method: The site's half of the plan's method.
         round: Number of the round; 0 at the roll call.
-        test: True if the request asks for a test of the model, too.
+        test: True if the request also asks for a test of the model.
         rows: Number of rows of the model's head: at the roll call one for each of the site's own classes, later one for
             each class that the request names.
-        images: An upper bound of the number of the site's training images, computed from the number that it reports.
-        device: The device on which the site computes: ``cpu`` or ``cuda``.
-        gpus: Number of the site's GPUs across which each batch is split.
+        images: Upper bound of the number of the site's training images, computed from the number that it reports.
+        device: The site's device: ``cpu`` or ``cuda``.
+        gpus: Number of the site's GPUs that share each batch.
     """
 
     plan: Plan
@@ -67,34 +67,34 @@ class RequestedWork:
 
     @property
     def changed_groups(self) -> tuple[str, ...]:
-        """Return the groups of the network whose change the method needs."""
+        """Return the model groups (trunk, norm, head) whose update the method needs."""
         method = self.method
         sends = {"trunk": method.traffic.trunk, "norm": method.sends_norm, "head": method.traffic.head}
         return tuple(name for name in GROUPS if sends[name])
 
     @property
     def epochs_per_round(self) -> int:
-        """Return the local epochs in one round: the most, where a method trains until its loss settles."""
+        """Return the local epochs of a round; the largest number, if the method trains until its loss settles."""
         settling = self.method.early_stopping
         return self.plan.training.epochs if settling is None else settling.cap
 
     @property
     def total_epochs(self) -> int:
-        """Return the local epochs of the whole run; a comparison with training alone trains twice as many on top."""
+        """Return the local epochs of the whole run; a comparison with training alone adds twice as many."""
         epochs = self.plan.run.rounds * self.epochs_per_round + self.method.parameters.warm_up_epochs
         return epochs * (3 if self.plan.evaluation.compare_local else 1)
 
 
 @dataclass(frozen=True)
 class PolicyVerdict:
-    """The rule that decided on a record, and the reason against the record; empty where it is allowed."""
+    """The deciding rule and the reason why it forbids a record; the reason is empty if the record is allowed."""
 
     rule: str
     reason: str = ""
 
     @property
     def allowed(self) -> bool:
-        """True if no rule is broken."""
+        """True if the record breaks no rule."""
         return not self.reason
 
     def __str__(self) -> str:
@@ -102,14 +102,14 @@ class PolicyVerdict:
 
 
 def request_verdict(policy: Policy, work: RequestedWork) -> PolicyVerdict:
-    """Decide whether the site takes part; the first rule that is broken counts."""
+    """Decide if the site carries out a request; the first broken rule counts."""
     return next(
         (PolicyVerdict(*broken) for broken in request_rules(policy, work) if broken[1]), PolicyVerdict("policy")
     )
 
 
 def reply_verdict(policy: Policy, work: RequestedWork, reply: Reply) -> PolicyVerdict:
-    """Decide whether this record may leave; the first rule that is broken counts."""
+    """Decide if a reply may leave the site; the first broken rule counts."""
     return next(
         (PolicyVerdict(*broken) for broken in reply_rules(policy, work, reply) if broken[1]), PolicyVerdict("policy")
     )
@@ -142,7 +142,7 @@ _LIMITS: tuple[tuple[str, Callable[["RequestedWork"], int], str], ...] = (
 
 
 def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, str]]:
-    """Yield each rule of a request with the reason against it; cheap ones first, and none builds the network."""
+    """Yield each rule for requests with the reason why it forbids this one; fast rules come first."""
     plan, method = work.plan, work.method
     last = plan.run.rounds
     yield "policy.methods", method_fault(policy, plan)
@@ -181,9 +181,10 @@ def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, st
 
 
 def method_fault(policy: Policy, plan: Plan) -> str:
-    """Return the reason why a plan's method is not allowed here; empty if it is.
+    """Return the reason why the policy does not allow a plan's method; empty if it does.
 
-    A plug-in has to be listed, and its files have to be the coordinator's; nothing of it is imported before.
+    A plug-in method must be listed in the policy, and its files must equal the coordinator's; until then it is not
+    imported.
     """
     name = plan.run.method
     if name.startswith(PLUGIN):
@@ -193,7 +194,7 @@ def method_fault(policy: Policy, plan: Plan) -> str:
 
 
 def _plugin_fault(group: str, name: str, allowed: tuple[str, ...], plan: Plan) -> str:
-    """Return the reason against a plug-in; empty if it is allowed and has the coordinator's files."""
+    """Return the reason against a plug-in; empty if the policy lists it and its files equal the coordinator's."""
     if not any(fnmatchcase(name, pattern) for pattern in allowed):
         return f'it does not have "{name}"'
     inner = name.removeprefix(PLUGIN)
@@ -211,7 +212,7 @@ def _plugin_fault(group: str, name: str, allowed: tuple[str, ...], plan: Plan) -
 
 
 def _size_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, str]]:
-    """Yield the rules on a network's size, memory and disk; a rule without a limit in the policy is left out."""
+    """Yield the rules for a network's parameters, memory and disk space that have a limit in the policy."""
     plan, rows = work.plan, work.rows
     if (parameters := policy.maximum_parameters) is not None:
         numbers = estimate_network_cost(plan.model, rows).parameters
@@ -280,7 +281,7 @@ def _not_listed_fault(names: Iterable[str], allowed: tuple[str, ...] | None, wha
 
 
 def _iterate_integers(tree: Any) -> Iterator[int]:
-    """Yield all whole numbers of a table, those of inner tables and lists too."""
+    """Yield all integers of a table, including nested tables and lists."""
     if isinstance(tree, Mapping):
         tree = list(tree.values())
     if isinstance(tree, list):
@@ -294,7 +295,7 @@ def _iterate_integers(tree: Any) -> Iterator[int]:
 
 
 def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[tuple[str, str]]:
-    """Yield each rule of a reply with the reason against it."""
+    """Yield each rule for replies with the reason why it forbids this reply."""
     evaluation, private = work.plan.evaluation, work.plan.privacy.level != "none"
     match reply:
         case RollCallAnswer():
@@ -370,7 +371,7 @@ def _test_figures_fault(policy: Policy, work: RequestedWork, reply: TrainReply |
 def _figure_rules(
     policy: Policy, private: bool, figures: Iterable[float | None], *, tested: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield the rules on training and validation figures, and on figures outside the privacy budget."""
+    """Yield the rules for training and validation metrics, and for metrics outside the privacy budget."""
     trained = any(figure is not None for figure in figures)
     yield "policy.training_figures", "it is false" if trained and not policy.training_figures else ""
     outside = private and not policy.metrics_outside_privacy and (trained or tested)

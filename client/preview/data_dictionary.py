@@ -1,7 +1,7 @@
-"""The meaning of each field that leaves a hospital, for ``flwr-client preview`` and ``docs/what-leaves.md``.
+"""The meaning of each record field that leaves a hospital, for ``flwr-client preview`` and ``docs/what-leaves.md``.
 
-The words stand in the docstrings of the records. A test holds that every field of every record that a site sends is
-explained there, and that the page says the same.
+The text comes from the docstrings of the record classes. A test checks that these explain every field of every record
+that a site sends, and that the page has the same text.
 """
 
 import inspect
@@ -24,18 +24,18 @@ SENT = (
     MaskedAnswer,
     RevealAnswer,
 )
-"""The records that a site sends; besides, errors: a reason in words."""
+"""The record classes that a site sends; it also sends errors, each a reason in words."""
 
 OF_EACH = {
     "run": "the run's identifier, as the coordinator gave it",
     "round": "the round's number, as the coordinator gave it",
     "site": "this site's name",
 }
-"""Fields of each record, which the page explains once."""
+"""Fields that every record has, which the page explains once."""
 
 
 def field_meanings(record: type[Record]) -> dict[str, str]:
-    """Return the explanation of each field in a record's docstring, without a capital and a full stop."""
+    """Return the meaning of each field, from the record class's docstring, without capital and full stop."""
     _, _, attributes = (inspect.getdoc(record) or "").partition("Attributes:\n")
     entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", attributes, re.MULTILINE)
     texts = {name: re.sub(r"\s+", " ", text).removesuffix(".") for name, text in entries}
@@ -48,7 +48,7 @@ STATISTICS: Mapping[str, str] = describe_statistics()
 
 
 def meaning_of_field(record: str, field: str) -> str:
-    """Return the meaning of a field; an array has that of the field it belongs to, a statistic its own."""
+    """Return the meaning of a field: for an array that of its group, for a statistic the method's own text."""
     name, _, rest = field.partition("/")
     if name == "statistics" and rest.removesuffix("/shape") in STATISTICS:
         return STATISTICS[rest.removesuffix("/shape")]

@@ -1,7 +1,7 @@
-"""``flwr-client preview``: the records that would leave in a first round, made with this site's own images.
+"""The dry run of ``flwr-client preview``: the records that would leave in a first round, made with this site's images.
 
-The site's own program answers a coordinator that runs in this process, in a folder that is removed afterwards: its
-gate, its policy, one local epoch of its training. Only the initial model differs from the real coordinator's.
+A coordinator in this process sends requests to the site's own program with its gate, its policy and one local epoch of
+training. Its files lie in a folder that is removed afterwards. Only the initial model differs from that of a real run.
 """
 
 import tempfile
@@ -44,10 +44,10 @@ DEADLINE_S = 86_400.0
 
 @dataclass(frozen=True)
 class FieldRow:
-    """One field of a record, for a person.
+    """One field of a record, formatted for a person.
 
     Attributes:
-        values: The field's value in words; for an array, the range of its numbers.
+        values: The field's value as text; for an array, the range of its numbers.
     """
 
     record: str
@@ -60,7 +60,7 @@ class FieldRow:
 
 @dataclass
 class SingleSiteGrid(Grid):
-    """A ``Grid`` of one site in this process, which collects the records and errors that leave the site."""
+    """A Flower ``Grid`` with one site in this process, which collects the records and errors that leave the site."""
 
     site: Site
 
@@ -105,7 +105,7 @@ class SingleSiteGrid(Grid):
 
 
 def choose_experiment(planned: Experiment | None, site: Site) -> Experiment:
-    """Return the experiment given, or a small one that fits this site's images, with one local epoch and no masks."""
+    """Return the given experiment, or a small one for this site's images, with one local epoch and no masks."""
     experiment = planned
     if experiment is None:
         model = {"architecture": "tiny_cnn", "channels": site.train.channels, "image_size": 32}
@@ -116,10 +116,10 @@ def choose_experiment(planned: Experiment | None, site: Site) -> Experiment:
 
 
 def make_round_records(site: Site, experiment: Experiment) -> tuple[list[RecordDict], list[str]]:
-    """Make the records that leave in round 1 and with the test, and collect the reasons for those that do not.
+    """Run the roll call, round 1 and the test; return the records that leave, and the reasons for those withheld.
 
     Raises:
-        BadInput: If the method cannot serve this site's labels, or needs figures that the policy keeps.
+        BadInput: If the method cannot use this site's labels, or needs metrics that the policy withholds.
     """
     plan = make_plan(experiment)
     frozen = initial_frozen_part(plan.model, plan.run.seed, Path())
@@ -139,7 +139,7 @@ def make_round_records(site: Site, experiment: Experiment) -> tuple[list[RecordD
 
 
 def list_field_rows(content: RecordDict) -> list[FieldRow]:
-    """List the fields of one record."""
+    """List the fields of one record for a table."""
     fields: dict[str, Any] = dict(content.config_records["fields"])
     record = str(fields["wire.record"])
     rows = list[FieldRow]()
@@ -168,7 +168,7 @@ def _describe_range(numbers: NDArray[np.float32] | NDArray[np.int64]) -> str:
 
 
 def format_record(content: RecordDict) -> Group:
-    """Format a record for the terminal: fields of the same meaning in one group, with the meaning below it."""
+    """Format a record for the terminal, with fields of the same meaning in one group."""
     every = list_field_rows(content)
     title = f"{every[0].record}: {payload_bytes(content):,} bytes, SHA-256 {record_sha256(content)[:16]}..."
     empty = [row.field for row in every if row.values in ("", "[]")]
@@ -188,10 +188,10 @@ def format_record(content: RecordDict) -> Group:
 
 
 def write_records(records: Sequence[RecordDict], out: Path) -> list[Path]:
-    """Write the exact bytes of each record, and its fields as JSON with the SHA-256 that an audit would name.
+    """Write the bytes of each record to a file, and its fields with its audit log's SHA-256 to a JSON file.
 
     Raises:
-        BadInput: If the folder holds anything already.
+        BadInput: If the folder exists and is not empty.
     """
     raise_faults(output_folder_faults(out))
     paths = list[Path]()

@@ -1,4 +1,7 @@
-"""``flwr-client preview-data``: a page of this hospital's images as the network sees them, for this hospital only."""
+"""The page of ``flwr-client preview-data``: this hospital's images as the network receives them.
+
+The page shows patients' images and is for this hospital only.
+"""
 
 import base64
 from collections.abc import Iterator, Sequence
@@ -27,14 +30,14 @@ from common.system.plain_text import make_template_environment
 
 SIDE = 160
 VIEWS = 2
-"""Augmented views of each image."""
+"""Number of augmented views of each image."""
 OF_A_CLASS = 4
 NOTHING = "none of these classes"
 
 
 @dataclass(frozen=True)
 class ImageTile:
-    """One image as decoded, as the network receives it, and as augmented in training; PNG as base64."""
+    """One image as decoded, as the network receives it, and as augmented in training; PNG files in base64."""
 
     name: str
     decoded: str
@@ -44,7 +47,7 @@ class ImageTile:
 
 @dataclass(frozen=True)
 class ClassImageTiles:
-    """The images of one class."""
+    """The images of one class on the page, and the number of its training images."""
 
     name: str
     count: int
@@ -53,7 +56,7 @@ class ClassImageTiles:
 
 @dataclass(frozen=True)
 class LabelCountsRow:
-    """A class in the label table: present, absent and unknown in each part."""
+    """A class in the page's label table, with its present, absent and unknown labels in each part of the data."""
 
     name: str
     canonical: str
@@ -61,7 +64,7 @@ class LabelCountsRow:
 
 
 def write_preview(folder: Path, out: Path, experiment: Experiment | None, each: int = OF_A_CLASS) -> Path:
-    """Write the page with ``each`` images a class, readable by its owner only.
+    """Write the page with ``each`` images a class, with read permission for its owner only.
 
     Raises:
         BadInput: With every fault of site.toml and the data.
@@ -105,7 +108,7 @@ def write_preview(folder: Path, out: Path, experiment: Experiment | None, each: 
 def _choose_images_by_class(
     source: ImageSource, names: Sequence[str], labels: NDArray[np.float32], plan: Plan, each: int
 ) -> Iterator[ClassImageTiles]:
-    """Choose training images of each class, and images without a class, spread evenly over the table's rows."""
+    """Choose evenly spaced training images of each class, and images without any class."""
     training = source.parts == "train"
     members = {name: training & (labels[:, place] == 1) for place, name in enumerate(names)}
     members[NOTHING] = training & (labels == 0).all(axis=1)

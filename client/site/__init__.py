@@ -1,1 +1,1 @@
-"""The hospital itself: settings, policy, images, files on its disk, and rules of disclosure."""
+"""One hospital's settings, policy, images, files on disk, and rules for small groups of patients."""

@@ -1,17 +1,19 @@
-"""Rules that keep a site from reporting anything about small groups of patients.
+"""Rules that keep a site from reporting anything about small groups of patients (disclosure control).
 
-Patients are counted, not images: many images of one patient are no crowd. A class with fewer patients than the policy's
-threshold who show it, or fewer who do not, is *hidden*: neither of its counts is reported, nor any figure that rests on
-it. Where every image shows exactly one class the counts add up to all images, so that one hidden count alone could be
-worked out from the others; then another class is hidden with it. Fewer exceptions than the threshold change nothing.
+The rules count patients and not images, because many images of one patient protect nobody. A class is *hidden* if fewer
+patients than the policy's threshold show it, or if fewer do not show it. The site reports neither the counts of a
+hidden class nor any metric that depends on them. If every image shows exactly one class, all counts add up to the
+number of images, and a single hidden count could be computed from the others; then a second class is hidden too. A few
+images that show no class or several, fewer than the threshold, do not change this.
 
-The choice of that other class must not depend on its count, because somebody who knows this rule would learn from the
-choice. The first class by name is hidden, and more by name while the hidden images together are fewer than the
-threshold. Sums then leave every hidden count anything from 0 to the threshold at least; to somebody who also knows this
-rule, each can still be any of as many values as there are counts from 1 to the threshold less one.
+The choice of the second class must not depend on its count, because an attacker who knows the rule would learn from the
+choice. The first class by name is hidden, and further classes by name until the hidden images together reach the
+threshold. Each hidden count can then be anything from 0 to the threshold at least, as far as sums tell. For an attacker
+who also knows this rule, each hidden count still has as many possible values as there are counts from 1 to the
+threshold minus one.
 
-Hidden classes are found from the site's whole table, before the classes of a run are selected: runs with other class
-lists then report parts of the same, and their difference discloses nothing.
+Hidden classes are determined from the site's whole table, before the classes of a run are selected. Runs with different
+class lists therefore report parts of the same counts, and their difference discloses nothing.
 """
 
 from collections.abc import Collection, Sequence
@@ -31,18 +33,21 @@ Few = NDArray[np.bool_]
 
 
 def count_patients(images: ImageSet) -> int:
-    """Count distinct patients."""
+    """Count the distinct patients of an image set."""
     return len(np.unique(images.patients))
 
 
 def mark_classes_below_threshold(images: ImageSet, smallest: int) -> Few:
-    """Mark classes with fewer patients than the threshold: ``[:, 0]`` without the class, ``[:, 1]`` with it."""
+    """Mark the classes with patients below the threshold, ``(classes, 2)``.
+
+    Column 0 is True if too few patients are without the class, column 1 if too few show it.
+    """
     kinds = [[len(np.unique(images.patients[column == kind])) for kind in (0, 1)] for column in images.labels.T]
     return np.array(kinds, np.int64).reshape(-1, 2) < smallest
 
 
 def find_hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
-    """Find the hidden classes: no count and no figure of them is reported."""
+    """Return the hidden classes, whose counts and metrics are not reported."""
     few = mark_classes_below_threshold(images, smallest)
     hidden = {name for name, kinds in zip(images.class_names, few, strict=True) if kinds.any()}
     labelled = ~np.isnan(images.labels).all(axis=1)
@@ -59,12 +64,11 @@ def find_hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
 
 
 def mark_images_of_hidden_classes(images: ImageSet, hidden: Collection[str], smallest: int) -> Few:
-    """Mark images ``(n,)`` that show hidden classes only, in data where nearly all images show some class.
+    """Mark images ``(n,)`` that show only hidden classes, in data where nearly all images show some class.
 
-    There the known absence of all other classes discloses that an image shows a hidden one. That holds where classes
-    exclude one another, and where one of several means that an image shows none of the others. "Nearly all" is all but
-    images of fewer patients than the threshold; images that show no class are marked too, since they would tell the
-    others apart.
+    In such data, known labels without any visible class would disclose that an image shows a hidden class. "Nearly all"
+    means all except images of fewer patients than the threshold. These exceptions, which show no class, are marked too;
+    otherwise they would separate themselves from the images of hidden classes.
     """
     shown, labelled = images.labels == 1, ~np.isnan(images.labels).all(axis=1)
     nothing = labelled & ~shown.any(axis=1)
@@ -76,11 +80,11 @@ def mark_images_of_hidden_classes(images: ImageSet, hidden: Collection[str], sma
 
 
 def remove_hidden_labels(images: ImageSet, hidden: Collection[str], unsaid: Few, task: Task) -> ImageSet:
-    """Return images whose labels of hidden classes are unknown.
+    """Return the images with the labels of hidden classes set to unknown.
 
     Args:
-        unsaid: Mask ``(n,)`` of images without any known label; see :func:`mark_images_of_hidden_classes`.
-        task: In a multi-class task an image that shows none of the remaining classes gets no label at all.
+        unsaid: Mask ``(n,)`` of images that lose all labels; see :func:`mark_images_of_hidden_classes`.
+        task: In a multi-class task, an image that shows no visible class loses all labels too.
     """
     columns = [column for column, name in enumerate(images.class_names) if name in hidden]
     labels = images.labels.copy()
@@ -92,12 +96,12 @@ def remove_hidden_labels(images: ImageSet, hidden: Collection[str], unsaid: Few,
 
 
 def round_count_down(count: int, policy: Policy) -> int:
-    """Round a count down to the policy's multiple; rounded down, parts never exceed their whole."""
+    """Round a count down to the policy's multiple; rounding down keeps the sum of parts below the whole."""
     return count - count % policy.round_counts_to
 
 
 def mark_rows_below_threshold(images: ImageSet, class_names: Sequence[str], policy: Policy) -> Few:
-    """Return :func:`mark_classes_below_threshold` for a head's rows; False for classes that the site lacks."""
+    """Return :func:`mark_classes_below_threshold` for a head's rows, with False for classes that the site lacks."""
     few = np.zeros((len(class_names), 2), np.bool_)
     if policy.smallest_count:
         few_of_class = dict(
@@ -109,7 +113,7 @@ def mark_rows_below_threshold(images: ImageSet, class_names: Sequence[str], poli
 
 
 def suppress_class_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: bool) -> ClassMetrics:
-    """Return a class's test result as it leaves the site: rounded counts, and nothing for a hidden class."""
+    """Return the test metrics of a class that may leave: with rounded counts, and without any value if hidden."""
     if hidden or metrics.positives is None or metrics.negatives is None:
         return ClassMetrics(None, None, None, None, None, dict.fromkeys(metrics.more))
     positives, negatives = (round_count_down(count, policy) for count in (metrics.positives, metrics.negatives))
@@ -117,10 +121,11 @@ def suppress_class_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: boo
 
 
 def suppress_small_statistics(statistics: Arrays, declared: Collection[Statistic], few: Few, policy: Policy) -> Arrays:
-    """Replace the entries of a method's statistics that rest on few patients by NaN.
+    """Set the entries of a method's statistics that depend on few patients to NaN, and round counts down.
 
     Args:
-        few: ``(rows, 2)`` for the classes of the head's rows; see :func:`mark_classes_below_threshold`.
+        declared: The statistics that the method declares; each tells what its entries count or average.
+        few: ``(rows, 2)`` for the head's rows; see :func:`mark_classes_below_threshold`.
     """
     granularity_of = {statistic.name: statistic.granularity for statistic in declared}
     limited = dict(statistics)

@@ -1,8 +1,9 @@
-"""Files on a site's disk: its state between rounds (the "memory"), which is never sent, and frozen parts of models.
+"""Files on a site's disk: its state between rounds ("memory"), which is never sent, and frozen parts of models.
 
-Memory is final only once its round has counted. There is one file a round, named by it. The coordinator's next request
-says which round counted last; the file of that round is the memory, later ones (replies that never arrived, or came too
-late) are thrown away. The one before stays, in case the coordinator goes back a round.
+There is one state file for each round. A state is final only after its round has counted at the coordinator. The next
+request names the last round that counted: the site continues from the file of that round, and removes later files,
+whose replies never arrived or came too late. The file of the round before is kept, because the coordinator may go back
+one round.
 """
 
 import bisect
@@ -34,16 +35,17 @@ NOTHING = ModelGroups()
 
 @dataclass(frozen=True)
 class SiteRoundState:
-    """A site's state after a round that it took part in.
+    """A site's state ("memory") after a round that it took part in.
 
     Attributes:
-        round: That round; 0 before the first.
-        parts: The groups that never leave the site, as trained in that round.
-        evaluated: The same groups as they were when the round began, and the round that they are from.
-        best: The same groups of the best round so far, its round, and (where each site chooses) its loss or 1 - AUROC.
+        round: Number of that round; 0 before the first.
+        parts: The model groups that never leave the site, after training in that round.
+        evaluated: These groups at the beginning of the round; ``evaluated_round`` is the round that they are from.
+        best: These groups in the best round so far, ``best_round``; ``best_loss`` is its loss or 1 - AUROC, if each
+            site chooses its own best round.
         optimizer: State of the optimiser, by ``parameter/key``.
-        method_state: State of the method, such as FedMLP's tags.
-        unsent: Rounding errors of the updates so far, which are added to the next update.
+        method_state: Arrays that the method stores, such as the pseudo-labels of FedMLP.
+        unsent: Rounding errors of compressed updates so far, which are added to the next update.
     """
 
     round: int = 0
@@ -59,7 +61,7 @@ class SiteRoundState:
 
 
 class LostRoundState(WireError):
-    """Raised when a site's memory of the last round that counted is missing or damaged."""
+    """Raised if a site's state after the last round that counted is missing or damaged."""
 
 
 KEPT_ROUNDS = 2
@@ -69,11 +71,11 @@ KEPT_RUNS = 100
 
 
 def remove_old_run_states(memory: Path, run: str, *, days: float = KEPT_DAYS, most_bytes: int = KEPT_BYTES) -> None:
-    """Remove the memory of runs that are not likely to be resumed.
+    """Remove the stored states of runs that are not likely to be resumed.
 
-    These are runs not written to for so many days, and the oldest of the others, until the rest fits into
-    ``most_bytes`` and is no more than :data:`KEPT_RUNS`, because a coordinator may begin any number of runs. The
-    memories of ``run`` and of the run written last stay.
+    Removed are runs not written to for ``days``. Of the others the oldest are removed until the rest takes at most
+    ``most_bytes`` and is at most :data:`KEPT_RUNS` runs, because a coordinator may begin any number of runs. The states
+    of ``run``, and of the latest other run, are kept.
     """
     others = [folder for folder in memory.iterdir() if folder.name != run] if memory.is_dir() else []
     newest, room, before = True, most_bytes, time.time() - days * 86400
@@ -85,7 +87,7 @@ def remove_old_run_states(memory: Path, run: str, *, days: float = KEPT_DAYS, mo
 
 
 class RoundStateFolder:
-    """The files of one run's memory."""
+    """The folder with a site's stored states of one run, one file for each round."""
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self.folder, self.durable = folder, durable
@@ -98,20 +100,17 @@ class RoundStateFolder:
         settled: bool = False,
         expected: bool = False,
     ) -> SiteRoundState:
-        """Return the memory of the last round that counted.
-
-        The memory of the round before is kept, because a coordinator that finds a model broken goes back one round.
-        Older memories, and later ones that did not count, are removed.
+        """Return the site's state after the last round that counted, or an empty state.
 
         Args:
-            counted: The last round that counted.
-            forget: Remove the other memories; False where a model is only evaluated, while a round may be undecided.
-            settled: Accept only a round that :meth:`mark_round_settled` was called for: its update was opened in a sum,
-                or the cost of its noise is in the ledger.
-            expected: The run has a memory after every round that counted.
+            counted: Number of the last round that counted.
+            forget: Remove all other states except that of the round before; False for an evaluation, while it may be
+                undecided which round counts.
+            settled: Accept only a state that :meth:`mark_round_settled` has marked; otherwise return an empty one.
+            expected: True if the run stores a state after every round that counted.
 
         Raises:
-            LostRoundState: If it is expected and missing, or is damaged.
+            LostRoundState: If the state is expected and missing, or if it is damaged.
         """
         if forget:
             remove_partial_files(self.folder)
@@ -134,16 +133,20 @@ class RoundStateFolder:
             raise LostRoundState(f"its state after round {counted} is damaged: {name}: {error}.") from None
 
     def begin_anew(self, counted: int) -> None:
-        """Write an empty memory for a round whose memory is lost: the site goes on from the coordinator's model."""
+        """Store an empty state for a round whose state is lost, so that the site continues from the coordinator's
+        model."""
         write_atomically(self._path(counted), _serialize_round_state(SiteRoundState()), durable=self.durable)
 
     def mark_round_settled(self, server_round: int, left: bytes, agreed: str = "") -> None:
-        """Note that the update of a round was opened in a sum, or that its cost is in the ledger.
+        """Mark the state of a round as one that later rounds may start from.
+
+        The caller does this after the update was unmasked in a sum, or after the privacy cost was written to the
+        ledger.
 
         Args:
-            left: :meth:`hash_round_state` of the memory after this training, to see later if another training has
-                overwritten it.
-            agreed: Hash of the request that the sites of the sum had agreed on.
+            left: :meth:`hash_round_state` after this training, to detect later that another training overwrote the
+                state.
+            agreed: Hash of the request that the sites of the sum agreed on.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         noted = left + agreed.encode()
@@ -152,17 +155,17 @@ class RoundStateFolder:
             path.unlink()
 
     def is_round_settled(self, server_round: int) -> bool:
-        """Return True if :meth:`mark_round_settled` was called for a round and no later training overwrote it."""
+        """Return True if a round is marked as settled, and no later training has overwritten its state."""
         return self.settled_request_hash(server_round) is not None
 
     def settled_request_hash(self, server_round: int) -> str | None:
-        """Return the request's hash that :meth:`mark_round_settled` wrote for a round; None if there is none."""
+        """Return the ``agreed`` hash of a round's mark (:meth:`mark_round_settled`); None if there is no valid mark."""
         opened, written = self._settled_path(server_round), self.hash_round_state(server_round)
         noted = opened.read_bytes() if written and opened.exists() else b""
         return noted.removeprefix(written).decode() if written and noted.startswith(written) else None
 
     def hash_round_state(self, server_round: int) -> bytes:
-        """Return the SHA-256 of a round's memory; empty without a memory."""
+        """Return the SHA-256 of a round's state file; empty if there is no file."""
         path = self._path(server_round)
         if not path.exists():
             return b""
@@ -174,12 +177,12 @@ class RoundStateFolder:
 
     @property
     def newest_round(self) -> int:
-        """Return the last round that has a memory; 0 for none."""
+        """Return the last round with a state file; 0 if there is none."""
         names = [path.stem.removeprefix("round-") for path in self.folder.glob("round-*.safetensors")]
         return max(map(int, names), default=0)
 
     def write_state(self, memory: SiteRoundState) -> None:
-        """Write the memory of a round to a file; the file of the round before stays."""
+        """Write the state after a round to the file of that round."""
         write_atomically(self._path(memory.round), _serialize_round_state(memory), durable=self.durable)
 
     def _path(self, server_round: int) -> Path:
@@ -194,7 +197,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def _serialize_round_state(memory: SiteRoundState) -> bytes:
-    """Return the bytes of a memory's file: a SHA-256, then the memory as safetensors."""
+    """Return the content of a state file: a SHA-256, then the state as safetensors."""
     named, classes = dict[str, NDArray[Any]](), dict[str, list[str]]()
     for part in (*_GROUPS, *_ARRAYS):
         value = getattr(memory, part)
@@ -210,10 +213,10 @@ def _serialize_round_state(memory: SiteRoundState) -> bytes:
 
 
 def parse_round_state(written: bytes) -> SiteRoundState:
-    """Parse the bytes of a memory's file.
+    """Parse the content of a state file.
 
     Raises:
-        ValueError: If they are not the bytes that were written.
+        ValueError: If the content is damaged.
     """
     digest, content = written[:_DIGEST], written[_DIGEST:]
     if hashlib.sha256(content).digest() != digest:
@@ -240,25 +243,26 @@ def parse_round_state(written: bytes) -> SiteRoundState:
 # ---------------------------------------------------------------------- frozen parts of models
 
 LARGEST_REST = 100_000_000
-"""Bytes of a weights file beside the backbone: a classifier of another task, names."""
+"""Most bytes of a weights file beyond the backbone: the head of another task, and names."""
 MOST_FROZEN_PARTS = 3
-"""Older parts are removed; a run that still needs a part receives it again."""
+"""Number of frozen parts kept; a run that needs an older one receives it again."""
 
 
 class FrozenPartFiles:
-    """Files of frozen parts of models at one site.
+    """The files of frozen parts of models (frozen backbones) at one site.
 
     Args:
-        folder: Where they lie, ``SHA256.f32`` each: little-endian float32 and nothing else.
-        weights: Folder for weights files of the hospital's own; a file there saves the transfer. None for none.
-        durable: Flush to disk.
+        folder: Folder with one file ``SHA256.f32`` for each part: little-endian float32 numbers and nothing else.
+        weights: Folder with the hospital's own weights files, from which a part can be made instead of received; or
+            None.
+        durable: Flush files to disk.
     """
 
     def __init__(self, folder: Path, weights: Path | None, *, durable: bool) -> None:
         self._folder, self._weights, self._durable = folder, weights, durable
 
     def has_part(self, spec: ModelSpec) -> bool:
-        """Return True if the frozen part of this network is here, or was made from a weights file here."""
+        """Return True if a network's frozen part is stored here, or can be made from a weights file here."""
         if spec.frozen_sha256 is None:
             return False
         with contextlib.suppress(WireError):  # a damaged one is removed, and sent again
@@ -275,7 +279,7 @@ class FrozenPartFiles:
         return False
 
     def weights_file(self, spec: ModelSpec, sha256: str) -> Path | None:
-        """Return the hospital's own weights file that has this hash; None where there is none."""
+        """Return the hospital's own weights file with this SHA-256; None if there is none."""
         for path in self._candidate_weights_files(spec):
             with path.open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
@@ -283,17 +287,17 @@ class FrozenPartFiles:
         return None
 
     def _candidate_weights_files(self, spec: ModelSpec) -> list[Path]:
-        """Return the hospital's weights files that may be of this network; far larger files are not read."""
+        """Return the hospital's weights files that may fit this network, without files that are far too large."""
         plain = meta_backbone(spec).module
         most = 2 * sum(4 * tensor.numel() for tensor in plain.state_dict().values()) + LARGEST_REST
         files = sorted(self._weights.glob("*.safetensors")) if self._weights else []
         return [path for path in files if path.is_file() and path.stat().st_size <= most]
 
     def store_received_part(self, part: FrozenPart, sha256: str) -> None:
-        """Write a frozen part that was received.
+        """Store a frozen part that the coordinator sent.
 
         Raises:
-            WireError: If the part does not have this hash.
+            WireError: If the part does not have this SHA-256.
         """
         if part.sha256 != sha256:
             raise WireError(f"the frozen part of the model has SHA-256 {part.sha256}, the plan names {sha256}.")
@@ -301,10 +305,11 @@ class FrozenPartFiles:
             self._write(part)
 
     def read(self, sha256: str) -> FrozenPart:
-        """Read a frozen part.
+        """Read the frozen part with this SHA-256.
 
         Raises:
-            WireError: If the part is missing or damaged; a damaged file is removed, so that it can be sent again.
+            WireError: If the part is missing or damaged. A damaged file is removed, so that the coordinator sends it
+                again.
         """
         path = self._path(sha256)
         try:

@@ -1,9 +1,10 @@
 """The ``[policy]`` table of ``site.toml``: the hospital's rules for runs that it takes part in and data that leaves.
 
-A method declares what it needs (:mod:`strategies.local.site_method`); nothing else leaves. These keys narrow that down,
-or allow figures that leave only with a hospital's consent. The rules are applied in :mod:`client.gate.policy_rules`.
+Only data that a method declares (:mod:`strategies.local.site_method`) leaves. The policy's keys narrow this down, or
+allow metrics that need the hospital's consent. :mod:`client.gate.policy_rules` applies the rules.
 
-The limits have defaults that an ordinary experiment never meets; None takes one away, which no file can say.
+Each limit has a default that ordinary experiments do not reach. The value None removes a limit; only code can set it,
+because TOML has no such value.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +37,7 @@ WITHOUT_LIMITS: dict[str, Any] = {
     "honest_sites": None,
     "train_hidden_classes": True,
 }
-"""For a simulation: who writes the plan there owns the machine."""
+"""Keys without limits, for a simulation, where the author of the plan owns the machine."""
 
 
 Level = Literal["trusted", "masked", "private"]
@@ -45,7 +46,7 @@ TRUST: Mapping[Level, str] = {
     "masked": "The coordinator runs the published program; it sees sums only.",
     "private": "Nobody is trusted.",
 }
-"""Sentences of every page and message on who is trusted at each level."""
+"""Sentence for each level about who is trusted, for all pages and messages."""
 _FIGURES_STAY = {"training_figures": False, "test_metrics": False, "test_each_round": False}
 LEVELS: Mapping[Level, Mapping[str, Any]] = {
     "trusted": {
@@ -66,18 +67,19 @@ LEVELS: Mapping[Level, Mapping[str, Any]] = {
         "round_counts_to": 10,
     },
 }
-"""Keys that a level sets where the file does not set them; all other keys have their defaults."""
+"""Defaults of keys that each level changes; a key in the file takes precedence."""
 NOT_BESIDE = {"round_counts_to": "smallest_count", "score_histograms": "round_counts_to"}
-"""Keys that a level leaves alone where the file sets the other key: the two might contradict each other."""
+"""Key -> other key: a level does not set the key if the file sets the other one, because they might conflict."""
 
 
 class Policy(TomlSection):
     """The keys of a hospital's policy.
 
-    Each is explained once, in docs/what-leaves.md ("The policy"); a test holds that the page and a new site.toml have
-    them all. ``level`` sets the defaults of others (:data:`LEVELS`). A class with fewer patients than
-    ``smallest_count`` is hidden (:mod:`client.site.disclosure`). Limits of epochs count those of a method that trains
-    until its loss settles, and warm-up epochs. Memory is estimated from below (:mod:`client.gate.plan_costs`).
+    docs/what-leaves.md ("The policy") explains each key; a test checks that this page and a new site.toml have all
+    keys. ``level`` sets the defaults of other keys (:data:`LEVELS`). A class with fewer patients than
+    ``smallest_count`` is hidden (:mod:`client.site.disclosure`). Limits on epochs also count warm-up epochs and, for a
+    method that trains until its loss settles, its largest number of epochs. Memory is compared with a lower bound
+    (:mod:`client.gate.plan_costs`).
     """
 
     level: Level = "trusted"
@@ -136,7 +138,7 @@ class Policy(TomlSection):
 
     @property
     def changes_from_level(self) -> dict[str, Any]:
-        """Return the keys that have another value than the policy's ``level`` gives them."""
+        """Return the keys whose value differs from that of the policy's ``level``."""
         return {key: getattr(self, key) for key, value in LEVELS[self.level].items() if getattr(self, key) != value}
 
     @model_validator(mode="after")
@@ -166,7 +168,7 @@ class Policy(TomlSection):
 
 
 def _check_names(names: tuple[str, ...] | None, options: Iterable[str], noun: str) -> tuple[str, ...] | None:
-    """Return the names if each is one of the options, because a misspelt name would forbid what it should allow."""
+    """Return the names if all are among the options, because a misspelt name would forbid what it should allow."""
     options = list(options)
     for name in names or ():
         if name not in options:
@@ -179,4 +181,4 @@ def _check_names(names: tuple[str, ...] | None, options: Iterable[str], noun: st
 UNLIMITED = Policy(
     label_counts=True, score_histograms=True, smallest_count=0, metrics_outside_privacy=True, **WITHOUT_LIMITS
 )
-"""The policy of a simulated site where nobody sets another one."""
+"""The policy of a simulated site, unless a test or an experiment sets another one."""

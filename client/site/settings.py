@@ -20,7 +20,7 @@ from common.security.identity import derive_storage_key, read_key
 
 
 def read_site_settings(folder: Path) -> SiteSettings:
-    """Read ``site.toml`` of a folder, and check the data that it names, except the pictures.
+    """Read ``site.toml`` of a folder, and check the data set that it names, without decoding pictures.
 
     Raises:
         BadInput: With every fault.
@@ -36,7 +36,7 @@ def read_site_settings(folder: Path) -> SiteSettings:
 
 
 def find_gpu_fault(file: SiteFile, visible: int) -> Fault | None:
-    """Return a fault if site.toml asks for more GPUs than the program can use; None if there are enough."""
+    """Return a fault if site.toml asks for more GPUs than the program can use; otherwise None."""
     if file.gpus == 1 or (file.device != "cpu" and file.gpus <= visible):
         return None
     if file.device == "cpu":
@@ -46,17 +46,17 @@ def find_gpu_fault(file: SiteFile, visible: int) -> Fault | None:
 
 
 def list_data_faults(settings: SiteSettings) -> list[Fault]:
-    """List what is wrong with a site's data set, as far as that shows without reading pictures."""
+    """List the faults of a site's data set that show without decoding pictures."""
     return [
         replace(fault, where=f"{FILE}: {fault.where}") for fault in dataset_faults(settings.file.data, settings.folder)
     ]
 
 
 def open_site(settings: SiteSettings, tell: Callable[[str], None] = lambda line: None) -> Site:
-    """Read the site's images and labels; ``tell`` prints what is decoded, and later what the site tells its people.
+    """Read the site's images and labels; ``tell`` prints lines for the hospital's staff, now and later.
 
     Raises:
-        BadInput: With every fault, or with the files where too many cannot be read.
+        BadInput: With every fault, or with the unreadable files if there are too many.
     """
     try:
         splits = load_dataset(settings.file.data, settings.folder, site_image_store(settings, tell))
@@ -89,7 +89,7 @@ def open_site(settings: SiteSettings, tell: Callable[[str], None] = lambda line:
 
 
 def site_image_store(settings: SiteSettings, tell: Callable[[str], None]) -> DecodedImageStore:
-    """Return the place of a site's decoded images, and remove those that the policy does not allow any more."""
+    """Return the store of a site's decoded images, and remove stored images that the policy no longer allows."""
     policy = settings.file.policy
     folders = {form: settings.state_folder / f"images-{form}" for form in ("encrypted", "plain")}
     for form, folder in folders.items():
@@ -113,14 +113,14 @@ def site_image_store(settings: SiteSettings, tell: Callable[[str], None]) -> Dec
 
 
 def choose_device(settings: SiteSettings) -> str:
-    """Return the device that a site trains on."""
+    """Return the device that a site trains on: ``cpu`` or ``cuda``."""
     if settings.file.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return settings.file.device
 
 
 def make_label_declaration(settings: SiteSettings, classes: tuple[str, ...]) -> LabelDeclaration:
-    """Make the declaration of the site's labels, which the coordinator receives, for the classes of its data.
+    """Make the declaration of the site's class names, which the coordinator receives at the roll call.
 
     Raises:
         BadInput: With every fault.

@@ -35,23 +35,23 @@ class Site:
     """One hospital, or one simulated site.
 
     Attributes:
-        declaration: Name and labels.
+        declaration: The site's name and class names.
         train, validation, test: Images; label columns are the site's canonical class names in its own order.
-        folder: Folder of the site's memory and own models.
+        folder: Folder of the site's stored states and own models.
         device: ``cpu`` or ``cuda``.
-        gpus: How many GPUs each batch is split across, where the device is ``cuda``.
-        policy: Rules of what the site takes part in and what may leave it.
-        identity: The key that the site is admitted with; None in simulation.
-        durable: Flush memory to disk; off in simulation, where a crash ends the sites with everything else.
-        hidden: By part, the hidden classes, where the data has more classes than the site annotates; see
-            :mod:`client.site.disclosure`.
-        unsaid: By part, a mask ``(n,)`` of the images whose labels nothing that leaves may rest on.
-        simulated: True in a simulation: noise comes from the run's seeds, which would be known to others at a hospital;
-            failures are raised; and figures leave of models with local parts, also under masks and noise.
-        tell: Prints one line for the person who looks after the site.
-        frozen_folder: Folder of frozen parts of models; None for one in the site's folder. Simulated sites share one.
+        gpus: Number of GPUs that share each batch, if the device is ``cuda``.
+        policy: Rules for the runs that the site takes part in, and for the data that leaves it.
+        identity: The key that the coordinator has admitted; None in simulation.
+        durable: Flush files to disk; False in simulation, where a crash ends all sites together.
+        hidden: Part of the data -> hidden classes (:mod:`client.site.disclosure`), determined from all classes of the
+            data, which may be more than the site annotates.
+        unsaid: Part of the data -> mask ``(n,)`` of the images whose labels must not influence anything that leaves.
+        simulated: True in a simulation. Then noise is drawn from the run's seed, which others know; failures are
+            raised; and metrics of models with local parts may leave in spite of masks or noise.
+        tell: Prints one line for the hospital's staff.
+        frozen_folder: Folder of frozen parts of models, which simulated sites share; None for one in ``folder``.
         weights_folder: Folder of the hospital's weights files; None for no such folder.
-        arithmetic: Arithmetic for plans that ask for the fastest; None to measure it here.
+        arithmetic: Number formats and kernels for plans that ask for the fastest; None to measure them here.
     """
 
     declaration: LabelDeclaration
@@ -74,11 +74,11 @@ class Site:
 
     @cached_property
     def has_no_limits(self) -> bool:
-        """True for a simulated site without limits: nothing of it is hidden, audited or declined."""
+        """True for a simulated site without limits: it hides nothing, declines nothing and has no audit log."""
         return self.simulated and self.policy == UNLIMITED and not self.hidden
 
     def arithmetic_for(self, plan: Plan) -> Arithmetic:
-        """Return the number formats and kernels that this site computes with under a plan, for instance bfloat16."""
+        """Return the number formats and kernels, for instance bfloat16, with which this site trains by a plan."""
         if self.arithmetic is not None and plan.training.precision == "fastest":
             return self.arithmetic
         return choose_arithmetic(plan, self.device, self.folder, durable=self.durable)
@@ -90,20 +90,21 @@ class Site:
 
     @cached_property
     def reported_train(self) -> ImageSet:
-        """The training images that are counted in reports: those that an update without masks is made of.
+        """The training images that reports count: those that an update without noise is trained on.
 
-        An update can disclose their number. A site that counted all images would disclose how many it left out.
+        An update can disclose their number. If reports counted all images, the difference would disclose how many
+        images have labels of hidden classes only.
         """
         rows = self.kept_rows(self._images_for_plain_training("train", "multi_label"))
         return self.train if rows is None else self.train.select_rows(rows)
 
     @cached_property
     def frozen_parts(self) -> FrozenPartFiles:
-        """The files of models' frozen parts on this site's disk."""
+        """The files of frozen parts of models on this site's disk."""
         return FrozenPartFiles(self.frozen_folder or self.folder / "frozen", self.weights_folder, durable=self.durable)
 
     def hidden_classes(self, part: str) -> frozenset[str]:
-        """Return the hidden classes of one part of the data: no count and no figure of them is reported."""
+        """Return the hidden classes of one part of the data, whose counts and metrics are not reported."""
         if part not in self._hidden_classes_cache:
             images: ImageSet = getattr(self, part)
             own = frozenset(images.class_names)
@@ -115,10 +116,10 @@ class Site:
         return self._hidden_classes_cache[part]
 
     def undisclosable_images(self, part: str) -> Few:
-        """Mark ``(n,)`` the images of one part whose labels must not influence anything that the site sends.
+        """Mark the images of one part, ``(n,)``, whose labels must not influence anything that the site sends.
 
-        They show hidden classes only, or no class, where the known absence of the other classes would disclose that an
-        image shows a hidden class; see :func:`mark_images_of_hidden_classes`.
+        The known labels of such an image would disclose that it shows a hidden class; see
+        :func:`mark_images_of_hidden_classes`.
         """
         smallest, images = self.policy.smallest_count, getattr(self, part)
         return (
@@ -128,32 +129,33 @@ class Site:
         )
 
     def images_to_train_on(self, part: str, plan: Plan) -> ImageSet:
-        """Return the images of one part, with the labels that a run trains on and chooses epochs by.
+        """Return the images of one part with the labels that a run trains on and chooses epochs by.
 
-        An update without noise discloses the effect of hidden classes' labels, so it is made without them. Noise that
-        only the plan sets may be none, so the policy has to set a budget. Masks do not cover the labels either: from a
-        sum of few sites the numbers of each can be worked out where training allows only a few values of them.
+        An update without noise discloses the effect of labels, so labels of hidden classes are removed unless the
+        policy has a privacy budget. Noise that only the plan sets does not suffice, because it may be zero. Masks do
+        not suffice either: if training allows only a few values of an update, the values of each site can be computed
+        from a sum of few sites.
         """
         images: ImageSet = getattr(self, part)
         return images if self.policy.epsilon is not None else self._images_for_plain_training(part, plan.model.task)
 
     def _images_for_plain_training(self, part: str, task: Task) -> ImageSet:
-        """Return the images of one part with the labels that a model without noise is trained on."""
+        """Return the images of one part with the labels that training without noise may use."""
         images: ImageSet = getattr(self, part)
         return images if self.policy.train_hidden_classes else self.without_hidden(part, task)
 
     def without_hidden(self, part: str, task: Task) -> ImageSet:
-        """Return the images of one part without the labels of hidden classes, for figures that leave."""
+        """Return the images of one part without labels of hidden classes, to compute metrics that leave."""
         images: ImageSet = getattr(self, part)
         if not self.hidden_classes(part):
             return images
         return remove_hidden_labels(images, self.hidden_classes(part), self.undisclosable_images(part), task)
 
     def kept_rows(self, labelled: ImageSet) -> NDArray[np.intp] | None:
-        """Return the rows of the images of :meth:`images_to_train_on` that a run uses; None if it uses all images.
+        """Return the rows of :meth:`images_to_train_on` that a run trains on; None if it trains on all images.
 
-        An image all of whose labels were removed because of the classes that it shows is left out: the effect of an
-        unlabelled image would disclose that it shows a hidden class. Where no image would be left, all stay.
+        An image that lost all its labels because of hidden classes is left out: the effect of an unlabelled image would
+        disclose that it shows a hidden class. If no image would remain, all are used.
         """
         if labelled is self.train:
             return None
@@ -161,10 +163,10 @@ class Site:
         return np.flatnonzero(~emptied) if emptied.any() and not emptied.all() else None
 
     def refuse_too_few_patients(self) -> None:
-        """Refuse to take part where the whole site has fewer patients than the policy's threshold.
+        """Refuse to take part if the site has training images of fewer patients than the policy's threshold.
 
         Raises:
-            BadInput: If so; it names the threshold, not the number of patients.
+            BadInput: With the threshold, and without the number of patients.
         """
         if not self.reports_part("train"):
             least = self.policy.smallest_count
@@ -175,7 +177,7 @@ class Site:
             raise BadInput([Fault("site.toml: policy.smallest_count", problem, remedy)])
 
     def reports_part(self, part: str) -> bool:
-        """Return True if figures of one whole part of the data are reported: not if it is of few patients."""
+        """Return True if metrics of a whole part of the data may be reported: it has enough patients, or no image."""
         if part not in self._reports_cache:
             images: ImageSet = getattr(self, part)
             least = self.policy.smallest_count
@@ -191,14 +193,14 @@ class Site:
         return {}
 
     def copy_for_local_training(self, folder: Path, plan: Plan, *, figures_leave: bool) -> "Site":
-        """Return a site with the same images and no hidden class, for the comparison with training alone.
+        """Return a site with the same images and without hidden classes, for the comparison with training alone.
 
-        The new site trains on the labels that the run trains on, and chooses by the same figures.
+        The copy trains and validates on the labels that the run trains and validates on.
 
         Args:
-            folder: Folder for the memory and the models of that training.
-            figures_leave: True where figures of these models may leave. Noise and masks do not cover them, so the
-                models are then trained without labels of hidden classes.
+            folder: Folder for the states and models of training alone.
+            figures_leave: True if metrics of these models may leave. Neither noise nor masks protect such metrics, so
+                the models are then trained without labels of hidden classes.
         """
         task = plan.model.task
         train, validation = (
@@ -221,7 +223,7 @@ class Site:
         return inner
 
     def run_state_folder(self, run: str) -> RoundStateFolder:
-        """Return the site's memory of a run."""
+        """Return the folder with the site's stored states of a run."""
         return RoundStateFolder(self.folder / "memory" / run, durable=self.durable)
 
     @cached_property
@@ -231,11 +233,11 @@ class Site:
 
     @cached_property
     def computed_results_cache(self) -> dict[str, Any]:
-        """Cache of results computed from the site's images; it lasts as long as this process."""
+        """Cache of results computed from the site's images, for the lifetime of this process."""
         return {}
 
     @cached_property
     def pixels(self) -> dict[str, Pixels]:
-        """The pictures of ``train``, ``validation`` and ``test``, for the device."""
+        """The pixels of ``train``, ``validation`` and ``test``, ready for the device."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: pixels_on_device(images, self.device) for name, images in parts.items()}

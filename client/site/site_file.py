@@ -1,4 +1,4 @@
-"""A site's folder and its ``site.toml``: made by ``flwr-client init``, read and checked without torch."""
+"""A site's folder and its ``site.toml``: made by ``flwr-client init``, and read without torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,15 +32,15 @@ FILE, PLAN_FILE = "site.toml", "plan.json"
 
 
 class SiteFile(TomlSection):
-    """The keys of ``site.toml``; in ``[data]``, ``labels`` and ``synonyms`` stand beside those of the data set.
+    """The keys of ``site.toml``, except ``annotates`` and ``synonyms`` in ``[data]`` (see :class:`SiteSettings`).
 
     Attributes:
-        name: As registered with the coordinator.
-        kit: What the coordinator sent back; ``NAME.kit`` where left out.
-        key: The private key; ``NAME.key`` where left out.
-        device: ``auto`` takes a GPU where there is one.
-        gpus: How many GPUs each batch is split across.
-        policy: What leaves beside updates.
+        name: The site's name, as registered with the coordinator.
+        kit: File that the coordinator sent back; ``NAME.kit`` by default.
+        key: File of the private key; ``NAME.key`` by default.
+        device: ``auto`` chooses a GPU if there is one.
+        gpus: Number of GPUs that share each batch.
+        policy: Rules for runs and for data that leaves.
     """
 
     name: str
@@ -56,11 +56,11 @@ class SiteFile(TomlSection):
 
 @dataclass(frozen=True)
 class SiteSettings:
-    """The settings of one hospital's folder, read and checked.
+    """The checked settings of one hospital's folder.
 
     Attributes:
-        labels: The classes that the site annotates, by its own names and in its own order; empty for all of the data.
-        synonyms: The site's name -> canonical name.
+        labels: The classes that the site annotates, with its own names in its own order; empty for all of the data.
+        synonyms: The site's own class name -> canonical name.
     """
 
     folder: Path
@@ -78,12 +78,12 @@ class SiteSettings:
 
     @property
     def state_folder(self) -> Path:
-        """The folder of the program's own files."""
+        """The folder of files that the program writes for itself."""
         return self.folder / "state"
 
 
 def read_file_only(folder: Path) -> SiteSettings:
-    """Read ``site.toml`` of a folder, without the data that it names.
+    """Read ``site.toml`` of a folder, without the data set that it names.
 
     Raises:
         BadInput: With every fault.
@@ -94,10 +94,12 @@ def read_file_only(folder: Path) -> SiteSettings:
 
 
 def read_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
-    """Read ``site.toml``; return its settings and the faults of their class names, which do not stop the reading.
+    """Read ``site.toml``; return its settings, and the faults of ``annotates`` and ``synonyms``.
+
+    The caller reports these faults together with those of the data set.
 
     Raises:
-        BadInput: With every fault, if the folder has no such file or anything but a class name is wrong.
+        BadInput: If the file is missing or has another fault; with every fault.
     """
     tree = read_toml(check_site_folder(folder) / FILE)
     data = tree.get("data")
@@ -118,7 +120,7 @@ def read_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
 
 
 def read_credentials(settings: SiteSettings) -> SiteConnectionKit:
-    """Read the kit, and check that it belongs to this site and to its key.
+    """Read the coordinator's kit, and check that it belongs to this site and to its key.
 
     Raises:
         BadInput: With every fault.
@@ -153,7 +155,7 @@ def check_site_folder(folder: Path) -> Path:
     """Return the folder if it holds a ``site.toml``.
 
     Raises:
-        BadInput: If it is not.
+        BadInput: If the folder holds none, or does not exist.
     """
     if is_file(folder / FILE):
         return folder
@@ -169,12 +171,12 @@ def check_site_folder(folder: Path) -> Path:
 
 
 def write_last_plan(state: Path, plan: str) -> None:
-    """Write the plan of a roll call to disk unchanged, for ``flwr-client check``."""
+    """Store the plan of the last roll call, for ``flwr-client check``."""
     write_atomically(state / PLAN_FILE, plan.encode())
 
 
 def read_last_plan(state: Path) -> Plan | None:
-    """Return the plan of the last roll call; None where there was none, or it was of another release."""
+    """Return the plan of the last roll call; None if there was none, or this release cannot read it."""
     try:
         return Plan.model_validate_json((state / PLAN_FILE).read_bytes())
     except (OSError, ValidationError):
@@ -185,19 +187,19 @@ def read_last_plan(state: Path) -> Plan | None:
 
 
 def make_site_toml(name: str) -> str:
-    """Return the ``site.toml`` of a new site, every key of which has a comment."""
+    """Return the ``site.toml`` of a new site, with a comment for every key."""
     text = (Path(__file__).parent / "site.toml.template").read_text(encoding="utf-8")
     return Template(text).substitute({str(level): sentence for level, sentence in TRUST.items()}, name=name)
 
 
 def make_site_folder(folder: Path, name: str) -> list[str]:
-    """Make the missing files of a site's folder; no file is overwritten.
+    """Make the missing files of a site's folder, and overwrite none.
 
     Returns:
         Lines for the person who ran the command.
 
     Raises:
-        BadInput: If the name cannot be used, or the folder holds a key already.
+        BadInput: If the name is not allowed, the folder is a file, or the key cannot be read or written.
     """
     try:
         check_site_name(name)

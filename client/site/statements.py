@@ -1,8 +1,8 @@
-"""Signed statements of a site, and its records of each run: accepted replies by number, and requests by nonce.
+"""A site's signed statements about its replies, and its check of the coordinator's signed requests.
 
-The number of accepted replies is part of every statement that the site signs, so that a reply that the coordinator
-accepted and then withheld leaves a gap in the run's receipt. A repeated request is not answered a second time under
-another message's name.
+The statement of each reply contains the number of replies that the coordinator accepted before. A reply that the
+coordinator accepted and then withheld therefore leaves a gap in the run's receipt. A nonce in each request keeps the
+site from answering the same request again under another message.
 """
 
 import json
@@ -33,7 +33,7 @@ RUNS_KEPT = 64
 
 
 class SiteNameMismatch(SignatureFault):
-    """The coordinator knows this site's key under another name than the site uses."""
+    """Raised if the coordinator has registered this site's key under another name."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class AcceptedReplies:
     """The replies to one run that the coordinator accepted.
 
     Attributes:
-        count: Number of replies.
-        message: The message that the last reply answered; empty before the first.
+        count: Number of accepted replies.
+        message: Id of the message that the last accepted reply answered; empty before the first.
     """
 
     count: int = 0
@@ -50,11 +50,11 @@ class AcceptedReplies:
 
 
 class SiteRecordSigner:
-    """Signs a site's records and checks the coordinator's.
+    """Signs a site's replies, and verifies the coordinator's signatures on requests.
 
     Args:
-        state: The site's folder of its own files.
-        authority: The certificate in its kit.
+        state: The site's folder of program files.
+        authority: The coordinator's certificate in the site's kit.
     """
 
     def __init__(self, state: Path, site: str, key: ec.EllipticCurvePrivateKey, authority: x509.Certificate) -> None:
@@ -62,7 +62,7 @@ class SiteRecordSigner:
         self._fingerprint = public_key_fingerprint(public_key_line(key, ""))
 
     def sign_records(self, content: RecordDict, message: str) -> RecordDict:
-        """Return a reply's records with the site's signature, which names the message that is answered."""
+        """Return a reply's records with the site's signature, which names the answered message."""
         run, server_round, record = read_run_round_kind(content)
         last = read_accepted_replies(self._state, run) if record in CHAINED else AcceptedReplies(-1)
         statement = ReplyStatement(
@@ -78,7 +78,7 @@ class SiteRecordSigner:
         return sign(content, statement, self._key)
 
     def count_accepted(self, content: RecordDict, message: str) -> None:
-        """Count a reply that the coordinator accepted."""
+        """Record that the coordinator accepted a reply."""
         run, _, record = read_run_round_kind(content)
         last = read_accepted_replies(self._state, run)
         if record not in CHAINED or last.message == message:
@@ -88,12 +88,12 @@ class SiteRecordSigner:
         write_atomically(self._state / FILE, json.dumps(newest).encode())
 
     def verify_request(self, content: RecordDict, message: str) -> None:
-        """Check the coordinator's signature on a request, and note its message, so that it is not answered twice.
+        """Verify the coordinator's signature on a request, and store the request's nonce.
 
         Raises:
-            SignatureFault: If the coordinator did not sign it, signed it for another site, or sent it before by another
-                message.
-            OtherName: If the coordinator signed it for this site's key and another name.
+            SignatureFault: If the coordinator did not sign the request, signed it for another site, or sent it before
+                in another message.
+            SiteNameMismatch: If the coordinator signed it for this site's key under another name.
         """
         signed, certificate = read_unverified_signature(content)
         statement = verified_request(signed, certificate, self._authority)
@@ -121,7 +121,7 @@ class SiteRecordSigner:
 
 
 def read_accepted_replies(state: Path, run: str) -> AcceptedReplies:
-    """Return the replies of this site to a run that the coordinator accepted."""
+    """Return the site's replies to a run that the coordinator accepted."""
     entry = _read_runs(state).get(run)
     return AcceptedReplies(int(entry["count"]), str(entry["message"])) if entry else AcceptedReplies()
 

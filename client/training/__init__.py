@@ -1,1 +1,1 @@
-"""A round at the hospital: training, evaluation, privacy budget, secure aggregation."""
+"""The hospital's part of a round: training, evaluation, privacy budget and secure aggregation."""

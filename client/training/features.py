@@ -1,7 +1,7 @@
-"""Features of a frozen backbone, which are computed once for each image; rounds train on them.
+"""Cache of the features of a frozen backbone: each image's features are computed once, and rounds train on them.
 
-Features are those of evaluation, in batches of :data:`BATCH` images in the site's own order: the same numbers in every
-round and after every restart of the same machine.
+Features are computed as in evaluation, in batches of :data:`BATCH` images in the site's own order. They have the same
+bits in every round, and after every restart on the same machine.
 """
 
 import hashlib
@@ -27,33 +27,33 @@ from strategies.local.site_method import SiteMethod
 
 NONCE_BYTES = 12
 BATCH = 32
-"""Images of a batch; a foundation model at 224 pixels takes 30 MB and more an image."""
+"""Images in a batch; a foundation model at 224 pixels takes 30 MB and more for each image."""
 
 
 class NetworkOnFeatures(SplitNetwork):
-    """Neck and head of a network, with a backbone's features ``(batch, width)`` as inputs in the place of images."""
+    """The neck and head of a network, with the backbone's features ``(batch, width)`` as input instead of images."""
 
     def __init__(self, whole: SplitNetwork) -> None:
         super().__init__(whole.spec, whole.class_names, backbone=nn.Identity(), neck=whole.neck, head=whole.head)
 
     def backbone_input(self, images: Tensor) -> Tensor:
-        """Return the features as they are: they need no change of size or scale."""
+        """Return the features unchanged, because they need no resizing and no normalisation."""
         return images
 
 
 def trains_on_cached_features(plan: Plan, method: SiteMethod) -> bool:
-    """Return True if a run of this plan needs no image again after the backbone's features are computed."""
+    """Return True if a run needs no pixels after the backbone's features are computed."""
     return plan.model.backbone_frozen and plan.augmentation == AugmentationSpec() and not method.looks_at_images
 
 
 @dataclass
 class FeatureCache:
-    """A site's features of the newest frozen part, in memory and, where it has a key, encrypted on its disk.
+    """A site's features of the latest frozen backbone, in memory and, with a key, encrypted on disk.
 
     Attributes:
         folder: Folder of the files.
-        key: Key of AES-256, 32 bytes; None keeps nothing on disk.
-        durable: Flush files to the disk.
+        key: AES-256 key of 32 bytes; None to store nothing on disk.
+        durable: Flush files to disk.
     """
 
     folder: Path
@@ -64,7 +64,7 @@ class FeatureCache:
 
     @torch.no_grad()
     def features_of(self, network: SplitNetwork, part: str, pixels: Pixels, plan: Plan) -> Tensor:
-        """Return the float32 features ``(n, width)`` of a part of the site's data, on the filled network's device."""
+        """Return the float32 features ``(n, width)`` of one part of the site's data, on the device of its pixels."""
         device = pixels.device.type
         arithmetic = read_arithmetic(plan.training, device)
         about = f"{plan.model.frozen_sha256} {plan.model.model_dump_json()} {arithmetic} {device}"
@@ -101,7 +101,7 @@ class FeatureCache:
         write_atomically(path, nonce + sealed, durable=self.durable, private=True)
 
     def _decrypted(self, path: Path, name: str) -> Tensor | None:
-        """Read the features of a file; None where the file is missing, damaged, of other images or of another model."""
+        """Read features from a file; return None if it is missing, damaged, or of other images or another model."""
         assert self.key is not None, "checked before"
         try:
             content = path.read_bytes()
@@ -113,7 +113,7 @@ class FeatureCache:
 
 
 def feature_cache_of(site: Site) -> FeatureCache:
-    """Return the cache of a site's features, which lasts in memory as long as the site's images."""
+    """Return a site's feature cache, which stays in memory as long as the site's images."""
     identity = site.identity if site.policy.keep_features else None
     key = None if identity is None else derive_storage_key(identity.key, "features")
     features: FeatureCache = site.computed_results_cache.setdefault(

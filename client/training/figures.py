@@ -1,9 +1,9 @@
-"""Figures of a model on a site's own images: all figures, or those that the policy allows to leave the hospital.
+"""Metrics of a model on a site's own images: all metrics, or those that the policy allows to leave the hospital.
 
 :class:`RequestedMetrics` computes everything that a request asks for, in a simulation without limits.
-:class:`DisclosableMetrics` follows the site's policy: no figure leaves of classes of few patients
-(:mod:`client.site.disclosure`), and none of a model with parts that never leave the site where masks or noise cover the
-update.
+:class:`DisclosableMetrics` follows the site's policy: no metric of classes with few patients leaves
+(:mod:`client.site.disclosure`). If masks or noise protect the update, no metric of a model with parts that never leave
+the site leaves either.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,7 +33,7 @@ Histograms = Mapping[str, ScoreHistogram]
 
 
 def score_data_part(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
-    """Return scores and labels ``(n, classes)`` of one part, for the classes the site annotates and the network has."""
+    """Return scores, labels ``(n, classes)`` and names of the site's classes for one part of its data."""
     images, network = getattr(task.site, part), task.network
     scores = compute_scores(network, task.network_inputs(part), task.plan.training.precision)
     rows = [row for row, name in enumerate(network.class_names) if name in images.class_names]
@@ -44,10 +44,14 @@ def score_data_part(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple
 def make_score_histograms(
     policy: Policy, scores: Floats, labels: Floats, class_names: Sequence[str], hidden: Collection[str] = ()
 ) -> dict[str, ScoreHistogram]:
-    """Return histograms of scores ``(n, classes)`` by labels ``(n, classes)``, without ``hidden`` classes.
+    """Return class -> histograms of its scores by label, except for ``hidden`` classes.
+
+    Args:
+        scores, labels: ``(n, classes)``.
 
     Returns:
-        An empty mapping where the policy does not allow histograms, or a network that diverged has no scores.
+        An empty mapping if the policy does not allow histograms, or the scores are not finite because the model
+            diverged.
     """
     if not policy.score_histograms or not np.isfinite(scores).all():
         return {}
@@ -57,13 +61,13 @@ def make_score_histograms(
 
 @dataclass(frozen=True)
 class ReceivedModelMetrics:
-    """Figures of the received model.
+    """Metrics of the received model, before training.
 
     Attributes:
-        own: Validation figures by which the site chooses its best round.
-        sent: Validation figures that leave.
-        test_images: Number of images of the test part; None where the plan does not ask.
-        test_correct: How many of them the model puts into the right class; None where the plan does not ask.
+        own: Validation metrics by which the site chooses its own best round; they do not leave.
+        sent: Validation metrics that leave.
+        test_images: Number of images in the test part; None if the plan does not ask for it.
+        test_correct: Number of these that the model classifies correctly; None if the plan does not ask for it.
     """
 
     own: ValidationMetrics = field(default_factory=ValidationMetrics)
@@ -73,14 +77,14 @@ class ReceivedModelMetrics:
 
 
 class RequestedMetrics:
-    """Computes all figures that a request asks for, exactly, on all images."""
+    """Computes all metrics that a request asks for, on all images and without rounding."""
 
     def compute_metrics(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
-        """Return the figures that ``compute`` computes; its exception is an error of the round."""
+        """Return the result of ``compute``; its exceptions are not caught."""
         return compute()
 
     def metrics_of_received_model(self, task: "LocalTask") -> ReceivedModelMetrics:
-        """Return the figures of a received model before training."""
+        """Return the metrics of the received model, before training."""
         validation = task.validate()
         # Where the model goes from site to site it is no model of a round.
         counted = task.plan.evaluation.test_each_round and not task.method.sequential
@@ -88,17 +92,17 @@ class RequestedMetrics:
         return ReceivedModelMetrics(validation, self.validation_metrics(task, validation), *counts)
 
     def validation_metrics(self, task: "LocalTask", own: ValidationMetrics) -> ValidationMetrics:
-        """Return the validation figures that leave; ``own`` are those over all labels, by which the site chooses."""
+        """Return the validation metrics to send; ``own`` are those over all labels, which stay at the site."""
         return own
 
     def test_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:
-        """Return the number of test images, and of those in the right class; None where the plan does not ask."""
+        """Return the numbers of test images and of correctly classified ones; None if the plan does not ask."""
         return (
             self._count_correct_images(task, task.site.test) if task.plan.evaluation.test_each_round else (None, None)
         )
 
     def test_metrics(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
-        """Return each class's metrics and score histogram on the test part."""
+        """Return the metrics and the score histogram of each class on the test part."""
         if not len(task.site.test):
             return {}, {}
         scores, labels, names = score_data_part(task, "test")
@@ -113,7 +117,7 @@ class RequestedMetrics:
         return make_score_histograms(task.site.policy, *score_data_part(task, "validation"))
 
     def model_sha256(self, task: "LocalTask", request: Request) -> str:
-        """Return the hash of the evaluated model."""
+        """Return the SHA-256 of the evaluated model."""
         return state_sha256(read_state(task.network), layout_of(task.network))
 
     def _plugin_metrics(self, task: "LocalTask") -> Mapping[str, Metric]:
@@ -131,14 +135,14 @@ class RequestedMetrics:
 
 
 class DisclosableMetrics(RequestedMetrics):
-    """Computes the figures that a site's policy allows to leave the hospital."""
+    """Computes only the metrics that a site's policy allows to leave the hospital."""
 
     def compute_metrics(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
-        """Return the figures that ``compute`` computes; none where that fails, which can depend on one patient's image.
+        """Return the result of ``compute``; return ``nothing`` if it fails, which can depend on one patient's image.
 
         Raises:
-            BadInput, WireError: If the request cannot be answered, no matter on which images.
-            Exception: The exception of ``compute``, in a simulation without masks and noise.
+            BadInput, WireError: If the request itself is wrong, whatever the images.
+            Exception: Any exception of ``compute``, in a simulation without masks and noise.
         """
         try:
             return compute()
@@ -151,12 +155,12 @@ class DisclosableMetrics(RequestedMetrics):
             return nothing
 
     def metrics_of_received_model(self, task: "LocalTask") -> ReceivedModelMetrics:
-        """Return the figures of a received model before training; none where it cannot be evaluated."""
+        """Return the metrics of the received model before training; empty if it cannot be evaluated."""
         received = super().metrics_of_received_model
         return self.compute_metrics(task, lambda: received(task), ReceivedModelMetrics())
 
     def validation_metrics(self, task: "LocalTask", own: ValidationMetrics) -> ValidationMetrics:
-        """Return the validation figures that leave, over classes that are not hidden."""
+        """Return the validation metrics to send, over classes that are not hidden."""
         site, network, plan = task.site, task.network, task.plan
         if not site.reports_part("validation") or not may_send_validation_metrics(task):
             return ValidationMetrics()
@@ -167,7 +171,7 @@ class DisclosableMetrics(RequestedMetrics):
         return validate_network(network, examples, task.method.loss, plan.training, site.hidden_classes("validation"))
 
     def test_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:
-        """Return the numbers of test images and of correct ones, without images that show hidden classes only."""
+        """Return rounded numbers of test images and of correct ones, without images that show hidden classes only."""
         site = task.site
         if not task.plan.evaluation.test_each_round or not may_send_test_metrics(task) or not site.reports_part("test"):
             return None, None
@@ -177,7 +181,8 @@ class DisclosableMetrics(RequestedMetrics):
     def test_metrics(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
         """Return the metrics and score histograms of classes that are not hidden.
 
-        Under secure aggregation there are none: they leave in a sum (:func:`test_histograms_for_sum`).
+        Under secure aggregation both are empty; the histograms then leave only in a sum
+        (:func:`test_histograms_for_sum`).
         """
         site, policy = task.site, task.site.policy
         if not may_send_test_metrics(task) or task.plan.privacy.secure_aggregation:
@@ -190,7 +195,7 @@ class DisclosableMetrics(RequestedMetrics):
         )
 
     def validation_histograms(self, task: "LocalTask") -> Histograms:
-        """Return the histograms of classes that are not hidden; none under secure aggregation."""
+        """Return the score histograms of classes that are not hidden; empty under secure aggregation."""
         site = task.site
         allowed = site.policy.score_histograms and may_send_validation_metrics(task)
         if not allowed or task.plan.privacy.secure_aggregation or not site.reports_part("validation"):
@@ -199,9 +204,9 @@ class DisclosableMetrics(RequestedMetrics):
         return {name: spread for name, spread in super().validation_histograms(task).items() if name not in hidden}
 
     def model_sha256(self, task: "LocalTask", request: Request) -> str:
-        """Return the hash of the evaluated model, or of the received parts where masks or noise cover the update.
+        """Return the SHA-256 of the evaluated model, or of its received parts if masks or noise protect local parts.
 
-        From a hash of parts that stay at the site a coordinator could find their values by trial.
+        A hash over parts that stay at the site would let the coordinator find their values by trial.
         """
         if task.method.keeps_local_parts and task.plan.privacy.protects_updates and not task.site.simulated:
             return arrays_sha256(*(part for _, part in sorted(request.model.to_named_arrays().items())))
@@ -219,19 +224,20 @@ ALL_FIGURES, LIMITED_FIGURES = RequestedMetrics(), DisclosableMetrics()
 
 
 def has_protected_local_parts(task: "LocalTask") -> bool:
-    """Check if parts of the model never leave, and masks or noise cover the update.
+    """Return True if some parts of the model never leave the site, and masks or noise protect the update.
 
-    Such parts are trained without noise. Behind a trunk that the coordinator chooses, each figure reveals something
-    about them.
+    No metric of such a model may leave: the local parts are trained without noise, and each metric behind a trunk that
+    the coordinator chooses reveals something about them.
     """
     covered = task.plan.privacy.secure_aggregation or task.plan.privacy.level == "update"
     return covered and task.method.keeps_local_parts and not task.site.simulated
 
 
 def may_send_validation_metrics(task: "LocalTask") -> bool:
-    """Check if figures of the validation part may leave; only then that part decides which epoch is kept.
+    """Return True if metrics of the validation part may leave.
 
-    The update depends on the chosen epoch, and so reveals something about these images.
+    Only then does the validation part decide which epoch is kept: the update depends on that epoch, and so reveals
+    something about the validation images.
     """
     return (
         task.site.policy.training_figures
@@ -241,19 +247,19 @@ def may_send_validation_metrics(task: "LocalTask") -> bool:
 
 
 def may_send_test_metrics(task: "LocalTask") -> bool:
-    """Return True if figures of the test part may leave the hospital."""
+    """Return True if metrics of the test part may leave the hospital."""
     return task.site.policy.test_metrics and not withheld_because_of_noise(task) and not has_protected_local_parts(task)
 
 
 def withheld_because_of_noise(task: "LocalTask") -> bool:
-    """Check if figures must stay because the plan has noise, which does not cover them, by the site's policy."""
+    """Return True if the plan has noise, and the policy forbids metrics, which that noise does not protect."""
     return task.plan.privacy.level != "none" and not task.site.policy.metrics_outside_privacy
 
 
 def test_histograms_for_sum(task: "LocalTask") -> dict[str, ScoreHistogram]:
     """Return score histograms of the test part, for a sum over sites under secure aggregation.
 
-    All counts are zero for a model that cannot be evaluated, which can depend on one patient's image.
+    All counts are zero if the model cannot be evaluated, because that can depend on one patient's image.
     """
     site, policy = task.site, task.site.policy
     allowed = policy.score_histograms and task.plan.evaluation.pooled and not withheld_because_of_noise(task)

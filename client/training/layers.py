@@ -1,4 +1,4 @@
-"""The layers around a site's training and evaluation (masks, noise, clipping), and when each is used."""
+"""The layers around a site's training and evaluation (masks, noise, clipping, limits), and when each is used."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ def train_through_layers(site: Site, request: TrainRequest, masks: HeldUpdates |
     """Answer a request to train, with the layers that the plan and the site's policy need.
 
     Args:
-        masks: Holds updates back until they are masked; None where no plan may ask for secure aggregation.
+        masks: Holds updates until they are masked; None if no plan may use secure aggregation.
     """
     followed = read_site_plan(site, request.plan)
     layers = layers_for_plan(site, followed.plan, followed.method, masks)
@@ -42,13 +42,13 @@ def train_through_layers(site: Site, request: TrainRequest, masks: HeldUpdates |
 
 
 def evaluate_through_layers(site: Site, request: EvaluateRequest, masks: HeldUpdates | None = None) -> EvaluateReply:
-    """Answer a request to evaluate, through the same layers as :func:`train_through_layers`."""
+    """Answer a request to evaluate, with the same layers as :func:`train_through_layers`."""
     followed = read_site_plan(site, request.plan)
     return answer_evaluate_request(site, request, layers_for_plan(site, followed.plan, followed.method, masks))
 
 
 def layers_for_plan(site: Site, plan: Plan, method: SiteMethod, masks: HeldUpdates | None) -> list[SiteRoundLayer]:
-    """Return the layers of a plan at a site, the outermost first; none in a plain run without limits."""
+    """Return a plan's layers at a site, the outermost first; none for a plain run without limits."""
     privacy, parameters = plan.privacy, method.parameters
     layers: list[SiteRoundLayer] = []
     if privacy.secure_aggregation and masks is not None:
@@ -71,38 +71,38 @@ def layers_for_plan(site: Site, plan: Plan, method: SiteMethod, masks: HeldUpdat
 
 @dataclass(frozen=True)
 class UpdateClippingLayer(SiteRoundLayer):
-    """Clips the update to the length (norm) that the method's parameters set."""
+    """Clips the update to a largest norm, which the method's parameters set."""
 
     longest: float
 
     def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
-        """Clip the update that training makes."""
+        """Train, and clip the update."""
         result = train(task, request)
         return replace(result, update=clip_to_length(result.update, self.longest))
 
 
 @dataclass(frozen=True)
 class UpdateCompressionLayer(SiteRoundLayer):
-    """Rounds the update's trunk; the rounding error is added to the site's next update."""
+    """Rounds the update's trunk to fewer bits; the rounding error is added to the site's next update."""
 
     form: Form
 
     def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
-        """Compress the update that training makes."""
+        """Train, and compress the update."""
         result = train(task, request)
         update, unsent = compress_trunk(result.update, task.memory.unsent, self.form)
         return replace(result, update=update, unsent=unsent)
 
 
 class DisclosureLimitsLayer(SiteRoundLayer):
-    """Limits a reply to what the site's policy lets out about few patients, the validation part and the test part."""
+    """Removes from a reply the metrics and statistics that the site's policy does not allow to leave."""
 
     def adapt_task(self, task: LocalTask, request: Request) -> LocalTask:
-        """Have the task compute only the figures that may leave the hospital."""
+        """Return a task that computes only the metrics that may leave the hospital."""
         return replace(task, figures=LIMITED_FIGURES, validation_chooses=may_send_validation_metrics(task))
 
     def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
-        """Remove the statistics that rest on few patients."""
+        """Train, and remove the statistics that depend on few patients."""
         result, policy = train(task, request), task.site.policy
         few = mark_rows_below_threshold(task.site.train, task.network.class_names, policy)
         statistics = suppress_small_statistics(result.statistics, task.method.traffic.statistics, few, policy)
@@ -112,19 +112,19 @@ class DisclosureLimitsLayer(SiteRoundLayer):
 
 @dataclass(frozen=True)
 class FailureHidingLayer(SiteRoundLayer):
-    """Sends an update of zero after a failed training, where masks or noise have to hide the failure.
+    """Sends an update of zero after a failed training, so that masks or noise hide the failure.
 
-    A failure names this site, and a coordinator could make a model that diverges on one patient's images alone, or
-    whose update is longer than a number can be. An update of zero disappears in the sum.
+    A reported failure would name this site. A coordinator could craft a model that diverges, or whose update overflows,
+    only for one patient's images. An update of zero is not visible in the sum.
     """
 
     hidden: type[Exception]
 
     def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
-        """Train; return an update of zero where that failed.
+        """Train; return an update of zero if training failed.
 
         Raises:
-            BadInput, WireError: If the request cannot be trained by, no matter on which images.
+            BadInput, WireError: If the request itself is wrong, whatever the images.
         """
         try:
             result = train(task, request)

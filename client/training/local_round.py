@@ -1,7 +1,6 @@
-"""The hospital's half of a round: judge the received model, train it, answer with new minus received.
+"""The hospital's half of a round: evaluate the received model, train it, and send the update (new minus received).
 
-What surrounds this (noise, masks, limits on figures, clipping, compression) are layers, see
-:mod:`client.training.layers`.
+Noise, masks, limits on metrics, clipping and compression are layers around it; see :mod:`client.training.layers`.
 """
 
 import time
@@ -56,7 +55,10 @@ from strategies.local.training import (
 
 
 def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[SiteRoundLayer] = ()) -> TrainReply:
-    """Take part in one round inside layers, the outermost first; its memory is on disk before the answer leaves."""
+    """Take part in one round, inside the given layers, the outermost first.
+
+    The site's state after the round is on disk before the reply is returned.
+    """
     began = time.monotonic()
     task = prepare_task(site, request, layers)
     with reproducible_training(derive_seed(task.plan.run.seed, request.round, site.name), task.plan.training.threads):
@@ -86,11 +88,11 @@ def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[Sit
 
 
 def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
-    """Train the received model; every random number is drawn from the round's own seed.
+    """Train the received model, with all random numbers drawn from the round's own seed.
 
     Raises:
         FloatingPointError: If training diverged.
-        WireError: If the method makes a statistic, or a state, that it does not declare.
+        WireError: If the method returns a statistic or a state that it does not declare.
     """
     plan, network = task.plan, task.network
     with reproducible_training(
@@ -121,19 +123,19 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
 
 
 def make_client_context(task: LocalTask, request: TrainRequest) -> ClientContext:
-    """Return the context from which the method makes its half of this round."""
+    """Make the context from which the method prepares the site's half of this round."""
     examples, method_state = task.examples("train"), task.memory.method_state
     return ClientContext(task.network, examples, request.statistics, method_state, request.round, task.plan.training)
 
 
 def make_training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: bool = False) -> TrainingTask:
-    """Collect the data and the settings that the training loop needs."""
+    """Collect the data and settings for the training loop."""
     frozen, plan = FrozenParts(norm=task.method.frozen_norm, backbone=backbone_frozen), task.plan
     return TrainingTask(task.examples("train"), local.objective, plan.training, plan.augmentation, frozen, task.epoch)
 
 
 def warm_up_head(task: LocalTask, validation: Examples | None, generator: torch.Generator) -> None:
-    """Train neck and head with the backbone frozen; keep the epoch with the lowest loss (specs 1.4)."""
+    """Train neck and head with a frozen backbone; keep the epoch with the lowest loss (specs 1.4)."""
     spec, method, network = task.plan.training, task.method, task.network
     if not method.parameters.warm_up_epochs:
         return
@@ -156,7 +158,7 @@ def warm_up_head(task: LocalTask, validation: Examples | None, generator: torch.
 def train_local_epochs(
     task: LocalTask, request: TrainRequest, local: LocalRound, validation: Examples | None, generator: torch.Generator
 ) -> tuple[TrainingMetrics, torch.optim.Optimizer]:
-    """Train the local epochs of a round: the plan's number, or until the loss settles, or one to rank sites."""
+    """Train the plan's number of local epochs, or until the loss settles, or one epoch to rank the sites."""
     spec, method, network = task.plan.training, task.method, task.network
     unfreeze(network)
     factor = local.lr_factor * learning_rate_factor(spec, request.round, task.plan.run.rounds)
@@ -173,7 +175,7 @@ def train_local_epochs(
 
 
 def compute_update(task: LocalTask, request: TrainRequest, trained: ModelState) -> ModelGroups:
-    """Return the update that is sent to the coordinator; it is empty if sites are only put into an order."""
+    """Return the update to send; it is empty in the round that only ranks the sites."""
     if request.is_ranking_round:
         return ModelGroups()
     return compute_model_difference(trained, task.received, task.method, task.site.declaration.canonical_names)
@@ -182,7 +184,7 @@ def compute_update(task: LocalTask, request: TrainRequest, trained: ModelState) 
 def compute_model_difference(
     trained: ModelState, received: ModelState, method: SiteMethod, annotated: tuple[str, ...]
 ) -> ModelGroups:
-    """Return new minus received, for the groups and head rows that the method averages."""
+    """Return new minus received, for the model groups and head rows that the method averages."""
     sent = method.rows_sent(trained.head.class_names, annotated)
     now, before = trained.head.select_rows(sent), received.head.select_rows(sent)
     with np.errstate(over="ignore"):  # infinite where the two are further apart than a float32 reaches
@@ -199,7 +201,7 @@ def compute_model_difference(
 def answer_evaluate_request(
     site: Site, request: EvaluateRequest, layers: Sequence[SiteRoundLayer] = ()
 ) -> EvaluateReply:
-    """Answer, inside layers, with the validation loss and in a test with the metrics of the site's own classes."""
+    """Answer a request to evaluate, inside the given layers, with validation loss and, in a test, class metrics."""
     step: Evaluate = evaluate_locally
     for layer in reversed(layers):
         step = partial(layer.wrap_evaluation, step)
@@ -207,7 +209,7 @@ def answer_evaluate_request(
 
 
 def evaluate_locally(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
-    """Evaluate the received model; for a test, the best one that the site holds."""
+    """Evaluate the received model; in a test, with the site's own parts of the best round."""
     reply = task.figures.compute_metrics(task, partial(_evaluate_and_reply, task, request), None)
     return reply or _make_evaluate_reply(task, request, ValidationMetrics(), {})
 
@@ -241,7 +243,7 @@ def _evaluate_and_reply(task: LocalTask, request: EvaluateRequest) -> EvaluateRe
 def _make_evaluate_reply(
     task: LocalTask, request: EvaluateRequest, validation: ValidationMetrics, metrics: Mapping[str, ClassMetrics]
 ) -> EvaluateReply:
-    """Return a reply with these figures; NaN for a metric that is not defined."""
+    """Make the reply with these metrics; NaN stands for a metric that is not defined."""
     rows = metrics.values()
     plugin_metrics = tuple(next((row.more for row in rows), ()))
 
@@ -273,7 +275,7 @@ def _make_evaluate_reply(
 
 
 def select_local_parts(state: ModelState, method: SiteMethod) -> ModelGroups:
-    """Return the groups that are trained at the site and never leave it."""
+    """Return the model groups that are trained at the site and never leave it."""
     return ModelGroups(
         None if method.traffic.trunk else state.trunk,
         None if method.sends_norm or method.frozen_norm else state.norm,
@@ -282,7 +284,7 @@ def select_local_parts(state: ModelState, method: SiteMethod) -> ModelGroups:
 
 
 def write_round_state(task: LocalTask, request: TrainRequest, received: ValidationMetrics, result: LocalResult) -> None:
-    """Write the site's memory of this round, if the method or the optimiser has any."""
+    """Write the site's state after this round, if the method or the optimiser has any."""
     method, memory = task.method, task.memory
     if not method.stores_state(task.plan):
         return
@@ -308,7 +310,7 @@ def write_round_state(task: LocalTask, request: TrainRequest, received: Validati
 
 
 def load_best_parts(task: LocalTask, request: Request, last: ValidationMetrics) -> None:
-    """Put the site's own parts of the best round into the network; ``last`` are its figures with the present parts."""
+    """Load the site's own parts of the best round into the network; ``last`` are the metrics with its latest parts."""
     memory = task.memory
     if task.method.selection == "site":
         loss = selection_loss(task, last)
@@ -320,9 +322,10 @@ def load_best_parts(task: LocalTask, request: Request, last: ValidationMetrics) 
 
 
 def best_round_local_parts(memory: SiteRoundState, request: Request, now: ModelGroups) -> ModelGroups | None:
-    """Return the site's own parts of the federation's best round; None where a lost disk held them.
+    """Return the site's own parts of the federation's best round; None if they were lost with the disk.
 
-    The parts change only in rounds in which the site counted: after the last of these they are the present parts.
+    These parts change only in rounds in which the site counted. If the best round is later than the last of these, they
+    are the parts ``now``.
     """
     if memory.round == request.counted <= request.best:
         return now
@@ -332,7 +335,7 @@ def best_round_local_parts(memory: SiteRoundState, request: Request, now: ModelG
 def selection_loss(task: LocalTask, validation: ValidationMetrics) -> float | None:
     """Return the loss by which a site chooses its own best round; None without validation labels.
 
-    The loss is 1 minus the AUROC where that is the run's criterion and the validation part defines it.
+    The loss is 1 minus the AUROC if the run's criterion is the AUROC and the validation part defines one.
     """
     auroc = validation.mean_auroc if task.method.criterion_for(task.plan.evaluation) == "auroc" else None
     return validation.loss if auroc is None else 1 - auroc

@@ -1,8 +1,8 @@
-"""A site's privacy budget: the cost of its noisy replies, on its own disk, and the noise of a round.
+"""A site's privacy budget: the ledger of its noisy replies' costs on disk, and the noise of a round.
 
-All runs share one ledger, for they use the same patients. The reply is written to the disk, then its cost, and only
-then it leaves. After a kill in between the same request gets the same reply again, which costs nothing more. Any other
-request is answered with new noise, at a new cost.
+All runs share one ledger, because they use the same patients. The site writes first the reply, then its cost to disk,
+and sends the reply last. If the process is killed in between, the same request gets the stored reply at no further
+cost. Any other request is answered with new noise, at a new cost.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ FOLDER = "privacy"
 
 @dataclass(frozen=True)
 class BudgetEntry:
-    """The cost of one reply that may have left; ``request`` is the :func:`hash_request` of its request."""
+    """The privacy cost of one reply that may have left; ``request`` is the :func:`hash_request` of its request."""
 
     run: str
     round: int
@@ -46,12 +46,12 @@ class BudgetEntry:
 
     @property
     def steps(self) -> NoisySteps:
-        """Return the noisy steps of the reply."""
+        """Return the reply's noisy steps, from which an accountant computes epsilon."""
         return NoisySteps(self.noise_multiplier, self.sample_rate, self.count)
 
 
 def hash_request(request: TrainRequest) -> str:
-    """Return the SHA-256 of a request's content."""
+    """Return the SHA-256 of a request's content, to recognise a repeated request."""
     digest = hashlib.sha256()
     plain = (request.run, request.round, request.plan, request.contract, request.counted, request.best)
     digest.update(json.dumps([*plain, list(request.class_names)]).encode())
@@ -62,10 +62,10 @@ def hash_request(request: TrainRequest) -> str:
 
 
 class LastChargedReply(NamedTuple):
-    """The last reply as written to the disk; its privacy cost is in the ledger.
+    """The last reply, as stored on disk; its privacy cost is in the ledger.
 
     Attributes:
-        left: :meth:`RoundStateFolder.hash_round_state` of the site's stored state ("memory") after the training.
+        left: :meth:`RoundStateFolder.hash_round_state` of the site's state after the training.
     """
 
     reply: TrainReply
@@ -73,7 +73,7 @@ class LastChargedReply(NamedTuple):
 
 
 class PrivacyBudgetLedger:
-    """The ledger of costs in a site's folder."""
+    """The ledger of privacy costs in a site's folder."""
 
     def __init__(self, site: Path, *, durable: bool = True) -> None:
         self._folder, self._durable = site / FOLDER, durable
@@ -88,7 +88,7 @@ class PrivacyBudgetLedger:
     def total_epsilon(
         self, delta: float, more: Sequence[NoisySteps] = (), run: str = "", accountant: Accountant = "prv"
     ) -> float:
-        """Return the epsilon that one run costs, or all runs together, with ``more`` steps added."""
+        """Return the epsilon of one run, or of all runs if ``run`` is empty, with ``more`` steps added."""
         counts = Counter[tuple[float, float]]()  # equal steps as one entry, which is faster to account for
         for step in (*(entry.steps for entry in self.entries if run in ("", entry.run)), *more):
             counts[step.noise_multiplier, step.sample_rate] += step.count
@@ -96,7 +96,7 @@ class PrivacyBudgetLedger:
         return compute_epsilon(steps, delta, accountant)
 
     def find_last_reply(self, request: str) -> LastChargedReply | None:
-        """Return the reply to this request, if it is the last one that was answered."""
+        """Return the stored reply if it answers the request with this hash; otherwise None."""
         if not self._reply_path.exists():
             return None
         with safe_open(self._reply_path, framework="numpy") as file:
@@ -109,7 +109,7 @@ class PrivacyBudgetLedger:
         return LastChargedReply(TrainReply(**facts, update=update, statistics=arrays_under("statistics", arrays)), left)
 
     def write_reply_and_cost(self, entry: BudgetEntry, paid: LastChargedReply) -> None:
-        """Write a reply and then its privacy cost to the disk, before the reply is sent."""
+        """Write a reply and then its privacy cost to disk, before the reply is sent."""
         reply, head = paid.reply, paid.reply.update.head
         facts = {name: value for name, value in vars(reply).items() if name not in ("update", "statistics")}
         facts |= {"request": entry.request, "left": paid.left.hex(), "form": reply.update.form}
@@ -123,10 +123,12 @@ class PrivacyBudgetLedger:
         self.write_cost(entry)
 
     def write_cost(self, entry: BudgetEntry, *, once: bool = False) -> None:
-        """Write the privacy cost of a reply to the ledger, or of an error sent instead, which can depend on the noise.
+        """Write the privacy cost of a reply, or of an error sent instead, to the ledger.
+
+        An error has a cost because it can depend on the images.
 
         Args:
-            once: Write nothing if the cost of this reply is the last entry, as after a kill.
+            once: Write nothing if the last entry is the cost of the same request.
         """
         entries = self.entries
         if once and entries and entries[-1].request == entry.request:
@@ -148,12 +150,12 @@ def _add_prefix(prefix: str, arrays: Arrays) -> Arrays:
 
 
 def open_ledger(site: Site) -> PrivacyBudgetLedger:
-    """Return the ledger of a site."""
+    """Return the privacy ledger of a site."""
     return PrivacyBudgetLedger(site.folder, durable=site.durable)
 
 
 def privacy_status(site: Site) -> dict[str, float | None]:
-    """Return epsilon of all runs, delta and the budget, for the site's status."""
+    """Return the epsilon of all runs, the delta and the budget, for the site's status; empty if there are none."""
     ledger, policy = open_ledger(site), site.policy
     if not ledger.entries and policy.epsilon is None:
         return {}
@@ -162,10 +164,10 @@ def privacy_status(site: Site) -> dict[str, float | None]:
 
 
 def refuse_over_budget(site: Site, plan: Plan, method: SiteMethod) -> None:
-    """Raise if another round of this plan would cost more than the site's policy allows.
+    """Refuse a plan of which another round would exceed the privacy budget of the site's policy.
 
     Raises:
-        BadInput: With the reason.
+        BadInput: If the budget would be exceeded.
     """
     protection, budget = make_site_privacy(plan, method, site.train_samples), site.policy.epsilon
     if protection is None or budget is None:
@@ -179,7 +181,7 @@ def refuse_over_budget(site: Site, plan: Plan, method: SiteMethod) -> None:
 
 @dataclass(frozen=True)
 class PrivacyBudgetLayer(SiteRoundLayer):
-    """Adds a plan's noise to a round, and answers within the site's budget."""
+    """Adds a plan's noise to a round, and charges its cost to the site's privacy budget."""
 
     site: Site
     plan: Plan
@@ -187,16 +189,17 @@ class PrivacyBudgetLayer(SiteRoundLayer):
 
     @cached_property
     def site_privacy(self) -> SitePrivacy:
-        """Return the protection of every round of the run at this site."""
+        """Return the noise and the cost of each round of the run at this site."""
         protection = make_site_privacy(self.plan, self.method, self.site.train_samples)
         assert protection is not None, "this layer is on for plans with privacy only"
         return protection
 
     def wrap_answer(self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest) -> TrainReply:
-        """Answer if the budget allows it; a repetition of the last request gets the same reply again.
+        """Answer within the privacy budget; a repeated last request gets the stored reply.
 
         Raises:
-            BadInput: If the round would cost more than the site's policy allows.
+            BadInput: If the round would exceed the budget, or the run asks for more replies than its noise was computed
+                for.
         """
         site, plan, cost = self.site, self.plan, self.site_privacy.noisy_steps_per_round
         ledger, digest, section = open_ledger(site), hash_request(request), plan.privacy
@@ -230,7 +233,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         return paid.reply
 
     def adapt_task(self, task: LocalTask, request: Request) -> LocalTask:
-        """Add noise to each step of training, in a plan with noise in the steps."""
+        """Return a task that adds noise to each training step, if the plan has noise in the steps."""
         if self.plan.privacy.level == "update" or not isinstance(request, TrainRequest):
             return task
         site = self.site
@@ -241,7 +244,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         )
 
     def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
-        """Add noise to update and statistics, in a plan with noise on updates."""
+        """Train, and add noise to update and statistics, if the plan has noise on updates."""
         result = train(task, request)
         if self.plan.privacy.level != "update":  # the noise is in the steps
             return result

@@ -1,4 +1,7 @@
-"""Updates, and score histograms of the test part, which a site holds back until it has masked them."""
+"""The site's part of secure aggregation: it holds updates and test score histograms until it has masked them.
+
+The process of the hospital, or of simulated sites, holds them in memory only.
+"""
 
 import hashlib
 import hmac
@@ -52,17 +55,16 @@ from strategies.privacy.secure_aggregation.site import (
 from strategies.privacy.secure_aggregation.vectors import ONE, max_update_value
 
 SMALLEST_DIFFERENCE = 2
-"""Where the policy asks for sums of fewer sites, two sums of one round may differ by any site."""
+"""If the policy's ``smallest_cohort`` is below this, two sums of one round may differ by any site."""
 
 
 @dataclass(frozen=True)
 class HeldUpdate:
-    """An update, or counts of test scores, that wait for their masks.
+    """An update, or counts of test scores, that a site holds until the masks are agreed on.
 
     Attributes:
-        round: The site's part in the round of secure aggregation.
-        left: :meth:`RoundStateFolder.hash_round_state` of the site's memory after training; None where nothing was
-            trained.
+        round: The site's part in this round of secure aggregation.
+        left: :meth:`RoundStateFolder.hash_round_state` of the site's state after training; None for test scores.
     """
 
     round: SiteMaskingRound
@@ -70,18 +72,18 @@ class HeldUpdate:
 
 
 class HeldUpdates:
-    """The updates that the sites of this process hold until they are masked: one a site, in memory only."""
+    """The updates held by the sites of this process until they are masked: one for each site, in memory only."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._updates: dict[str, HeldUpdate] = {}
         self.tell = tell
 
     def forget(self, site: Site) -> None:
-        """Forget a site's held update, because a new training may overwrite the memory that belongs to it."""
+        """Drop a site's held update, because a new training may overwrite the stored state that belongs to it."""
         self._updates.pop(site.name, None)
 
     def hold(self, site: Site, update: HeldUpdate) -> None:
-        """Hold a site's update in memory until the coordinator asks for it with masks."""
+        """Hold a site's update in memory until the coordinator asks for the masked update."""
         self._updates[site.name] = update
 
     def answer_with_keys(self, site: Site, request: KeysRequest) -> KeysAnswer:
@@ -89,7 +91,7 @@ class HeldUpdates:
         return self._held_update(site).round.answer_with_keys(request)
 
     def answer_with_shares(self, site: Site, request: SharesRequest) -> SharesAnswer:
-        """Return this site's shares; warn the hospital of head rows that no other site's rows can hide."""
+        """Return this site's secret shares; warn its staff of head rows that too few sites annotate to be hidden."""
         masking = self._held_update(site).round
         answer = masking.answer_with_shares(request)
         if masking.rows_of_few:
@@ -99,11 +101,11 @@ class HeldUpdates:
         return answer
 
     def answer_with_masked_update(self, site: Site, request: MaskedRequest) -> MaskedAnswer:
-        """Return the update that this site held back, with its masks added."""
+        """Return the held update of this site with its masks added."""
         return self._held_update(site).round.answer_with_masked_update(request)
 
     def answer_with_revealed_shares(self, site: Site, request: RevealRequest) -> RevealAnswer:
-        """Return the shares by which the coordinator unmasks the sum of the survivors' updates.
+        """Return the secret shares with which the coordinator unmasks the sum of the surviving sites' updates.
 
         Only now is the state that the site stored after this training marked as settled, so that later rounds start
         from it.
@@ -124,7 +126,7 @@ class HeldUpdates:
 
 @dataclass(frozen=True)
 class SiteMaskingLayer(SiteRoundLayer):
-    """Holds updates, and counts of test scores, back until they are masked."""
+    """Holds updates and test score histograms until they are masked."""
 
     masks: HeldUpdates
     site: Site
@@ -132,7 +134,7 @@ class SiteMaskingLayer(SiteRoundLayer):
     method: SiteMethod
 
     def wrap_answer(self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest) -> TrainReply:
-        """Train, hold the update back, and answer without it.
+        """Train, hold the update for masking, and return the reply without it.
 
         Raises:
             MaskingRefused: If the site's policy does not allow the update, masked or not.
@@ -158,14 +160,14 @@ class SiteMaskingLayer(SiteRoundLayer):
         return replace(reply, update=ModelGroups())
 
     def adapt_task(self, task: LocalTask, request: Request) -> LocalTask:
-        """Warm up in round 1 only, so that all sites of a masked round do the same."""
+        """Return a task that warms up in round 1 only, so that all sites of a masked round do the same."""
         return replace(task, warms_up=request.round == 1)
 
     def wrap_evaluation(self, evaluate: Evaluate, task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
-        """Hold the test part's score histograms until they are masked, as head rows are: one row a class.
+        """Evaluate, and hold the test part's score histograms for masking, like head rows: one row for each class.
 
-        They leave in a sum alone, at every level: from the exact figures of some sites and the sum of all, those of the
-        others could be worked out.
+        The histograms leave only in a sum, at every policy level. If some sites sent exact values, those of the others
+        could be computed from the sum.
         """
         reply = evaluate(task, request)
         if not request.test:
@@ -184,7 +186,7 @@ class SiteMaskingLayer(SiteRoundLayer):
 def _make_participation_terms(
     site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod, shares: DistributedNoise | None
 ) -> MaskingTerms:
-    """Return the terms on which this site takes part in a sum of counts, or, with a bound and noise, of updates."""
+    """Return this site's terms for a sum of counts; for a sum of updates the caller adds bound and noise."""
     return MaskingTerms(
         largest=float(ONE),
         alone=site.policy.rows_alone and shares is None,
@@ -197,10 +199,10 @@ def _make_participation_terms(
 
 
 def noise_share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str], bytes]:
-    """Return a function that returns the key of a share of noise, given a description of what the share covers.
+    """Return a function from a description of a noise share's content to the key from which the share is drawn.
 
-    The key follows from a secret of the site, which is drawn at first use: a round that is masked again after a kill
-    gets the same noise, so that two sums reveal no more than one. In simulation it follows from the run's seed.
+    The key is derived from a secret of the site, so that a round masked again after a kill gets the same noise; two
+    sums then reveal no more than one. In simulation the key is derived from the run's seed.
     """
     if site.simulated:
         seed = derive_seed(plan.run.seed, server_round, site.name, "noise shares")
@@ -213,17 +215,17 @@ def noise_share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str
 
 
 def open_masked_round_record(site: Site, shares: DistributedNoise | None = None) -> MaskedRoundStore:
-    """Return the record of rounds that a site has masked; an empty one where its policy allows any difference."""
+    """Return the record of rounds that a site has masked; an empty one if the policy needs no such record."""
     if site.policy.smallest_cohort < SMALLEST_DIFFERENCE and (shares is None or site.simulated):
         return MaskedRoundStore()
     return MaskedRoundStore(site.folder / "masked", durable=site.durable)
 
 
 def hash_request_parts(site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod) -> RequestHashes:
-    """Return hashes of a request, which the sites of a round compare before they mask.
+    """Return hashes of a request's parts, which the sites of a round compare before they mask their updates.
 
     The trunk must be the same at all sites. Head rows and statistics by class are compared for classes that two sites
-    both receive; rows that only one of them receives cannot be compared.
+    both receive; a row that only one site receives cannot be compared.
     """
     rows = request.class_names if method.traffic.rows == "all" else ()
     statistics = request.statistics if isinstance(request, TrainRequest) else NO_ARRAYS

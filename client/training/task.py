@@ -1,4 +1,7 @@
-"""A request of a round, prepared for work at a site: the network with the received model, images, and memory."""
+"""A request prepared for work at a site: the network with the received model, the images, and the site's stored state.
+
+It also defines the base class of the layers around this work.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,20 +32,20 @@ from strategies.registry import build_site_method_once
 
 @dataclass(frozen=True)
 class LocalTask:
-    """One request with all that a site needs to answer it.
+    """One request with everything that a site needs to answer it.
 
     Attributes:
-        network: The network that is trained: the whole, or the part behind its frozen backbone.
-        whole: The network from pixels to logits, around the same neck and head.
-        received: The received model, with the parts that never left this site.
-        folder: The run's memory on the site's disk.
-        memory: The site's memory of the last round that counted.
-        warms_up: True if warm-up epochs come first, because the site takes part for the first time.
-        figures: Computes the figures of a model that may leave.
-        validation_chooses: True if the validation part decides which epoch is kept, in warm-up and where a method
-            trains until its loss settles; else the loss in training decides.
-        epoch: Trains one epoch in the place of the usual loop; None for the usual loop.
-        arithmetic: The description of number formats and GPUs that replies state.
+        network: The network to train: the whole, or neck and head alone if they train on a frozen backbone's features.
+        whole: The network from pixels to logits, with the same neck and head.
+        received: The received model, completed by the parts that never leave this site.
+        folder: Folder of the run's stored states at the site.
+        memory: The site's state after the last round that counted.
+        warms_up: True if warm-up epochs come first, because no reply of this site has counted yet.
+        figures: Computes the metrics that the reply may contain.
+        validation_chooses: True if the validation loss decides which epoch is kept, in warm-up and if a method trains
+            until its loss settles; otherwise the training loss decides.
+        epoch: Trains one epoch instead of the usual loop; None for the usual loop.
+        arithmetic: Description of number formats, kernels and GPUs for the reply.
     """
 
     site: Site
@@ -61,7 +64,7 @@ class LocalTask:
     _examples: dict[str, Examples] = field(default_factory=dict)
 
     def examples(self, part: str) -> Examples:
-        """Return the images of ``train`` or ``validation`` with the labels of the network's rows."""
+        """Return the images of ``train`` or ``validation``, with labels for the network's head rows."""
         if part not in self._examples:
             site, inputs = self.site, self.network_inputs(part)
             images: ImageSet = getattr(site, part) if site.has_no_limits else site.images_to_train_on(part, self.plan)
@@ -78,21 +81,21 @@ class LocalTask:
         return feature_cache_of(self.site).features_of(self.whole, part, pixels, self.plan)
 
     def validate(self) -> ValidationMetrics:
-        """Validate the network in its present state; classes of few patients do not count in the AUROC."""
+        """Validate the network as it is now; the AUROC leaves out hidden classes."""
         hidden = () if self.site.has_no_limits else self.site.hidden_classes("validation")
         return validate_network(self.network, self.examples("validation"), self.method.loss, self.plan.training, hidden)
 
 
 @dataclass(frozen=True)
 class LocalResult:
-    """The outcome of a site's training in one round.
+    """The result of a site's training in one round.
 
     Attributes:
-        train_loss: Mean loss of the batches of the last epoch; None where it does not leave.
+        train_loss: Mean batch loss of the last epoch; None if it may not leave.
         method_state: Arrays that the method stores at this site for its next round.
-        statistics: Arrays that the method sends beside the update.
+        statistics: Arrays that the method sends in addition to the update.
         update: New minus received.
-        unsent: The rounding error of this update, which is added to the next one.
+        unsent: Rounding error of this update, which is added to the next update.
     """
 
     state: ModelState
@@ -110,37 +113,37 @@ Evaluate = Callable[[LocalTask, EvaluateRequest], EvaluateReply]
 
 
 class SiteRoundLayer:
-    """A layer around a site's round, such as noise or masks, which changes nothing in this base class.
+    """Base class of a layer around a site's round, such as noise or masks; it changes nothing itself.
 
-    A method that wraps a step receives that step and calls it, as Flower's mods do. A run has only the layers that its
-    plan and the site's policy turn on.
+    Each ``wrap_`` method receives a step and calls it, as a Flower mod does. A run has only the layers that its plan
+    and the site's policy turn on.
     """
 
     def wrap_answer(self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest) -> TrainReply:
-        """Wrap a whole training round, from the request to the reply."""
+        """Answer a request to train by calling ``answer``; subclasses wrap the whole round."""
         return answer(request)
 
     def adapt_task(self, task: LocalTask, request: Request) -> LocalTask:
-        """Change the prepared request before the work on it begins."""
+        """Return the prepared task, which subclasses change before the work begins."""
         return task
 
     def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
-        """Wrap the training, whose result is not in the site's memory yet."""
+        """Train by calling ``train``; subclasses change the result before the site stores its state."""
         return train(task, request)
 
     def wrap_evaluation(self, evaluate: Evaluate, task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
-        """Wrap an evaluation, as :meth:`wrap_training` wraps a training."""
+        """Evaluate by calling ``evaluate``; subclasses change the reply."""
         return evaluate(task, request)
 
 
 @dataclass(frozen=True)
 class SitePlan:
-    """A run's plan as one site follows it.
+    """A run's plan as one site carries it out.
 
     Attributes:
-        plan: The plan with this site's arithmetic.
-        method: The hospital's half of the plan's method.
-        arithmetic: The description of number formats and GPUs that replies state.
+        plan: The plan, with this site's number formats and kernels.
+        method: The site's half of the plan's method.
+        arithmetic: Description of number formats, kernels and GPUs for replies.
     """
 
     plan: Plan
@@ -149,7 +152,7 @@ class SitePlan:
 
 
 def read_site_plan(site: Site, text: str) -> SitePlan:
-    """Return a plan, which travels as JSON, as the site follows it; all requests of a run share one reading."""
+    """Parse a plan from JSON and choose this site's number formats; the result is cached for the run's requests."""
     read: tuple[str, SitePlan] | None = site.computed_results_cache.get("plan")
     if read is None or read[0] != text:
         plan = parse_plan(text)
@@ -161,16 +164,16 @@ def read_site_plan(site: Site, text: str) -> SitePlan:
 
 
 def prepare_task(site: Site, request: Request, layers: Sequence[SiteRoundLayer] = ()) -> LocalTask:
-    """Fill the network with a request's model and with the parts of the model that never left this site.
+    """Prepare the work on a request: fill the network with the received model and the site's own parts of it.
 
     Args:
-        layers: Layers that change how the request is worked on, the outermost first.
+        layers: Layers that change the work on the request, the outermost first.
 
     Raises:
         BadInput: If the site has too few patients to take part.
-        WireError: If the request's head rows are not those that this site holds in this method, the frozen part of the
-            model is missing or another one than the plan names, or a covered round is to go on from itself.
-        LostRoundState: If the site's memory is lost; a hospital then takes part anew from the next round on.
+        WireError: If the request's head rows are not the site's own although the method requires this, if the frozen
+            part is missing or does not fit the plan, or if a protected round would start from its own result.
+        LostRoundState: If the site's stored state is lost; a hospital continues without it from the next request.
     """
     if not site.has_no_limits:
         site.refuse_too_few_patients()
@@ -224,11 +227,11 @@ def prepare_task(site: Site, request: Request, layers: Sequence[SiteRoundLayer] 
 
 @dataclass
 class CachedNetworks:
-    """Networks by their head's rows, which share one backbone.
+    """The networks of this process for one model, by head rows; they share one backbone and neck.
 
     Attributes:
-        frozen_sha256: Hash of the frozen part that the backbone holds; empty where it is not filled yet.
-        memory_format: Memory format of all convolutions.
+        frozen_sha256: Hash of the frozen part in the backbone; empty if it is not filled yet.
+        memory_format: Memory format of the convolutions.
     """
 
     by_rows: dict[tuple[str, ...], SplitNetwork] = field(default_factory=dict)
@@ -238,7 +241,7 @@ class CachedNetworks:
 
 @lru_cache(maxsize=1)
 def cached_networks(spec: ModelSpec, device: str, gpus: int) -> CachedNetworks:
-    """Return the networks of the newest model; those of older models would fill the memory of a long process."""
+    """Return the networks of this model; those of an earlier model are dropped, to save memory."""
     network = move_network_to_device(build(spec, ("",), seed=0), device)
     split_batches_across_gpus(network.backbone, gpus)
     return CachedNetworks({(): network})
@@ -251,13 +254,13 @@ def network_without_values(
     gpus: int = 1,
     memory_format: MemoryFormat | None = None,
 ) -> SplitNetwork:
-    """Return a network whose values must still be written; its backbone and neck are those of the last request.
+    """Return a cached network whose parameters the caller still has to fill.
 
     Drawing the initial weights of a ResNet-18 takes longer than training it on ten images.
 
     Args:
-        gpus: Number of GPUs that share each batch, where the device is ``cuda``.
-        memory_format: Memory format of convolutions; None to leave it.
+        gpus: Number of GPUs that share each batch, if the device is ``cuda``.
+        memory_format: Memory format of the convolutions; None to leave it.
     """
     cache = cached_networks(spec, device, gpus)
     networks = cache.by_rows
@@ -273,7 +276,7 @@ def network_without_values(
 
 
 def network_with_new_head(network: SplitNetwork, class_names: tuple[str, ...], device: str) -> SplitNetwork:
-    """Return a network around the same backbone and neck whose head has a row for each class, without values yet."""
+    """Return a network with the same backbone and neck, and a new head of unset values with a row for each class."""
     rows, features = len(class_names), network.head.in_features
     head = make_dense_layer(torch.empty(rows, features, device=device), torch.empty(rows, device=device))
     return SplitNetwork(network.spec, class_names, backbone=network.backbone, neck=network.neck, head=head).to(device)
@@ -283,8 +286,8 @@ def fill_frozen_part(network: SplitNetwork, site: Site, sent: ModelGroups) -> No
     """Fill the frozen part of a network of :func:`network_without_values`, from the request or from the site's disk.
 
     Raises:
-        WireError: If the part is in neither, or the plan names another one.
-        ValueError: If the part is of another network.
+        WireError: If neither has the frozen part, or the plan names another one.
+        ValueError: If the frozen part is of another network.
     """
     if (sha256 := network.spec.frozen_sha256) is None:
         if network.frozen or sent.trunk is not None:

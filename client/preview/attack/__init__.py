@@ -1,1 +1,1 @@
-"""``flwr-client preview --attack``: the hospital attacks itself as a malicious coordinator could."""
+"""Attacks of ``flwr-client preview --attack``: the hospital tests what a malicious coordinator could find out."""

@@ -1,8 +1,9 @@
-"""A coordinator that sends what it likes, played against a copy of the site: its gate, its policy, its own images.
+"""A malicious coordinator, simulated against a copy of the site with its gate, its policy and its own images.
 
-The adversary knows only what the site answers, and what an attack says that it knows. It keeps to the policy where the
+The adversary knows only the site's answers, and what an attack states that it knows. It keeps to the policy where the
 site would otherwise decline: it asks for as little noise as the policy accepts, and for the clipping that the policy
-demands. Some attacks craft a network whose convolutions pass pixels through, so that its dense units see the image.
+demands. Some attacks craft a network whose convolutions pass pixels on unchanged, so that its dense layer receives the
+image.
 """
 
 import math
@@ -47,11 +48,11 @@ Picture = tuple[str, str]
 
 @dataclass
 class ProbedSiteAnswers:
-    """The site's answers to an attacker.
+    """The attacked site's answers to an adversary, counted.
 
     Attributes:
-        records: Number of answers that the attacker could use.
-        refusals: Reasons for the other answers, each once.
+        records: Number of requests that the site answered with a record.
+        refusals: Distinct reasons of the requests that the site refused.
     """
 
     records: int = 0
@@ -60,18 +61,18 @@ class ProbedSiteAnswers:
 
 @dataclass(frozen=True)
 class AttackResult:
-    """One attack and its result.
+    """The result of one attack.
 
     Attributes:
-        name: Name for the JSON form and the contract suite.
-        title: Name for people.
-        tried: What the attacker did, in one or two sentences.
-        recovered, of: How many things it found, of how many it looked for; ``of`` is 0 where there was nothing to find.
-        things: The things in the plural.
-        stops: What stops the attack, in words; keys of the policy in backquotes.
-        by_chance: How many of the things guessing finds, on average.
+        name: Name in the JSON output and in tests.
+        title: Title on the page.
+        tried: Description of the attack in one or two sentences.
+        recovered, of: Number of secrets found, and number of secrets looked for; ``of`` is 0 if the site has none.
+        things: Noun for the secrets, in the plural.
+        stops: Measures that stop the attack, in words; keys of the policy in backquotes.
+        by_chance: Number of secrets that guessing finds on average.
         notes: Further figures.
-        response: The site's answers.
+        response: The attacked site's answers.
         pictures: Recovered images, the best first.
     """
 
@@ -90,7 +91,7 @@ class AttackResult:
 
     @property
     def sentence(self) -> str:
-        """The result in one sentence."""
+        """The attack's result in one sentence."""
         if not self.of:
             return f"Nothing to find: here are no {self.things}."
         if self.declined:
@@ -103,12 +104,12 @@ class AttackResult:
 
     @property
     def declined(self) -> bool:
-        """True if the site refused every request: that nothing was found then proves nothing."""
+        """True if the site refused every request, so that the result proves nothing."""
         return bool(self.response.refusals) and not self.response.records
 
     @property
     def succeeds(self) -> bool:
-        """True if the attack found more than guessing does, by at least two standard deviations."""
+        """True if the attack found at least two standard deviations more than guessing does."""
         return self.recovered > self.by_chance + 2 * math.sqrt(self.by_chance)
 
 
@@ -116,18 +117,19 @@ class AttackResult:
 
 
 METHODS = ("surgical", "partial_loss", "vanilla", "fedavg")
-"""Methods that average updates and need nothing else from the site; the first that the policy allows is used."""
+"""Methods that average updates and need no other data of the site; the first that the policy allows is used."""
 BELOW_BUDGET = 0.98
 
 
 @dataclass
 class Adversary:
-    """One attacker and the copy of the site that it attacks.
+    """One attacker, with the copy of the site that it attacks.
 
     Attributes:
-        site: The copy, whose folder is removed afterwards.
-        honest: The plan that the hospital was asked to take part in.
-        response: The site's answers.
+        site: The copy of the site.
+        folder: The copy's folder, which is removed afterwards.
+        honest: The plan of the run that the hospital was asked to join.
+        response: The copy's answers so far.
     """
 
     site: Site
@@ -143,19 +145,19 @@ class Adversary:
 
     @property
     def head_rows(self) -> tuple[str, ...]:
-        """Return the head rows that a model for this site has."""
+        """Return the class names of a model's head rows for this site."""
         return self.site.declaration.canonical_names
 
     def name_new_run(self) -> str:
-        """Return the name of a run that the site does not know yet."""
+        """Return a run name that the site has not seen before."""
         return f"attack-{next(self._runs)}"
 
     def make_plan(self, architecture: str, image_size: int, lr: float, batch_size: int = 0, **training: Any) -> Plan:
-        """Make a plan of the attacker's own, as far as this site's policy accepts it.
+        """Make an attacker's plan that this site's policy accepts where it can.
 
         Args:
             batch_size: Number of images in a batch; 0 for all training images.
-            training: Further keys of ``[training]``.
+            training: Further keys of the plan's table ``[training]``.
         """
         policy = self.site.policy
         allowed = [name for name in METHODS if policy.methods is None or {name, "*"} & set(policy.methods)]
@@ -178,23 +180,23 @@ class Adversary:
         )
 
     def build_network(self, plan: Plan, seed: int = 1) -> SplitNetwork:
-        """Build the network of a plan for this site's classes."""
+        """Build a plan's network with head rows for this site's classes."""
         return build(plan.model, self.head_rows, seed)
 
     def request_training(self, plan: Plan, model: ModelState, run: str = "") -> TrainReply | None:
-        """Have the site train from a model in round 1; None where it does not answer."""
+        """Ask the site to train a model in round 1; return its reply, None after a refusal."""
         facts = self._request_fields(plan, model, run)
         return self._exchange_records("train", TrainRequest(**facts), TrainReply)
 
     def request_evaluation(
         self, plan: Plan, model: ModelState, run: str = "", *, test: bool = False, counted: int = 0
     ) -> EvaluateReply | None:
-        """Have the site evaluate a model in round 1, after round ``counted`` counted; None where it does not answer."""
+        """Ask the site to evaluate a model, with ``counted`` as the last counted round; return None after a refusal."""
         facts = {**self._request_fields(plan, model, run), "counted": counted}
         return self._exchange_records("evaluate", EvaluateRequest(**facts, test=test), EvaluateReply)
 
     def request_comparison(self, plan: Plan, model: ModelState, run: str) -> BenefitReply | None:
-        """Have the site compare a model with one that it trains alone; None where it does not answer."""
+        """Ask the site to compare a model with one that it trains alone; return None after a refusal."""
         facts = self._request_fields(plan, model, run)
         return self._exchange_records(
             "query.benefit", BenefitRequest(**facts, initial=facts["model"], epochs=1), BenefitReply
@@ -214,7 +216,7 @@ class Adversary:
         }
 
     def _exchange_records(self, kind: str, record: Record, expected: type[R]) -> R | None:
-        """Send a record through the site's gate; return its reply, or None after a refusal."""
+        """Send a record through the site's gate; return the decoded reply, None after a refusal."""
         message, refusal = Message(encode_record(record), 2, kind), ""
         try:
             reply = self._app(message, Context(1, 2, {}, RecordDict(), {}))
@@ -230,17 +232,17 @@ class Adversary:
 
 
 def draw_random_images(images: ImageSet, most: int, seed: int = 0) -> ImageSet:
-    """Draw at most ``most`` images at random; they keep their order."""
+    """Draw at most ``most`` images at random; the drawn images keep their order."""
     rows = np.random.default_rng(seed).permutation(len(images))[:most]
     return images.select_rows(np.sort(rows))
 
 
 def copy_site_with(site: Site, **parts: ImageSet) -> Site:
-    """Copy the site with other images in these parts; the copy hides the same classes, and labels of the same images.
+    """Copy the site with other images in the given parts; the copy hides the same classes and labels as the site.
 
     Args:
-        parts: Rows of the site's own ``train``, ``validation`` or ``test``; images from elsewhere, too, are hidden by
-            the site's rule.
+        parts: Images for ``train``, ``validation`` or ``test``: rows of the site's own part, whose labels stay hidden
+            or visible as in the site, or other images, to which the site's rule for hidden labels is applied.
     """
     unsaid = dict(site.unsaid)
     for part, images in parts.items():
@@ -270,7 +272,7 @@ AT_A_TIME = 64
 
 
 class FedsldCnnLayers(NamedTuple):
-    """The layers of ``fedsld_cnn``."""
+    """The two convolutions and the dense layer of the network ``fedsld_cnn``."""
 
     first: nn.Conv2d
     second: nn.Conv2d
@@ -278,7 +280,7 @@ class FedsldCnnLayers(NamedTuple):
 
 
 def fedsld_cnn_layers(network: SplitNetwork) -> FedsldCnnLayers:
-    """Return the three layers of a ``fedsld_cnn`` network."""
+    """Return the two convolutions and the dense layer of a ``fedsld_cnn`` network."""
     first, second, dense = (network.get_submodule(f"backbone.{place}") for place in (0, 3, 7))
     assert isinstance(first, nn.Conv2d)
     assert isinstance(second, nn.Conv2d)
@@ -288,14 +290,17 @@ def fedsld_cnn_layers(network: SplitNetwork) -> FedsldCnnLayers:
 
 @torch.no_grad()
 def zero_all_parameters(network: nn.Module) -> None:
-    """Set all parameters to 0."""
+    """Set all parameters of a network to 0."""
     for value in network.parameters():
         value.zero_()
 
 
 @torch.no_grad()
 def set_pixel_passing_weights(network: SplitNetwork) -> None:
-    """Make the convolutions pass an image's pixels, from 0 to 1, on to the dense layer; give the head small weights."""
+    """Set the weights so that the convolutions pass an image's pixels, from 0 to 1, on to the dense layer.
+
+    The head gets small random weights.
+    """
     zero_all_parameters(network)
     layers, normalisation = fedsld_cnn_layers(network), network.spec.normalisation
     layers.first.weight[0, 0, 2, 2], layers.second.weight[0, 0, 2, 2] = normalisation.std[0], 1.0
@@ -308,7 +313,7 @@ def set_pixel_passing_weights(network: SplitNetwork) -> None:
 
 @torch.no_grad()
 def compute_dense_layer_input(network: SplitNetwork, images: ImageSet) -> Floats:
-    """Compute the input of the dense layer for each image, ``(n, side x side)``."""
+    """Compute the dense layer's input for each image, ``(n, side x side)``."""
     backbone = network.backbone
     assert isinstance(backbone, nn.Sequential)
     convolutions, pixels = backbone[:6], channels_first(images.images).float()
@@ -318,5 +323,5 @@ def compute_dense_layer_input(network: SplitNetwork, images: ImageSet) -> Floats
 
 
 def trunk_tensor_change(reply: TrainReply | None, place: slice) -> NDArray[np.float32] | None:
-    """Return the change of one tensor of the trunk; None where no update of the trunk came."""
+    """Return the update of one tensor of the trunk; None if the reply has no trunk."""
     return None if reply is None or reply.update.trunk is None else reply.update.trunk[place]

@@ -1,7 +1,7 @@
-"""Attacks on counts of images by class: from losses, the digits of a score, an update, or the hash of a local head.
+"""Attacks that infer how many images show a class, from losses, digits of scores, updates, or the hash of a local head.
 
-In most of these attacks the model says the same of every image, so that the change of a loss or of a bias is a count.
-From updates: one step of gradient descent, in a batch of all images.
+Most of these attacks send a model that gives every image the same output, so that the loss, or the update of a bias,
+depends only on a count. Attacks on updates ask for one step of gradient descent over all images in one batch.
 """
 
 import itertools
@@ -31,19 +31,25 @@ from common.wire.records import UNKNOWN_COUNT, TrainReply
 SURE = 30.0
 TESTS = 4
 STILL = 1e-30
-"""Learning rate of a training that changes nothing."""
+"""Learning rate so small that training changes nothing."""
 THINGS = "counts that the site does not tell"
 NOISE = 'of others noise (`level = "private"`)'
 FEW_PATIENTS = "`train_hidden_classes = false` for classes of few patients; "
 OFFSET, STEP = 2.0**10, 2.0**-12
-"""A bias, and its change by one image: a multiple of the distance of numbers there, so that no sum is rounded."""
+"""A bias, and its change for one image. The change is a multiple of the distance between neighbouring float32 numbers
+at the bias, so that sums are not rounded."""
 ABSORBS = 2.0**60
-"""A number so large that the change of a step is rounded away."""
+"""A number so large that rounding removes the change of a training step."""
 
 
 @dataclass(frozen=True)
 class UndisclosedCount:
-    """A count that the site reports to nobody: how many images of one part show a class."""
+    """The number of images of one part that show a class, where the site does not report it.
+
+    Attributes:
+        row: The class's head row.
+        truth: The number itself, to check the attack.
+    """
 
     part: str
     row: int
@@ -67,7 +73,7 @@ def list_undisclosed_counts(at: Adversary, *parts: str) -> list[UndisclosedCount
 
 
 def make_constant_model(at: Adversary, plan: Plan, row: int | None = None) -> ModelState:
-    """Make a model of zeros, which answers the same for all images; with ``row``, it is sure of that row's class."""
+    """Make a model of zeros with the same output for every image; with ``row``, it always predicts that row's class."""
     model = read_state(at.build_network(plan))
     for values in (model.trunk, model.norm, model.head.weight, model.head.bias):
         values[:] = 0
@@ -77,9 +83,9 @@ def make_constant_model(at: Adversary, plan: Plan, row: int | None = None) -> Mo
 
 
 def infer_counts_from_losses(at: Adversary) -> AttackResult:
-    """Ask for the loss of a model that is sure of one class, for each class and part.
+    """Infer the counts of images by class and part from the loss of a model that always predicts one class.
 
-    The attacker knows the classes that no validation figure is over: it could try how many they are.
+    The attack uses the number of hidden classes of the validation part, because an attacker could try every number.
     """
     plan, counts = at.make_plan("tiny_cnn", 16, STILL), list_undisclosed_counts(at, "train", "validation")
     recovered = 0
@@ -109,7 +115,7 @@ def infer_counts_from_losses(at: Adversary) -> AttackResult:
 
 
 def infer_counts_from_score_digits(at: Adversary) -> AttackResult:
-    """Find exact counts from the digits of scores, where counts are reported rounded."""
+    """Infer exact counts from the digits of AUROC and balanced accuracy, where counts are reported rounded."""
     step, test, pairs = at.site.policy.round_counts_to, at.site.test, dict[str, set[tuple[int, int]]]()
     whole = Fraction(1, 10**6)  # a number that is less than this away from a whole one counts as whole
     for seed in range(TESTS if step > 1 else 0):
@@ -151,7 +157,7 @@ def infer_counts_from_score_digits(at: Adversary) -> AttackResult:
 
 
 def infer_counts_from_head(at: Adversary) -> AttackResult:
-    """Read the counts of training images off the change of the head's biases: one request for all classes."""
+    """Infer the counts of training images by class from the update of the head's biases, with one request."""
     plan = at.make_plan("tiny_cnn", 16, 1.0)
     reply = at.request_training(plan, make_constant_model(at, plan))
     head = None if reply is None else reply.update.head
@@ -166,7 +172,7 @@ def infer_counts_from_head(at: Adversary) -> AttackResult:
 
 
 def infer_counts_from_trunk(at: Adversary) -> AttackResult:
-    """Read the counts off the layer below the head, with one unit for each class that no other class's row looks at."""
+    """Infer the counts of training images by class from the layer before the head, with one unit for each class."""
     plan = at.make_plan("fedsld_cnn", 60, 1.0)
     network = at.build_network(plan)
     zero_all_parameters(network)
@@ -188,7 +194,7 @@ def infer_counts_from_trunk(at: Adversary) -> AttackResult:
 
 
 def infer_counts_from_hash(at: Adversary) -> AttackResult:
-    """Find the counts that reproduce the hash of a model with a local head, which the site reports."""
+    """Infer the counts of training images by class from the reported hash of a model with a local head."""
     counts = list_undisclosed_counts(at, "train") if at.honest.model.task == "multi_label" else []
     return _make_counts_result(
         "counts from hashes",
@@ -203,7 +209,7 @@ def infer_counts_from_hash(at: Adversary) -> AttackResult:
 
 
 def _search_count_by_hash(at: Adversary, row: int) -> int | None:
-    """Find the count whose head has the hash that the site reports."""
+    """Return the count for which the model has the hash that the site reports; None if there is none."""
     images, rows = len(at.site.train), len(at.head_rows)
     plan = at.make_plan("tiny_cnn", 16, STEP * images * rows)
     plan = plan.model_copy(update={"run": plan.run.model_copy(update={"method": "pfl"})})
@@ -232,10 +238,10 @@ def _search_count_by_hash(at: Adversary, row: int) -> int | None:
 def _read_counts_off_biases(
     at: Adversary, plan: Plan, reply: TrainReply | None, change: NDArray[np.float32] | None
 ) -> tuple[int, list[UndisclosedCount]]:
-    """Work out counts from the change of one bias for each class; return the number of right ones, and the true counts.
+    """Compute counts from one bias update for each class; return the number of right counts, and the true counts.
 
-    The number of images is told rounded down, and the number of classes that the loss is a mean over is not told: the
-    attacker tries both, because with the right ones all counts are whole numbers.
+    The site reports its number of images rounded down, and does not report over how many classes the loss is a mean.
+    The attacker tries all values of both, because with the right values all counts are whole numbers.
     """
     counts = list_undisclosed_counts(at, "train")
     if reply is None or change is None:

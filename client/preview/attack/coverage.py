@@ -1,7 +1,7 @@
-"""The attacks on each field that can leave a site, or the reason why the field says nothing of images.
+"""The attacks on each record field that leaves a site, or the reason why the field reveals nothing about images.
 
-A test holds this list against every record that a site sends and every statistic that a method declares: a new field
-needs an attack, or a reason in words, before it can be merged.
+A test compares this list with every record that a site sends and every statistic that a method declares, so that no
+field can be added without an attack or a reason.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _REPORTED_COUNT = (
 _COMPARED = "not tried by itself: of test images, exact like the AUROC of the test; three of the models never leave"
 
 Covered = tuple[str, ...] | str
-"""The attacks that look at a field, or the reason why none does."""
+"""The names of the attacks on a field, or the reason why there is none."""
 
 
 def _attacks_by_field(names: Mapping[Covered, str]) -> dict[str, Covered]:

@@ -1,12 +1,12 @@
-"""Attacks that read training images out of one update.
+"""Attacks that recover training images from one update.
 
-*Imprint*: Fowl et al., "Robbing the Fed", ICLR 2022. The first dense layer measures one number of each image, here its
-brightness, and its units begin to answer at rising thresholds. The changes of two neighbouring units differ by the
-images whose brightness lies between their thresholds: of one such image, the change of the weights over that of the
-bias is the image.
+*Imprint*: Fowl et al., "Robbing the Fed", ICLR 2022. Each unit of the first dense layer compares the brightness of an
+image with its own threshold; the thresholds rise from unit to unit. The updates of two neighbouring units differ only
+by the images whose brightness lies between their thresholds. If this is one image, the difference of the weights'
+updates divided by that of the biases' updates is the image.
 
-*Gradient inversion*: Geiping et al., "Inverting Gradients", NeurIPS 2020. Images are searched whose gradient points
-where the update does, from an honest model and plan; the attacker knows the labels.
+*Gradient inversion*: Geiping et al., "Inverting Gradients", NeurIPS 2020. The attacker optimises images until their
+gradient has the direction of the update. Model and plan are honest, and the attacker knows the labels.
 """
 
 import base64
@@ -39,17 +39,17 @@ from strategies.local.objective import pair_with_labels
 
 SIZE = 112
 CROP, POOL = 6, 4
-"""One number of the dense layer's input is the mean of 4 x 4 pixels of the image inside a border of 6."""
+"""Each input of the dense layer is the mean of 4 x 4 pixels of the image inside a border of 6 pixels."""
 ALIKE, NEARLY = 0.99, 0.9
 MOST_PICTURES = 12
 STEPS = 120
 
 
 def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
-    """Send one crafted model, and read the images out of the update.
+    """Recover training images from the update of one crafted model (*imprint*).
 
     Args:
-        size: Pixels a side to which the network brings images; recovered images have a quarter of it a side.
+        size: Side in pixels of the network's input; recovered images have about a quarter of it.
     """
     train = at.site.train
     plan = at.make_plan("fedsld_cnn", size, 1e3)
@@ -93,7 +93,7 @@ def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
 
 @torch.no_grad()
 def _set_weights_to_compare_brightness(network: SplitNetwork, alike: ImageSet) -> None:
-    """Set the network's weights so that its dense units compare an image's mean with rising thresholds."""
+    """Set the weights so that the dense units compare an image's mean brightness with rising thresholds."""
     set_pixel_passing_weights(network)
     dense, inputs = fedsld_cnn_layers(network).dense, compute_dense_layer_input(network, alike)
     dense.weight[:, : inputs.shape[1]] = 1 / inputs.shape[1]
@@ -106,7 +106,7 @@ def _set_weights_to_compare_brightness(network: SplitNetwork, alike: ImageSet) -
 
 
 def invert_gradients(at: Adversary) -> AttackResult:
-    """Recover training images by a search for images with the gradient of an honest update."""
+    """Recover training images from an honest update by *gradient inversion*."""
     train = at.site.train
     plan = at.make_plan("tiny_cnn", 16, 0.1)
     network = at.build_network(plan)
@@ -151,7 +151,7 @@ def _search_images_by_gradient(update: NDArray[np.float32], network: SplitNetwor
 
 
 def _best_matches(truth: Floats, recovered: Floats) -> tuple[Floats, NDArray[np.intp]]:
-    """Find the highest correlation of each image with any recovered one, and the row of the latter."""
+    """Return each image's highest correlation with a recovered image, and the row of that recovered image."""
     if not len(recovered):
         return np.zeros(len(truth)), np.zeros(len(truth), np.intp)
     standard = []
@@ -168,7 +168,7 @@ def _pair_pictures(truth: Floats, recovered: Floats, best: Floats, place: NDArra
 
 
 def _png_as_text(values: Floats) -> str:
-    """Draw a square image in grey, its range stretched, as PNG in base64."""
+    """Encode a square grey image, its contrast stretched, as PNG in base64."""
     side = math.isqrt(len(values))
     low, high = np.quantile(values, [0.01, 0.99])
     grey = np.clip((values - low) / max(high - low, 1e-9), 0, 1) * 255

@@ -1,8 +1,9 @@
-"""Attacks that tell if one image was trained on, from one update of an honest model.
+"""Attacks that infer if a site trained on one image, from one update of an honest model.
 
 *Matched filter*: after one step over all images at once, an update is the mean of their gradients. The attacker, who
-has the images, solves for each one's share in it (ridge regression).
-*LiRA*: Carlini et al., "Membership Inference Attacks From First Principles", S&P 2022, with few shadow models: the
+has the images, estimates each image's share in the update by ridge regression.
+
+*LiRA*: Carlini et al., "Membership Inference Attacks From First Principles", S&P 2022, with few shadow models. The
 attacker trains models with and without each image, and compares the real model's loss with the losses of both.
 """
 
@@ -28,19 +29,19 @@ from strategies.local.objective import Examples, pair_with_labels
 
 SHADOWS = 8
 EPOCHS = 20
-"""Of LiRA's plan: enough for a small network to memorise its images."""
+"""Epochs of the plan for LiRA: enough for a small network to memorise its images."""
 RIDGE = 1e-4
-"""Added to the diagonal of the images' products, as a share of its mean: single precision solves for no more."""
+"""Ridge term, relative to the mean diagonal of the Gram matrix; a smaller one is lost in single precision."""
 FALSE_ALARMS = 0.05
 
 
 def matched_filter_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
-    """Attack by the matched filter.
+    """Infer membership of training images by the matched filter.
 
     Args:
-        strangers: Images of this hospital that the copy of the site does not have.
-        elsewhere: A copy that trains on neither members nor strangers: what its update shows is found by chance, or
-            because members and strangers differ as pictures.
+        strangers: Images of this hospital that the attacked copy does not have.
+        elsewhere: Control: a copy that trains on neither members nor strangers. A result on its update is due to
+            chance, or to differences between the pictures of members and strangers.
     """
     members = len(at.site.train)
     batch = min(members, at.site.policy.maximum_batch_size or members)
@@ -52,7 +53,7 @@ def matched_filter_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversa
 
 
 def likelihood_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
-    """Attack by LiRA; the arguments are those of :func:`matched_filter_attack`."""
+    """Infer membership of training images by LiRA; for the arguments see :func:`matched_filter_attack`."""
     epochs = min(EPOCHS, at.site.policy.maximum_epochs or EPOCHS)
     data = AttackerData.of(at, strangers, at.make_plan("tiny_cnn", 32, 1e-3, 16, optimizer="adam", epochs=epochs))
     replies = data.replies(at, elsewhere)
@@ -66,7 +67,13 @@ def likelihood_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversary) 
 
 @dataclass(frozen=True)
 class AttackerData:
-    """The attacker's images, first those that the site trains on, and the model that the attacker sends."""
+    """The attacker's images, and the model that the attacker sends.
+
+    Attributes:
+        images: First the images that the site trains on (members), then the strangers.
+        members: Mask ``(n,)`` of the members.
+        start: The model that the attacker sends.
+    """
 
     plan: Plan
     images: ImageSet
@@ -96,7 +103,7 @@ class AttackerData:
 def _make_membership_result(
     name: str, tried: str, scores: Sequence[Floats], data: AttackerData, at: Adversary
 ) -> AttackResult:
-    """Compare the scores of the update with those of the update that was trained elsewhere."""
+    """Compare the members' scores from the attacked update with those from the control update."""
     members, strangers = data.members, ~data.members
     surer, aurocs = list[int](), list[float]()
     for row in scores:
@@ -119,7 +126,7 @@ def _make_membership_result(
 
 
 def compute_matched_filter(data: AttackerData, reply: TrainReply) -> Floats:
-    """Compute each image's share in the update ``(n,)``: ridge regression of the update on the images' own steps."""
+    """Compute each image's share in the update, ``(n,)``, by ridge regression on the images' own gradients."""
     update = reply.update.trunk
     assert update is not None
     network, examples = data.network.eval(), data.examples
@@ -137,9 +144,9 @@ def compute_matched_filter(data: AttackerData, reply: TrainReply) -> Floats:
 
 
 def compute_likelihood_ratios(at: Adversary, data: AttackerData, replies: Sequence[TrainReply | None]) -> list[Floats]:
-    """Compute for each reply the log likelihood ratio of each image's loss, member against stranger, ``(n,)``.
+    """Compute for each reply the log likelihood ratio, member against stranger, of each image's loss, ``(n,)``.
 
-    Shadow models are trained at sites of the attacker's own, without a policy, each on half of the images.
+    The attacker trains the shadow models at simulated sites of its own without a policy, each on half of the images.
     """
     count = len(data.images)
     halves = np.random.default_rng(5)
@@ -163,7 +170,7 @@ def compute_likelihood_ratios(at: Adversary, data: AttackerData, replies: Sequen
 
 
 def _compute_image_losses(data: AttackerData, reply: TrainReply) -> Floats:
-    """Compute the loss of each image by the model that results from a reply's update."""
+    """Compute each image's loss by the model after a reply's update, ``(n,)``."""
     update, head, start = reply.update, reply.update.head, data.start
     assert update.trunk is not None
     weight, bias = start.head.weight, start.head.bias

@@ -1,13 +1,11 @@
-"""Attacks that tell if one known picture is in this hospital's data, and in which part.
+"""Attacks that infer if a picture that the attacker has is in this hospital's data, and in which part.
 
-*Single patients*: the attacker has the picture. A dense unit behind convolutions that pass the image on is a matched
-filter for it, after whitening by similar images. If the unit's weights move in training, the picture was trained on:
-one request asks for hundreds of pictures. A head that looks at the unit alone moves the AUROC of the test part if the
-picture is in it.
+*Single patients*: a crafted network has a dense unit that is active for this picture only (a matched filter, whitened
+by similar images). If training changes the unit's weights, the picture is in the training part; one request tests
+hundreds of pictures. If a head that reads only this unit changes the AUROC of the test part, the picture is there.
 
-*Models that fail*: a unit that answers to one picture and to no other is made so strong that its class's probability is
-no number. A site without the picture answers as ever; from a site with it a loss, a score, a count or an error may
-differ.
+*Models that fail*: the unit's weights are so large that the output for this picture is not a finite number. A site
+without the picture answers as usual. At a site with the picture, a loss, a score, a count or an error may differ.
 """
 
 import math
@@ -35,18 +33,18 @@ from common.models.state import layout_of, read_state
 
 SIZE, SIDE = 60, 12
 ANSWERS_FROM = 0.9
-"""A filter gives 1 for its own picture, perhaps 0.7 for another of the same patient, far less for others."""
+"""A unit's filter gives 1 for its own picture, perhaps 0.7 for another of the same patient, far less for others."""
 SHRINKAGE = 0.1
 
 
 @dataclass(frozen=True)
 class PicturesToLocate:
-    """Pictures whose part of the site's data the attacker wants to find.
+    """The pictures that the attacker looks for in the site's data.
 
     Attributes:
-        images: Pictures of parts of the site's data, and of none.
-        parts: The truth: ``train``, ``validation``, ``test`` or ``neither`` for each picture.
-        alike: Other images, to whiten by.
+        images: Pictures of parts of the site's data, and pictures that are not in it.
+        parts: The true part of each picture: ``train``, ``validation``, ``test`` or ``neither``.
+        alike: Other images, by which the filters are whitened.
     """
 
     images: ImageSet
@@ -55,14 +53,14 @@ class PicturesToLocate:
 
 
 def list_pictures_to_locate(strangers: ImageSet, alike: ImageSet, **parts: ImageSet) -> PicturesToLocate:
-    """List the pictures to look for: those of parts of the site's data, and strangers."""
+    """Join pictures of the site's parts with strangers, which are not in its data, and record the true part of each."""
     kinds = [(part, images) for part, images in (*parts.items(), ("neither", strangers)) if len(images)]
     truth = [part for part, images in kinds for _ in range(len(images))]
     return PicturesToLocate(concatenate([images for _, images in kinds]), truth, alike)
 
 
 def locate_pictures(at: Adversary, pictures: PicturesToLocate) -> AttackResult:
-    """Find the part of every picture by one request to train for all and one test for each."""
+    """Infer the part of every picture, with one request to train for all pictures and one test for each."""
     plan = at.make_plan("fedsld_cnn", SIZE, 1e3)
     network = at.build_network(plan)
     set_pixel_passing_weights(network)
@@ -95,7 +93,7 @@ def locate_pictures(at: Adversary, pictures: PicturesToLocate) -> AttackResult:
 
 @torch.no_grad()
 def _set_units_for_pictures(network: SplitNetwork, images: ImageSet, others: ImageSet, strength: float = 1.0) -> None:
-    """Set the dense layer's weights so that one unit is above 0 for each of these images and for no other."""
+    """Set the dense layer's weights so that each of these images activates one unit, and other images do not."""
     pictures, alike = (compute_dense_layer_input(network, each) for each in (images, others))  # (n, numbers)
     centre, covariance = alike.mean(axis=0), np.cov(alike, rowvar=False)
     numbers = len(centre)
@@ -110,9 +108,9 @@ def _set_units_for_pictures(network: SplitNetwork, images: ImageSet, others: Ima
 
 
 def _find_changed_units(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
-    """Check for each sought picture whether the unit that answers to it changed in training.
+    """Return for each sought picture True if training changed the unit that it activates.
 
-    A picture that did is in the training part; the value is None without an update, or where noise may hide a change.
+    The picture is then in the training part. The value is None without an update, or if noise may hide the change.
     """
     change = trunk_tensor_change(
         at.request_training(plan, read_state(network)), layout_of(network).slices()[f"{DENSE}.bias"]
@@ -127,9 +125,9 @@ def _find_changed_units(at: Adversary, plan: Plan, network: SplitNetwork, count:
 
 
 def _find_changed_scores(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
-    """Check for each sought picture whether a head that reads only its unit moves a test AUROC away from 0.5.
+    """Return for each sought picture True if a head that reads only its unit gives a test AUROC other than 0.5.
 
-    A picture that does is in the test part; the value is None where no AUROC was reported.
+    The picture is then in the test part. The value is None if no AUROC was reported.
     """
     moved: list[bool | None] = []
     for unit in range(count):
@@ -147,11 +145,11 @@ def _find_changed_scores(at: Adversary, plan: Plan, network: SplitNetwork, count
 
 STRONG = 1e30
 OUT_OF_ALL_BOUNDS = 1e3
-"""A loss that no model of this network has without the picture."""
+"""A validation loss above this shows that the picture is in the validation part."""
 
 
 def locate_pictures_by_failure(at: Adversary, pictures: PicturesToLocate) -> AttackResult:
-    """Find the part of every picture by a model that fails on it: by loss, scores and benefit."""
+    """Infer the part of every picture from the loss, scores and comparison of a model that fails on the picture."""
     plan = at.make_plan("fedsld_cnn", SIZE, STILL)
     asks = {"compare_local": True, "test_each_round": at.site.policy.test_each_round and at.site.policy.test_metrics}
     plan = plan.model_copy(update={"evaluation": plan.evaluation.model_copy(update=asks)})
@@ -184,9 +182,9 @@ def locate_pictures_by_failure(at: Adversary, pictures: PicturesToLocate) -> Att
 def _ask_about_picture(
     at: Adversary, plan: Plan, pictures: PicturesToLocate, place: int | None
 ) -> tuple[Any, ...] | None:
-    """Ask about a model that fails on one picture, or on none; return the answers that can show it, the loss first.
+    """Send a model that fails on one picture, or on none; return the answers that may differ, the loss first.
 
-    None where the site does not train the model: it fails on a training image, which may only be like the picture.
+    Return None if the site refuses to train: the model fails on a training image, which may only resemble the picture.
     """
     network, run = at.build_network(plan), at.name_new_run()
     set_pixel_passing_weights(network)

@@ -1,6 +1,6 @@
-"""All attacks, one after the other, each against its own copy of the site, and the page of their results.
+"""The suite of all attacks, each against its own copy of the site, and the page of their results.
 
-The copy lies in a folder that is removed. The page has figures and pictures, for this hospital only.
+The copy's folder is removed afterwards. The page has figures and patients' pictures, for this hospital only.
 """
 
 import tempfile
@@ -35,18 +35,18 @@ from common.system.files import write_atomically
 from common.system.plain_text import make_template_environment
 
 MOST_IMAGES = 60
-"""Training images of the copy where pictures are recovered, so that an attack takes seconds."""
+"""Training images of the copy in attacks that recover pictures, so that an attack takes seconds."""
 MOST_TESTED = 1000
-"""Test images of the copy where persons are sought: with fewer images, rare classes would be hidden more often."""
+"""Test images of the copy in the search for pictures; with fewer images, more rare classes would be hidden."""
 FEW, SMALL = 16, 60
-"""Images, and their side in pixels, where each image's own gradient has to be held in memory."""
+"""Number and side in pixels of images in attacks that hold each image's own gradient in memory."""
 MOST_PERSONS = 10
-"""Pictures of each kind: of the training part, of the test part, and of neither."""
+"""Pictures of the training part, of the test part and of neither: this many of each."""
 MOST_FAILED = 5
-"""Pictures of each kind where each needs four requests."""
+"""Pictures of each part in the attack that needs four requests for each picture."""
 
 Attack = Callable[[Site, Path, Plan], AttackResult]
-"""Attacks a copy of the site, in a folder of its own, under the plan that the hospital was asked to take part in."""
+"""Function that attacks a copy of the site in a folder of its own, under the plan that the hospital was sent."""
 
 
 def _attack_by_imprint(site: Site, folder: Path, plan: Plan) -> AttackResult:
@@ -66,7 +66,7 @@ def _membership_attack(attack: Callable[[Adversary, ImageSet, Adversary], Attack
 
 
 def _attack_on_site(attack: Callable[[Adversary], AttackResult], most: int | None = None) -> Attack:
-    """Attack a site with at most ``most`` training images; None for all."""
+    """Make an attack on a copy of the site with at most ``most`` training images; None for all."""
 
     def on_copy(site: Site, folder: Path, plan: Plan) -> AttackResult:
         copy = site if most is None else copy_site_with(site, train=draw_random_images(site.train, most))
@@ -111,11 +111,11 @@ ATTACKS: Mapping[str, Attack] = {
     coverage.FAILURES: _attack_by_failures,
     coverage.BUDGET: _attack_on_site(bypass_privacy_budget),
 }
-"""The attacks by name, in the order in which they are tried."""
+"""All attacks by name, in the order of the page."""
 
 
 def run_attacks(site: Site, plan: Plan) -> Iterator[AttackResult]:
-    """Attack a copy of the site in every way."""
+    """Yield the result of every attack, each against a new copy of the site."""
     for attack in ATTACKS.values():
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
@@ -124,7 +124,10 @@ def run_attacks(site: Site, plan: Plan) -> Iterator[AttackResult]:
 
 
 def _split_off_nonmembers(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
-    """Return training images for the copy, as many images that the copy lacks, and some of these of other patients."""
+    """Return training images for the copy, as many other images of the site, and a few of these others as strangers.
+
+    No patient of the strangers is among the copy's training images.
+    """
     chosen = draw_random_images(site.train, 2 * MOST_IMAGES)
     shuffled = np.random.default_rng(6).permutation(len(chosen))
     half = len(chosen) // 2
@@ -134,7 +137,7 @@ def _split_off_nonmembers(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
 
 
 def draw_by_patient(images: ImageSet, most: int) -> list[ImageSet]:
-    """Draw three sets of at most ``most`` images, so that no patient is in two sets and each has few images."""
+    """Draw three sets of at most ``most`` images without a common patient, with few images of each patient."""
     patients, whose = np.unique(images.patients, return_inverse=True)
     order = np.random.default_rng(7).permutation(len(patients))[whose]
     counts, earlier = Counter[int](), []
@@ -151,7 +154,7 @@ _FIGURES = ("name", "tried", "recovered", "of", "things", "by_chance", "stops", 
 
 
 def attacks_as_json(site: Site, plan: Plan, attempts: Sequence[AttackResult]) -> dict[str, Any]:
-    """Return all figures, without the pictures."""
+    """Return the results of all attacks for JSON, without pictures."""
     return {
         "site": site.name,
         "version": __version__,
@@ -181,14 +184,14 @@ def _coverage_json(fields: Mapping[str, coverage.Covered]) -> dict[str, Any]:
 
 
 def _format_code(text: str) -> Markup:
-    """Show text in backquotes as code."""
+    """Return HTML in which text in backquotes is marked as code."""
     parts = text.split("`")
     shown = (Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts))
     return Markup("").join(shown)
 
 
 def write_attack_page(site: Site, plan: Plan, attempts: Sequence[AttackResult], out: Path) -> Path:
-    """Write the page, readable by its owner only: it shows patients' images."""
+    """Write the page of results, with read permission for its owner only, because it shows patients' images."""
     environment = make_template_environment(Path(__file__).parent)
     environment.globals.update(code=_format_code)
     template = environment.get_template("attack.html.j2")
