@@ -6,7 +6,6 @@ model. A class that a site does not annotate is unknown there, not absent.
 """
 
 import hashlib
-import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -147,18 +146,20 @@ def label_declaration_faults(declaration: LabelDeclaration) -> list[Fault]:
 
 
 def _similar_name_faults(ordered: Sequence[LabelDeclaration]) -> list[Fault]:
-    """Return a fault for each pair of canonical names that differ only in case, spaces or punctuation."""
+    """Return a fault for each canonical name that differs from an earlier one only in case, spaces or punctuation."""
     owners: dict[str, tuple[str, str]] = {}  # canonical name -> a site that uses it, and that site's own name for it
     for declaration in ordered:
         for name, local in zip(declaration.canonical_names, declaration.names, strict=True):
             owners.setdefault(name, (declaration.site, local))
-    faults = []
-    for first, second in itertools.combinations(sorted(owners), 2):
-        if normalize_spelling(first) == normalize_spelling(second):
+    faults, firsts = [], dict[str, str]()
+    for second in sorted(owners):
+        if (first := firsts.setdefault(normalize_spelling(second), second)) != second:
             (site, _), (other, local) = owners[first], owners[second]
             problem = f'"{first}" (site {site}) and "{second}" (site {other}) look like one class.'
-            remedy = f"Two lines in a simulation's experiment, or in site.toml of {other} settle it:\n"
-            remedy += f'    [data.synonyms]\n    "{local}" = "{first}"\n'
+            remedy = (
+                f"This line under [data.synonyms], in a simulation's experiment or in site.toml of {other}, settles "
+            )
+            remedy += f'it:\n    "{local}" = "{first}"\n'
             remedy += f'If they are two, give one a name of its own there: "{local}" = "{second} of {other}"'
             faults.append(Fault("label contract", problem, remedy, other))
     return faults

@@ -26,16 +26,20 @@ from common.data.images.reading import (
     open_png_or_jpeg,
     png_samples,
 )
+from common.data.tables.cells import is_placeholder_text
 from common.data.tables.csv import TableColumn, TableColumns, column_faults, read_columns
 from common.data.tables.files import PictureFileFinder
 from common.data.tables.labels import LabelTable, blank_faults, open_folder
 from common.data.tables.roles import (
     ColumnRoles,
+    case_column,
     describe_cells,
     describe_unnamed,
+    group_by_file_name,
     guess_roles,
     image_column,
     picture_folder,
+    possible_hospital_columns,
 )
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
@@ -97,10 +101,6 @@ test_labels = "listed"          # or "all", where every class was looked for in 
 """
 DEPTHS = (8, 10, 12, 14, 16)
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]|\\\\")
-_CASE = re.compile(
-    r"fall|case|visit|besuch|encounter|episode|exam|untersuchung|accession|auftrag|study|studie", re.IGNORECASE
-)
-"""Names of columns that name a stay or an examination, which is a patient's, but not the patient."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +199,10 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     """
     if not is_file(table):
         raise BadInput([missing_input_fault(table)])
+    if table.suffix == ".npz":
+        problem = f"{table.name} holds arrays and is no table, for which init writes experiments."
+        remedy = 'Write [data] with kind = "npz" yourself: docs/experiments.md, section [data].'
+        raise BadInput([Fault("labels", problem, remedy)])
     columns = whole = read_columns(table, "labels")
     required = {
         "--image-column": hints.image,
@@ -415,12 +419,18 @@ def _describe_pictures(data: InspectedDataset, skipped: Sequence[SkippedImage]) 
 
 def _describe_patients(data: InspectedDataset) -> list[str]:
     if data.patient_source_and_count is None:
-        case = next(filter(_CASE.search, data.roles.unused), None)
-        return [
+        lines = [
             "patients: UNKNOWN. Each image counts as a patient of its own: the same patient may stand in training",
             "    and test, scores come out too high, and intervals too narrow. Name the column: --patient-column",
-            *([f"    If each patient has one number in it: --patient-column {quote(case)}"] if case else []),
         ]
+        if case := case_column(data.columns, data.roles.unused):
+            lines.append(f"    If each patient has one number in it: --patient-column {quote(case)}")
+        if groups := group_by_file_name(data.checked.files.names.tolist()):
+            lines += [
+                f'    The names of the pictures have {groups[0]} parts such as "{groups[1]}". If each is a patient,',
+                '    make a column of them: docs/recipes.md, "Patients in the names of pictures".',
+            ]
+        return lines
     source, count = data.patient_source_and_count
     whose = "no patient" if patients_known(data.checked.patients) else "none of these"
     return [f"patients: {source}, {count} of them; {whose} is split over two parts."]
@@ -449,6 +459,10 @@ def _describe_data(data: InspectedDataset) -> list[str]:
         return [
             *lines,
             "hospitals: no column names them; patients are dealt over invented sites. Name it: --source-column",
+            *(
+                f"    Is it {name} ({quote_names(data.columns.column(name).cells, 3)})? --source-column {quote(name)}"
+                for name in possible_hospital_columns(data.columns, roles.unused)[:MOST_SITES]
+            ),
         ]
     return [*lines, *data.hospitals.describe()]
 
@@ -461,16 +475,20 @@ def _describe_names(data: InspectedDataset) -> list[str]:
         lines.append(f"    no finding: {names}. Such an image shows no class. If that is wrong, edit no_finding.")
     if roles.doubtful:
         names = ", ".join(f"{name} {count}" for name, count in roles.doubtful.items())
-        example, *_ = roles.doubtful
+        example = next((name for name in roles.doubtful if not is_placeholder_text(name)), "")
         label = next(
             (name for name in roles.classes if name.casefold() in example.casefold()), next(iter(roles.classes))
         )
-        synonym = f"{json_text(example)} = {json_text(label)}"
         lines += [
-            f"    denied, doubted or past: {names}. A run refuses these until you decide:",
-            "    remove the # before other_findings, and such an image counts as one without the class; or write it in",
-            f"    [data.synonyms], such as {synonym}, and it counts as one that shows the class.",
+            f"    denied, doubted, past or nothing: {names}. A run refuses these until you decide:",
+            "    remove the # before other_findings, and such an image counts as one without the class;",
+            "    or leave the cell blank in the table, where nobody looked.",
         ]
+        if example:
+            lines += [
+                f"    Or write it in [data.synonyms], such as {json_text(example)} = {json_text(label)},",
+                "    and it counts as one that shows the class.",
+            ]
     for name, count in roles.alone.items():
         lines += [
             f"    {name} ({count}) never stands beside another finding. If it says that nothing was found, take it",
@@ -566,9 +584,10 @@ def _experiment_text(data: InspectedDataset, out: Path, *, confirmed: bool = Fal
     if data.sizes:
         low, high = (f"{height} x {width}" for height, width in (min(data.sizes), max(data.sizes)))
         pixels = low if low == high else f"{low} to {high}"
-    sites, hospitals = min(MOST_SITES, len(roles.classes)), data.hospitals
+    count, hospitals = len(roles.classes) - len(data.synonyms), data.hospitals
+    sites = min(MOST_SITES, count)
     if hospitals is None:
-        partition = _SIMULATED.format(sites=sites, shared=int(len(roles.classes) > sites))
+        partition = _SIMULATED.format(sites=sites, shared=int(count > sites))
     else:
         evidence = "those of which not all of its cells are blank"
         evidence = evidence if hospitals.by_label else "those that its findings name; all where they name none"

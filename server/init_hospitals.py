@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +12,9 @@ from common.data.base.names import normalize_spelling
 from common.data.tables.csv import TableColumns
 from common.data.tables.judgement import judge_column
 from common.data.tables.labels import LabelTable, make_site_name
-from common.data.tables.roles import ColumnRoles, describe_cells, find_synonyms
+from common.data.tables.roles import ColumnRoles, describe_cells, find_synonyms, name_similarity_rank
 from common.errors import Fault
-from common.system.plain_text import count_with_noun, json_text
+from common.system.plain_text import count_with_noun, json_text, list_first_and_count_rest
 
 MOST_HOSPITALS, MOST_COLUMNS = 30, 10
 """Lines and columns of the table for the terminal."""
@@ -30,7 +31,8 @@ class TableHospitals:
         annotated: ``(hospitals, classes)``, whether the hospital annotates the class.
         positives: ``(hospitals, classes)``, number of images that show the class.
         labelled: ``(hospitals, classes)``, number of images with a label of the class.
-        images, patients: ``(hospitals,)``, number of images and of patients.
+        images: ``(hospitals,)``, number of images.
+        patients: ``(hospitals,)``, number of patients; None if patients are unknown.
         trains: ``(hospitals,)``, whether the hospital has training images.
         shared_patients: Number of patients with images in more than one hospital.
     """
@@ -43,7 +45,7 @@ class TableHospitals:
     positives: NDArray[np.intp]
     labelled: NDArray[np.intp]
     images: NDArray[np.intp]
-    patients: NDArray[np.intp]
+    patients: NDArray[np.intp] | None
     trains: NDArray[np.bool_]
     shared_patients: int
 
@@ -78,7 +80,7 @@ class TableHospitals:
         label = "images that show it / images with a label" if self.by_label else "images that show it"
         lines = [f"hospitals: column {self.column}, {len(self.names)} of them. Of each class: {label}; - where"]
         lines[0] += " all cells are blank:" if self.by_label else " a hospital never names it:"
-        rows = [["", *self.class_names, "images", "patients"]]
+        rows = [["", *self.class_names, "images", *(["patients"] if self.patients is not None else [])]]
         for place in range(min(len(self.names), MOST_HOSPITALS)):
             cells = [
                 "-" if not has else f"{positive}/{labelled}" if self.by_label else f"{positive}"
@@ -86,7 +88,8 @@ class TableHospitals:
                     self.annotated[place], self.positives[place], self.labelled[place], strict=True
                 )
             ]
-            rows.append([self.names[place], *cells, str(self.images[place]), str(self.patients[place])])
+            patients = [] if self.patients is None else [str(self.patients[place])]
+            rows.append([self.names[place], *cells, str(self.images[place]), *patients])
         if len(rows[0]) > MOST_COLUMNS and len(rows) <= MOST_COLUMNS:
             rows = [list(column) for column in zip(*rows, strict=True)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -106,6 +109,20 @@ class TableHospitals:
             lines += [
                 f"    only 1 and blank, no 0: {names}. If blank says absent there, write 0: images of a hospital that",
                 "    never says absent teach that every image shows the class.",
+            ]
+        never = self.annotated & (self.positives == 0) & self.positives.any(axis=0) & self.by_label
+        if never.any():
+            pairs = [f"{self.names[row]} {self.class_names[column]}" for row, column in np.argwhere(never).tolist()]
+            lines += [
+                f"    only 0 there, though others have 1: {list_first_and_count_rest(pairs, MOST_COLUMNS)}.",
+                "    Some programs write 0 where nobody looked: if so, remove the class from the hospital's list in",
+                "    [partition.lists].",
+            ]
+        alike = [f'"{a}" and "{b}"' for a, b in combinations(self.names, 2) if name_similarity_rank(a, b) is not None]
+        if alike:
+            lines += [
+                f"    one hospital or two? {list_first_and_count_rest(alike, MOST_COLUMNS)}.",
+                "    Each name is a site of its own: if two mean one hospital, write them in one way in the table.",
             ]
         if idle := [name for name, trains in zip(self.names, self.trains, strict=True) if not trains]:
             lines.append(f"    Without training images, and therefore tested, but no site: {', '.join(idle)}.")
@@ -142,7 +159,7 @@ def find_hospitals(roles: ColumnRoles, table: LabelTable) -> TableHospitals | No
         positives=positives,
         labelled=labelled,
         images=np.bincount(places),
-        patients=np.bincount(pairs % count),
+        patients=np.bincount(pairs % count) if is_named else None,
         trains=np.bincount(places[table.parts == "train"], minlength=count) > 0,
         shared_patients=int((np.bincount(pairs // count) > 1).sum()) if is_named else 0,
     )

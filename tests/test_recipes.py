@@ -78,6 +78,12 @@ def typed_from_the_page(*beginnings: str, changes: Mapping[str, str] | None = No
         assert ended.code == 0, ended.out + ended.err
 
 
+def run_block(part: str) -> None:
+    """Run the one Python block of the page that contains a text."""
+    (block,) = [block for block in blocks(PAGE, "python") if part in block]
+    exec(compile(block, "docs/recipes.md", "exec"), {})
+
+
 def archive_of(folder: Path) -> FakePacs:
     """The pictures of the DICOM folder as studies, and a table that names them."""
     pictures, rows = [], ["study,Fluid,Mass,Nodule"]
@@ -102,14 +108,42 @@ def test_a_folder_for_each_finding_becomes_a_table(reader: Path) -> None:
             (reader / "pictures" / folder).mkdir(parents=True, exist_ok=True)
             (reader / "pictures" / folder / scan.name).write_bytes(scan.read_bytes())
     (reader / "pictures" / "Mass" / "Thumbs.db").write_text("no picture")
-    (block,) = [block for block in blocks(PAGE, "python") if "folders.csv" in block]
-    exec(compile(block, "docs/recipes.md", "exec"), {})
+    run_block("folders.csv")
     typed_from_the_page("init folders.csv ", "runs/folders ")
     experiment = read_experiment(reader / "folders.toml", [], find_method_faults).experiment
     assert experiment.data is not None
     labels = concatenate(load_dataset(experiment.data, reader).parts).labels
     assert labels.sum(axis=0).tolist() == [2 * PATIENTS * 2 / 3] * 2  # each of two of three pictures, 40 show both
     assert len(labels) == 2 * PATIENTS
+
+
+def test_patients_are_taken_from_the_names_of_pictures(reader: Path) -> None:
+    lines = ["file,Fluid,Mass"]
+    for number, scan in enumerate(sorted((reader / "scans").iterdir())):
+        name = f"P{number // 2:04}_IM{number % 2}.png"
+        (reader / "scans" / name).write_bytes(scan.read_bytes())
+        lines.append(f"{name},{number % 2},{number // 2 % 2}")
+    (reader / "export.csv").write_text("\n".join(lines))
+    run_block("named.csv")
+    typed_from_the_page("init named.csv ")
+    experiment = read_experiment(reader / "named.toml", [], find_method_faults).experiment
+    assert experiment.data is not None
+    assert len(set(concatenate(load_dataset(experiment.data, reader).parts).patients)) == PATIENTS
+
+
+def test_a_line_for_each_reader_and_finding_becomes_a_line_for_each_picture(reader: Path) -> None:
+    lines, shown = ["file,reader,finding,value"], [("yes", "yes"), ("no", "no"), ("yes", "no"), ("unclear", "unclear")]
+    for number, scan in enumerate(sorted((reader / "scans").iterdir())):
+        for reader_name, value in zip("AB", shown[number % 4], strict=True):
+            lines.append(f"{scan.name},{reader_name},{('Mass', 'mass ')[number % 2]},{value}")
+            lines.append(f"{scan.name},{reader_name},Fluid,{'yes' if number % 3 else 'no'}")
+    (reader / "long.csv").write_text("\n".join(lines))
+    run_block("long.csv")
+    typed_from_the_page("init wide.csv ")
+    rows = [line.split(",") for line in (reader / "wide.csv").read_text().splitlines()]
+    assert rows[0] == ["file", "Fluid", "Mass"]
+    assert [row[2] for row in rows[1:5]] == ["1", "0", "-1", "-1"]
+    assert [row[1] for row in rows[1:4]] == ["0", "1", "1"]
 
 
 def test_a_csv_with_pictures_dicom_files_slices_of_volumes_or_a_pacs_make_the_same_model(reader: Path) -> None:

@@ -311,8 +311,8 @@ def find_minority_spellings(declarations: Sequence[LabelDeclaration]) -> list[Fa
                 if name in spellings and name != usual:
                     site = declaration.site
                     problem = f'"{name}" (site {site}) looks like "{usual}", as most sites that annotate it write it.'
-                    where = f"site.toml of {site}"
-                    remedy = f'Two lines in {where} settle it:\n    [data.synonyms]\n    "{local}" = "{usual}"'
+                    remedy = f"This line under [data.synonyms] in site.toml of {site} settles it:\n"
+                    remedy += f'    "{local}" = "{usual}"'
                     faults.append(Fault("label contract", problem, remedy, site))
     return faults
 

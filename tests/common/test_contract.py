@@ -53,10 +53,10 @@ def test_another_owner_gives_another_hash() -> None:
 def test_one_class_under_two_spellings_is_refused_with_the_two_lines_that_settle_it() -> None:
     text = complaint(LabelDeclaration("north", ("Pleural Effusion",)), LabelDeclaration("south", ("pleural_effusion",)))
     assert '"Pleural Effusion" (site north) and "pleural_effusion" (site south) look like one class.' in text
-    assert '    [data.synonyms]\n    "pleural_effusion" = "Pleural Effusion"' in text
+    assert 'settles it:\n    "pleural_effusion" = "Pleural Effusion"' in text
     mapped = LabelDeclaration("south", ("Fluid",), {"Fluid": "pleural_effusion"})  # it is called as its site calls it
     text = complaint(LabelDeclaration("north", ("Pleural Effusion",)), mapped)
-    assert 'site.toml of south settle it:\n    [data.synonyms]\n    "Fluid" = "Pleural Effusion"' in text
+    assert 'site.toml of south, settles it:\n    "Fluid" = "Pleural Effusion"' in text
 
 
 def test_names_that_merely_resemble_one_another_are_not_guessed_to_be_one() -> None:

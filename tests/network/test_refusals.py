@@ -157,7 +157,7 @@ def test_labels_that_look_like_one_class_stop_the_run(trial: Trial, hospital: Ho
     assert lower.program.ends() == ExitCode.LABELS == 18
     for output in (run.output, lower.program.output):
         assert '"Effusion" (site upper) and "effusion" (site zlower)' in output
-        assert '\n    [data.synonyms]\n    "1" = "Effusion"' in output
+        assert 'settles it:\n    "1" = "Effusion"' in output
     assert upper.program.runs
     lower.edit(lower.toml, ('"1" = "effusion"', '"1" = "Effusion"'))
     lower.connect()

@@ -374,7 +374,7 @@ def test_a_name_that_is_always_alone_is_a_question(tmp_path: Path) -> None:
 def test_doubtful_findings_wait_for_a_decision(tmp_path: Path) -> None:
     path = findings(tmp_path, "Erguss", "Rundherd;Erguss", "V.a. Erguss", "Rundherd?;Erguss", "kein Rundherd")
     text = made(path)
-    assert "denied, doubted or past: V.a. Erguss 8, Rundherd? 8, kein Rundherd 8." in text
+    assert "denied, doubted, past or nothing: V.a. Erguss 8, Rundherd? 8, kein Rundherd 8." in text
     assert 'such as "V.a. Erguss" = "Erguss"' in text
     assert "Next: first decide on the names after other_findings" in text
     run = ("run", tmp_path / "mine.toml", "--out", tmp_path / "run", "--backend", "inline", "--set", "run.rounds=1")
@@ -385,6 +385,45 @@ def test_doubtful_findings_wait_for_a_decision(tmp_path: Path) -> None:
     assert flwr_sim(*run).code == 0
     labels = concatenate(load_dataset(data_of(path), tmp_path).parts).labels
     assert labels.sum(axis=0).tolist() == [24, 8]
+
+
+def test_cells_that_name_nothing_wait_for_a_decision(tmp_path: Path) -> None:
+    path = findings(tmp_path, "['Erguss']", "\"['Rundherd', 'Erguss']\"", "[]", "", "['']")
+    text = made(path)
+    assert "classes: Erguss 16, Rundherd 8 without" in text
+    assert "denied, doubted, past or nothing: [] 8, [''] 8. A run refuses these until you decide" in text
+    assert "[data.synonyms]" not in text
+    run = ("run", tmp_path / "mine.toml", "--out", tmp_path / "run", "--backend", "inline", "--set", "run.rounds=1")
+    ended = flwr_sim(*run)
+    assert (ended.code, '"[]" in line 4 (8 lines)' in ended.err) == (2, True)
+    text = (tmp_path / "mine.toml").read_text(encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(text.replace("# other_findings", "other_findings"), encoding="utf-8")
+    labels = concatenate(load_dataset(data_of(path), tmp_path).parts).labels
+    assert [int((labels == value).sum()) for value in (1, 0)] == [24, 40]
+    assert int(np.isnan(labels).any(axis=1).sum()) == 8
+
+
+def test_a_hospital_of_zeros_alone_and_hospitals_of_like_names_are_questions(tmp_path: Path) -> None:
+    places = ("St. Mary", "St. Mary Hospital", "South")
+    lines = [f"{n:03}.png,p{n // 2},{places[n % 3]},{n // 3 % 2 * (n % 3 > 0)},{n // 3 % 2}" for n in range(60)]
+    text = made(table(tmp_path, "file,number,Hospital,Fluid,Mass", *lines))
+    assert "only 0 there, though others have 1: St. Mary Fluid." in text
+    assert 'one hospital or two? "St. Mary" and "St. Mary Hospital".' in text
+    assert "images patients" not in text  # which are unknown
+
+
+def test_an_npz_file_is_no_table(tmp_path: Path) -> None:
+    np.savez(tmp_path / "skin.npz", train_images=np.zeros(1))
+    assert 'kind = "npz"' in made(tmp_path / "skin.npz", code=2)
+
+
+def test_columns_in_spellings_of_one_name_wait_for_a_decision(tmp_path: Path) -> None:
+    path = table(tmp_path, "file,patient,Kirik,KIRIK,Mass", *rows(40, "{a},{a},{b}"))
+    assert 'one class or two? "Kirik" = "KIRIK"' in made(path)
+    (tmp_path / "mine.toml").unlink()
+    path.write_text(path.read_text().replace("000.png,p0,0,0", "000.png,p0,0,1"))
+    text = made(path, code=2)
+    assert 'mean "KIRIK" and say different things in 1 line, line 2 first. Correct these lines' in text
 
 
 def test_label_columns_without_any_0_wait_for_the_meaning_of_a_blank(tmp_path: Path) -> None:

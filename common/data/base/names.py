@@ -123,8 +123,11 @@ def _lower_without_tag(name: str) -> str:
 
 
 def normalize_spelling(name: str) -> str:
-    """Return a comparison key for class names, which is equal for spelling variants and ignores spaces."""
-    return name_similarity_key(name).replace(" ", "")
+    """Return a comparison key for names of classes and hospitals, which is equal for names of the same letters.
+
+    Spaces are ignored except between digits, so that ``St. Mary's`` and ``St Marys`` are equal.
+    """
+    return re.sub(r"(?<!\d) | (?!\d)", "", _SECOND_VOWEL.sub("", name_similarity_key(name)))
 
 
 def find_similar(names: Sequence[str]) -> dict[str, str]:

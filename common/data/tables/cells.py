@@ -104,16 +104,19 @@ class FindingRules:
 
 
 def split_findings(cell: str, separator: str) -> list[str]:
-    """Split a cell such as ``"Mass|Nodule"`` into names of findings; empty names are left out.
+    """Split a cell such as ``"Mass|Nodule"`` into names of findings; a blank cell has none.
 
-    Line ends and tabs within a name are kept, unless the separator contains a space.
+    Empty names are left out, but a cell of nothing else, such as ``[]`` or ``|``, is returned whole, because it is not
+    blank. Line ends and tabs within a name are kept, unless the separator contains a space.
     """
+    if is_blank(cell) and not _is_error(cell):
+        return []
     cell = " ".join(cell.split()) if " " in separator else cell
     if _LIST.fullmatch(cell):
         parts = [first or second for first, second in _LIST_ITEM.findall(cell)]
     else:
         parts = cell.split(separator)
-    return [name for part in parts if (name := part.strip())]
+    return [name for part in parts if (name := part.strip())] or [cell]
 
 
 class _ClassNameIndex:
@@ -159,8 +162,9 @@ def parse_finding_column(
     of_cell = np.zeros((len(column.cells), len(rules.classes)), dtype=np.float32)
     foreign, contradictions = dict[str, set[int]](), list[int]()
     for place, cell in enumerate(column.cells):
-        listed = any(names.has(cell) for names in (classes, absent, others))
-        parts = [] if is_blank(cell) and not _is_error(cell) and not listed else split_findings(cell, rules.separator)
+        parts = split_findings(cell, rules.separator)
+        if not parts and any(names.has(cell) for names in (classes, absent, others)):  # listed, such as "NA"
+            parts = [cell]
         if not parts:
             of_cell[place] = _POLICY[rules.blank]
         denied = False

@@ -24,7 +24,7 @@ from common.data.base.image_set import (
     patients_known,
     placeholder_patients,
 )
-from common.data.base.names import array_to_names, find_similar, is_blank, is_nameless, is_nobody
+from common.data.base.names import array_to_names, find_similar, is_blank, is_nameless, is_nobody, normalize_spelling
 from common.data.base.spec import FolderSpec, LabelColumnsSpec, PictureSpec, PictureTableSpec
 from common.data.base.splits import (
     Names,
@@ -372,7 +372,9 @@ def blank_faults(column: TableColumn, key: str, what: str) -> list[Fault]:
     blank = [place for place, cell in enumerate(column.cells) if cell in nothing]
     lines = column.lines_of(blank)
     article = "an" if what == "image" else "a"
-    remedy = "Fill them, or leave patient_column out." if what == "patient" else "Fill them, or remove them."
+    remedy = "Fill them, or remove them."
+    if what == "patient":
+        remedy = "Fill them: the picture's name where nobody knows the patient. Or leave patient_column out."
     return [
         Fault(key, f"{count_with_noun(len(lines), 'line')} without {article} {what}, line {lines[0]} first.", remedy)
     ]
@@ -431,11 +433,11 @@ def parse_cells(spec: LabelColumnsSpec, columns: TableColumns, faults: list[Faul
         column = columns.column(spec.source_column)
         site_names = ["" if is_blank(cell) else make_site_name(cell) for cell in column.cells]
         sources = np.array(site_names, dtype=np.str_)[column.places]
-        similar = find_similar(column.cells)
-        first = dict(zip(reversed(site_names), reversed(column.cells), strict=True))
+        similar, first = dict[str, str](), dict[str, str]()
         for name, cell in zip(site_names, column.cells, strict=True):
-            if name and cell != first[name]:  # two hospitals got the same site name
-                similar[cell] = first[name]
+            for key in (normalize_spelling(cell), f"site {name}") if name else ():
+                if (earliest := first.setdefault(key, cell)) != cell:
+                    similar[cell] = earliest
         if pairs := _name_pairs(similar, column):
             remedy = "Write each of them in one way: every source is a site of its own."
             faults.append(Fault("data.source_column", f"names that may be one hospital's: {pairs}.", remedy))
@@ -461,8 +463,10 @@ def _merge_synonym_labels(
         differ = joined[:, place] != np.fmin.reduce(of_class, axis=1)
         if spec.label_columns and (rows := np.flatnonzero(differ & ~np.isnan(joined[:, place]))).size:
             lines = f"{count_with_noun(len(rows), 'line')}, line {columns.lines[rows[0]]} first"
-            problem = f'{quote_names(own_names)} both mean "{name}" and say different things in {lines}.'
-            faults.append(Fault("data.synonyms", problem, "Correct these lines, or take the synonym out."))
+            problem = f'{quote_names(own_names)} mean "{name}" and say different things in {lines}.'
+            faults.append(
+                Fault("data.synonyms", problem, "Correct these lines; if they are two classes, rename a column.")
+            )
     return joined
 
 

@@ -14,7 +14,7 @@ from shlex import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.names import is_blank, name_similarity_key
+from common.data.base.names import is_blank, name_similarity_key, normalize_spelling
 from common.data.base.spec import NO_FINDING
 from common.data.images.reading import PICTURE_SUFFIXES
 from common.data.tables.cells import (
@@ -51,9 +51,22 @@ _NO_SOURCE_WORDS = frozenset(
     "anatom anatomic anatomical body lesion tumor tumour localization window sex gender geschlecht view position "  # noqa: SIM905
     "projection modality side laterality age alter date datum time year url path file history device".split()
 )
+_NO_ID_WORDS = (_NO_SOURCE_WORDS - {"lesion"}).union(
+    "âge edad fecha zeit birth birthday dob geburtsdatum day count anzahl weight gewicht height größe".split()  # noqa: SIM905
+)
+"""Words in the names of columns that say something about a patient or an image, and number neither."""
+_DATE = re.compile(
+    r"(?:(?:19|20)\d\d(?:[-./]\d\d?[-./]\d\d?|(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:\d{4}|\d{6})?)"
+    r"|\d\d?[-./]\d\d?[-./](?:19|20)?\d\d|\d\d?:\d\d|\d\d?[-. ]+[^\W\d]{3,9}[-. ]+\d{2,4})(?!\d)"
+)
+"""The beginning of a date or time, in numbers or with the name of the month."""
+_ID = re.compile(r"0\d+|(?=[^\W\d])[\w./-]*\d|\d+[./-][\d./-]*\d")
+"""A number that no quantity is: with leading zeros, behind letters, or in parts."""
 _WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![^\W\d_A-Z])")
 _MOST_SOURCES, _FEWEST_ROWS = 200, 3
 """Limits for a column of hospitals: the most distinct values, and the fewest rows per value on average."""
+_MOST_IMAGES, _MOST_OFFERED = 20, 20
+"""Most images of a patient on average in a guess; most values of a column that is offered as one of hospitals."""
 _MOST_CLASSES = 60
 _FEW_CLASSES = 2
 _USUALLY_SEVERAL, _FEWEST_ALONE = 0.2, 10
@@ -61,6 +74,10 @@ _USUALLY_SEVERAL, _FEWEST_ALONE = 0.2, 10
 _LOOKED_AT = 200
 _MOST_COLUMNS = 5
 """Maximum number of columns in an error message."""
+_CASE = re.compile(
+    r"fall|case|visit|besuch|encounter|episode|exam|untersuchung|accession|auftrag|study|studie", re.IGNORECASE
+)
+"""Names of columns that name a stay or an examination, which is a patient's, but not the patient."""
 _ALIKE = 0.85
 """Minimum similarity of two spellings of one word."""
 _NO_FINDING = frozenset(name.casefold() for name in NO_FINDING)
@@ -81,8 +98,8 @@ class ColumnRoles:
         classes: The classes with the number of positive rows each, in the order of the columns or by frequency.
         exclusive: True if each row has exactly one class.
         no_finding: Names in column ``finding`` that say that nothing was found.
-        doubtful: Names in column ``finding`` that deny or doubt a finding and are no classes, with their numbers of
-            rows.
+        doubtful: Names in column ``finding`` that deny or doubt a finding, or name nothing, and are no classes, with
+            their numbers of rows.
         alone: Classes that never occur together with another class although most do, with their numbers of rows.
         unused: Columns without a role.
     """
@@ -131,9 +148,45 @@ def image_column(columns: TableColumns, files: Iterable[str] = ()) -> str:
     raise BadInput([Fault("--image-column", problem, "Name the column of picture files.")])
 
 
-def patient_column(columns: Iterable[str], others: Collection[str] = ()) -> str | None:
+def patient_column(columns: TableColumns, others: Collection[str] = ()) -> str | None:
     """Return the first column whose name suggests patients, except the columns in ``others``; None if there is none."""
-    return next((name for name in columns if name not in others and _PATIENT.search(name)), None)
+    names = (name for name in columns if name not in others and _PATIENT.search(name))
+    return next((name for name in names if _may_be_ids(columns, name)), None)
+
+
+def case_column(columns: TableColumns, names: Iterable[str]) -> str | None:
+    """Return the first of the columns that may number patients, stays or examinations; None if none does."""
+    for name in names:
+        cells, rows = columns.column(name).cells, len(columns.lines)
+        repeats = len(cells) < rows <= _MOST_IMAGES * len(cells)
+        if repeats and _may_be_ids(columns, name) and (_CASE.search(name) or all(map(_ID.fullmatch, cells))):
+            return name
+    return None
+
+
+def group_by_file_name(names: Sequence[str]) -> tuple[int, str] | None:
+    """Find a part of the files' names that may be the patient: a folder, or the beginning of the file's own name.
+
+    Returns:
+        The number of patients that this part would give, and one of them; None if no part repeats as patients do.
+    """
+    paths = [name.split("/") for name in names]
+    parts = [[path[-depth] if len(path) >= depth else "" for path in paths] for depth in (2, 3, 4)]
+    for pattern in (r"(.*?\d)[ _-]", r"(.*\d)[ _-]"):  # up to the first, or the last, separator behind a digit
+        parts.append([match[1] if (match := re.match(pattern, path[-1])) else "" for path in paths])
+    groups = list[tuple[bool, int, str]]()
+    for of_part in parts:
+        count = len(set(of_part))
+        repeats = 1 < count < len(names) <= _MOST_IMAGES * count and not all(map(_DATE.match, of_part))
+        if repeats and all(re.search(r"\d", part) and len(part) > 2 for part in of_part):
+            groups.append((not _PATIENT.search(of_part[0]), count, of_part[0]))
+    return min(groups)[1:] if groups else None
+
+
+def _may_be_ids(columns: TableColumns, name: str) -> bool:
+    """Return False for a column of ages, dates, times or counts, by its name or its cells."""
+    filled = [cell for cell in columns.column(name).cells if not is_blank(cell)]
+    return not _words(name) & _NO_ID_WORDS and not all(map(_DATE.match, filled))
 
 
 def guess_roles(
@@ -183,6 +236,7 @@ def guess_roles(
         roles = ColumnRoles(image, patient, source or None, split, tuple(counts), None, "|", counts, exclusive)
         return replace(roles, unused=unused)
     name = findings[0] if findings else _finding_column(columns, unused)
+    _stop_on_shared_words(columns, name, unused)
     roles = _read_names(columns, name, ColumnRoles(image, patient, source or None, split, (), name, "|", {}, False))
     return replace(roles, unused={other: judgement for other, judgement in unused.items() if other != name})
 
@@ -214,6 +268,29 @@ def _stop_on_foreign_cells(
         if label_columns:
             remedy += f" Or use the other columns only: {name_options(label_columns)}"
         raise BadInput([Fault("labels", problem, remedy)])
+
+
+def _stop_on_shared_words(columns: TableColumns, finding: str, unused: Mapping[str, Judgement]) -> None:
+    """Raise an error if other columns hold the same words as the column of findings: yes and no, or more findings.
+
+    Raises:
+        BadInput: With the other columns and the cells that they share.
+    """
+
+    def words(name: str) -> set[str]:
+        return {
+            cell for cell in columns.column(name).cells if not is_placeholder_text(cell) and not cell[0].isdecimal()
+        }
+
+    own = words(finding)
+    shared = {name: own & words(name) for name, of in unused.items() if name != finding and of.kind == "other"}
+    shared = {name: cells for name, cells in shared.items() if len(cells) > 1 and 2 * len(cells) >= len(words(name))}
+    if shared:
+        cells = sorted(set.union(*shared.values()))
+        problem = f'"{finding}" and {quote_names(shared, _MOST_COLUMNS)} hold the same words: {quote_names(cells, 5)}.'
+        remedy = "If they say yes and no, write 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked). "
+        remedy += "If they name findings, write all findings of an image in one column, with | between them."
+        raise BadInput([Fault("--findings", problem, remedy)])
 
 
 def _has_few_values(column: TableColumn) -> bool:
@@ -266,6 +343,20 @@ def _hospital_column_by_content(
     return None
 
 
+def possible_hospital_columns(columns: TableColumns, judged: Mapping[str, Judgement]) -> list[str]:
+    """Return the columns without a role that may name hospitals: by the name, or by few values that repeat."""
+    return [
+        name
+        for name, of in judged.items()
+        if not of.may_be_labels
+        and _has_few_values(column := columns.column(name))
+        and len(column.cells) <= _MOST_OFFERED
+        and not _words(name) & _NO_SOURCE_WORDS
+        and _may_be_ids(columns, name)
+        and (is_plausible_finding(column) or _HOSPITAL.search(name) or _words(name) & _SOURCE_WORDS)
+    ]
+
+
 def _guess_finding_separator(column: TableColumn) -> str:
     """Return the separator that divides most cells into names which occur repeatedly."""
     rows, counts = dict[str, int](), column.rows_per_cell()
@@ -289,7 +380,9 @@ def _finding_column(columns: TableColumns, judged: Mapping[str, Judgement]) -> s
         if judged[name].kind != "other" or names_no_finding(name):
             continue
         column = columns.column(name, with_line_ends=True)
-        counts, _, _ = _count_names(column, _guess_finding_separator(column))
+        counts = [
+            name for name in _count_names(column, _guess_finding_separator(column))[0] if not is_placeholder_text(name)
+        ]
         if not (_FEW_CLASSES <= len(counts) <= _MOST_CLASSES and is_plausible_finding(column)):
             continue
         if _FINDINGS.search(name) or any(map(_is_of_findings, counts)):
@@ -331,8 +424,8 @@ def _count_names(column: TableColumn, separator: str) -> tuple[Counter[str], dic
     """Return the rows per finding name in lower case, a spelling of each name, and the rows per set of names."""
     counts, spellings, together = Counter[str](), dict[str, str](), Counter[frozenset[str]]()
     for cell, rows in zip(column.cells, column.rows_per_cell().tolist(), strict=True):
-        parts = [] if is_blank(cell) else [" ".join(part.split()) for part in split_findings(cell, separator)]
-        names = {part.casefold(): part for part in parts if not is_placeholder_text(part)}
+        parts = [" ".join(part.split()) for part in split_findings(cell, separator)]
+        names = {part.casefold(): part for part in parts}
         counts.update(dict.fromkeys(names, rows))
         spellings = names | spellings
         together[frozenset(names)] += rows
@@ -351,11 +444,12 @@ def _read_names(columns: TableColumns, name: str, roles: ColumnRoles) -> ColumnR
     separator = _guess_finding_separator(column)
     counts, spellings, together = _count_names(column, separator)
     normal = [key for key in counts if key in _NO_FINDING or says_normal(key)]
-    doubtful = [key for key in counts if key not in normal and is_doubtful(key)]
+    nothing = [key for key in counts if is_placeholder_text(key)]
+    doubtful = [key for key in counts if key in nothing or (key not in normal and is_doubtful(key))]
     classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in (*normal, *doubtful)}
     if not classes:
         raise BadInput([Fault("--findings", f'column "{name}" names no finding.')])
-    _stop_on_composed_names(column, name, separator, counts)
+    _stop_on_composed_names(column, name, separator, counts.keys() - set(nothing))
     sets = {names.difference(normal): rows for names, rows in together.items()}
     several = sum(rows for names, rows in together.items() if len(names.difference(normal)) > 1)
     beside = {key for names in sets if len(names) > 1 for key in names}
@@ -365,7 +459,7 @@ def _read_names(columns: TableColumns, name: str, roles: ColumnRoles) -> ColumnR
         roles,
         separator=separator,
         classes=classes,
-        exclusive=all(len(names) == 1 for names in sets),
+        exclusive=not doubtful and all(len(names) == 1 for names in sets),
         no_finding=tuple(spellings[key] for key in normal if key not in _NO_FINDING),
         doubtful={spellings[key]: counts[key] for key in doubtful},
         alone={key: rows for key, rows in alone.items() if rows >= _FEWEST_ALONE},
@@ -381,7 +475,7 @@ def _stop_on_composed_names(column: TableColumn, name: str, separator: str, name
     words = [re.escape(other) for other in sorted(names, key=len, reverse=True)]
     composed = dict[str, list[int]]()
     for place, cell in enumerate(column.cells):
-        for part in () if is_blank(cell) else split_findings(cell, separator):
+        for part in split_findings(cell, separator):
             folded = " ".join(part.casefold().split())
             others = "|".join(word for word in words if word != re.escape(folded))
             rest, count = re.subn(rf"(?<![^\W_])(?:{others})(?![^\W_])", "", folded)
@@ -404,7 +498,8 @@ def find_synonyms(
 
     Args:
         counts: Number of positive rows of each class, in the order of the arrays.
-        together: ``(classes, classes)``, True if some row has labels of both names, which are then different classes.
+        together: ``(classes, classes)``, True if some row has labels of both names, which are then different classes
+            unless only the spelling differs.
         one_place: ``(classes, classes)``, True if one hospital uses both names; then a name that contains all words of
             the other is a different class.
 
@@ -416,15 +511,17 @@ def find_synonyms(
     for number, name in enumerate(ordered):
         ranks = {}
         for other in ordered[:number]:
-            pair, rank = (places[name], places[other]), _name_similarity_rank(name, other)
-            if other not in synonyms and rank is not None and not together[pair] and not (rank and one_place[pair]):
+            pair, rank = (places[name], places[other]), name_similarity_rank(name, other)
+            is_spelling = normalize_spelling(name) == normalize_spelling(other)  # a run refuses to have both
+            apart = together[pair] or (rank and one_place[pair])
+            if other not in synonyms and rank is not None and (is_spelling or not apart):
                 ranks[other] = rank
         if ranks:
             synonyms[name] = min(ranks, key=lambda other: ranks[other])
     return synonyms
 
 
-def _name_similarity_rank(name: str, other: str) -> int | None:
+def name_similarity_rank(name: str, other: str) -> int | None:
     """Return 0 for names with equal words or nearly equal letters, 1 if one has all words of the other, else None."""
     first, second = (name_similarity_key(text).split() for text in (name, other))
     if re.findall(r"\d+", name) != re.findall(r"\d+", other):

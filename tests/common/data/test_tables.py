@@ -25,9 +25,16 @@ from common.data.base.spec import FolderSpec
 from common.data.images import store
 from common.data.images.store import DecodedImageStore
 from common.data.load import load_dataset, open_table
-from common.data.tables.csv import read_columns
+from common.data.tables.csv import TableColumns, read_columns
 from common.data.tables.labels import LabelTable
-from common.data.tables.roles import find_synonyms, guess_roles
+from common.data.tables.roles import (
+    case_column,
+    find_synonyms,
+    group_by_file_name,
+    guess_roles,
+    patient_column,
+    possible_hospital_columns,
+)
 from common.errors import BadInput
 
 ROWS = 24
@@ -360,8 +367,6 @@ NAMES: Mapping[str, Sequence[float]] = {
     "NORMAL": (0, 0),
     "": (np.nan, np.nan),
     "NaN": (np.nan, np.nan),
-    " | ": (np.nan, np.nan),
-    "[]": (np.nan, np.nan),
 }
 
 
@@ -479,7 +484,7 @@ def test_a_class_may_be_written_over_two_lines_of_a_cell(folder: Path) -> None:
 
 NOTHING = ["-", "?", "--", "unknown", "Unknown", "not read yet", "not reported", "None", "n.a.", "pending", "0"]
 NOTHING += ["#REF!", "#VALUE!", "#N/A", "#DIV/0!", "#NAME?", "#WERT!", "#NV", "####", "Mass|nan", "Mass|?"]
-NOTHING += ["[nan]", "[None]", "(-)"]
+NOTHING += ["[nan]", "[None]", "(-)", "[]", "['']", "[ '', \"\" ]", "{}", "|", " | "]
 
 
 @pytest.mark.parametrize("cell", NOTHING)
@@ -491,9 +496,11 @@ def test_a_cell_that_names_nothing_is_never_absent(cell: str, blank: str, folder
 
 
 def test_a_cell_that_names_nothing_can_be_listed(folder: Path) -> None:
-    table = rows_of("p0,Mass", "p1,-", "p2,None", "p3,NA", header=HEADER)
-    labels = read(folder, table, **FINDINGS, no_finding=("-", "none", "NA")).labels
-    assert labels.tolist() == [[0, 1], [0, 0], [0, 0], [0, 0]]
+    table = rows_of("p0,Mass", "p1,-", "p2,None", "p3,NA", "p4,[]", header=HEADER)
+    listed = ("-", "none", "NA", "[]")
+    for settings in ({"no_finding": listed}, {"other_findings": listed}):
+        labels = read(folder, table, **FINDINGS, **settings).labels
+        assert labels.tolist() == [[0, 1], [0, 0], [0, 0], [0, 0], [0, 0]]
 
 
 def test_case_counts_between_classes_that_differ_in_nothing_else(folder: Path) -> None:
@@ -616,6 +623,13 @@ def test_spellings_of_one_hospital_are_refused_and_blank_ones_are_unknown(folder
     header = "file,id,Mass,Edema,centre"
     table = rows_of("p0,1,0,North Clinic", "p1,1,0,north-clinic", header=header)
     assert "line 3" in refusals(folder, table, source_column="centre")["data.source_column"]
+    for name, other in (("St. Mary's", "St Marys"), ("CHU-Sud", "C.H.U. Sud"), ("Klinik Köln", "KLINIK KOELN")):
+        table = rows_of(f"p0,1,0,{name}", f"p1,1,0,{other}", header=header)
+        assert f'"{other}" (line 3)' in refusals(folder, table, source_column="centre")["data.source_column"]
+    table = rows_of(
+        "p0,1,0,Ward 1 12", "p1,1,0,Ward 11 2", "p2,1,0,St. Mary's Hospital", "p3,1,0,St Mary", header=header
+    )
+    assert len(set(read(folder, table, source_column="centre").sources)) == 4
     table = rows_of("p0,1,0,North ", "p1,1,0,N/A", "p2,1,0,North\u200b", header=header)
     assert read(folder, table, source_column="centre").sources.tolist() == ["North", "", "North"]
 
@@ -857,6 +871,12 @@ def test_names_that_may_be_one_class_are_proposed(counts: dict[str, int], propos
     assert find_synonyms(counts, ~apart, apart) == {}
 
 
+def test_spellings_are_proposed_as_one_class_though_a_row_has_labels_of_both() -> None:
+    everywhere = np.ones((4, 4), dtype=bool)
+    counts = {"Mass": 9, "MASS": 5, "mass_": 4, "Masses": 3}
+    assert find_synonyms(counts, everywhere, everywhere) == {"MASS": "Mass", "mass_": "Mass"}
+
+
 @pytest.mark.parametrize(
     ("cells", "separator"),
     [
@@ -871,6 +891,94 @@ def test_init_finds_the_separator_of_findings(cells: list[str], separator: str, 
     )
     roles = guess_roles(read_columns(folder / "t.csv", "labels"), "file")
     assert (roles.separator, set(roles.classes)) == (separator, {"Mass", "Effusion"})
+
+
+def guessed(folder: Path, header: str, *rows: str) -> TableColumns:
+    (folder / "t.csv").write_text("\n".join((header, *rows)) + "\n", encoding="utf-8")
+    return read_columns(folder / "t.csv", "labels")
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "is_offered"),
+    [
+        ("Study Date", "2023-01-{:02}", False),
+        ("Studie", "{:02}.01.2023", False),
+        ("study time", "12:{:02}", False),
+        ("Visit count", "{}", False),
+        ("Age at exam", "{}", False),
+        ("date of visit", "{} Jan 2023", False),
+        ("Exam", "202301{:02}", False),
+        ("Fallnr", "{}", True),
+        ("Case", "20012{}", True),
+        ("Hasta No", "{:05}", True),
+        ("record", "101-{}", True),
+        ("dose", "{},5", False),
+    ],
+)
+def test_a_column_is_offered_for_patients_only_if_it_may_number_them(
+    column: str, cell: str, is_offered: bool, folder: Path
+) -> None:
+    columns = guessed(folder, f"file;{column}", *(f"{n}.png;{cell.format(n // 3 + 10)}" for n in range(36)))
+    assert case_column(columns, [column]) == (column if is_offered else None)
+
+
+@pytest.mark.parametrize("column", ["Patient Age", "patientBirthDate", "PATIENT_SEX", "Patient Position", "Patient"])
+def test_what_a_column_says_of_a_patient_is_no_patient(column: str, folder: Path) -> None:
+    cell = "19{:02}-01-02" if column == "Patient" else "{}"
+    columns = guessed(
+        folder, f"file,{column},patient_id", *(f"{n}.png,{cell.format(n // 3 + 10)},p{n}" for n in range(9))
+    )
+    assert patient_column(columns) == "patient_id"
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        ("P{p:04}_IM{n}.png", (12, "P0000")),
+        ("2023/01/{p:02}/P{p:04}_IM{n}.png", (12, "P0000")),
+        ("patient{p:05}/study{n}/view1.jpg", (12, "patient00000")),
+        ("train/101-{p}_{n}.png", (12, "101-0")),
+        ("ISIC_{n:05}.jpg", None),
+        ("2023-01-{p:02}_{n}.png", None),
+        ("North/IM{n}.png", None),
+        ("1_{n}.png", None),
+    ],
+)
+def test_a_part_of_the_names_of_pictures_that_may_be_the_patient_is_offered(
+    name: str, groups: tuple[int, str] | None
+) -> None:
+    assert group_by_file_name([name.format(p=n // 3, n=n) for n in range(36)]) == groups
+
+
+@pytest.mark.parametrize("values", [("Var", "Yok"), ("evet", "hayır", "belki"), ("Mass", "Effusion", "Nodule")])
+def test_a_column_whose_words_other_columns_have_too_is_no_column_of_findings(
+    values: Sequence[str], folder: Path
+) -> None:
+    rows = [f"{n}.png,{values[n % len(values)]},{values[n // 2 % 2]},{n}" for n in range(24)]
+    for header, findings in (("file,Kitle,Kemik,age", ["Kitle"]), ("file,finding 1,finding 2,age", [])):
+        with pytest.raises(BadInput, match=f'hold the same words: "{min(values[:2])}"'):
+            guess_roles(guessed(folder, header, *rows), "file", findings=findings)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "is_offered"),
+    [
+        ("\u00c9tablissement", ("Nord", "Sud"), True),
+        ("Hastane", ("\u0130zmir", "Ankara", "Bursa"), True),
+        ("view", ("PA", "AP"), False),
+        ("last contact", ("2023-01-02", "2023-01-03"), False),
+        ("stage", ("2", "3"), False),
+        ("birth place", ("Ulm", "Jena"), False),
+        ("note", tuple(f"note {n}" for n in range(24)), False),
+    ],
+)
+def test_a_column_of_few_names_is_offered_for_hospitals(
+    column: str, values: Sequence[str], is_offered: bool, folder: Path
+) -> None:
+    rows = [f"{n}.png,{values[n % len(values)]},{n % 2}" for n in range(24)]
+    columns = guessed(folder, f"file,{column},Mass", *rows)
+    roles = guess_roles(columns, "file")
+    assert (roles.source, possible_hospital_columns(columns, roles.unused)) == (None, [column] if is_offered else [])
 
 
 @pytest.mark.parametrize("cell", ["Mass and Effusion", "Mass Effusion", "[Mass, Effusion]", "Mass - Effusion"])
