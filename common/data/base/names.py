@@ -59,7 +59,11 @@ def normalize_name(text: str) -> str:
     A spreadsheet formula such as ``="007"``, which protects leading zeros, is replaced by its text ``007``.
     """
     if not _CLEAN.fullmatch(text):
-        visible = (letter for letter in text if letter.isspace() or not _has_no_glyph(letter))
+        visible = (
+            letter
+            for letter in text
+            if letter.isspace() or is_plain(letter) or unicodedata.category(letter) not in _FORMATS
+        )
         text = unicodedata.normalize("NFC", " ".join("".join(visible).split()))
     formula = _FORMULA.fullmatch(text) if text.startswith("=") else None
     return formula[1].strip() if formula else text
@@ -69,10 +73,6 @@ def normalize_multiline_text(text: str) -> str:
     """Normalise each name of a text with several lines or tabs; the line ends and tabs between names stay."""
     lines = ("\t".join(filter(None, map(normalize_name, line.split("\t")))) for line in text.splitlines())
     return "\n".join(filter(None, lines))
-
-
-def _has_no_glyph(letter: str) -> bool:
-    return not is_plain(letter) and unicodedata.category(letter) in _FORMATS
 
 
 Name = Annotated[str, AfterValidator(normalize_name)]

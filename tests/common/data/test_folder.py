@@ -1,6 +1,7 @@
 """A hospital's folder of pictures and its table. The wording of faults is held by ``tests/bad_input/said``."""
 
 import gzip
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,17 @@ def test_unreadable_pictures_are_left_out_and_listed_up_to_the_budget(folder: Pa
     with pytest.raises(BadInput, match=rf'3 of 40 images .*skip_budget = 0.05.*"21.png" \({NOT_A_PICTURE}\)') as bad:
         load_dataset(spec(), folder)
     assert [(fault.where, fault.cause) for fault in bad.value.faults] == [("data.images", "unreadable")]
+
+
+def test_an_unreadable_picture_is_named_with_its_folder(folder: Path) -> None:
+    (folder / "pictures" / "04.png").write_bytes(b"\x89PNG torn")
+    (folder / "pictures").rename(folder / "north")
+    (folder / "pictures").mkdir()
+    (folder / "north").rename(folder / "pictures" / "north")
+    table = folder / "labels.csv"
+    table.write_text(re.sub(r"(?m)^(?=\d)", "north/", table.read_text()))
+    splits = load_dataset(spec(), folder)
+    assert [skip.name for part in splits.parts for skip in part.skipped] == ["north/04.png"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from common.data.base.spec import Axis, FolderSpec, PictureRendering
 from common.data.images import nifti
 from common.data.images.nifti import nifti_pixels
-from common.data.images.reading import ImageForm, decode_picture
+from common.data.images.reading import BLANK, ImageForm, decode_picture
 from common.data.images.store import decode_pictures
 from common.data.load import load_dataset
 from tests.common.data.nifti_files import AFFINE, volume, write
@@ -72,6 +72,15 @@ def test_without_a_window_the_range_of_the_slice_is_shown(tmp_path: Path) -> Non
     voxels[:, 0, 1] = [10, 30]
     write(tmp_path / "it.nii", voxels)
     assert nifti_pixels(tmp_path / "it.nii", PictureRendering("middle")).tolist() == [[255, 0]]  # the second of three
+
+
+@pytest.mark.parametrize(("values", "blank"), [((10, 30), True), ((10, 10), False)])
+def test_a_window_that_misses_all_values_of_a_slice_is_noticed(
+    values: tuple[int, int], blank: bool, tmp_path: Path
+) -> None:
+    write(tmp_path / "it.nii", np.array(values, dtype="<i2").reshape(2, 1, 1))
+    assert decode_picture(tmp_path / "it.nii", PictureRendering(window=(900, 20))).info.get(BLANK, False) == blank
+    assert not decode_picture(tmp_path / "it.nii", PictureRendering(window=(20, 30))).info.get(BLANK, False)
 
 
 def test_numbers_that_are_none_are_black(tmp_path: Path) -> None:
