@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 
@@ -27,7 +28,7 @@ from common.data.images.reading import (
     png_samples,
 )
 from common.data.tables.cells import is_placeholder_text
-from common.data.tables.csv import TableColumn, TableColumns, column_faults, read_columns
+from common.data.tables.csv import TableColumn, TableColumns, column_faults, is_utf_8, read_columns
 from common.data.tables.files import PictureFileFinder
 from common.data.tables.labels import LabelTable, blank_faults, open_folder
 from common.data.tables.roles import (
@@ -100,7 +101,6 @@ test_labels = "listed"          # or "all", where every class was looked for in 
 {lists}
 """
 DEPTHS = (8, 10, 12, 14, 16)
-_DRIVE = re.compile(r"[A-Za-z]:[\\/]|\\\\")
 
 
 @dataclass(frozen=True)
@@ -228,11 +228,15 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     if folder is None or not present.any():
         raise_faults(listings.unlistable_folder_faults("--images"))
         where = f"in {images}" if images else f"in the folder of {table.name} or below"
-        problem = f'none of the {len(names)} pictures of column "{column}" is {where}; the first is "{names[0]}".'
+        first = next(filter(None, names), "")
+        problem = f'none of the {len(names)} pictures of column "{column}" is {where}; the first is "{first}".'
         remedy = "Name the folder that the column's names start from."
-        if _DRIVE.match(names[0]):
-            remedy = "Replace the beginning of the names, drive and folders, by nothing: the rest is looked for below "
-            remedy += "the folder that --images names."
+        ends, files = [match.end() for match in re.finditer(r"[/\\]+", first)], set[str]()
+        for place, name in below:
+            files |= {"/".join((*Path(place).parts[-depth:], name)) for depth in range(len(ends))}
+            files.add(name)
+        if end := next((end for end in ends if first[end:].replace("\\", "/") in files), 0):
+            remedy = f'"{first[end:]}" is there: remove the beginning "{first[:end]}" from the names in the table.'
         raise BadInput([Fault("--images", problem, remedy)])
     from common.data.images.headers import display_problems, read_dicom_heads  # once nothing is wrong with the call
 
@@ -391,6 +395,13 @@ def next_command(data: InspectedDataset, out: Path) -> str:
 
 def _describe_pictures(data: InspectedDataset, skipped: Sequence[SkippedImage]) -> list[str]:
     lines = [f"images: column {data.roles.image}, in {data.images}"]
+    if not is_utf_8(data.table):
+        cells = chain(data.columns, *(data.columns.column(name).cells for name in data.columns))
+        texts = quote_names([cell for cell in cells if not cell.isascii()], 3)
+        lines.append(f"    {data.table.name} is not UTF-8, and read as Windows-1252: {texts}. If letters are wrong,")
+        lines.append("    save it as CSV UTF-8.")
+    if max(map(max, data.sizes), default=0) > data.image_size:
+        lines.append(f"    larger than {data.image_size} pixels, to which they are reduced: image_size, in two places")
     if data.present < data.rows:
         lost = count_with_noun(data.rows - data.present, "row names a picture that is", "rows name pictures that are")
         lines.append(f"    of {data.rows}, {lost} not there, and left out: {data.absent}.")
@@ -442,7 +453,10 @@ def _describe_data(data: InspectedDataset) -> list[str]:
     lines = _describe_patients(data)
     counts = dict(zip(data.checked.class_names, (labels == 1).sum(axis=0).tolist(), strict=True))
     lines.append("classes: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
-    blank = dict(zip(counts, np.isnan(labels).sum(axis=0).tolist(), strict=True))
+    looks = np.ones_like(labels, dtype=np.bool_)  # (images, classes), whether the image's hospital looks for the class
+    if data.hospitals is not None:
+        looks = data.hospitals.annotated[np.searchsorted(data.hospitals.names, data.checked.sources)]
+    blank = dict(zip(counts, (np.isnan(labels) & looks).sum(axis=0).tolist(), strict=True))
     if unlabelled := [f"{name} {count}" for name, count in blank.items() if count]:
         lines.append(f"    without a label (blank or -1), of {len(labels)}: {', '.join(unlabelled)}.")
     if rare := [name for name, count in counts.items() if count < FEWEST_POSITIVES]:
@@ -490,9 +504,12 @@ def _describe_names(data: InspectedDataset) -> list[str]:
                 "    and it counts as one that shows the class.",
             ]
     for name, count in roles.alone.items():
+        key, write = "label_columns.", ""
+        if roles.finding is not None:
+            key, write = "classes,", f" and write: no_finding = {json_text([*NO_FINDING, *roles.no_finding, name])}"
         lines += [
             f"    {name} ({count}) never stands beside another finding. If it says that nothing was found, take it",
-            f"    out of classes, and write: no_finding = {json_text([*NO_FINDING, *roles.no_finding, name])}",
+            f"    out of {key}{write}",
         ]
     if never := data.never_absent if roles.label_columns else []:
         lines += [

@@ -121,7 +121,7 @@ class TableHospitals:
         alike = [f'"{a}" and "{b}"' for a, b in combinations(self.names, 2) if name_similarity_rank(a, b) is not None]
         if alike:
             lines += [
-                f"    one hospital or two? {list_first_and_count_rest(alike, MOST_COLUMNS)}.",
+                f"    one hospital or two? {'; '.join(alike[:MOST_COLUMNS])}.",
                 "    Each name is a site of its own: if two mean one hospital, write them in one way in the table.",
             ]
         if idle := [name for name, trains in zip(self.names, self.trains, strict=True) if not trains]:

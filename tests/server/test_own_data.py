@@ -261,6 +261,7 @@ def test_hospitals_are_recognised_by_name_by_cells_and_by_who_labels_what(
 ) -> None:
     text = made(in_hospitals(tmp_path, column, *hospitals))
     assert f"hospitals: column {column}, 2 of them" in text
+    assert "without a label" not in text  # where each hospital has labelled all that it looks for
     partition = read_experiment(tmp_path / "mine.toml", [], find_method_faults).experiment.partition
     assert isinstance(partition, ClassListsSpec)
     assert partition.images == "source"
@@ -410,6 +411,29 @@ def test_a_hospital_of_zeros_alone_and_hospitals_of_like_names_are_questions(tmp
     assert "only 0 there, though others have 1: St. Mary Fluid." in text
     assert 'one hospital or two? "St. Mary" and "St. Mary Hospital".' in text
     assert "images patients" not in text  # which are unknown
+    assert "without a label" not in text
+
+
+def test_a_label_column_of_nothing_else_is_a_question(tmp_path: Path) -> None:
+    lines = [f"{n:03}.png,p{n},{n % 2},{n // 2 % 2},{int(n % 4 == 0)}" for n in range(40)]
+    text = made(table(tmp_path, "file,patient,Fluid,Mass,dx___99", *lines))
+    assert "dx___99 (10) never stands beside another finding" in text
+    assert "take it out of label_columns." in text
+
+
+def test_letters_of_another_code_page_are_shown(tmp_path: Path) -> None:
+    path = table(tmp_path, "file,patient,K\u0131r\u0131k,Mass", *rows(40, "{a},{b}"))
+    assert "not UTF-8" not in made(path)
+    (tmp_path / "mine.toml").unlink()
+    path.write_bytes(path.read_text(encoding="utf-8").encode("cp1254"))
+    assert 'is not UTF-8, and read as Windows-1252: "K\u00fdr\u00fdk".' in made(path)
+
+
+def test_pictures_that_are_reduced_are_said_to_be(labels: Path) -> None:
+    assert "reduced" not in made(labels)
+    (labels.parent / "mine.toml").unlink()
+    Image.new("L", (96, 80)).save(labels.parent / "scans" / "000.png")
+    assert "larger than 64 pixels, to which they are reduced" in made(labels)
 
 
 def test_an_npz_file_is_no_table(tmp_path: Path) -> None:
@@ -468,7 +492,12 @@ def test_names_with_a_drive_and_a_column_of_cases_are_recognised(tmp_path: Path)
     assert "--patient-column Fallnr" in made(path)
     (tmp_path / "mine.toml").unlink()
     path.write_text(path.read_text().replace("\n0", "\nD:\\export\\0"))
-    assert "drive and folders, by nothing" in made(path, code=2)
+    assert '"000.png" is there: remove the beginning "D:\\export\\" from the names' in made(path, code=2)
+    (tmp_path / "scans" / "a" / "b").mkdir(parents=True)
+    for file in (tmp_path / "scans").glob("*.png"):
+        file.rename(tmp_path / "scans" / "a" / "b" / file.name)
+    path.write_text(path.read_text().replace("D:\\export\\", "//pacs/x/a/b/").replace("Mass\n", "Mass\n,,,\n"))
+    assert '"a/b/000.png" is there: remove the beginning "//pacs/x/"' in made(path, code=2)
 
 
 def test_copies_of_a_picture_are_told_apart_by_what_is_wrong_with_them(tmp_path: Path) -> None:

@@ -199,6 +199,19 @@ def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> TableC
         raise BadInput([Fault(where, f"{path.name} cannot be read: damaged or cut off.", "Copy it again.")]) from None
 
 
+def is_utf_8(path: Path) -> bool:
+    """Return False for a table with bytes that are neither UTF-8 nor UTF-16, which are read as Windows-1252."""
+    with _open_table(path) as content:
+        try:
+            for number, line in enumerate(content):
+                if not number and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                    return True
+                line.decode()
+        except UnicodeDecodeError:
+            return False
+    return True
+
+
 def _open_table(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 

@@ -100,7 +100,8 @@ class ColumnRoles:
         no_finding: Names in column ``finding`` that say that nothing was found.
         doubtful: Names in column ``finding`` that deny or doubt a finding, or name nothing, and are no classes, with
             their numbers of rows.
-        alone: Classes that never occur together with another class although most do, with their numbers of rows.
+        alone: Classes that never occur together with another class although most do, or label columns that are 1 where
+            all others are not, with their numbers of rows.
         unused: Columns without a role.
     """
 
@@ -234,7 +235,13 @@ def guess_roles(
         labelled = np.sum([judgements[name].positive for name in label_columns], axis=0)  # positive classes per row
         exclusive = len(counts) > 1 and bool((labelled == 1).all())
         roles = ColumnRoles(image, patient, source or None, split, tuple(counts), None, "|", counts, exclusive)
-        return replace(roles, unused=unused)
+        others = {name: labelled - judgements[name].positive for name in label_columns}
+        alone = {
+            name: counts[name]
+            for name in label_columns
+            if not exclusive and len(counts) > 2 and (judgements[name].positive == (others[name] == 0)).all()
+        }
+        return replace(roles, alone=alone, unused=unused)
     name = findings[0] if findings else _finding_column(columns, unused)
     _stop_on_shared_words(columns, name, unused)
     roles = _read_names(columns, name, ColumnRoles(image, patient, source or None, split, (), name, "|", {}, False))
