@@ -231,11 +231,11 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
         first = next(filter(None, names), "")
         problem = f'none of the {len(names)} pictures of column "{column}" is {where}; the first is "{first}".'
         remedy = "Name the folder that the column's names start from."
-        ends, files = [match.end() for match in re.finditer(r"[/\\]+", first)], set[str]()
+        ends, paths = [match.end() for match in re.finditer(r"[/\\]+", first)], set[str]()
         for place, name in below:
-            files |= {"/".join((*Path(place).parts[-depth:], name)) for depth in range(len(ends))}
-            files.add(name)
-        if end := next((end for end in ends if first[end:].replace("\\", "/") in files), 0):
+            paths |= {"/".join((*Path(place).parts[-depth:], name)) for depth in range(len(ends))}
+            paths.add(name)
+        if end := next((end for end in ends if first[end:].replace("\\", "/") in paths), 0):
             remedy = f'"{first[end:]}" is there: remove the beginning "{first[:end]}" from the names in the table.'
         raise BadInput([Fault("--images", problem, remedy)])
     from common.data.images.headers import display_problems, read_dicom_heads  # once nothing is wrong with the call

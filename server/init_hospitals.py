@@ -1,5 +1,6 @@
 """For ``flwr-sim init``: detect the hospitals of a label table, their annotated classes, and synonyms of classes."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import is_placeholder
-from common.data.base.names import normalize_spelling
+from common.data.base.names import name_similarity_key, normalize_spelling
 from common.data.tables.csv import TableColumns
 from common.data.tables.judgement import judge_column
 from common.data.tables.labels import LabelTable, make_site_name
@@ -118,7 +119,9 @@ class TableHospitals:
                 "    Some programs write 0 where nobody looked: if so, remove the class from the hospital's list in",
                 "    [partition.lists].",
             ]
-        alike = [f'"{a}" and "{b}"' for a, b in combinations(self.names, 2) if name_similarity_rank(a, b) is not None]
+        alike = [
+            f'"{first}" and "{second}"' for first, second in combinations(self.names, 2) if _may_be_one(first, second)
+        ]
         if alike:
             lines += [
                 f"    one hospital or two? {'; '.join(alike[:MOST_COLUMNS])}.",
@@ -133,6 +136,14 @@ class TableHospitals:
             )
             lines.append("    If every hospital gives numbers of its own, write the hospital in front of them.")
         return lines
+
+
+def _may_be_one(name: str, other: str) -> bool:
+    """Return True for similar names, and if one has all words of the other, also abbreviated: "Univ. Ulm"."""
+    short, long = sorted((name_similarity_key(name).split(), name_similarity_key(other).split()), key=len)
+    is_within = all(any(word.startswith(part) or part.startswith(word) for word in long) for part in short)
+    is_same_number = re.findall(r"\d+", name) == re.findall(r"\d+", other)
+    return (is_within and is_same_number) or name_similarity_rank(name, other) is not None
 
 
 def find_hospitals(roles: ColumnRoles, table: LabelTable) -> TableHospitals | None:

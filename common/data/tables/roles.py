@@ -235,11 +235,12 @@ def guess_roles(
         labelled = np.sum([judgements[name].positive for name in label_columns], axis=0)  # positive classes per row
         exclusive = len(counts) > 1 and bool((labelled == 1).all())
         roles = ColumnRoles(image, patient, source or None, split, tuple(counts), None, "|", counts, exclusive)
-        others = {name: labelled - judgements[name].positive for name in label_columns}
         alone = {
-            name: counts[name]
-            for name in label_columns
-            if not exclusive and len(counts) > 2 and (judgements[name].positive == (others[name] == 0)).all()
+            name: count
+            for name, count in counts.items()
+            if not exclusive
+            and len(counts) > _FEW_CLASSES
+            and (judgements[name].positive == (judgements[name].positive == labelled)).all()
         }
         return replace(roles, alone=alone, unused=unused)
     name = findings[0] if findings else _finding_column(columns, unused)
