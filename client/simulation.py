@@ -25,7 +25,7 @@ POLICY = UNLIMITED
 
 @dataclass(frozen=True)
 class SimulatedSites:
-    """Returns the simulated site of a message, by the partition id in its Flower context.
+    """Callable that returns the simulated site of a message, by the partition id in its Flower context.
 
     Attributes:
         experiment: The experiment as JSON, with its number formats and kernels chosen.

@@ -193,7 +193,7 @@ def lines_by_block(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine
 
 
 def list_plan_runs(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> Iterator[PlannedRun]:
-    """Yield the plan's runs that choose learning rates, then the runs of methods whose rate ``lines`` determines."""
+    """Yield the runs that choose learning rates, then those of methods whose rate the finished ``lines`` decide."""
     for data in plan.data_sets():
         tuning = list(plan.tuning_runs(data))
         yield from tuning

@@ -196,7 +196,7 @@ class PlannedRun:
 
     @cached_property
     def settings_text(self) -> str:
-        """Return the run's settings as text, which is equal for runs of equal settings."""
+        """Return the run's settings, without those at their default, as JSON text; equal runs have equal text."""
         experiment = self.file.experiment
         return json.dumps(experiment.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
 

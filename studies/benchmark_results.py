@@ -403,8 +403,7 @@ def standard_error_over_patients(line: RunResultLine, scored: Sequence[str]) -> 
     """Estimate the standard error, over the test part's patients, of the mean AUROC of the scored classes.
 
     The errors of single classes, from their bootstrap intervals, are combined as if classes were independent. The
-    result is multiplied by a factor for their dependence: for all classes, the error of the mean divided by the
-    combined error.
+    result is corrected for dependence by the ratio, over all classes, of the mean's own error to the combined error.
     """
 
     def error(interval: Interval) -> float:

@@ -165,7 +165,7 @@ def large_difference_sentences(comparison: MethodComparison) -> list[str]:
 
 
 def _class_means(method: MethodResult) -> dict[str, MeanAndSd]:
-    """Return a method's means to compare, without the mean AUROC of all classes."""
+    """Return a method's mean metrics by name, except the mean AUROC of all classes."""
     return {
         "AUROC on shared classes": method.auroc["shared"],
         "AUROC on unique classes": method.auroc["unique"],

@@ -46,7 +46,7 @@ PAIRINGS: dict[Pairing, Callable[[Scores, Scores, np.random.Generator], PairedTe
 
 @dataclass(frozen=True)
 class MeanAndSd:
-    """Mean and sample SD (ddof 1) over seeds; None if undefined, as the SD of one seed."""
+    """Mean and sample SD (ddof 1) over seeds; None if undefined, such as the SD of one seed."""
 
     mean: float | None
     sd: float | None

@@ -239,10 +239,9 @@ def _label_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def comparison_tables(comparison: MethodComparison) -> dict[str, list[list[str]]]:
-    """Return title -> table, headings first: all methods, multi-class metrics, and both for the external test set.
+    """Return title -> table, with headings first: all methods, multi-class metrics, and both for the external test set.
 
-    The columns of the reference's lead have the mean difference over a subset of classes, with the p-value after Holm's
-    correction.
+    The columns "ahead by" have the reference's mean difference over a subset of classes, and Holm's corrected p-value.
     """
     headings = ["method", *(f"AUROC, {subset}" for subset in SUBSETS), "average precision", "balanced accuracy"]
     rows = [[*headings, *(f"{comparison.reference} ahead by, {subset}" for subset in TESTED)]]

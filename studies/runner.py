@@ -214,10 +214,9 @@ def run_measured(trial: Trial) -> tuple[str, float]:
 
 @contextmanager
 def assign_gpus(trial: Trial) -> Iterator[str | None]:
-    """Context manager for a run's GPUs, those with the fewest runs, in the form of ``CUDA_VISIBLE_DEVICES``.
+    """Context manager that assigns the least used GPUs to a run; it yields a value for ``CUDA_VISIBLE_DEVICES``.
 
-    A run without Ray uses the first GPU that it sees, so without this all runs would use the same one. The value is
-    None if the run needs no assignment.
+    Without it, all runs that do not use Ray would take the first GPU. The value is None if there is nothing to assign.
     """
     section, visible = trial.file.experiment.simulation, visible_gpus()
     if visible < 2 or section.backend == "ray" or section.gpus_per_site == 0:

@@ -87,8 +87,8 @@ class PaperTable(TomlSection):
         paper: Title of a method -> for each setting the paper's numbers in the order of ``measures``; the last ones may
             be missing.
         paper_unit: Unit of the numbers in ``paper``; our own numbers are fractions.
-        tests: Pairs of the test of a method against the reference. ``settings`` is one test, with a pair of means of
-            the first measure for each setting; ``classes`` is one test in each setting, with a pair of AUROCs for each
+        tests: Pairing of a method with the reference for a test. ``settings`` is one test, with a pair of means of the
+            first measure for each setting; ``classes`` is one test in each setting, with a pair of AUROCs for each
             class. With 4 settings and 10 classes a method has one test of 4 pairs, or 4 tests of 10 pairs.
         figures: ``sweep`` plots measures along ``x``, ``curves`` the sites' accuracy by round, and ``density`` the
             distribution of accuracy over sites.

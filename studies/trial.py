@@ -41,7 +41,7 @@ class Trial:
 
     @cached_property
     def settings_text(self) -> str:
-        """Return the trial's settings without its name as text, which is equal for trials of equal runs."""
+        """Return the settings without the run's name as JSON text; trials with equal text are the same run."""
         experiment = self.file.experiment.model_dump(mode="json")
         experiment["run"].pop("name")
         return json.dumps(experiment, sort_keys=True)
@@ -52,7 +52,7 @@ class Trial:
         return self.folder.with_name(f"{self.folder.name}.unfinished")
 
     def is_done(self) -> bool:
-        """Return True if the folder holds the finished run of this trial; keys missing in its summary have defaults."""
+        """Return True if the folder holds this trial's finished run; keys missing in its summary count as defaults."""
         summary = self.folder / "summary.json"
         if not summary.is_file():
             return False

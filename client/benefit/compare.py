@@ -90,8 +90,8 @@ def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitR
     """Compare the federated model with one trained alone, write the site's page, and return the figures that may leave.
 
     Raises:
-        WireError: If the plan does not ask for this comparison, if the requested number of epochs is not one that the
-            run can have had, or if the initial model's head rows are not the site's own classes.
+        WireError: If the plan does not ask for this comparison, if the run cannot have had the requested number of
+            epochs, or if the initial model's head rows are not the site's own classes.
         FloatingPointError: If training alone diverged in a simulation.
     """
     task = prepare_task(site, request)

@@ -90,7 +90,7 @@ class CheckArea:
         self.findings.append(CheckFinding(Severity.FAULT, exit_code, problem, remedy))
 
     def add_refusal(self, refused: ConnectionNotAccepted) -> None:
-        """Add the fault with which ``flwr-client start`` would end."""
+        """Add a connection that one side does not accept, as a fault."""
         self.fault(refused.exit_code, refused.problem, refused.remedy)
 
     def add_input_faults(self, bad: BadInput) -> None:

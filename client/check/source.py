@@ -30,7 +30,7 @@ from common.system.plain_text import count_with_noun
 
 @dataclass(frozen=True)
 class ImageSource:
-    """A site's images with their labels; row ``i`` of each field describes image ``i``.
+    """A site's images; entry ``i`` of ``names``, ``labels``, ``patients`` and ``parts`` belongs to image ``i``.
 
     Attributes:
         names: Names to print, for instance of files.

@@ -78,7 +78,7 @@ class RunOver(Exception):
 
 
 class RequestRefused(Exception):
-    """Raised for a request that this site does not carry out, because of its app bundle or its signature.
+    """Raised for a request that this site does not carry out, because of its Flower App Bundle or its signature.
 
     Attributes:
         reason: Explanation for the coordinator and for the site's own log.
@@ -243,8 +243,8 @@ class FleetClient:
         Raises:
             RunOver: If the run of the message has ended.
             ContentGone: If the content is gone, or cannot be read.
-            RequestRefused: If the app bundle of the run contains code, or the coordinator did not sign the request for
-                this site.
+            RequestRefused: If the run's Flower App Bundle contains code, or the coordinator did not sign the request
+                for this site.
         """
         metadata, tree = _read_metadata_and_tree(received)
         run_id, message_id = metadata.run_id, metadata.message_id
@@ -381,7 +381,7 @@ def _transfer_in_parallel(transfer: Callable[..., T], arguments: Sequence[tuple[
 
 
 def bundle_fault(content: bytes, fab_hash: str) -> str:
-    """Return the reason to refuse a run's app bundle, such as code in it, without unpacking it; empty if allowed."""
+    """Return the reason to refuse a Flower App Bundle, such as code in it, without unpacking it; empty if allowed."""
     if hashlib.sha256(content).hexdigest() != fab_hash:
         return "the app bundle is not the one that the run names"
     if len(content) > BUNDLE_MAX_BYTES:

@@ -17,7 +17,8 @@ LOOK_S = 0.5
 
 
 def check_start(folder: Path) -> None:
-    """Check site.toml, key, kit, permissions, disk space and Flower, and the certificate if the coordinator answers.
+    """Check settings, key, kit (the coordinator's file), disk and Flower, and the coordinator's certificate if it
+    answers.
 
     Raises:
         BadInput: With every fault.

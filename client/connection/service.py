@@ -77,8 +77,8 @@ class WorkDropped(BaseException):
 class PendingMessage:
     """The message that a site is working on, as a file: after a kill, the next process resumes the work.
 
-    The coordinator keeps a message's content until the reply has arrived, so the file holds only a few hundred bytes.
-    It begins with their SHA-256, because a damaged message would end every process that resumes the work.
+    The file holds a few hundred bytes, because the coordinator keeps the message's content until the reply has arrived.
+    A SHA-256 comes first, because a damaged message would end every process that resumes the work.
     """
 
     def __init__(self, path: Path) -> None:
@@ -420,8 +420,8 @@ class HospitalService:
 def error_reason_for_coordinator(error: Exception) -> str:
     """Return the text about an exception that the coordinator may see.
 
-    This is our own text for faults of the request, and only the exception's class otherwise: the text of any other
-    exception may hold a file name, and a file name may hold a patient's name.
+    This is our own text for faults of the request, and only the exception's class otherwise, because the text of any
+    other exception may hold a file name, which may contain a patient's name.
     """
     if isinstance(error, WireError | FloatingPointError | BadInput):
         return str(error)

@@ -149,7 +149,7 @@ def read_requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork 
     Return None if the record has no plan or another wire version; the record's handler then reports the fault.
 
     Raises:
-        PlanRefused: If the plan breaks a rule that is checked before the policy's other rules.
+        PlanRefused: If the plan is malformed, or its method is not allowed or wrongly configured.
     """
     if "plan" not in fields or fields.get("wire.version") != WIRE_VERSION:
         return None

@@ -1,4 +1,4 @@
-"""Estimates of the memory and disk space that a plan takes, made without memory for its network.
+"""Estimates of the memory and disk space that a plan takes, without building its network in memory.
 
 The estimates are lower bounds: a plan whose estimate exceeds a machine cannot work there. A test compares the tables
 with each network on torch's "meta" device, whose tensors have shapes and no memory.

@@ -142,7 +142,7 @@ _LIMITS: tuple[tuple[str, Callable[["RequestedWork"], int], str], ...] = (
 
 
 def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, str]]:
-    """Yield each rule for requests with the reason why it forbids this one; fast rules come first."""
+    """Yield each rule for requests with its reason against this request, empty if allowed; fast rules come first."""
     plan, method = work.plan, work.method
     last = plan.run.rounds
     yield "policy.methods", method_fault(policy, plan)
@@ -295,7 +295,7 @@ def _iterate_integers(tree: Any) -> Iterator[int]:
 
 
 def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[tuple[str, str]]:
-    """Yield each rule for replies with the reason why it forbids this reply."""
+    """Yield each rule for replies with its reason against this reply, empty if allowed."""
     evaluation, private = work.plan.evaluation, work.plan.privacy.level != "none"
     match reply:
         case RollCallAnswer():

@@ -48,7 +48,7 @@ STATISTICS: Mapping[str, str] = describe_statistics()
 
 
 def meaning_of_field(record: str, field: str) -> str:
-    """Return the meaning of a field: for an array that of its group, for a statistic the method's own text."""
+    """Return the meaning of a field; an array has that of its group of arrays, a statistic that of its method."""
     name, _, rest = field.partition("/")
     if name == "statistics" and rest.removesuffix("/shape") in STATISTICS:
         return STATISTICS[rest.removesuffix("/shape")]

@@ -188,7 +188,7 @@ def format_record(content: RecordDict) -> Group:
 
 
 def write_records(records: Sequence[RecordDict], out: Path) -> list[Path]:
-    """Write the bytes of each record to a file, and its fields with its audit log's SHA-256 to a JSON file.
+    """Write each record's bytes to one file, and its fields and SHA-256 to a JSON file.
 
     Raises:
         BadInput: If the folder exists and is not empty.

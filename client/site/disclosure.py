@@ -8,9 +8,8 @@ images that show no class or several, fewer than the threshold, do not change th
 
 The choice of the second class must not depend on its count, because an attacker who knows the rule would learn from the
 choice. The first class by name is hidden, and further classes by name until the hidden images together reach the
-threshold. Each hidden count can then be anything from 0 to the threshold at least, as far as sums tell. For an attacker
-who also knows this rule, each hidden count still has as many possible values as there are counts from 1 to the
-threshold minus one.
+threshold. From sums, an attacker then only learns that a hidden count lies in a range that includes 0 to the threshold.
+An attacker who also knows this rule still cannot exclude more than all but (threshold - 1) values.
 
 Hidden classes are determined from the site's whole table, before the classes of a run are selected. Runs with different
 class lists therefore report parts of the same counts, and their difference discloses nothing.
@@ -66,9 +65,9 @@ def find_hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
 def mark_images_of_hidden_classes(images: ImageSet, hidden: Collection[str], smallest: int) -> Few:
     """Mark images ``(n,)`` that show only hidden classes, in data where nearly all images show some class.
 
-    In such data, known labels without any visible class would disclose that an image shows a hidden class. "Nearly all"
-    means all except images of fewer patients than the threshold. These exceptions, which show no class, are marked too;
-    otherwise they would separate themselves from the images of hidden classes.
+    There, an image whose known labels show no other class must show a hidden class, so its labels would disclose it.
+    "Nearly all" means all except images of fewer patients than the threshold. Images without any class are marked too,
+    because an attacker could otherwise tell them from the images of hidden classes.
     """
     shown, labelled = images.labels == 1, ~np.isnan(images.labels).all(axis=1)
     nothing = labelled & ~shown.any(axis=1)
@@ -96,12 +95,12 @@ def remove_hidden_labels(images: ImageSet, hidden: Collection[str], unsaid: Few,
 
 
 def round_count_down(count: int, policy: Policy) -> int:
-    """Round a count down to the policy's multiple; rounding down keeps the sum of parts below the whole."""
+    """Round a count down to the policy's multiple; rounding down keeps the sum of parts at most the whole."""
     return count - count % policy.round_counts_to
 
 
 def mark_rows_below_threshold(images: ImageSet, class_names: Sequence[str], policy: Policy) -> Few:
-    """Return :func:`mark_classes_below_threshold` for a head's rows, with False for classes that the site lacks."""
+    """Mark head rows as :func:`mark_classes_below_threshold` marks classes; False for classes that the site lacks."""
     few = np.zeros((len(class_names), 2), np.bool_)
     if policy.smallest_count:
         few_of_class = dict(
@@ -113,7 +112,7 @@ def mark_rows_below_threshold(images: ImageSet, class_names: Sequence[str], poli
 
 
 def suppress_class_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: bool) -> ClassMetrics:
-    """Return the test metrics of a class that may leave: with rounded counts, and without any value if hidden."""
+    """Return a class's test metrics for sending: with counts rounded down, or all None if the class is hidden."""
     if hidden or metrics.positives is None or metrics.negatives is None:
         return ClassMetrics(None, None, None, None, None, dict.fromkeys(metrics.more))
     positives, negatives = (round_count_down(count, policy) for count in (metrics.positives, metrics.negatives))

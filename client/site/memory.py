@@ -133,19 +133,15 @@ class RoundStateFolder:
             raise LostRoundState(f"its state after round {counted} is damaged: {name}: {error}.") from None
 
     def begin_anew(self, counted: int) -> None:
-        """Store an empty state for a round whose state is lost, so that the site continues from the coordinator's
-        model."""
+        """Store an empty state in place of a lost one, so that the site continues from the coordinator's model."""
         write_atomically(self._path(counted), _serialize_round_state(SiteRoundState()), durable=self.durable)
 
     def mark_round_settled(self, server_round: int, left: bytes, agreed: str = "") -> None:
-        """Mark the state of a round as one that later rounds may start from.
-
-        The caller does this after the update was unmasked in a sum, or after the privacy cost was written to the
+        """Mark a round's state as one that later rounds may start from: its sum is unmasked, or its cost is in the
         ledger.
 
         Args:
-            left: :meth:`hash_round_state` after this training, to detect later that another training overwrote the
-                state.
+            left: :meth:`hash_round_state` after this training, to detect a later training that overwrites the state.
             agreed: Hash of the request that the sites of the sum agreed on.
         """
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -99,7 +99,7 @@ def read_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
     The caller reports these faults together with those of the data set.
 
     Raises:
-        BadInput: If the file is missing or has another fault; with every fault.
+        BadInput: With every fault, if the file is missing or has any other fault.
     """
     tree = read_toml(check_site_folder(folder) / FILE)
     data = tree.get("data")

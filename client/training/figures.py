@@ -64,7 +64,7 @@ class ReceivedModelMetrics:
     """Metrics of the received model, before training.
 
     Attributes:
-        own: Validation metrics by which the site chooses its own best round; they do not leave.
+        own: Validation metrics over all labels, by which the site chooses its own best round.
         sent: Validation metrics that leave.
         test_images: Number of images in the test part; None if the plan does not ask for it.
         test_correct: Number of these that the model classifies correctly; None if the plan does not ask for it.
@@ -92,7 +92,7 @@ class RequestedMetrics:
         return ReceivedModelMetrics(validation, self.validation_metrics(task, validation), *counts)
 
     def validation_metrics(self, task: "LocalTask", own: ValidationMetrics) -> ValidationMetrics:
-        """Return the validation metrics to send; ``own`` are those over all labels, which stay at the site."""
+        """Return the validation metrics to send, given ``own``, those by which the site chooses its best round."""
         return own
 
     def test_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:
@@ -252,7 +252,7 @@ def may_send_test_metrics(task: "LocalTask") -> bool:
 
 
 def withheld_because_of_noise(task: "LocalTask") -> bool:
-    """Return True if the plan has noise, and the policy forbids metrics, which that noise does not protect."""
+    """Return True if the plan has noise, and the policy sends no metrics that this noise does not protect."""
     return task.plan.privacy.level != "none" and not task.site.policy.metrics_outside_privacy
 
 

@@ -209,7 +209,7 @@ def answer_evaluate_request(
 
 
 def evaluate_locally(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
-    """Evaluate the received model; in a test, with the site's own parts of the best round."""
+    """Evaluate the received model; for a test, first load the site's own parts of the best round."""
     reply = task.figures.compute_metrics(task, partial(_evaluate_and_reply, task, request), None)
     return reply or _make_evaluate_reply(task, request, ValidationMetrics(), {})
 
@@ -310,7 +310,7 @@ def write_round_state(task: LocalTask, request: TrainRequest, received: Validati
 
 
 def load_best_parts(task: LocalTask, request: Request, last: ValidationMetrics) -> None:
-    """Load the site's own parts of the best round into the network; ``last`` are the metrics with its latest parts."""
+    """Load the site's own parts of the best round into the network; ``last`` are the metrics with its current parts."""
     memory = task.memory
     if task.method.selection == "site":
         loss = selection_loss(task, last)
@@ -324,8 +324,8 @@ def load_best_parts(task: LocalTask, request: Request, last: ValidationMetrics) 
 def best_round_local_parts(memory: SiteRoundState, request: Request, now: ModelGroups) -> ModelGroups | None:
     """Return the site's own parts of the federation's best round; None if they were lost with the disk.
 
-    These parts change only in rounds in which the site counted. If the best round is later than the last of these, they
-    are the parts ``now``.
+    These parts change only in rounds in which the site counted. If the best round is the last of these or later, they
+    are the current parts ``now``.
     """
     if memory.round == request.counted <= request.best:
         return now

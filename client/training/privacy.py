@@ -125,7 +125,7 @@ class PrivacyBudgetLedger:
     def write_cost(self, entry: BudgetEntry, *, once: bool = False) -> None:
         """Write the privacy cost of a reply, or of an error sent instead, to the ledger.
 
-        An error has a cost because it can depend on the images.
+        An error costs as much as a reply, because it can depend on the images too.
 
         Args:
             once: Write nothing if the last entry is the cost of the same request.

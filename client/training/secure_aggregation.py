@@ -186,7 +186,7 @@ class SiteMaskingLayer(SiteRoundLayer):
 def _make_participation_terms(
     site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod, shares: DistributedNoise | None
 ) -> MaskingTerms:
-    """Return this site's terms for a sum of counts; for a sum of updates the caller adds bound and noise."""
+    """Return the terms, such as the fewest sites of a sum, on which this site masks counts or an update."""
     return MaskingTerms(
         largest=float(ONE),
         alone=site.policy.rows_alone and shares is None,
@@ -199,7 +199,7 @@ def _make_participation_terms(
 
 
 def noise_share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str], bytes]:
-    """Return a function from a description of a noise share's content to the key from which the share is drawn.
+    """Return a function that maps the description of a noise share to the secret key from which its numbers are drawn.
 
     The key is derived from a secret of the site, so that a round masked again after a kill gets the same noise; two
     sums then reveal no more than one. In simulation the key is derived from the run's seed.

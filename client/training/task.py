@@ -256,7 +256,7 @@ def network_without_values(
 ) -> SplitNetwork:
     """Return a cached network whose parameters the caller still has to fill.
 
-    Drawing the initial weights of a ResNet-18 takes longer than training it on ten images.
+    It is cached because drawing the initial weights of a ResNet-18 takes longer than training it on ten images.
 
     Args:
         gpus: Number of GPUs that share each batch, if the device is ``cuda``.

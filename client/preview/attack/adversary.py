@@ -153,7 +153,7 @@ class Adversary:
         return f"attack-{next(self._runs)}"
 
     def make_plan(self, architecture: str, image_size: int, lr: float, batch_size: int = 0, **training: Any) -> Plan:
-        """Make an attacker's plan that this site's policy accepts where it can.
+        """Make the attacker's own plan, within this site's policy as far as possible.
 
         Args:
             batch_size: Number of images in a batch; 0 for all training images.

@@ -85,7 +85,7 @@ def make_constant_model(at: Adversary, plan: Plan, row: int | None = None) -> Mo
 def infer_counts_from_losses(at: Adversary) -> AttackResult:
     """Infer the counts of images by class and part from the loss of a model that always predicts one class.
 
-    The attack uses the number of hidden classes of the validation part, because an attacker could try every number.
+    The attack is given the number of hidden classes of the validation part, since an attacker could try all numbers.
     """
     plan, counts = at.make_plan("tiny_cnn", 16, STILL), list_undisclosed_counts(at, "train", "validation")
     recovered = 0
@@ -194,7 +194,7 @@ def infer_counts_from_trunk(at: Adversary) -> AttackResult:
 
 
 def infer_counts_from_hash(at: Adversary) -> AttackResult:
-    """Infer the counts of training images by class from the reported hash of a model with a local head."""
+    """Infer the counts of training images by class from the reported hash of a model whose head stays at the site."""
     counts = list_undisclosed_counts(at, "train") if at.honest.model.task == "multi_label" else []
     return _make_counts_result(
         "counts from hashes",
@@ -240,8 +240,8 @@ def _read_counts_off_biases(
 ) -> tuple[int, list[UndisclosedCount]]:
     """Compute counts from one bias update for each class; return the number of right counts, and the true counts.
 
-    The site reports its number of images rounded down, and does not report over how many classes the loss is a mean.
-    The attacker tries all values of both, because with the right values all counts are whole numbers.
+    The site rounds its number of images down, and does not report how many classes the loss averages over. The attacker
+    tries all values of both, because with the right values all counts are whole numbers.
     """
     counts = list_undisclosed_counts(at, "train")
     if reply is None or change is None:

@@ -182,7 +182,7 @@ def locate_pictures_by_failure(at: Adversary, pictures: PicturesToLocate) -> Att
 def _ask_about_picture(
     at: Adversary, plan: Plan, pictures: PicturesToLocate, place: int | None
 ) -> tuple[Any, ...] | None:
-    """Send a model that fails on one picture, or on none; return the answers that may differ, the loss first.
+    """Send a model that fails on one picture (or on none, as a control); return the answers to compare, the loss first.
 
     Return None if the site refuses to train: the model fails on a training image, which may only resemble the picture.
     """

@@ -124,9 +124,9 @@ def run_attacks(site: Site, plan: Plan) -> Iterator[AttackResult]:
 
 
 def _split_off_nonmembers(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
-    """Return training images for the copy, as many other images of the site, and a few of these others as strangers.
+    """Return training images for the copy, other images of the site, and strangers.
 
-    No patient of the strangers is among the copy's training images.
+    The strangers are some of the other images, of patients who are not in the training images.
     """
     chosen = draw_random_images(site.train, 2 * MOST_IMAGES)
     shuffled = np.random.default_rng(6).permutation(len(chosen))
@@ -137,7 +137,7 @@ def _split_off_nonmembers(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
 
 
 def draw_by_patient(images: ImageSet, most: int) -> list[ImageSet]:
-    """Draw three sets of at most ``most`` images without a common patient, with few images of each patient."""
+    """Draw three sets of at most ``most`` images that share no patient, with as few images of a patient as possible."""
     patients, whose = np.unique(images.patients, return_inverse=True)
     order = np.random.default_rng(7).permutation(len(patients))[whose]
     counts, earlier = Counter[int](), []
