@@ -39,6 +39,7 @@ from common.data.tables.roles import (
     group_by_file_name,
     guess_roles,
     image_column,
+    may_be_ids,
     picture_folder,
     possible_hospital_columns,
 )
@@ -401,7 +402,9 @@ def _describe_pictures(data: InspectedDataset, skipped: Sequence[SkippedImage]) 
         lines.append(f"    {data.table.name} is not UTF-8, and read as Windows-1252: {texts}. If letters are wrong,")
         lines.append("    save it as CSV UTF-8.")
     if max(map(max, data.sizes), default=0) > data.image_size:
-        lines.append(f"    larger than {data.image_size} pixels, to which they are reduced: image_size, in two places")
+        lines.append(
+            f"    larger than {data.image_size} pixels: reduced to image_size, which stands twice in the file."
+        )
     if data.present < data.rows:
         lost = count_with_noun(data.rows - data.present, "row names a picture that is", "rows name pictures that are")
         lines.append(f"    of {data.rows}, {lost} not there, and left out: {data.absent}.")
@@ -444,7 +447,10 @@ def _describe_patients(data: InspectedDataset) -> list[str]:
         return lines
     source, count = data.patient_source_and_count
     whose = "no patient" if patients_known(data.checked.patients) else "none of these"
-    return [f"patients: {source}, {count} of them; {whose} is split over two parts."]
+    lines = [f"patients: {source}, {count} of them; {whose} is split over two parts."]
+    if data.roles.patient is not None and not may_be_ids(data.columns, data.roles.patient):
+        lines.append("    They look like dates, ages or counts. If they are no patients, the split is wrong.")
+    return lines
 
 
 def _describe_data(data: InspectedDataset) -> list[str]:
@@ -466,6 +472,8 @@ def _describe_data(data: InspectedDataset) -> list[str]:
         lines.append(
             "    These are all columns of 0 and 1. Remove from label_columns what is no finding (sex, contrast agent)."
         )
+    elif (labels == 1).sum(axis=1).max(initial=0) <= 1:
+        lines.append(f"    These are the words of column {roles.finding}. Words for yes and no are no findings.")
     lines += _describe_names(data) + _describe_unused(data)
     if roles.exclusive:
         lines.append("    Each image shows exactly one of them; each is asked by itself, yes or no.")

@@ -362,6 +362,11 @@ def test_words_for_normal_are_no_classes(tmp_path: Path) -> None:
     assert (labels.sum(axis=0).tolist(), int(np.isnan(labels).sum())) == ([16, 16], 0)
 
 
+def test_words_of_one_column_are_shown_as_such(tmp_path: Path) -> None:
+    text = made(findings(tmp_path, "Var", "Yok", "Yok", ""))
+    assert "These are the words of column Befund. Words for yes and no are no findings." in text
+
+
 def test_a_name_that_is_always_alone_is_a_question(tmp_path: Path) -> None:
     path = findings(tmp_path, "Erguss", "Rundherd;Erguss", "Blande", "Rundherd;Erguss", "Rundherd")
     assert "Blande (8) never" not in made(path)
@@ -433,7 +438,7 @@ def test_pictures_that_are_reduced_are_said_to_be(labels: Path) -> None:
     assert "larger than" not in made(labels)
     (labels.parent / "mine.toml").unlink()
     Image.new("L", (96, 80)).save(labels.parent / "scans" / "000.png")
-    assert "larger than 64 pixels, to which they are reduced" in made(labels)
+    assert "larger than 64 pixels: reduced to image_size" in made(labels)
 
 
 def test_an_npz_file_is_no_table(tmp_path: Path) -> None:
@@ -490,6 +495,12 @@ def test_a_synonym_of_a_column_of_findings_is_a_class_of_no_hospital(tmp_path: P
 def test_names_with_a_drive_and_a_column_of_cases_are_recognised(tmp_path: Path) -> None:
     path = table(tmp_path, "file,Fallnr,Fluid,Mass", *rows(40, "{a},{b}"))
     assert "--patient-column Fallnr" in made(path)
+    (tmp_path / "mine.toml").unlink()
+    path.write_text(path.read_text().replace("Fallnr", "Fall Datum"))
+    assert "patients: UNKNOWN" in (text := made(path))
+    assert "--patient-column 'Fall" not in text
+    (tmp_path / "mine.toml").unlink()
+    assert "They look like dates" in made(path, "--patient-column", "Fall Datum")
     (tmp_path / "mine.toml").unlink()
     path.write_text(path.read_text().replace("\n0", "\nD:\\export\\0"))
     assert '"000.png" is there: remove the beginning "D:\\export\\" from the names' in made(path, code=2)

@@ -333,7 +333,9 @@ def _drop_repeated_rows(
     if contradictions:
         problem = f"{count_with_noun(len(contradictions), 'line')} about a picture of an earlier line: "
         problem += f"{list_first_and_count_rest(contradictions, 5)}."
-        faults.append(Fault("data.image_column", problem, "Give each image one line, or lines that say the same."))
+        remedy = "Give each image one line, or lines that say the same: "
+        remedy += 'docs/recipes.md, "A line for each reader or finding".'
+        faults.append(Fault("data.image_column", problem, remedy))
     return np.setdiff1d(np.arange(len(paths)), list(others)), faults
 
 

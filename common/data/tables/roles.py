@@ -152,7 +152,7 @@ def image_column(columns: TableColumns, files: Iterable[str] = ()) -> str:
 def patient_column(columns: TableColumns, others: Collection[str] = ()) -> str | None:
     """Return the first column whose name suggests patients, except the columns in ``others``; None if there is none."""
     names = (name for name in columns if name not in others and _PATIENT.search(name))
-    return next((name for name in names if _may_be_ids(columns, name)), None)
+    return next((name for name in names if may_be_ids(columns, name)), None)
 
 
 def case_column(columns: TableColumns, names: Iterable[str]) -> str | None:
@@ -160,7 +160,7 @@ def case_column(columns: TableColumns, names: Iterable[str]) -> str | None:
     for name in names:
         cells, rows = columns.column(name).cells, len(columns.lines)
         repeats = len(cells) < rows <= _MOST_IMAGES * len(cells)
-        if repeats and _may_be_ids(columns, name) and (_CASE.search(name) or all(map(_ID.fullmatch, cells))):
+        if repeats and may_be_ids(columns, name) and (_CASE.search(name) or all(map(_ID.fullmatch, cells))):
             return name
     return None
 
@@ -184,7 +184,7 @@ def group_by_file_name(names: Sequence[str]) -> tuple[int, str] | None:
     return min(groups)[1:] if groups else None
 
 
-def _may_be_ids(columns: TableColumns, name: str) -> bool:
+def may_be_ids(columns: TableColumns, name: str) -> bool:
     """Return False for a column of ages, dates, times or counts, by its name or its cells."""
     filled = [cell for cell in columns.column(name).cells if not is_blank(cell)]
     return not _words(name) & _NO_ID_WORDS and not all(map(_DATE.match, filled))
@@ -360,7 +360,7 @@ def possible_hospital_columns(columns: TableColumns, judged: Mapping[str, Judgem
         and _has_few_values(column := columns.column(name))
         and len(column.cells) <= _MOST_OFFERED
         and not _words(name) & _NO_SOURCE_WORDS
-        and _may_be_ids(columns, name)
+        and may_be_ids(columns, name)
         and (is_plausible_finding(column) or _HOSPITAL.search(name) or _words(name) & _SOURCE_WORDS)
     ]
 
