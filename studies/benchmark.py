@@ -1,7 +1,4 @@
-"""The command ``flwr-sim benchmark``: it runs the missing runs of the benchmark and writes its page.
-
-Each finished run is a line of the results file, so that a stopped benchmark continues where it was.
-"""
+"""The command ``flwr-sim benchmark``: it adds the missing runs to the results file, and writes the page."""
 
 import math
 import shutil

@@ -102,8 +102,7 @@ class Benchmark(TomlSection):
     Attributes:
         reference: Label of the method that the others are tested against.
         fewest_positives: A class with fewer positives or negatives in the test part is trained, but not scored.
-        learning_rates: Candidate rates, from which each method and data set gets the one with the best validation
-            AUROC.
+        learning_rates: Candidates, of which each method and data set gets the best by validation AUROC.
         tuning_seed: Seed of the runs that choose a rate; no other run has it.
     """
 
@@ -174,11 +173,7 @@ def read_benchmark(folder: Path) -> Benchmark:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of the benchmark, before it is started.
-
-    Attributes:
-        tuning: True if the run only serves to choose the learning rate.
-    """
+    """One planned run of the benchmark; a ``tuning`` run only serves to choose the learning rate."""
 
     data: str
     pattern: str

@@ -115,9 +115,7 @@ def _round_interval(interval: Interval | None) -> Interval | None:
 
 
 def read_result_lines(path: Path) -> dict[str, RunResultLine]:
-    """Read a results file; return key -> finished run, the latest for each key.
-
-    An incomplete last line, which a kill may leave, is ignored.
+    """Return key -> latest finished run of a results file; an incomplete last line, left by a kill, is ignored.
 
     Raises:
         BadInput: If any other line is not a result.
@@ -212,11 +210,7 @@ class BlockResult:
 
 @dataclass(frozen=True)
 class MeanAuroc:
-    """A mean AUROC over blocks.
-
-    Attributes:
-        half_width: Half the width of its 95 % interval, over patients and seeds; None if unknown.
-    """
+    """A mean AUROC over blocks, and half the width of its 95 % interval over patients and seeds (None if unknown)."""
 
     auroc: float
     half_width: float | None

@@ -1,7 +1,4 @@
-"""Sentences about runs that are compared with one another.
-
-A sentence calls a method better or worse only with three seeds or more and an interval that excludes zero.
-"""
+"""Sentences that compare runs; "better" and "worse" need three seeds and an interval that excludes zero."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args

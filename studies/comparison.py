@@ -93,8 +93,7 @@ class SiteGain:
     """The difference between the reference and another method at one site, on the same test images.
 
     Attributes:
-        gain: Difference of the mean AUROC over the site's classes, averaged over seeds; None if nothing can be
-            compared.
+        gain: Difference of the mean AUROC over the site's classes, averaged over seeds; or None.
         sd: Sample SD of the gain over seeds; None with one seed.
         auroc, other_auroc: Mean AUROC of the reference and of the other method.
         classes: Classes compared in at least one seed.

@@ -175,10 +175,7 @@ def draw_auroc_by_subset(methods: Sequence[MethodResult]) -> Markup:
 
 
 def draw_gains_by_site(comparison: MethodComparison) -> Markup:
-    """Draw each site's gain over each other method; the figure is empty without gains.
-
-    Up to :data:`NAMED_SITES` sites are named; more are sorted by gain instead.
-    """
+    """Draw each site's gain over each other method (sorted, if there are many sites); empty without gains."""
     by_other: dict[str, list[tuple[str, float, float | None]]] = {}
     for gain in comparison.site_gains:
         if gain.gain is not None:

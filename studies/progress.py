@@ -22,12 +22,7 @@ MOST_NAMED = 6
 
 @dataclass(frozen=True)
 class ActiveRun:
-    """A run in progress, with its time and its rounds so far.
-
-    Attributes:
-        label: Name of its experiment.
-        name: Name of its folder.
-    """
+    """A run in progress, with its time and rounds so far; ``label`` is its experiment, ``name`` its folder."""
 
     label: str
     seconds: float

@@ -140,9 +140,8 @@ def run_side_by_side(
     look: Callable[[], None] = lambda: None,
     until: float = math.inf,
 ) -> Generator[tuple[RunT, EndT | None]]:
-    """Call ``start`` for each run in threads, ``jobs`` at a time.
-
-    Yield each run twice: with None when it begins, and with its result when it ends.
+    """Call ``start`` for each run in ``jobs`` threads; yield a run with None at its beginning and its result at its
+    end.
 
     Args:
         start: Executes one run, and returns its result.

@@ -65,11 +65,7 @@ class ModelScores:
     patients: NDArray[np.str_]
 
     def compute_benefit(self, site: Site, seed: int, without: frozenset[str] = frozenset()) -> FederationBenefit | None:
-        """Compare the models' AUROCs over the classes that have both positive and negative test images.
-
-        Returns:
-            The comparison without the classes in ``without``; None if no class is left.
-        """
+        """Compare the models over classes with positives and negatives, except ``without``; None if none is left."""
         both = [{0.0, 1.0} <= set(np.unique(column).tolist()) for column in self.labels.T]
         columns = [c for c, name in enumerate(self.class_names) if both[c] and name not in without]
         if not columns:
@@ -180,8 +176,7 @@ def write_benefit_page(site: Site, run: str, epochs: int, benefit: FederationBen
 
     Args:
         epochs: Number of local epochs for which the site trained alone.
-        benefit: The comparison over all classes of the site; None if no class has both positive and negative test
-            images.
+        benefit: The comparison over all classes; None if no class has both positive and negative test images.
     """
     annotated = site.declaration.canonical_names
     if benefit is None:

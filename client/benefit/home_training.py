@@ -60,11 +60,7 @@ class LocalOnlyTraining:
     initial: ModelGroups
 
     def train_and_score(self, model_folder: Path, contract: str) -> tuple[NDArray[np.floating], tuple[str, ...]]:
-        """Train the rounds that are not on disk yet, save the best model, and score the test part with it.
-
-        Returns:
-            Probabilities ``(n, classes)`` of the test images, and the names of these classes.
-        """
+        """Train the rounds that are not on disk yet, save the best model, and return its test scores and classes."""
         memory = self.site.folder / "memory"
         remove_old_run_states(memory, self._run_name)
         folder, last = RoundStateFolder(memory / self._run_name, durable=self.site.durable), self.plan.run.rounds

@@ -47,10 +47,7 @@ _SET_CLOCKS = (
 
 
 def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, offline: bool) -> CheckArea:
-    """Check the site's key, its kit (the coordinator's file for this site) and, unless ``offline``, the connection.
-
-    A fault in one file does not stop the other checks.
-    """
+    """Check key and kit (the coordinator's file for this site) and, unless ``offline``, each step of the connection."""
     area, awaits_kit = CheckArea("connection"), offline and not settings.kit_path.is_file()
     try:
         if awaits_kit:

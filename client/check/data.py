@@ -54,11 +54,7 @@ class DataCheckResults:
 
 
 def check_data(settings: SiteSettings, images: int | None) -> DataCheckResults:
-    """Check a site's files, labels and patients, and decode some of its images.
-
-    Args:
-        images: Number of images to decode; None for all.
-    """
+    """Check a site's files, labels and patients, and decode ``images`` of its images (None for all)."""
     area = CheckArea("data")
     try:
         raise_faults(list_data_faults(settings))

@@ -37,11 +37,7 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True)
 class CheckFinding:
-    """One fault, warning or note of the check.
-
-    Attributes:
-        names: Names of the affected files, which are printed for this hospital only.
-    """
+    """One note, warning or fault, with the ``names`` of affected files, which are for this hospital only."""
 
     severity: Severity
     exit_code: ExitCode

@@ -97,12 +97,7 @@ def measure_machine(settings: SiteSettings) -> MachineMeasurements:
 
 @dataclass(frozen=True)
 class ResourceNeeds:
-    """Bytes of disk, memory and GPU memory that a run needs.
-
-    Attributes:
-        model: Size of one copy of the model.
-        gpu: For training on a GPU in float32; training in bfloat16 needs less.
-    """
+    """Bytes of disk, memory and (for float32) GPU memory that a run needs, and of one copy of its model."""
 
     model: int
     disk: int
@@ -138,8 +133,7 @@ def check_machine(machine: MachineMeasurements, settings: SiteSettings, needs: R
     """Compare a machine's measurements with a run's needs.
 
     Args:
-        needs: The run's needs; None if no image could be read to estimate them: then only the least free disk is
-            checked.
+        needs: None if no image could be read for an estimate; then only the least free disk is checked.
     """
     area, used_gpu = CheckArea("machine"), machine.gpu if settings.file.device != "cpu" else None
     _check_file_permissions(area, machine, settings)

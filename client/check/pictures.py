@@ -136,12 +136,7 @@ def looks_inverted(pixels: NDArray[np.uint8]) -> bool | None:
 
 @dataclass(frozen=True)
 class InversionCounts:
-    """Numbers of pictures whose polarity (black and white) is recognisable, and of those that look inverted.
-
-    Attributes:
-        telling: Number of pictures with a recognisable polarity.
-        modes: Colour modes in which most of these pictures look inverted.
-    """
+    """Numbers of pictures with recognisable polarity and of inverted ones, and the modes that are mostly inverted."""
 
     inverted: int
     telling: int

@@ -40,12 +40,7 @@ LINE_MBIT = 10.0
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """The plan that the site is checked for.
-
-    Attributes:
-        origin: Origin of the plan in words, such as "the last roll call".
-        assumed: True if no run is known, so that the plan is a guess.
-    """
+    """The plan that the site is checked for, with its ``origin`` in words; ``assumed`` if no run is known."""
 
     plan: Plan
     origin: str
@@ -55,10 +50,7 @@ class PlannedTraining:
 def find_planned_training(
     settings: SiteSettings, experiment: Experiment | None, source: ImageSource
 ) -> PlannedTraining:
-    """Return the plan of the given experiment, else that of the last roll call.
-
-    Without either, return an assumed plan whose model fits the site's images.
-    """
+    """Return the plan of the experiment, else of the last roll call, else an assumed plan that fits the images."""
     if experiment is not None:
         return PlannedTraining(make_plan(experiment), "the experiment given")
     if plan := read_last_plan(settings.state_folder):

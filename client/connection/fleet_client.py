@@ -165,10 +165,7 @@ class FleetClient:
     # ------------------------------------------------------------------ presence
 
     def hello(self) -> fleet.Hello | None:
-        """Ask the coordinator for its time, its release and the state of this site's key.
-
-        Returns:
-            The answer; None if the coordinator's release is too old for this call.
+        """Ask for the coordinator's time and release and this key's state; None if its release lacks this call.
 
         Raises:
             CoordinatorUnreachable: If nobody answers.
@@ -243,8 +240,7 @@ class FleetClient:
         Raises:
             RunOver: If the run of the message has ended.
             ContentGone: If the content is gone, or cannot be read.
-            RequestRefused: If the run's Flower App Bundle contains code, or the coordinator did not sign the request
-                for this site.
+            RequestRefused: If the run's Flower App Bundle contains code, or the request is not signed for this site.
         """
         metadata, tree = _read_metadata_and_tree(received)
         run_id, message_id = metadata.run_id, metadata.message_id

@@ -17,8 +17,7 @@ LOOK_S = 0.5
 
 
 def check_start(folder: Path) -> None:
-    """Check settings, key, kit (the coordinator's file), disk and Flower, and the coordinator's certificate if it
-    answers.
+    """Check settings, key, kit (the coordinator's file), disk, Flower and, if it answers, the coordinator's identity.
 
     Raises:
         BadInput: With every fault.

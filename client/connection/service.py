@@ -1,7 +1,4 @@
-"""The process of ``flwr-client start``: it connects, answers messages and reconnects.
-
-Torch, the device and the data stay loaded between messages.
-"""
+"""The process of ``flwr-client start``: it connects, answers messages, and keeps torch and the data loaded."""
 
 import _thread
 import contextlib

@@ -1,7 +1,4 @@
-"""A TLS handshake before that of gRPC, to explain what is wrong with a certificate.
-
-gRPC itself only reports that the coordinator is "unavailable".
-"""
+"""A TLS handshake before that of gRPC, to explain certificate faults that gRPC reports only as "unavailable"."""
 
 import base64
 import contextlib

@@ -217,12 +217,7 @@ RUNS_KEPT = 200
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The site's stored record of a run that it takes part in.
-
-    Attributes:
-        plan: Hash of the run's plan (:func:`hash_plan`).
-        seconds: Time that the site has worked for the run.
-    """
+    """A run's stored record: the hash of its plan (:func:`hash_plan`), and the site's seconds of work for it."""
 
     plan: str
     seconds: float = 0.0

@@ -26,8 +26,7 @@ COPIES_AT_WORK = 5
 """Copies of the model in memory during training: message, received, trained, gradient, difference."""
 ADAM_MOMENTS = 2
 GRADIENTS_AT_ONCE = 3
-"""Copies of an image's gradient in training with noise: while a network is tried, those before and after, and half of
-both."""
+"""Most copies of each image's gradient in memory at a time, in training with noise."""
 FILES_AT_ONCE = 2
 """State files of a run on disk: that of a round stays until the next round has counted."""
 

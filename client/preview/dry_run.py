@@ -44,11 +44,7 @@ DEADLINE_S = 86_400.0
 
 @dataclass(frozen=True)
 class FieldRow:
-    """One field of a record, formatted for a person.
-
-    Attributes:
-        values: The field's value as text; for an array, the range of its numbers.
-    """
+    """One field of a record for a person; ``values`` is its value as text, or the range of an array's numbers."""
 
     record: str
     field: str

@@ -1,7 +1,4 @@
-"""The page of ``flwr-client preview-data``: this hospital's images as the network receives them.
-
-The page shows patients' images and is for this hospital only.
-"""
+"""The page of ``flwr-client preview-data``: this hospital's images as the network receives them, for its staff only."""
 
 import base64
 from collections.abc import Iterator, Sequence

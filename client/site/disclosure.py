@@ -37,10 +37,7 @@ def count_patients(images: ImageSet) -> int:
 
 
 def mark_classes_below_threshold(images: ImageSet, smallest: int) -> Few:
-    """Mark the classes with patients below the threshold, ``(classes, 2)``.
-
-    Column 0 is True if too few patients are without the class, column 1 if too few show it.
-    """
+    """Mark classes with too few patients, ``(classes, 2)``: first too few without the class, then too few with it."""
     kinds = [[len(np.unique(images.patients[column == kind])) for kind in (0, 1)] for column in images.labels.T]
     return np.array(kinds, np.int64).reshape(-1, 2) < smallest
 

@@ -137,8 +137,7 @@ class RoundStateFolder:
         write_atomically(self._path(counted), _serialize_round_state(SiteRoundState()), durable=self.durable)
 
     def mark_round_settled(self, server_round: int, left: bytes, agreed: str = "") -> None:
-        """Mark a round's state as one that later rounds may start from: its sum is unmasked, or its cost is in the
-        ledger.
+        """Mark a round's state as one to continue from: its sum is unmasked, or its cost is in the ledger.
 
         Args:
             left: :meth:`hash_round_state` after this training, to detect a later training that overwrites the state.
@@ -249,8 +248,7 @@ class FrozenPartFiles:
 
     Args:
         folder: Folder with one file ``SHA256.f32`` for each part: little-endian float32 numbers and nothing else.
-        weights: Folder with the hospital's own weights files, from which a part can be made instead of received; or
-            None.
+        weights: Folder of the hospital's own weights files, from which a part can also be made; or None.
         durable: Flush files to disk.
     """
 
@@ -304,8 +302,7 @@ class FrozenPartFiles:
         """Read the frozen part with this SHA-256.
 
         Raises:
-            WireError: If the part is missing or damaged. A damaged file is removed, so that the coordinator sends it
-                again.
+            WireError: If the part is missing or damaged. A damaged file is removed, and then sent again.
         """
         path = self._path(sha256)
         try:

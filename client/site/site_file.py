@@ -94,9 +94,7 @@ def read_file_only(folder: Path) -> SiteSettings:
 
 
 def read_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
-    """Read ``site.toml``; return its settings, and the faults of ``annotates`` and ``synonyms``.
-
-    The caller reports these faults together with those of the data set.
+    """Read ``site.toml``; return its settings, and the faults of ``annotates`` and ``synonyms`` for a later report.
 
     Raises:
         BadInput: With every fault, if the file is missing or has any other fault.

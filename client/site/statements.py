@@ -38,12 +38,7 @@ class SiteNameMismatch(SignatureFault):
 
 @dataclass(frozen=True)
 class AcceptedReplies:
-    """The replies to one run that the coordinator accepted.
-
-    Attributes:
-        count: Number of accepted replies.
-        message: Id of the message that the last accepted reply answered; empty before the first.
-    """
+    """The number of a run's accepted replies, and the id of the message that the last one answered, or ""."""
 
     count: int = 0
     message: str = ""

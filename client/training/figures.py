@@ -44,15 +44,7 @@ def score_data_part(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple
 def make_score_histograms(
     policy: Policy, scores: Floats, labels: Floats, class_names: Sequence[str], hidden: Collection[str] = ()
 ) -> dict[str, ScoreHistogram]:
-    """Return class -> histograms of its scores by label, except for ``hidden`` classes.
-
-    Args:
-        scores, labels: ``(n, classes)``.
-
-    Returns:
-        An empty mapping if the policy does not allow histograms, or the scores are not finite because the model
-            diverged.
-    """
+    """Return class -> histogram of its scores by label; empty if the policy forbids it or the model diverged."""
     if not policy.score_histograms or not np.isfinite(scores).all():
         return {}
     columns = {name: column for column, name in enumerate(class_names) if name not in hidden}
@@ -181,8 +173,7 @@ class DisclosableMetrics(RequestedMetrics):
     def test_metrics(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
         """Return the metrics and score histograms of classes that are not hidden.
 
-        Under secure aggregation both are empty; the histograms then leave only in a sum
-        (:func:`test_histograms_for_sum`).
+        Under secure aggregation both are empty; histograms leave in a sum (:func:`test_histograms_for_sum`).
         """
         site, policy = task.site, task.site.policy
         if not may_send_test_metrics(task) or task.plan.privacy.secure_aggregation:

@@ -55,10 +55,7 @@ from strategies.local.training import (
 
 
 def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[SiteRoundLayer] = ()) -> TrainReply:
-    """Take part in one round, inside the given layers, the outermost first.
-
-    The site's state after the round is on disk before the reply is returned.
-    """
+    """Take part in one round, inside the given layers; the site's state is on disk before the reply is returned."""
     began = time.monotonic()
     task = prepare_task(site, request, layers)
     with reproducible_training(derive_seed(task.plan.run.seed, request.round, site.name), task.plan.training.threads):

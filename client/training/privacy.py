@@ -62,11 +62,7 @@ def hash_request(request: TrainRequest) -> str:
 
 
 class LastChargedReply(NamedTuple):
-    """The last reply, as stored on disk; its privacy cost is in the ledger.
-
-    Attributes:
-        left: :meth:`RoundStateFolder.hash_round_state` of the site's state after the training.
-    """
+    """The last reply, as stored on disk, with its cost in the ledger; ``left`` hashes the site's state after it."""
 
     reply: TrainReply
     left: bytes
@@ -123,9 +119,7 @@ class PrivacyBudgetLedger:
         self.write_cost(entry)
 
     def write_cost(self, entry: BudgetEntry, *, once: bool = False) -> None:
-        """Write the privacy cost of a reply, or of an error sent instead, to the ledger.
-
-        An error costs as much as a reply, because it can depend on the images too.
+        """Write the privacy cost of a reply, or of an error sent instead (which can depend on images), to the ledger.
 
         Args:
             once: Write nothing if the last entry is the cost of the same request.
@@ -198,8 +192,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         """Answer within the privacy budget; a repeated last request gets the stored reply.
 
         Raises:
-            BadInput: If the round would exceed the budget, or the run asks for more replies than its noise was computed
-                for.
+            BadInput: If the round would exceed the budget, or the number of replies that the plan's noise allows.
         """
         site, plan, cost = self.site, self.plan, self.site_privacy.noisy_steps_per_round
         ledger, digest, section = open_ledger(site), hash_request(request), plan.privacy

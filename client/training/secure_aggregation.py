@@ -1,7 +1,4 @@
-"""The site's part of secure aggregation: it holds updates and test score histograms until it has masked them.
-
-The process of the hospital, or of simulated sites, holds them in memory only.
-"""
+"""The site's part of secure aggregation: it holds updates and test score histograms until it has masked them."""
 
 import hashlib
 import hmac

@@ -1,7 +1,4 @@
-"""A request prepared for work at a site: the network with the received model, the images, and the site's stored state.
-
-It also defines the base class of the layers around this work.
-"""
+"""A request prepared for work at a site: the network with the received model, the images, and the stored state."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -48,12 +48,7 @@ Picture = tuple[str, str]
 
 @dataclass
 class ProbedSiteAnswers:
-    """The attacked site's answers to an adversary, counted.
-
-    Attributes:
-        records: Number of requests that the site answered with a record.
-        refusals: Distinct reasons of the requests that the site refused.
-    """
+    """The number of records that an attacked site sent, and the distinct reasons of its refusals."""
 
     records: int = 0
     refusals: list[str] = field(default_factory=list)
@@ -297,10 +292,7 @@ def zero_all_parameters(network: nn.Module) -> None:
 
 @torch.no_grad()
 def set_pixel_passing_weights(network: SplitNetwork) -> None:
-    """Set the weights so that the convolutions pass an image's pixels, from 0 to 1, on to the dense layer.
-
-    The head gets small random weights.
-    """
+    """Make the convolutions pass pixels, from 0 to 1, on to the dense layer; the head gets small random weights."""
     zero_all_parameters(network)
     layers, normalisation = fedsld_cnn_layers(network), network.spec.normalisation
     layers.first.weight[0, 0, 2, 2], layers.second.weight[0, 0, 2, 2] = normalisation.std[0], 1.0

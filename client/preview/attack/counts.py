@@ -44,12 +44,7 @@ ABSORBS = 2.0**60
 
 @dataclass(frozen=True)
 class UndisclosedCount:
-    """The number of images of one part that show a class, where the site does not report it.
-
-    Attributes:
-        row: The class's head row.
-        truth: The number itself, to check the attack.
-    """
+    """A number of images of one part that show a class, which the site does not report; ``truth`` is its value."""
 
     part: str
     row: int

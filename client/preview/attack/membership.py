@@ -67,13 +67,7 @@ def likelihood_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversary) 
 
 @dataclass(frozen=True)
 class AttackerData:
-    """The attacker's images, and the model that the attacker sends.
-
-    Attributes:
-        images: First the images that the site trains on (members), then the strangers.
-        members: Mask ``(n,)`` of the members.
-        start: The model that the attacker sends.
-    """
+    """The model that the attacker sends, and the attacker's images: the training images (``members``), then others."""
 
     plan: Plan
     images: ImageSet

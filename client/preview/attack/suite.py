@@ -124,10 +124,7 @@ def run_attacks(site: Site, plan: Plan) -> Iterator[AttackResult]:
 
 
 def _split_off_nonmembers(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
-    """Return training images for the copy, other images of the site, and strangers.
-
-    The strangers are some of the other images, of patients who are not in the training images.
-    """
+    """Return training images, other images of the site, and some of these from patients without a training image."""
     chosen = draw_random_images(site.train, 2 * MOST_IMAGES)
     shuffled = np.random.default_rng(6).permutation(len(chosen))
     half = len(chosen) // 2
