@@ -224,7 +224,7 @@ def _draw_dot(
 
 
 def _label_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Label the rows from the top down, with thin lines between them."""
+    """Label the rows of a figure from the top down, with thin lines between them."""
     for row in range(len(names) - 1):
         axes.axhline(row + 0.5, color=RULE, linewidth=0.6)
     axes.set_yticks(range(len(names)), names)

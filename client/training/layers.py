@@ -28,7 +28,7 @@ from strategies.local.updates import clip_to_length, compress_trunk
 
 
 def train_through_layers(site: Site, request: TrainRequest, masks: HeldUpdates | None = None) -> TrainReply:
-    """Answer a request to train, with the layers that the plan and the site's policy need.
+    """Train for one request, wrapped as plan and policy need it: clipping, noise, masks, disclosure limits.
 
     Args:
         masks: Holds updates until they are masked; None if no plan may use secure aggregation.

@@ -1,4 +1,4 @@
-"""The data types of a method's hospital half: batch, examples, context and local round; and tools for teachers."""
+"""The data types of a method's hospital half (batch, examples, context, local round), and tools for teacher models."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator

@@ -60,7 +60,7 @@ class Polyclinic(SequentialMethod):
 
     @property
     def last_rounds(self) -> int:
-        """Return the number of last rounds that end with a mean."""
+        """Return the number of last rounds that end with the mean of the models after each hospital."""
         return self.site.parameters.mean_rounds
 
     def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:

@@ -192,7 +192,7 @@ class ServerOnly(SequentialMethod):
 
     @property
     def server_training(self) -> ServerTraining:
-        """Return the settings of the coordinator's training; no other model is mixed in."""
+        """Return the settings of the coordinator's training, whose model is not mixed with models of sites."""
         return _make_server_training(self.site.parameters, 0.0)
 
     def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:

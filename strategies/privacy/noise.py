@@ -188,11 +188,11 @@ class NoiseSource:
 
 @dataclass(frozen=True)
 class NoiseQuantizationGrid:
-    """The grid of values that one Gaussian mechanism rounds to.
+    """The grid to which one Gaussian mechanism rounds vectors before they are summed and noise is added.
 
     Attributes:
         deviation: Standard deviation of the noise; 0 adds none.
-        longest: Largest Euclidean length of a vector in the sum.
+        longest: Largest Euclidean length of a vector that is summed.
     """
 
     deviation: float

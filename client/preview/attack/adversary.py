@@ -267,7 +267,7 @@ AT_A_TIME = 64
 
 
 class FedsldCnnLayers(NamedTuple):
-    """The two convolutions and the dense layer of the network ``fedsld_cnn``."""
+    """The two convolutions and the dense layer of the attacked network, a ``fedsld_cnn``."""
 
     first: nn.Conv2d
     second: nn.Conv2d

@@ -104,10 +104,10 @@ class TableColumn:
         return self.describe_part_lines({self.cells[place]: (place,) for place in places}, limit)
 
     def describe_part_lines(self, parts: Mapping[str, Collection[int]], limit: int = 5) -> str:
-        """List up to ``limit`` parts of cells with line numbers, for an error message.
+        """List up to ``limit`` parts of cells, each with the first of its lines, for an error message.
 
         Args:
-            parts: For each part, such as one finding, the indices of the distinct cells that contain it.
+            parts: Part of a cell, such as a finding -> indices in ``cells`` of the cells that contain it.
         """
         texts = []
         for part, places in list(parts.items())[:limit]:

@@ -251,7 +251,7 @@ def end_process() -> None:
 
 
 def main() -> None:
-    """Serve the coordinator's process, which is at the other end of a socket."""
+    """Run the sites on Ray for the coordinator's process, which sends its calls through a socket."""
     settings, connection = WorkerSettings(**json.loads(sys.argv[1])), socket.socket(fileno=int(sys.argv[2]))
     try:
         asyncio.run(RayDriver(connection, settings).run())

@@ -190,7 +190,7 @@ class SiteMaskingRound:
 
     @property
     def agreement_hash(self) -> str:
-        """Return a hash of this attempt's statements and of the sites in the unmasked sum; equal at all these sites."""
+        """Return a hash of all sites' signed keys and of the sites in the unmasked sum, equal at all honest sites."""
         stated = [self._statements[site].signed_text().decode() for site in sorted(self._statements)]
         return hashlib.sha256(json.dumps([stated, self._done.opened]).encode()).hexdigest()
 
