@@ -6,12 +6,12 @@ import common  # noqa: F401 - first: Ctrl-C may come at any moment
 
 import os
 
-# Before flwr is imported: nothing of ours calls home, nothing is installed at run time.
+# Before flwr is imported: this program sends no telemetry and installs nothing at run time.
 os.environ.update(
     FLWR_TELEMETRY_ENABLED="0",
     FLWR_DISABLE_UPDATE_CHECK="1",
     FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
-    PYDANTIC_DISABLE_PLUGINS="__all__",  # it would look for some in every installed package at each start
+    PYDANTIC_DISABLE_PLUGINS="__all__",  # otherwise pydantic searches all installed packages at each start
 )
 
 import contextlib
@@ -111,7 +111,7 @@ def preview(
         open_site(read_site_settings(folder), event_printer(PlainConsole(stderr=True))), tell=lambda line: None
     )
     planned = choose_experiment(planned, site)
-    if attack:  # a copy of the site
+    if attack:  # on copies of the site
         from client.preview.attack.suite import attacks_as_json as figures
         from client.preview.attack.suite import run_attacks, write_attack_page
         from common.config import make_plan

@@ -42,7 +42,7 @@ class SimulatedSites:
         experiment, index = _parse_experiment(self.experiment), int(context.node_config["partition-id"])
         data = simulated_data(experiment, self.base)
         sites = _cached_sites_of_run(self, data)
-        sites[index] = site = sites.pop(index, None) or _new_site(self, experiment, data, index)  # now used last
+        sites[index] = site = sites.pop(index, None) or _new_site(self, experiment, data, index)  # the last one used
         if len(sites) > MOST_SITES:
             del sites[next(iter(sites))]
         return site
@@ -58,7 +58,7 @@ def _cached_sites_of_run(sites: SimulatedSites, data: SimulatedData) -> dict[int
 
 def _new_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData, index: int) -> Site:
     images = images_of_simulated_site(data, index, build_site_method(experiment).pooled)
-    # The leading process has chosen the arithmetic, so that all sites compute alike; each GPU is measured by itself.
+    # The coordinator's process chose number formats for the CPU, so that all sites are equal; each GPU is measured.
     training = experiment.training
     use_gpu = torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0
     arithmetic = None if use_gpu or training.precision == "fastest" else read_arithmetic(training, "cpu")

@@ -44,7 +44,7 @@ class RunResultLine(BaseModel):
 
     Attributes:
         key: Hash of the run's settings.
-        code: Version of the code that determines the result of a run (:func:`code_version`).
+        code: Hash of the code on which the result depends (:func:`code_version`).
         validation_auroc: Mean over the sites in the best round, by which a learning rate is chosen.
         interval: Bootstrap interval of the mean AUROC over all classes, over the test part's patients; None if sites
             have own models.
@@ -441,7 +441,7 @@ def _method_over_blocks(
 
 
 def interval_half_width(entries: Sequence[tuple[str, MethodInBlock]]) -> float | None:
-    """Return half the width of the 95 % interval of a mean AUROC over blocks; None without all errors over patients.
+    """Return half the width of the 95 % interval of a mean AUROC over blocks; None if a patient error is missing.
 
     In a block with one seed, the interval is over patients alone. Blocks of one data set share their test patients, so
     their errors add up linearly. The errors of different data sets, and of different seeds, are independent.

@@ -6,14 +6,14 @@ import common  # noqa: F401 - first: Ctrl-C may come at any moment
 
 import os
 
-# Before flwr or ray is imported: nothing of ours calls home.
+# Before flwr or ray is imported: this program sends no telemetry.
 os.environ.update(
     FLWR_TELEMETRY_ENABLED="0",
     FLWR_DISABLE_UPDATE_CHECK="1",
-    PYDANTIC_DISABLE_PLUGINS="__all__",  # it would look for some in every installed package at each start
+    PYDANTIC_DISABLE_PLUGINS="__all__",  # otherwise pydantic searches all installed packages at each start
     RAY_USAGE_STATS_ENABLED="0",
     RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
-    RAY_worker_niceness="0",  # Ray's 15 starves a simulation on a machine that does anything else
+    RAY_worker_niceness="0",  # Ray's default of 15 starves workers on a busy machine
 )
 
 import shlex

@@ -246,7 +246,7 @@ def _group_by_method(runs: Sequence[RunFolderContent]) -> dict[str, dict[int, Ru
 
 def _members_of_subsets(by_method: ByMethod) -> Members:
     tests: dict[int, FinalTestSummary] = {}
-    for seeds in reversed(list(by_method.values())):  # the reference comes last and so prevails
+    for seeds in reversed(list(by_method.values())):  # the reference comes last and overrides the others
         tests.update({seed: run.summary.test for seed, run in seeds.items()})
     runs = (run for seeds in by_method.values() for run in seeds.values())
     return {

@@ -132,7 +132,7 @@ class TrialsTable(TrialsProgress):
         self._live.stop()
 
     def update(self) -> None:
-        # The terminal cuts the end of a long table.
+        # The terminal cuts off the end of a long table.
         self._live.update(Group(Text(self.pace.progress_sentence()), self.table()), refresh=True)
 
     def table(self) -> Table:

@@ -239,7 +239,7 @@ def _run_quietly(trial: Trial, sending: Connection, gpus: str | None) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # nothing has looked for GPUs in this process yet
     gc.freeze()  # a collection would copy every page that is shared with the process it is forked from
     if (program := multiprocessing.parent_process()) is not None and not program.is_alive():
-        return  # it ended before end_with_parent was called
+        return  # flwr-sim ended before end_with_parent was called
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)

@@ -179,7 +179,7 @@ def rank_methods(scores: Mapping[str, Sequence[float]]) -> MethodRanking:
 
 def critical_difference(methods: int, blocks: int) -> float:
     """Return the least significant difference of two average ranks by Nemenyi's test at :data:`ALPHA`."""
-    # The test takes infinitely many degrees of freedom, for which a million stand here.
+    # The test uses infinitely many degrees of freedom, approximated by a million.
     quantile = float(stats.studentized_range.ppf(1 - ALPHA, methods, 1e6)) / np.sqrt(2)
     return float(quantile * np.sqrt(methods * (methods + 1) / (6 * blocks)))
 

@@ -92,7 +92,7 @@ class LocalOnlyTraining:
     def _run_name(self) -> str:
         """Hash of the plan, labels and initial model, so that a training on disk is continued only for equal inputs."""
         digest = hashlib.sha256(self.plan.model_dump_json().encode())
-        # Labels of hidden classes are among these only where no figure leaves.
+        # The copy has labels of hidden classes only if no metric of its models leaves.
         digest.update(np.isnan(self.site.train.labels).tobytes())
         for name, array in sorted(self.initial.to_named_arrays().items()):
             digest.update(name.encode() + np.ascontiguousarray(array).tobytes())

@@ -116,7 +116,7 @@ class FleetClient:
         process: str = "",
     ) -> None:
         self._statements, self._process = statements, process
-        for library in ("flwr", "grpc"):  # errors still come as exceptions
+        for library in ("flwr", "grpc"):  # errors are still raised as exceptions
             logging.getLogger(library).setLevel(logging.CRITICAL)
         credentials = grpc.ssl_channel_credentials(ca_certificate)
         options = [
@@ -128,7 +128,7 @@ class FleetClient:
         ]
         self._raw = grpc.secure_channel(address, credentials, options=options)
         self._key = key
-        self._fleet = {  # the calls that bring no object
+        self._fleet = {  # calls without object content
             name: self._raw.unary_unary(
                 f"/{fleet.SERVICE}/{name}",
                 request_serializer=lambda request: request.SerializeToString(),
@@ -153,7 +153,7 @@ class FleetClient:
         )
         self._public_key = public_key_as_pem(key.public_key())
         self._bundles: dict[int, str] = {}
-        self._small: Mapping[str, bytes] = {}  # small objects of the last message, which came with its announcement
+        self._small: Mapping[str, bytes] = {}  # small objects that came with the last message
         self.node_id = 0
 
     def __enter__(self) -> "FleetClient":
@@ -298,7 +298,7 @@ class FleetClient:
         run_id = reply.metadata.run_id
         answered = fleet.PullMessagesResponse.FromString(received).messages_list[0].metadata
         reply.metadata.created_at, reply.metadata.ttl = answered.created_at, answered.ttl
-        # A reply that is sent again after a lost connection keeps its signature: it is the same reply.
+        # A reply that is sent again after a lost connection keeps its signature.
         if self._statements and reply.has_content() and not is_signed(reply.content):
             reply.content = self._statements.sign_records(reply.content, answered.message_id)
         tree, contents = split_message(reply)
@@ -349,7 +349,7 @@ class FleetClient:
         request = fleet.ConfirmMessageReceivedRequest(
             node=self._node, run_id=metadata.run_id, message_object_id=metadata.message_id
         )
-        with suppress(RunOver), _translate_grpc_errors():  # with its run it is gone by itself
+        with suppress(RunOver), _translate_grpc_errors():  # a run that is over needs no confirmation
             self._call(self._fleet["ConfirmMessageReceived"], request)
 
     @property
@@ -425,7 +425,7 @@ def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
     except grpc.RpcError as error:
         code, details = error.code(), shorten_grpc_details(error.details())
         if code in _LINE_ERRORS:
-            # Without the words and the address that gRPC puts around the cause.
+            # The cause alone, without gRPC's words and the address around it.
             causes = [description for words, description in DESCRIPTIONS.items() if words in details.lower()]
             cause = causes[0] if causes else _WRAPPING.sub("", details)
             raise CoordinatorUnreachable(cause or code.name.lower().replace("_", " ")) from None

@@ -208,7 +208,7 @@ class HospitalService:
                 raise
             except ConnectionNotAccepted as refusal:
                 if refusal.exit_code is not ExitCode.KEY:  # a newer process may have signed on by this key
-                    with contextlib.suppress(KeyboardInterrupt, SystemExit):  # the refusal is what has to be told
+                    with contextlib.suppress(KeyboardInterrupt, SystemExit):  # report the refusal, not the interruption
                         sign_off()
                 raise
             finally:
@@ -217,7 +217,7 @@ class HospitalService:
 
     def _note_release(self, link: FleetClient) -> None:
         """Record the coordinator's release, and warn if its wire version differs: then no run accepts this site."""
-        with contextlib.suppress(CoordinatorUnreachable, RunOver):  # the next call says what is wrong with the line
+        with contextlib.suppress(CoordinatorUnreachable, RunOver):  # the next call reports the fault
             if (hello := link.hello()) is None:
                 return
             self.status.coordinator_release = hello.release
@@ -300,7 +300,7 @@ class HospitalService:
             if give_up:
                 reply = make_error_reply(message, SITE_RAISED, give_up)
             else:
-                self._pending.write(received, attempts + 1)  # counts this process as dead, should it die
+                self._pending.write(received, attempts + 1)  # counts a death of this process during the work
                 try:
                     reply = self._reply_to(message)
                 except (KeyboardInterrupt, SystemExit):
@@ -348,7 +348,7 @@ class HospitalService:
             self._note_phase(message)
             reply = self._app(message, context)
             self._current_run = 0
-        except Exception as error:  # the site's process edge: the coordinator gets the reason, the site goes on
+        except Exception as error:  # the site continues; the coordinator gets the reason
             self._current_run = 0
             if isinstance(error, WireVersionError):
                 self._refusal = ConnectionNotAccepted(ExitCode.VERSION, str(error), "")

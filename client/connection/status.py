@@ -97,7 +97,7 @@ def keep_status_file(status: ClientStatus, state: Path) -> Iterator[None]:
 def _write_status(present: Mapping[str, Any], path: Path) -> bool:
     """Write the status file; return False if that failed, which readers notice by the age of the file."""
     content = json.dumps({**present, "written": time.time()}).encode()
-    with contextlib.suppress(OSError):  # no room on the disk, or no descriptor: no reason to end
+    with contextlib.suppress(OSError):  # a full disk must not end the program
         write_atomically(path, content, durable=False, private=True)
         return True
     return False

@@ -45,7 +45,7 @@ def check_certificate(
     except ConnectionNotAccepted as refusal:
         if refusal.exit_code is not ExitCode.EXPIRED:
             raise
-        dates = ""  # they show which clock is wrong
+        dates = ""  # for the message: dates show which clock is wrong
         with contextlib.suppress(ConnectionNotAccepted, CoordinatorUnreachable, ValueError):
             certificate = fetch_untrusted_certificate(address, environment)
             ends = (certificate.not_valid_before_utc, certificate.not_valid_after_utc)

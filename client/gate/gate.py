@@ -131,9 +131,7 @@ class GatedMessage:
             verdict = PolicyVerdict("wire", str(error).removesuffix("."))
         else:
             if isinstance(record, MaskingAnswer):
-                verdict = PolicyVerdict(
-                    "secure aggregation"
-                )  # of an update that the policy allowed when it was held back
+                verdict = PolicyVerdict("secure aggregation")  # the update was checked when it was held
             elif work is None:
                 verdict = PolicyVerdict(
                     "no plan", "" if isinstance(record, RefusalNoted) else "nothing may answer this"

@@ -72,12 +72,12 @@ class IncomingRequest:
         if work is None:
             return None, PolicyVerdict("no plan")
         verdict = request_verdict(self._policy, work)
-        if verdict.allowed and is_run_name(self._run):  # a record with another name cannot be read: its handler says so
+        if verdict.allowed and is_run_name(self._run):  # otherwise the handler reports the wrong run name
             plan = str(self._fields["plan"])
             if self._record is None:
                 memory = self._site.folder / "memory"
-                # Of a run that begins there is one only where the site has forgotten the run and its plan. Under
-                # another plan it would disclose what the first plan kept at home.
+                # A new run has a stored state only if the site has forgotten the run and its plan. Under
+                # another plan, that state could disclose what the first plan kept at the site.
                 shutil.rmtree(memory / self._run, ignore_errors=True)
                 remove_old_run_states(memory, self._run)
                 self._record = self._runs.record_plan(self._run, plan)
@@ -119,7 +119,7 @@ class IncomingRequest:
             with interrupt_after(self._seconds_left()):
                 yield
         finally:
-            if self._site.durable:  # in a simulation nobody waits for what is not needed
+            if self._site.durable:  # a simulation needs no record of time
                 self._record = self._runs.add_seconds(self._run, time.monotonic() - began)
 
     def time_verdict(self) -> PolicyVerdict:
@@ -167,7 +167,7 @@ def read_requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork 
         server_round if isinstance(server_round, int) else 0,
         bool(fields.get("test", False)),
         len(names) if isinstance(names, list) else len(site.declaration.canonical_names),
-        site.train_samples + site.policy.round_counts_to - 1,  # which plans fit must not say the last digits
+        site.train_samples + site.policy.round_counts_to - 1,  # the verdict must not reveal the exact number
         site.device,
         site.gpus,
     )
@@ -204,7 +204,7 @@ def interrupt_after(seconds: float | None) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        if left:  # another part's alarm goes on
+        if left:  # restart the alarm that another part had set
             signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), 1e-3))
 
 
@@ -245,7 +245,7 @@ class RunRecords:
 
     def _write_record(self, run: str, record: RunRecord, *, durable: bool) -> RunRecord:
         runs = self._read_all()
-        runs.pop(run, None)  # it goes to the end: heard of last
+        runs.pop(run, None)  # the latest run comes last
         runs[run] = record
         newest = dict(list(runs.items())[-RUNS_KEPT:])
         content = json.dumps({name: asdict(entry) for name, entry in newest.items()})
@@ -270,7 +270,7 @@ def hash_plan(plan: str) -> str:
             tree["run"].pop(key, None)
         plan = json.dumps(tree, sort_keys=True)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass  # no plan of ours: all of its text is hashed
+        pass  # not a plan: hash the text as it is
     return hashlib.sha256(plan.encode(errors="replace")).hexdigest()
 
 
@@ -290,7 +290,7 @@ class PlanRefused(ValueError):
 
     def __init__(self, rule: str, reason: str) -> None:
         self.rule = rule
-        # A coordinator's text, made fit for a log: a short line of printable ASCII.
+        # Makes a coordinator's text safe for a log: one short line of printable ASCII.
         ascii_only = reason.encode("ascii", "backslashreplace").decode()
         shown = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in ascii_only)
         super().__init__(shown if len(shown) <= LONGEST_REASON else f"{shown[:LONGEST_REASON]}...")

@@ -315,7 +315,7 @@ def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[t
             yield "method.statistics", _not_listed_fault(sent, declared, f"{name} does not declare")
             yield "policy.statistics", _not_listed_fault(sent, policy.statistics, "it does not have")
             bound = policy.maximum_update_norm
-            if bound is not None and work.plan.privacy.level != "update":  # noise comes on top of what was clipped
+            if bound is not None and work.plan.privacy.level != "update":  # noise is added after clipping
                 length = measure_length(reply.update)
                 reason = f"it is {bound:g}, and the update has length {length:g}"
                 yield "policy.maximum_update_norm", reason if length > bound * (1 + ROUNDING) else ""
@@ -331,7 +331,7 @@ def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[t
             yield "policy.test_metrics", _test_figures_fault(policy, work, reply)
             metrics = _not_listed_fault(reply.metric_names, evaluation.metrics, "the plan does not ask for")
             yield "evaluation.metrics", metrics
-            # A class whose validation scores are counted stands as a figure.
+            # A validation histogram of a class counts as a metric.
             counted = [0.0] * len(reply.validation_classes)
             figures = (*counted, reply.validation_loss, reply.validation_auroc)
             tested = reply.test_images is not None or bool(reply.auroc)

@@ -47,7 +47,7 @@ def find_hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
     few = mark_classes_below_threshold(images, smallest)
     hidden = {name for name, kinds in zip(images.class_names, few, strict=True) if kinds.any()}
     labelled = ~np.isnan(images.labels).all(axis=1)
-    others = np.nan_to_num(images.labels[labelled]).sum(axis=1) != 1  # images that do not show one class each
+    others = np.nan_to_num(images.labels[labelled]).sum(axis=1) != 1  # images that show no class or several
     if not hidden or not labelled.any() or others.sum() >= max(smallest, 1):
         return frozenset(hidden)
     shown = dict(zip(images.class_names, (images.labels == 1).sum(axis=0).tolist(), strict=True))

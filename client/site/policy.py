@@ -162,7 +162,7 @@ class Policy(TomlSection):
         plugins = any(name.startswith(PLUGIN) for name in info.data.get("methods") or ())
         if plugins or not names:
             return names
-        from strategies.registry import describe_statistics  # here: only a file that names them waits for torch
+        from strategies.registry import describe_statistics  # imports torch, so only if needed
 
         return _check_names(names, describe_statistics(), "statistics")
 

@@ -218,7 +218,7 @@ class Site:
             tell=lambda text: None,
             frozen_folder=self.frozen_folder or self.folder / "frozen",
         )
-        # Images are in memory once.
+        # The copy shares the images in memory.
         vars(inner).update(pixels=self.pixels, computed_results_cache=self.computed_results_cache)
         return inner
 

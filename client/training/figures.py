@@ -78,7 +78,7 @@ class RequestedMetrics:
     def metrics_of_received_model(self, task: "LocalTask") -> ReceivedModelMetrics:
         """Return the metrics of the received model, before training."""
         validation = task.validate()
-        # Where the model goes from site to site it is no model of a round.
+        # In a sequential method, this model is not the model of a round.
         counted = task.plan.evaluation.test_each_round and not task.method.sequential
         counts = self.test_counts(task) if counted else (None, None)
         return ReceivedModelMetrics(validation, self.validation_metrics(task, validation), *counts)
@@ -207,7 +207,7 @@ class DisclosableMetrics(RequestedMetrics):
         metrics = super()._plugin_metrics(task)
         if task.site.simulated:
             return metrics
-        # That a metric fails, and how, can depend on one patient's image.
+        # The failure of a metric can depend on one patient's image.
         return {name: wrap_failing_metric(name, metric, task.site.tell) for name, metric in metrics.items()}
 
 

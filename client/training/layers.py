@@ -64,7 +64,7 @@ def layers_for_plan(site: Site, plan: Plan, method: SiteMethod, masks: HeldUpdat
     if privacy.secure_aggregation or privacy.level == "update":
         layers.append(FailureHidingLayer(Exception))
     elif privacy.level != "none" and not site.simulated:
-        # A change of zero is one more result of noisy steps; any other failure is an error, and paid for as one.
+        # A zero update is a possible result of noisy steps. Any other failure is an error, and costs budget as one.
         layers.append(FailureHidingLayer(FloatingPointError))
     return layers
 
@@ -142,7 +142,7 @@ def _zero_update_result(task: LocalTask, request: TrainRequest) -> LocalResult:
     plan, network, received = task.plan, task.network, task.received
     write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
     statistics: Arrays = {}
-    if task.method.traffic.statistics:  # of the received model; noise is on them, as on all that leaves
+    if task.method.traffic.statistics:  # of the received model; noise is added later
         local = task.method.make_local_round(make_client_context(task, request))
         statistics = local.statistics(network, np.zeros(plan.training.epochs, np.float32))
     return LocalResult(

@@ -101,7 +101,7 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
             warm_up_head(task, validation, generator)
         trained, optimizer = train_local_epochs(task, request, local, validation, generator)
         state = read_state(network)
-        # Where noise is in each step, the loss says something of the images that no noise covers.
+        # With noise in each step, no noise protects the loss, so it must not decide anything.
         check_not_diverged(state, trained.last_loss if task.epoch is None else 0.0)
         statistics, method_state = local.statistics(network, trained.losses), local.method_state(network)
     if method_state and not task.method.keeps_method_state:
@@ -184,7 +184,7 @@ def compute_model_difference(
     """Return new minus received, for the model groups and head rows that the method averages."""
     sent = method.rows_sent(trained.head.class_names, annotated)
     now, before = trained.head.select_rows(sent), received.head.select_rows(sent)
-    with np.errstate(over="ignore"):  # infinite where the two are further apart than a float32 reaches
+    with np.errstate(over="ignore"):  # a difference may overflow to infinity
         return ModelGroups(
             trained.trunk - received.trunk if method.traffic.trunk else None,
             trained.norm - received.norm if method.sends_norm else None,

@@ -210,18 +210,18 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             try:
                 reply = answer(request)
             except (BadInput, WireError):
-                raise  # of the request
+                raise  # a fault of the request itself
             except (Exception, OutOfTime):
-                ledger.write_cost(entry)  # an error in the middle may be an answer too
+                ledger.write_cost(entry)  # an error can depend on the images as well
                 raise
             reply = replace(reply, epsilon=_finite_or_none(spent))
             if not site.policy.metrics_outside_privacy:
-                # The number of epochs that a loss took to settle depends on the data, as the time does.
+                # The number of epochs until a loss settles, and the time, depend on the images.
                 reply = replace(reply, epochs=plan.training.epochs, seconds=0.0)
             paid = LastChargedReply(reply, site.run_state_folder(request.run).hash_round_state(request.round))
             ledger.write_reply_and_cost(entry, paid)
         if not section.secure_aggregation:
-            # Later rounds may go on from what this training left: it is paid for. A masked one has to be opened too.
+            # Later rounds may start from this state, whose cost is charged. A masked round must also be unmasked.
             site.run_state_folder(request.run).mark_round_settled(request.round, paid.left)
         return paid.reply
 

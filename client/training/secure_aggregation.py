@@ -140,7 +140,7 @@ class SiteMaskingLayer(SiteRoundLayer):
         self.masks.forget(site)
         reply = replace(answer(request), seconds=0.0)
         verdict = reply_verdict(site.policy, RequestedWork(plan, method, request.round), reply)
-        if not verdict.allowed:  # the gate sees this reply without its update, and later only masked numbers
+        if not verdict.allowed:  # the gate later sees only masked numbers
             raise MaskingRefused(f"does not send this: {verdict}")
         shares = make_distributed_noise(plan, method)
         terms = replace(
@@ -227,11 +227,11 @@ def hash_request_parts(site: Site, request: TrainRequest | EvaluateRequest, meth
     rows = request.class_names if method.traffic.rows == "all" else ()
     statistics = request.statistics if isinstance(request, TrainRequest) else NO_ARRAYS
     test = [] if isinstance(request, TrainRequest) else ["test"]
-    # Sites whose local parts belong to other rounds must not be summed. The number of a round is not enough: of two
-    # attempts at a round, each can be opened by other sites.
+    # Sites whose local parts are of different rounds must not be summed. The round's number does not suffice: two
+    # attempts at one round can be unmasked by different sites.
     agreed = site.run_state_folder(request.run).settled_request_hash(request.counted)
     before = "" if agreed is None else f"round {request.counted}: {agreed}"
-    # By their names too: what a method does not find under its name could make a change of zero.
+    # Names are hashed too: without a statistic under its expected name, a method could return a zero update.
     plan = json.dumps([request.plan, request.contract, rows, before, sorted(statistics), *test])
     annotated = request.class_names if rows else site.declaration.canonical_names
     own = [(row, name) for row, name in enumerate(request.class_names) if name in annotated]
@@ -241,7 +241,7 @@ def hash_request_parts(site: Site, request: TrainRequest | EvaluateRequest, meth
     shared: dict[str, str] = {}
     if (head := request.model.head) is not None:
         shared = {f'head row of "{name}"': arrays_sha256(head.weight[row], head.bias[row]) for row, name in own}
-    # Shares of classes that exclude one another depend on the others: they compare where all classes are the same.
+    # Statistics of exclusive classes depend on all classes, so they are compared between sites with equal classes.
     among = quote_names([name for _, name in own]) if method.task == "multi_class" else ""
     for row, name in own:
         values = [array[row] for _, array in sorted(by_class.items())]

@@ -183,7 +183,7 @@ def prepare_task(site: Site, request: Request, layers: Sequence[SiteRoundLayer] 
     folder = site.run_state_folder(request.run)
     covered, trains = plan.privacy.protects_updates, isinstance(request, TrainRequest)
     if covered and trains and request.counted >= max(request.round, 1):
-        # Training writes over that memory, and no site could say afterwards which it went on from.
+        # Training would overwrite that state, and nobody could tell afterwards from which state the site started.
         raise WireError(f"round {request.round} is to go on from round {request.counted}, which is not before it.")
     expected = method.stores_state(plan) and (trains or method.keeps_local_parts)
     try:
@@ -262,7 +262,7 @@ def network_without_values(
     cache = cached_networks(spec, device, gpus)
     networks = cache.by_rows
     if memory_format not in (None, cache.memory_format):
-        set_memory_format(networks[()], memory_format)  # all have its backbone and neck
+        set_memory_format(networks[()], memory_format)  # all networks share this backbone and neck
         cache.memory_format = memory_format
     if class_names not in networks:
         networks[class_names] = network_with_new_head(networks[()], class_names, device)

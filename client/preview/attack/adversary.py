@@ -236,8 +236,8 @@ def copy_site_with(site: Site, **parts: ImageSet) -> Site:
     """Copy the site with other images in the given parts; the copy hides the same classes and labels as the site.
 
     Args:
-        parts: Images for ``train``, ``validation`` or ``test``: rows of the site's own part, whose labels stay hidden
-            or visible as in the site, or other images, to which the site's rule for hidden labels is applied.
+        parts: New images for ``train``, ``validation`` or ``test``. Rows of the site's own part keep their hidden
+            labels; for other images, the site's rule decides which labels are hidden.
     """
     unsaid = dict(site.unsaid)
     for part, images in parts.items():
@@ -298,7 +298,7 @@ def set_pixel_passing_weights(network: SplitNetwork) -> None:
     layers.first.weight[0, 0, 2, 2], layers.second.weight[0, 0, 2, 2] = normalisation.std[0], 1.0
     assert layers.first.bias is not None
     layers.first.bias[0] = normalisation.mean[0]
-    # Other weights for each class: of no image do the errors of all classes cancel one another.
+    # Different weights for each class, so that the errors of an image's classes never cancel out.
     weights = torch.randn(len(network.class_names), 1, generator=torch.Generator().manual_seed(2))
     network.head.weight.copy_(1e-3 * weights.expand_as(network.head.weight))
 

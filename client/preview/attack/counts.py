@@ -112,7 +112,7 @@ def infer_counts_from_losses(at: Adversary) -> AttackResult:
 def infer_counts_from_score_digits(at: Adversary) -> AttackResult:
     """Infer exact counts from the digits of AUROC and balanced accuracy, where counts are reported rounded."""
     step, test, pairs = at.site.policy.round_counts_to, at.site.test, dict[str, set[tuple[int, int]]]()
-    whole = Fraction(1, 10**6)  # a number that is less than this away from a whole one counts as whole
+    whole = Fraction(1, 10**6)  # tolerance for whole numbers
     for seed in range(TESTS if step > 1 else 0):
         plan, run = at.make_plan("tiny_cnn", 16, STILL), at.name_new_run()
         model = read_state(at.build_network(plan, seed))
@@ -174,7 +174,7 @@ def infer_counts_from_trunk(at: Adversary) -> AttackResult:
     with torch.no_grad():
         fedsld_cnn_layers(network).dense.bias[: len(at.head_rows)] = 1
         network.head.weight.fill_diagonal_(1)
-        network.head.bias.fill_(-1)  # of every image each class is as likely as not
+        network.head.bias.fill_(-1)  # each class has probability 0.5 for every image
     reply = at.request_training(plan, read_state(network))
     change = trunk_tensor_change(reply, layout_of(network).slices()[f"{DENSE}.bias"])
     return _make_counts_result(

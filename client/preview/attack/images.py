@@ -54,7 +54,7 @@ def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
     train = at.site.train
     plan = at.make_plan("fedsld_cnn", size, 1e3)
     network = at.build_network(plan)
-    # The attacker learns from other images how brightness is spread.
+    # The attacker learns the distribution of brightness from other images.
     alike = next((part for part in (at.site.test, at.site.validation) if len(part)), train)
     _set_weights_to_compare_brightness(network, alike)
     reply = at.request_training(plan, read_state(network))
@@ -97,7 +97,7 @@ def _set_weights_to_compare_brightness(network: SplitNetwork, alike: ImageSet) -
     set_pixel_passing_weights(network)
     dense, inputs = fedsld_cnn_layers(network).dense, compute_dense_layer_input(network, alike)
     dense.weight[:, : inputs.shape[1]] = 1 / inputs.shape[1]
-    # Each image seen is widened, so that the spread is smooth and keeps its mean and deviation.
+    # Random noise makes the distribution of brightness smooth.
     brightness = inputs.mean(axis=1)
     width = 0.3 * float(brightness.std() or 0.1)
     spread = brightness + np.random.default_rng(3).normal(0, width, (64, len(brightness)))

@@ -120,7 +120,7 @@ def _find_changed_units(at: Adversary, plan: Plan, network: SplitNetwork, count:
     moved, others = np.abs(change[:count]), np.abs(change[count:])
     if at.site.policy.epsilon is None:
         return [bool(size > 0) for size in moved]
-    # The other units answer to nothing: their changes are noise alone.
+    # The other units are never active, so their changes are noise alone.
     return [bool(size > 4 * others.std() + 1e-30) or None for size in moved]
 
 
