@@ -2,8 +2,8 @@
 
 :class:`RequestedMetrics` computes everything that a request asks for, in a simulation without limits.
 :class:`DisclosableMetrics` follows the site's policy: no metric of classes with few patients leaves
-(:mod:`client.site.disclosure`). If masks or noise protect the update, no metric of a model with parts that never leave
-the site leaves either.
+(:mod:`client.site.disclosure`). If masks or noise protect the update, it also withholds all metrics of a model with
+parts that never leave the site.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -243,7 +243,8 @@ def may_send_test_metrics(task: "LocalTask") -> bool:
 
 
 def withheld_because_of_noise(task: "LocalTask") -> bool:
-    """Return True if the plan has noise, and the policy sends no metrics that this noise does not protect."""
+    """Return True if the plan has noise and the policy keeps metrics, which this noise does not protect, at the site.
+    """
     return task.plan.privacy.level != "none" and not task.site.policy.metrics_outside_privacy
 
 

@@ -158,7 +158,7 @@ def privacy_status(site: Site) -> dict[str, float | None]:
 
 
 def refuse_over_budget(site: Site, plan: Plan, method: SiteMethod) -> None:
-    """Refuse a plan of which another round would exceed the privacy budget of the site's policy.
+    """Refuse a plan if another round of it would exceed the site's privacy budget.
 
     Raises:
         BadInput: If the budget would be exceeded.
