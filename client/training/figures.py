@@ -133,7 +133,7 @@ class DisclosableMetrics(RequestedMetrics):
         """Return the result of ``compute``; return ``nothing`` if it fails, which can depend on one patient's image.
 
         Raises:
-            BadInput, WireError: If the request itself is wrong, whatever the images.
+            BadInput, WireError: If the request itself is wrong, no matter on which images.
             Exception: Any exception of ``compute``, in a simulation without masks and noise.
         """
         try:
@@ -243,8 +243,7 @@ def may_send_test_metrics(task: "LocalTask") -> bool:
 
 
 def withheld_because_of_noise(task: "LocalTask") -> bool:
-    """Return True if the plan has noise and the policy keeps metrics, which this noise does not protect, at the site.
-    """
+    """Return True if the plan has noise, and the policy keeps metrics that this noise does not protect at the site."""
     return task.plan.privacy.level != "none" and not task.site.policy.metrics_outside_privacy
 
 

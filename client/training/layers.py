@@ -124,7 +124,7 @@ class FailureHidingLayer(SiteRoundLayer):
         """Train; return an update of zero if training failed.
 
         Raises:
-            BadInput, WireError: If the request itself is wrong, whatever the images.
+            BadInput, WireError: If the request itself is wrong, no matter on which images.
         """
         try:
             result = train(task, request)
