@@ -74,8 +74,8 @@ def remove_old_run_states(memory: Path, run: str, *, days: float = KEPT_DAYS, mo
     """Remove the stored states of runs that are not likely to be resumed.
 
     Removed are runs not written to for ``days``. Of the others the oldest are removed until the rest takes at most
-    ``most_bytes`` and is at most :data:`KEPT_RUNS` runs, because a coordinator may begin any number of runs. The states
-    of ``run``, and of the latest other run, are kept.
+    ``most_bytes`` and is at most :data:`KEPT_RUNS` runs, because a coordinator may begin any number of runs. ``run``
+    itself is always kept, and the latest other run even if it is larger than ``most_bytes``.
     """
     others = [folder for folder in memory.iterdir() if folder.name != run] if memory.is_dir() else []
     newest, room, before = True, most_bytes, time.time() - days * 86400
@@ -150,7 +150,7 @@ class RoundStateFolder:
             path.unlink()
 
     def is_round_settled(self, server_round: int) -> bool:
-        """Return True if a round is marked as settled, and no later training has overwritten its state."""
+        """Return True if :meth:`mark_round_settled` has marked a round, and no later training overwrote its state."""
         return self.settled_request_hash(server_round) is not None
 
     def settled_request_hash(self, server_round: int) -> str | None:
