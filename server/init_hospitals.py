@@ -17,8 +17,8 @@ from common.data.tables.roles import ColumnRoles, describe_cells, find_synonyms,
 from common.errors import Fault
 from common.system.plain_text import count_with_noun, json_text, list_first_and_count_rest
 
-MOST_HOSPITALS, MOST_COLUMNS = 30, 10
-"""Lines and columns of the table for the terminal."""
+MOST_HOSPITALS, MOST_COLUMNS, MOST_COMPARED = 30, 10, 300
+"""Lines and columns of the table for the terminal; hospitals whose names are compared with one another."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,9 @@ class TableHospitals:
                 "    [partition.lists].",
             ]
         alike = [
-            f'"{first}" and "{second}"' for first, second in combinations(self.names, 2) if _may_be_one(first, second)
+            f'"{first}" and "{second}"'
+            for first, second in combinations(self.names[:MOST_COMPARED], 2)
+            if _may_be_one(first, second)
         ]
         if alike:
             lines += [

@@ -187,7 +187,8 @@ def group_by_file_name(names: Sequence[str]) -> tuple[int, str] | None:
 def may_be_ids(columns: TableColumns, name: str) -> bool:
     """Return False for a column of ages, dates, times or counts, by its name or its cells."""
     filled = [cell for cell in columns.column(name).cells if not is_blank(cell)]
-    return not _words(name) & _NO_ID_WORDS and not all(map(_DATE.match, filled))
+    words = {re.sub(r"^patient(?:en|s)?", "", word) for word in _words(name)}  # of "Patientenalter": "alter"
+    return not words & _NO_ID_WORDS and not all(map(_DATE.match, filled))
 
 
 def guess_roles(
@@ -359,7 +360,7 @@ def possible_hospital_columns(columns: TableColumns, judged: Mapping[str, Judgem
         if not of.may_be_labels
         and _has_few_values(column := columns.column(name))
         and len(column.cells) <= _MOST_OFFERED
-        and not _words(name) & _NO_SOURCE_WORDS
+        and not _CASE.search(name)
         and may_be_ids(columns, name)
         and (is_plausible_finding(column) or _HOSPITAL.search(name) or _words(name) & _SOURCE_WORDS)
     ]

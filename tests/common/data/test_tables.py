@@ -922,7 +922,9 @@ def test_a_column_is_offered_for_patients_only_if_it_may_number_them(
     assert case_column(columns, [column]) == (column if is_offered else None)
 
 
-@pytest.mark.parametrize("column", ["Patient Age", "patientBirthDate", "PATIENT_SEX", "Patient Position", "Patient"])
+@pytest.mark.parametrize(
+    "column", ["Patient Age", "patientBirthDate", "PATIENT_SEX", "Patientenalter", "Patient Position", "Patient"]
+)
 def test_what_a_column_says_of_a_patient_is_no_patient(column: str, folder: Path) -> None:
     cell = "19{:02}-01-02" if column == "Patient" else "{}"
     columns = guessed(
@@ -968,6 +970,7 @@ def test_a_column_whose_words_other_columns_have_too_is_no_column_of_findings(
         ("view", ("PA", "AP"), False),
         ("last contact", ("2023-01-02", "2023-01-03"), False),
         ("stage", ("2", "3"), False),
+        ("visit", ("V1", "V2"), False),
         ("birth place", ("Ulm", "Jena"), False),
         ("note", tuple(f"note {n}" for n in range(24)), False),
     ],
