@@ -9,24 +9,28 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save
+from torch import Tensor
 
 from client.gate.incoming_request import OutOfTime
 from client.site.site import Site
 from client.training.task import LocalResult, LocalTask, SiteRoundLayer, Train
 from common.config import Plan
-from common.errors import BadInput, Fault, WireError
+from common.errors import BadInput, Fault, WireError, quote_names
+from common.models.state import ModelState, layout_of, read_state, state_to_tensors
 from common.system.files import write_atomically
 from common.system.hashing import derive_seed
 from common.wire.records import Arrays, ModelGroups, Request, TrainReply, TrainRequest, arrays_under
 from strategies.local.site_method import SiteMethod
+from strategies.privacy.image_gradients import CONSTANT_BUFFERS
 from strategies.privacy.mechanism import Accountant, NoisySteps, SitePrivacy, compute_epsilon, make_site_privacy
 from strategies.privacy.noise import NoiseSource, make_secret_noise, make_seeded_noise
 
@@ -173,6 +177,33 @@ def refuse_over_budget(site: Site, plan: Plan, method: SiteMethod) -> None:
         raise BadInput([Fault("site.toml: policy.epsilon", problem, "It takes no further part.")])
 
 
+class UncoveredChangeError(BadInput):
+    """Raised when something in the model changed that no noise covers; it depends on the images, and has a cost."""
+
+
+def refuse_uncovered_change(task: LocalTask, state: ModelState, covered: Iterable[Tensor] = ()) -> None:
+    """Compare a model with the received model before the difference leaves.
+
+    Args:
+        state: The model's values now.
+        covered: The parameters that training with noise has changed.
+
+    Raises:
+        UncoveredChangeError: If anything else differs, for instance a buffer that holds a mean of images.
+    """
+    layout, of_optimizer = layout_of(task.network), set(map(id, covered))
+    before, after = (state_to_tensors(values, layout) for values in (task.received, state))
+    tensors = task.network.state_dict(keep_vars=True)
+    changed = [
+        name.removeprefix("backbone.")
+        for name, values in after.items()
+        if id(tensors[name]) not in of_optimizer and not np.array_equal(values, before[name], equal_nan=True)
+    ]
+    if changed:
+        problem = f"changes {quote_names(changed, limit=4)} beside its training: what it keeps of images has no noise."
+        raise UncoveredChangeError([Fault("model.architecture", problem, CONSTANT_BUFFERS)])
+
+
 @dataclass(frozen=True)
 class PrivacyBudgetLayer(SiteRoundLayer):
     """Adds a plan's noise to a round, and charges its cost to the site's privacy budget."""
@@ -209,8 +240,10 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             spent = ledger.total_epsilon(section.delta, [cost], request.run, section.accountant)
             try:
                 reply = answer(request)
-            except (BadInput, WireError):
-                raise  # a fault of the request itself
+            except (BadInput, WireError) as error:
+                if isinstance(error, UncoveredChangeError):
+                    ledger.write_cost(entry)
+                raise  # the others are faults of the request itself
             except (Exception, OutOfTime):
                 ledger.write_cost(entry)  # an error can depend on the images as well
                 raise
@@ -237,10 +270,18 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         )
 
     def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
-        """Train, and add noise to update and statistics, if the plan has noise on updates."""
-        result = train(task, request)
-        if self.plan.privacy.level != "update":  # the noise is in the steps
+        """Add noise to update and statistics, in a plan with noise on updates; else check that the steps had it.
+
+        Raises:
+            UncoveredChangeError: If evaluation or training changed something that the noise does not cover.
+        """
+        if self.plan.privacy.level != "update":
+            refuse_uncovered_change(task, read_state(task.network))  # evaluation, before training
+            result = train(task, request)
+            groups = result.optimizer.param_groups
+            refuse_uncovered_change(task, result.state, [value for group in groups for value in group["params"]])
             return result
+        result = train(task, request)
         noisy = self.site_privacy.make_reply_noise(self._make_noise_source(request))
         update, statistics = noisy(result.update, result.statistics)
         return replace(result, update=update, statistics=statistics)

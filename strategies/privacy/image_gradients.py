@@ -103,6 +103,9 @@ NEAR = 1e-4
 """Largest change of a gradient by rounding, relative to the parameter's longest gradient; 1e-6 was measured."""
 NEARLY_NOTHING = 1e-6
 """Largest change by rounding, relative to an image's whole gradient."""
+CONSTANT_BUFFERS: Final = (
+    "Take a network whose buffers stay as they are, or keep them out of its state (persistent=False)."
+)
 LEAST = 1e-10
 """Smallest gradient of a parameter, relative to the whole gradient; a smaller one does not test the parameter."""
 
@@ -264,12 +267,13 @@ def _try_random_images(probe: SplitNetwork, first: Tensor, second: Tensor, seed:
             after, _ = gradients(mixed, weights[:images])
             if not _are_rows_alike([rows[stays] for rows in before[0]], [rows[stays] for rows in after]):
                 raise _mixed_images_error()
-    after_training = probe.state_dict()  # nothing was optimised
+    with torch.no_grad():
+        probe.eval()(second)
+    after_both = probe.state_dict()  # nothing was optimised
     for name, before_it in state.items():
-        if not torch.equal(before_it, after_training[name]):
-            problem = f'changes "{name.removeprefix("backbone.")}" in training: what it keeps of images has no noise.'
-            hint = "Take a network whose buffers stay as they are, or keep them out of its state (persistent=False)."
-            raise BadInput([Fault("model.architecture", problem, hint)])
+        if not torch.equal(before_it, after_both[name]):
+            problem = f'changes "{name.removeprefix("backbone.")}" by itself: what it keeps of images has no noise.'
+            raise BadInput([Fault("model.architecture", problem, CONSTANT_BUFFERS)])
 
 
 def _compute_trial_gradients(

@@ -314,8 +314,26 @@ def test_a_hospital_takes_no_part_with_a_network_that_keeps_a_mean_of_its_images
     of = changed_plan(
         stating(8.0, rounds=1), model={"architecture": f"plugin:{register_local_plugin(MODELS, network)}"}
     )
-    with pytest.raises(BadInput, match='changes "seen" in training'):
+    with pytest.raises(BadInput, match='changes "seen" by itself'):
         answer_roll_call(private_site(tmp_path), RollCall("run", of.model_dump_json()))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_buffer_that_only_real_images_change_ends_the_round_at_its_cost(training: bool, tmp_path: Path) -> None:
+    class KeepsBright(nn.Sequential):
+        def forward(self, images: Tensor) -> Tensor:
+            if self.training == training and images.abs().max() > 100:
+                self.seen.copy_(images[0, 0].flatten())
+            features: Tensor = super().forward(images)
+            return features
+
+    network = KeepsBright(nn.Conv2d(1, 8, 5), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    network.register_buffer("seen", torch.zeros(256))
+    model = {"architecture": f"plugin:{register_local_plugin(MODELS, network)}", "std": (1e-3,)}
+    at, of = private_site(tmp_path), changed_plan(noisy(), model=model)
+    with pytest.raises(BadInput, match='changes "seen" beside its training'):
+        first_round(at, of)
+    assert entries(tmp_path) == 1
 
 
 @pytest.mark.parametrize("architecture", ["timm:test_vit", "timm:test_convnext"])

@@ -170,7 +170,7 @@ def test_a_network_that_mixes_images_is_refused(mixed: Callable[[Tensor], Tensor
 
 
 def test_a_state_that_keeps_something_of_the_images_is_refused() -> None:
-    with pytest.raises(BadInput, match='changes "seen" in training'):
+    with pytest.raises(BadInput, match='changes "seen" by itself'):
         refuse(network(KeepsMean(persistent=True)), 4)
     refuse(network(KeepsMean(persistent=False)), 4)  # never leaves
 
