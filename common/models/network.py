@@ -21,7 +21,7 @@ from common.models.gpu import PARALLEL, REPLAY, compute_backbone_features
 from common.models.trained import (
     add_low_rank,
     frozen_tensor_names,
-    refuse_nothing_frozen,
+    refuse_unfit_train,
     reset_statistics,
     standardising_layers,
     trained_layer_names,
@@ -223,7 +223,7 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
     if spec.norm == "group" and not spec.norm_frozen:  # frozen, it mixes no images and must stay as published
         replace_with_group_norm(backbone)
     add_low_rank(backbone, spec.train)
-    refuse_nothing_frozen(backbone, spec)
+    refuse_unfit_train(backbone, spec)
     rows = initial_head(class_names, spec.neck or width, seed)
     head = make_dense_layer(torch.from_numpy(rows.weight), torch.from_numpy(rows.bias))
     # Most convolutions and poolings read channels last faster, on a CPU too.
@@ -241,7 +241,7 @@ def network_build_faults(spec: ModelSpec, base: Path) -> list[Fault]:
     if spec.weights is None and spec.train == "all" and not is_external(spec.architecture):
         return []
     try:
-        refuse_nothing_frozen(meta_backbone_with_factors(spec), spec)
+        refuse_unfit_train(meta_backbone_with_factors(spec), spec)
     except BadInput as bad:
         return list(bad.faults)
     if spec.weights is None:

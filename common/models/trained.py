@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
-from common.errors import BadInput, Fault
+from common.errors import BadInput, Fault, quote_names
 from common.models.zoo.spec import ModelSpec
+from common.plugins import PLUGIN
 
 PREFIX = "lora:"
 _ORIGINAL = ".parametrizations.weight.original"
@@ -141,10 +142,19 @@ def frozen_tensor_names(backbone: nn.Module, spec: ModelSpec) -> frozenset[str]:
     )
 
 
-def refuse_nothing_frozen(backbone: nn.Module, spec: ModelSpec) -> None:
-    """Raise :class:`BadInput` if ``model.train`` asks for frozen layers but the backbone has none to freeze."""
+def refuse_unfit_train(backbone: nn.Module, spec: ModelSpec) -> None:
+    """Raise :class:`BadInput` if ``model.train`` freezes nothing, or would train what a plug-in has frozen."""
     if spec.train != "all" and not frozen_tensor_names(backbone, spec):
         raise BadInput([Fault("model.train", f'"{spec.train}" freezes nothing of this backbone.', 'Use "all".')])
+    if not spec.architecture.startswith(PLUGIN):
+        return
+    trained = trained_layer_names(backbone, spec.train)
+    parameters = backbone.named_parameters()
+    own = [name for name, value in parameters if not value.requires_grad and name.rpartition(".")[0] in trained]
+    if own:
+        problem = f'"{spec.train}" would train {quote_names(own, limit=4)}, which the network itself has frozen '
+        remedy = 'Write model.train = "head" (the head alone) or "last:N" (its last N layers too), or unfreeze them.'
+        raise BadInput([Fault("model.train", problem + "(requires_grad=False).", remedy)])
 
 
 class StandardisingLayer(nn.BatchNorm1d):

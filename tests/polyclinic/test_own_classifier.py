@@ -207,17 +207,21 @@ def test_a_head_and_a_trunk_with_a_norm_of_their_weights_are_split(norm: Any, tm
 
 
 class KeepsMean(Classifier):
-    def __init__(self) -> None:
+    """Stores a mean of images in training, or in evaluation."""
+
+    def __init__(self, *, training: bool = True) -> None:
         super().__init__()
+        self.stores_in_training = training
         self.register_buffer("seen", torch.zeros(1))
 
     def forward(self, images: Tensor) -> Tensor:
-        if self.training:
+        if self.training == self.stores_in_training:
             self.seen.lerp_(images.detach().mean(), 0.5)
         return super().forward(images)
 
 
-def test_a_mean_of_images_that_has_no_noise_is_refused_before_round_1(tmp_path: Path) -> None:
+@pytest.mark.parametrize("training", [True, False])
+def test_a_mean_of_images_that_has_no_noise_is_refused_before_round_1(training: bool, tmp_path: Path) -> None:
     private = {
         "model.norm": "group",
         "evaluation.checkpoint": "last",
@@ -225,7 +229,9 @@ def test_a_mean_of_images_that_has_no_noise_is_refused_before_round_1(tmp_path: 
         "privacy.epsilon": 8.0,
         "privacy.delta": 1e-3,
     }
-    [(where, problem, _)] = faults_of(tmp_path / "run", model=KeepsMean(), head="out", settings=private)
+    [(where, problem, _)] = faults_of(
+        tmp_path / "run", model=KeepsMean(training=training), head="out", settings=private
+    )
     assert where.endswith("model.architecture")
     assert '"seen"' in problem
     assert not (tmp_path / "run").exists()
@@ -273,6 +279,19 @@ def test_a_trunk_that_its_owner_froze_is_not_trained_without_a_word(tmp_path: Pa
     assert 'model.train = "head"' in remedy
     trunk = run(tmp_path / "head", model=model, head="out", settings={"model.train": "head"}).network().backbone.trunk
     assert torch.equal(trunk[0].weight, model.trunk[0].weight)  # type: ignore[index, union-attr]
+
+
+def test_last_layers_of_which_their_owner_froze_a_part_are_refused(tmp_path: Path) -> None:
+    own = {"model.train": "last:1", "evaluation.checkpoint": "last"}
+    model, other = Classifier(), Classifier()
+    model.trunk[3].bias.requires_grad_(False)
+    [(where, problem, _)] = faults_of(tmp_path / "run", model=model, head="out", settings=own)
+    assert where.endswith("model.train")
+    assert '"last:1" would train "trunk.3.bias"' in problem
+    other.trunk[0].bias.requires_grad_(False)
+    trunk = run(tmp_path / "one", model=other, head="out", settings=own).network().backbone.trunk
+    assert torch.equal(trunk[0].bias, other.trunk[0].bias)  # type: ignore[index, union-attr]
+    assert not torch.equal(trunk[3].weight, other.trunk[3].weight)  # type: ignore[index, union-attr]
 
 
 def test_a_head_with_two_names_is_replaced_under_both(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ is PyTorch's 0.1 (the original's 0.01 lags behind in short local epochs), and th
 are those of the public PyTorch weights without their leading underscores.
 """
 
+import copy
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -56,11 +58,14 @@ def _single_value_safe_class(kind: type[nn.Module]) -> type[nn.Module]:
     return _STEADY.setdefault(kind, type(f"Steady{kind.__name__}", (SingleValueSafeNorm, kind), {}))
 
 
+_UPDATES_BUFFERS = WeakKeyDictionary[nn.Module, bool]()
+
+
 def is_batch_norm(layer: nn.Module) -> bool:
     """Return True if a layer is a batch normalisation, of any class and library, judged by its buffers.
 
-    Such a layer has buffers ``running_mean`` and ``running_var``; or at least two float buffers, which all have one
-    number for each channel, as all parameters of the layer have.
+    Such a layer has buffers ``running_mean`` and ``running_var``; or at least two float buffers that training changes
+    and that have one number for each channel, as all parameters of the layer have.
     """
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return True
@@ -70,7 +75,29 @@ def is_batch_norm(layer: nn.Module) -> bool:
     if {"running_mean", "running_var"} <= buffers.keys():
         return True
     values = [*buffers.values(), *layer.parameters(recurse=False)]
-    return len(buffers) > 1 and len({value.shape for value in values}) == 1 and values[0].ndim == 1
+    channels = {value.numel() if value.ndim and max(value.shape) == value.numel() else 0 for value in values}
+    if len(buffers) < 2 or len(channels) != 1 or 0 in channels:
+        return False
+    if layer not in _UPDATES_BUFFERS:
+        _UPDATES_BUFFERS[layer] = _updates_buffers(layer, channels.pop(), values[0])
+    return _UPDATES_BUFFERS[layer]
+
+
+def _updates_buffers(layer: nn.Module, channels: int, like: Tensor) -> bool:
+    """Return True if a copy of a layer changes its float buffers in training for some input, also a meta tensor."""
+    for shape in ((4, channels, 3, 3), (4, channels, 3), (4, channels), (4, 3, 3, channels)):
+        maps = torch.linspace(0, 1, math.prod(shape), dtype=like.dtype, device=like.device).reshape(shape)
+        try:
+            probe = copy.deepcopy(layer).train()
+            before = {name: (value, value._version) for name, value in probe.named_buffers(recurse=False)}
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                probe(maps)
+        except Exception:  # the layer takes no input of this shape: somebody else's code may raise anything
+            continue
+        after = {name: value for name, value in probe.named_buffers(recurse=False) if value.is_floating_point()}
+        if any(value is not before[name][0] or value._version != before[name][1] for name, value in after.items()):
+            return True
+    return False
 
 
 def make_single_value_safe(module: nn.Module) -> None:
@@ -99,7 +126,7 @@ def replace_with_group_norm(module: nn.Module) -> None:
             kind = type(child) if isinstance(child, SingleValueSafeNorm) else _single_value_safe_class(type(child))
             if kind not in _PLAIN:  # timm's BatchNormAct2d applies an activation, too
                 name = kind.__name__.removeprefix("Steady")
-                problem = f"group normalisation cannot take the place of {name}, which does more."
+                problem = f"group normalisation cannot take the place of {name}, which is not torch's or does more."
                 raise BadInput([Fault("model.norm", problem, 'Use "batch".')])
             assert isinstance(child, nn.modules.batchnorm._BatchNorm)
             grouped = nn.GroupNorm(math.gcd(MOST_GROUPS, child.num_features), child.num_features, eps=child.eps)

@@ -305,8 +305,7 @@ def plugin_head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
                 replace_with_group_norm(copy.deepcopy(module))
         except BadInput as bad:
             return list(bad.faults)
-        faults = _training_mode_faults(module, spec) or _unnamed_head_faults(module, spec, classes)
-        return faults or _frozen_parameter_faults(module, spec)
+        return _training_mode_faults(module, spec) or _unnamed_head_faults(module, spec, classes)
 
 
 def _training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
@@ -335,16 +334,6 @@ def _training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
     if probe is not None and not torch.equal(output.cpu(), probe):
         return [_make_not_last_fault(name, spec.own_head or "")]
     return []
-
-
-def _frozen_parameter_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
-    """Return a fault if the network's author has frozen parameters and ``model.train`` would train all."""
-    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
-    if not frozen or spec.train != "all":
-        return []
-    problem = f"{describe_network(spec)} has frozen parameters (requires_grad=False), {quote_names(frozen, limit=4)}."
-    remedy = 'Write model.train = "head" (the head alone) or "last:N" (its last N layers too), or unfreeze them.'
-    return [Fault("model.train", problem, remedy)]
 
 
 def _unnamed_head_faults(module: nn.Module, spec: ModelSpec, classes: int) -> list[Fault]:

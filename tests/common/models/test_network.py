@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from common.errors import BadInput
 from common.models.network import (
     EVALUATION_BATCH,
     SplitNetwork,
@@ -17,6 +18,7 @@ from common.models.network import (
     train_mode,
     unfreeze,
 )
+from common.models.zoo.networks import is_batch_norm, replace_with_group_norm
 from common.models.zoo.spec import TRAITS, Architecture, ModelSpec
 from tests.federations import read_vectors
 
@@ -214,3 +216,56 @@ def test_an_image_that_is_left_over_is_judged_by_a_network_that_takes_no_batch_o
     network.backbone.register_forward_pre_hook(refuse_one)
     assert torch.equal(compute_logits(network, pictures), plain)
     torch.testing.assert_close(features_and_logits(network, pictures)[1], plain)
+
+
+class OwnBatchNorm(nn.Module):
+    """Batch normalisation as a researcher writes it, with statistics of one shape."""
+
+    def __init__(self, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.axes = axes
+        self.scale = nn.Parameter(torch.ones(shape))
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("var", torch.ones(shape))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        mean, var = maps.mean(self.axes, keepdim=True), maps.var(self.axes, keepdim=True)
+        if self.training:
+            self.mean = self.mean.lerp(mean.detach().reshape(self.mean.shape), 0.1)
+            self.var.lerp_(var.detach().reshape(self.var.shape), 0.1)
+        return (maps - mean) / (var + 1e-5).sqrt() * self.scale
+
+
+class Normalize(nn.Module):
+    """Constants of the pixels, as many models have in front."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.full((3,), 0.5))
+        self.register_buffer("std", torch.full((3,), 0.5))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (images - self.mean[:, None, None]) / self.std[:, None, None]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((1, 5, 1, 1), (0, 2, 3)), ((5, 1, 1), (0, 2, 3)), ((1, 5, 1), (0, 2)), ((5,), (0,)), ((1, 1, 1, 5), (0, 1, 2))],
+)
+def test_a_batch_normalisation_of_any_form_is_known_by_what_it_does(
+    shape: tuple[int, ...], axes: tuple[int, ...], device: str
+) -> None:
+    before = torch.get_rng_state()
+    layer = OwnBatchNorm(shape, axes).to(device)
+    assert is_batch_norm(layer)
+    assert not is_batch_norm(Normalize().to(device))
+    assert torch.equal(before, torch.get_rng_state())
+    assert layer.training
+
+
+def test_an_own_batch_normalisation_belongs_to_the_norm_group_and_is_not_replaced() -> None:
+    layers = nn.Sequential(OwnBatchNorm((1, 5, 1, 1), (0, 2, 3)), Normalize())
+    with pytest.raises(BadInput, match="cannot take the place of OwnBatchNorm"):
+        replace_with_group_norm(layers)
+    replace_with_group_norm(nn.Sequential(Normalize()))
