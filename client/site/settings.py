@@ -1,6 +1,5 @@
 """Reading of a site from its folder: first ``site.toml`` with all its faults, then images and labels."""
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -93,14 +92,15 @@ def site_image_store(settings: SiteSettings, tell: Callable[[str], None]) -> Dec
     policy = settings.file.policy
     folders = {form: settings.state_folder / f"images-{form}" for form in ("encrypted", "plain")}
     for form, folder in folders.items():
-        if form != policy.keep_images and os.path.lexists(folder):
+        if form != policy.keep_images:
             try:
-                remove_store(folder)
+                removed = remove_store(folder)
             except OSError as error:
                 problem = f"cannot be removed ({error.strerror or error})."
                 remedy = f'Remove it: policy.keep_images = "{policy.keep_images}" does not allow these decoded images.'
                 raise BadInput([Fault(str(folder), problem, remedy)]) from None
-            tell(f"removed {folder}: policy.keep_images is {policy.keep_images}")
+            if removed:
+                tell(f"removed the decoded images in {folder}: policy.keep_images is {policy.keep_images}")
     limit, off = int(policy.keep_images_gb * 1e9), 'policy.keep_images = "no"'
     store = DecodedImageStore(folders.get(policy.keep_images), limit, "policy.keep_images_gb", off, tell=tell)
     if policy.keep_images != "encrypted":

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from common.config import Experiment, ExperimentFile, make_plan
-from common.data.base.image_set import ImageSet, SkippedImage, describe_skipped, sample_sha256
+from common.data.base.image_set import ImageSet, SkippedImage, describe_skipped, hash_dataset
 from common.data.load import dataset_faults, external_faults, external_images, refuse_unknown_test_classes
 from common.data.partition.checks import partition_faults
 from common.errors import BadInput, Fault, raise_faults
@@ -237,7 +237,7 @@ class Simulation:
 
 def refuse_other_data(opening: OpenedRunFolder, data: SimulatedData) -> None:
     """Record a hash of a new run's data; raise :class:`BadInput` if a resumed run had other data."""
-    folder, sha256 = opening.folder, sample_sha256(data.splits)
+    folder, sha256 = opening.folder, hash_dataset(data.splits)
     noted = [event["sha256"] for event in folder.events() if event["event"] == "data_read"]
     if opening.resumed and noted and noted[-1] != sha256:
         problem = "began with other images, labels or patients than the data set has now."

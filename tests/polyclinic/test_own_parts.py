@@ -73,9 +73,9 @@ def test_a_folder_that_is_used_again_takes_nothing_over(tmp_path: Path) -> None:
 def test_a_file_that_changed_is_read_anew(tmp_path: Path) -> None:
     hashes = []
     for seed in (1, 2):
-        data = pictures(seed)
+        parts = {part: pictures(3 * seed + number) for number, part in enumerate(("train", "val", "test"))}
         arrays = {
-            f"{part}_{kind}": getattr(data, kind) for part in ("train", "val", "test") for kind in ("images", "labels")
+            f"{part}_{kind}": getattr(data, kind) for part, data in parts.items() for kind in ("images", "labels")
         }
         np.savez(tmp_path / "data.npz", **arrays)
         settings = {"data": {"kind": "npz", "path": str(tmp_path / "data.npz"), "classes": ["lines", "bars"]}}

@@ -5,10 +5,12 @@ import json
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from common.data.base.names import is_nobody
@@ -65,6 +67,24 @@ class SkippedImage:
     reason: str
 
 
+GREY_DIGESTS = 256
+"""Digests below this number are those of pictures that are one grey all over."""
+
+
+def picture_digest(pixels: NDArray[Any], secret: bytes | None = None) -> int:
+    """Return a number below 2^64 that identifies a picture: a hash of its pixels, or its grey if it has only one.
+
+    Args:
+        pixels: uint8, or float32 from 0 to 255.
+        secret: Key of the hash, by which others cannot test whether the digest is that of a known picture.
+    """
+    low = pixels.min()
+    if low == pixels.max():
+        return int(low)
+    content = np.ascontiguousarray(pixels).data.cast("B")
+    return max(int.from_bytes(blake3(content, key=secret).digest(8)), GREY_DIGESTS)
+
+
 class PixelRows(ABC):
     """Base class of pictures that are read from the disk, or from a user's data set, only when they are needed.
 
@@ -83,6 +103,10 @@ class PixelRows(ABC):
     @abstractmethod
     def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:
         """Return the pictures with these indices, in the given order; uint8, or float32 from 0 to 255."""
+
+    @abstractmethod
+    def digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+        """Return the :func:`picture_digest` of each of these pictures, without reading them."""
 
     @property
     def ndim(self) -> int:
@@ -168,6 +192,18 @@ class ImageSet:
         return self.stored[:] if isinstance(self.stored, PixelRows) else self.stored
 
     @property
+    def digests(self) -> NDArray[np.uint64]:
+        """The :func:`picture_digest` of each picture, ``(n,)``."""
+        rows = np.arange(len(self)) if self.places is None else self.places
+        if isinstance(self.stored, PixelRows):
+            return self.stored.digests(rows)
+        pictures = self.stored  # equal rows are hashed once: identical files share a row
+        with ThreadPoolExecutor() as pool:
+            different, places = np.unique(rows, return_inverse=True)
+            digests = list(pool.map(lambda row: picture_digest(pictures[row]), different.tolist()))
+        return np.array(digests, np.uint64)[places]
+
+    @property
     def channels(self) -> int:
         """The number of channels: 1 for grey, 3 for colour."""
         return 1 if self.stored.ndim == 3 else int(self.stored.shape[3])
@@ -229,18 +265,13 @@ class Splits:
         return self.train.class_names
 
 
-SAMPLED_PICTURES = 64
-"""Pictures of each part that :func:`sample_sha256` reads."""
-
-
-def sample_sha256(splits: Splits) -> str:
-    """Hash a data set to identify it: all labels, patients and centres, and the pixels of up to 64 images per part."""
+def hash_dataset(splits: Splits) -> str:
+    """Return a SHA-256 that identifies a data set: its classes, and every label, patient, centre and picture."""
     digest = hashlib.sha256(json.dumps(splits.class_names).encode())
     for images in splits.parts:
-        steps = np.linspace(0, len(images) - 1, min(SAMPLED_PICTURES, len(images))).astype(np.intp)
         digest.update(json.dumps([images.patients.tolist(), images.sources.tolist()]).encode())
         digest.update(np.ascontiguousarray(images.labels).tobytes())
-        digest.update(np.ascontiguousarray(images.select_rows(steps).images).tobytes())
+        digest.update(images.digests.tobytes())
     return digest.hexdigest()
 
 

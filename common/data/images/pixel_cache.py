@@ -4,20 +4,21 @@ Each folder holds the pictures of one size, colour and rendering (:class:`PixelC
 
 ========== ============================================================================================================
 pixels     the pictures, in rows of equal length; an encrypted row is a nonce, the pixels and a tag (AES-256-GCM)
-rows       for each row of ``pixels``: the content key of the picture's file, and a checksum of key and pixels
+rows       for each row of ``pixels``: the content key of the picture's file, and a digest of the pixels
 blank      the content keys of pictures that are one uniform grey, because the window misses all their values
 files      for each image file: a hash of its path, place on the disk, size and times; and its content key
 lock       locked by the program that adds pictures
 in_use     locked by each program that uses the pictures; a folder in use is not removed
+form.json  size, colour, rendering and decoder versions of the pictures
 ========== ============================================================================================================
 
-``CACHEDIR.TAG`` marks a cache folder: a folder without it is never removed.
+``CACHEDIR.TAG`` marks a cache folder. Only these files are ever removed, and a folder only if nothing else is in it.
 
 A content key is the BLAKE3 hash of an image file, so that a copied or renamed file is not decoded again. With
 encryption the hash is keyed, so that it reveals nothing about the file.
 
 Pixels are flushed to the disk before their record in ``rows`` is written. A program that is killed loses the pictures
-of a few seconds, and the next program overwrites them. Checksums are verified when a program first reads a picture,
+of a few seconds, and the next program overwrites them. Digests are verified when a program first reads a picture,
 and encrypted pictures are authenticated at each reading. This detects disk errors, not every deliberate change by
 somebody who can write into the folder.
 """
@@ -26,11 +27,9 @@ import errno
 import fcntl
 import mmap
 import os
-import shutil
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -42,19 +41,20 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PixelRows
+from common.data.base.image_set import PixelRows, picture_digest
 from common.errors import BadInput, Fault
 
-PIXELS, ROWS, BLANK, FILES, LOCK, IN_USE = "pixels", "rows", "blank", "files", "lock", "in_use"
-_KEY, _CHECK, _IDENTITY = 32, 4, 16
-"""Length in bytes of a content key, a row's checksum, and the hash of a file's identity."""
+PIXELS, ROWS, BLANK, FILES, LOCK, IN_USE = _FILES = "pixels", "rows", "blank", "files", "lock", "in_use"
+FORM = "form.json"
+_KEY, _DIGEST, _IDENTITY = 32, 8, 16
+"""Length in bytes of a content key, a picture's digest, and the hash of a file's identity."""
 _NONCE, _TAG = 12, 16
 FLUSH_S = 2.0
 """Seconds between two flushes of new rows to the disk."""
 MARK = "CACHEDIR.TAG"
 """Name of the file that marks a folder as a cache, also for back-up programs (bford.info/cachedir)."""
 MARK_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# Images, kept by Polyclinic. May be removed.\n"
-LAYOUT = 2
+LAYOUT = 3
 """Version of the file layout, a part of the hash that names a cache's folder."""
 SETTLED_S = 2.0
 """A file that changed less than so many seconds before it was read may change again with the same time stamp."""
@@ -89,21 +89,24 @@ class CacheFolderLock:
 class MappedPixelRows(PixelRows):
     """Pictures in an unencrypted cache file, mapped into memory that all processes share.
 
-    Each picture is compared with its checksum on first access.
+    Each picture is compared with its digest on first access.
     """
 
     def __init__(self, path: Path, count: int, shape: tuple[int, ...], in_use: CacheFolderLock | None = None) -> None:
         self.path, self.shape, self._in_use = path, (count, *shape), in_use
         self.array = _map_file(path, count, int(np.prod(shape))).reshape(self.shape)
-        self._records = _read_records(path.parent / ROWS, _KEY + _CHECK)
+        self._records = _read_records(path.parent / ROWS, _KEY + _DIGEST)
         self._checked = np.zeros(count, np.bool_)
 
     def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[np.uint8]:
         self._check(rows)
         return self.array[rows]
 
+    def digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+        return _digests_in_records(self._records, rows)
+
     def check_all(self) -> None:
-        """Verify the checksums of all pictures, for a caller that accesses the array directly.
+        """Verify the digests of all pictures, for a caller that accesses the array directly.
 
         Raises:
             BadInput: If a picture was changed on the disk.
@@ -113,8 +116,7 @@ class MappedPixelRows(PixelRows):
 
     def _check(self, rows: NDArray[np.intp]) -> None:
         for row in rows[~self._checked[rows]].tolist():
-            record = self._records[row]
-            if _checksum(record[:_KEY], self.array[row].data) != record[_KEY:]:
+            if picture_digest(self.array[row]).to_bytes(_DIGEST) != self._records[row][_KEY:]:
                 raise _make_damaged_cache_error(self.path.parent)
             self._checked[row] = True
 
@@ -143,7 +145,7 @@ class EncryptedPixelRows(PixelRows):
     def __init__(self, path: Path, count: int, shape: tuple[int, ...], secret: bytes, in_use: CacheFolderLock) -> None:
         self.path, self.shape, self._in_use = path, (count, *shape), in_use
         self._sealed = _map_file(path, count, int(np.prod(shape)) + _NONCE + _TAG)
-        self._records = _read_records(path.parent / ROWS, _KEY + _CHECK)
+        self._records = _read_records(path.parent / ROWS, _KEY + _DIGEST)
         self._cipher = AESGCM(secret)
 
     def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[np.uint8]:
@@ -156,6 +158,9 @@ class EncryptedPixelRows(PixelRows):
                 raise _make_damaged_cache_error(self.path.parent) from None
             picture[...] = np.frombuffer(content, np.uint8).reshape(picture.shape)
         return pictures
+
+    def digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+        return _digests_in_records(self._records, rows)
 
 
 class PixelCache:
@@ -183,7 +188,7 @@ class PixelCache:
 
     def keys(self) -> list[bytes]:
         """Return the content key (hash of the source file) of each cached picture, in row order."""
-        records = _read_records(self.folder / ROWS, _KEY + _CHECK)
+        records = _read_records(self.folder / ROWS, _KEY + _DIGEST)
         path = self.folder / PIXELS
         whole = path.stat().st_size // self.row_bytes if path.exists() else 0
         return [record[:_KEY] for record in records[:whole]]
@@ -250,7 +255,7 @@ class CacheRowWriter:
         self._files = (cache.folder / FILES).open("ab", buffering=0)
         self._blank = (cache.folder / BLANK).open("ab", buffering=0)
         self._pixels = os.open(cache.folder / PIXELS, os.O_RDWR | os.O_CREAT, 0o600)
-        self._rows.truncate(self._next * (_KEY + _CHECK))
+        self._rows.truncate(self._next * (_KEY + _DIGEST))
         for file, length in ((self._files, _IDENTITY + _KEY), (self._blank, _KEY)):
             file.truncate(file.tell() // length * length)
         self._written: dict[int, bytes] = {}
@@ -270,10 +275,11 @@ class CacheRowWriter:
         with self._lock:
             row, self._next = self._next, self._next + 1
         content: Any = np.ascontiguousarray(picture).data.cast("B")
+        record = key + picture_digest(picture, self._cache.secret).to_bytes(_DIGEST)
         if self._cache.secret is not None:
             nonce, name = os.urandom(_NONCE), _row_associated_data(self._cache.folder / PIXELS, row, key)
             content = memoryview(nonce + AESGCM(self._cache.secret).encrypt(nonce, content, name))
-        record, offset = key + _checksum(key, content), row * self._cache.row_bytes
+        offset = row * self._cache.row_bytes
         while len(content):
             count = os.pwrite(self._pixels, content, offset)
             content, offset = content[count:], offset + count
@@ -341,11 +347,12 @@ def _is_marked(folder: Path) -> bool:
 
 
 def _forms(root: Path) -> list[Path]:
-    """Return the cache folders below ``root``, one per image format, the least recently used first."""
-    marked, used = list(filter(_is_marked, root.iterdir())), dict[Path, float]()
-    for folder in marked:
-        used[folder] = (folder / IN_USE).stat().st_mtime if (folder / IN_USE).exists() else 0
-    return sorted(marked, key=lambda folder: used[folder])
+    """Return the cache folders below ``root``, one per image format, the least recently used first.
+
+    Another cache's root has the same mark, but is never in use itself.
+    """
+    marked = [folder for folder in root.iterdir() if _is_marked(folder) and (folder / IN_USE).exists()]
+    return sorted(marked, key=lambda folder: (folder / IN_USE).stat().st_mtime)
 
 
 def _pixel_bytes(folder: Path) -> int:
@@ -385,24 +392,38 @@ def remove_unused(root: Path, wanted: int, spare: Path | None = None) -> int:
 
 
 def _remove_form(folder: Path) -> None:
-    moved = folder.rename(folder.with_name(f".{folder.name}.{os.getpid()}"))  # an atomic removal
-    (moved / PIXELS).unlink(missing_ok=True)  # before the mark, which identifies the remaining files as a cache
-    shutil.rmtree(moved)
+    """Remove the files of a cache, and the folder if nothing else is in it."""
+    moved = folder.rename(folder.with_name(f".{folder.name}.{os.getpid()}"))  # no other program opens it meanwhile
+    for name in (FORM, *_FILES):
+        (moved / name).unlink(missing_ok=True)
+    if not _remove_marked(moved):
+        with suppress(OSError):  # another program has made a new one meanwhile
+            moved.rename(folder)
 
 
-def remove_forms(root: Path) -> None:
-    """Remove all caches below ``root``, even those in use, and ``root`` itself if nothing else is in it.
+def _remove_marked(folder: Path) -> bool:
+    """Remove a marked folder and return True, if nothing but the mark is in it."""
+    with suppress(OSError):
+        if [path.name for path in folder.iterdir()] == [MARK]:
+            (folder / MARK).unlink()
+            folder.rmdir()
+            return True
+    return False
+
+
+def remove_forms(root: Path) -> bool:
+    """Remove all caches below ``root``, even those in use, and ``root`` itself if it was made for them alone.
+
+    Returns:
+        True if there were any.
 
     Raises:
         OSError: If a file cannot be removed.
     """
-    if not _is_marked(root):
-        return
-    for folder in _forms(root):
+    forms = _forms(root) if root.is_dir() else []
+    for folder in forms:
         _remove_form(folder)
-    (root / MARK).unlink()
-    with suppress(OSError):
-        root.rmdir()
+    return _remove_marked(root) or bool(forms)
 
 
 def keyed_hash(secret: bytes | None) -> blake3:
@@ -440,9 +461,9 @@ def _row_associated_data(path: Path, row: int, key: bytes) -> bytes:
     return f"{path.parent.name}/{row}/".encode() + key
 
 
-def _checksum(key: bytes, content: Any) -> bytes:
-    """Return the CRC-32 of a content key followed by the row's bytes."""
-    return zlib.crc32(content, zlib.crc32(key)).to_bytes(_CHECK, "little")
+def _digests_in_records(records: Sequence[bytes], rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+    digests = b"".join(records[row][_KEY:] for row in rows.tolist())
+    return np.frombuffer(digests, ">u8").astype(np.uint64)
 
 
 def _make_damaged_cache_error(folder: Path) -> BadInput:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from common.data.base.decoded_size import SHARE_OF_MEMORY, available_memory
 from common.data.base.image_set import PixelRows, SkippedImage
 from common.data.images.pixel_cache import (
+    FORM,
     LAYOUT,
     SETTLED_S,
     CacheRowWriter,
@@ -470,8 +471,8 @@ def _open_cache(store: DecodedImageStore, root: Path, form: Mapping[str, Any], s
         make_marked_folder(root)
     folder = root / keyed_hash(store.secret).update(text.encode()).hexdigest(16)
     cache = PixelCache(folder, shape, store.secret)
-    if not (folder / "form.json").exists():
-        (folder / "form.json").write_text(text, encoding="utf-8")
+    if not (folder / FORM).exists():
+        (folder / FORM).write_text(text, encoding="utf-8")
     return cache
 
 
@@ -515,18 +516,20 @@ def _make_cache_room(
     raise BadInput([Fault(str(root), problem, limit + remedy)])
 
 
-def remove_store(folder: Path) -> None:
-    """Remove a folder of decoded pictures, which a program of this user created; a symbolic link goes too.
+def remove_store(folder: Path) -> bool:
+    """Remove the decoded pictures below a folder; a link goes too, and a folder if nothing else is in it.
+
+    Returns:
+        True if there were any.
 
     Raises:
         OSError: If a file cannot be removed.
     """
-    if not folder.is_symlink():
-        shutil.rmtree(folder)
-        return
-    for root in (folder.resolve() / _INSIDE, folder.resolve()):
-        remove_forms(root)
-    folder.unlink()
+    place = folder.resolve()
+    removed = [remove_forms(root) for root in (place / _INSIDE, place)]
+    if folder.is_symlink():
+        folder.unlink()
+    return any(removed)
 
 
 @lru_cache(maxsize=1)

@@ -27,7 +27,7 @@ from common.data.images.reading import ImageForm, check_skip_budget, decode_pict
 from common.data.images.store import DecodedImageStore, cache_large_file_pictures, decode_pictures
 from common.data.sources.npz_file import ArrayHeader, NpzArrays, open_arrays, read_headers
 from common.data.tables.class_names import public_class_names, repeated_name_faults, unknown_class_faults
-from common.data.tables.copies import check_array_copies
+from common.data.tables.copies import check_copies
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 
 _PREFIXES = ("train", "val", "test")
@@ -307,7 +307,7 @@ def load_npz(spec: NpzSpec, base: Path, store: DecodedImageStore, opened: Opened
         BadInput: If a check fails; it lists all faults.
     """
     class_names, parts = opened or open_npz(spec, base)
-    return check_array_copies("data.path", Splits(*_read_images(spec, base, parts, class_names, store)))
+    return check_copies("data.path", Splits(*_read_images(spec, base, parts, class_names, store)), by_part=True)
 
 
 def load_npz_test(spec: NpzSpec, base: Path, store: DecodedImageStore) -> ImageSet:

@@ -23,9 +23,12 @@ from common.data.base.splits import (
 from common.data.images.reading import resize_images
 from common.data.sources.label_array import has_running_index, label_array
 from common.data.tables.class_names import repeated_name_faults
-from common.data.tables.copies import check_array_copies, repeated_picture_faults, shared_picture_faults
+from common.data.tables.copies import check_copies, repeated_picture_faults, shared_picture_faults
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.plugins import DATASETS, describe_plugin, identify_plugin, is_local_plugin_name, load_entry_point
+
+_DARK = 12
+"""Brightest value, of 255, of a data set that is refused as nearly black."""
 
 
 class MapDataset(Protocol):
@@ -100,10 +103,10 @@ def load_plugin(spec: PluginSpec, base: Path, tell: Callable[[str], object] = la
         everything = _make_image_set(spec, returned, where, tell)
         raise_faults(patient_name_faults(where, everything.patients))
         if returned.parts is None:
-            return check_array_copies(where, split_by_patient(everything, spec.split_seed))
+            return check_copies(where, split_by_patient(everything, spec.split_seed))
         parts = np.asarray(returned.parts)
         raise_faults(shared_patient_faults(where, {part: everything.patients[parts == part] for part in PARTS}))
-        return check_array_copies(where, divide_into_splits(everything, parts))
+        return check_copies(where, divide_into_splits(everything, parts))
     if not isinstance(returned, Mapping) or not all(isinstance(part, LabelledImages) for part in returned.values()):
         problem = f"returned {type(returned).__name__}, not polyclinic.data.LabelledImages."
         raise BadInput([Fault(where, problem)])
@@ -133,13 +136,12 @@ def _join_parts(
         problem = f"has parts of different classes or sizes. {forms_by_part}."
         raise BadInput([Fault(where, problem, "All parts have the same classes in the same order, and one size.")])
     if not all(isinstance(part.images, np.ndarray) for part in images.values()):
-        from common.data.sources.torch_dataset import TorchDatasetRows, shared_item_faults
+        from common.data.sources.torch_dataset import shared_item_faults
 
         raise_faults(shared_item_faults(where, {name: part.images for name, part in images.items()}))
-        rows = {name: part.stored for name, part in opened.items() if isinstance(part.stored, TorchDatasetRows)}
-        raise_faults(shared_picture_faults(where, {name: stored.digests for name, stored in rows.items()}))
     raise_faults(
         [
+            *shared_picture_faults(where, {name: part.digests for name, part in opened.items()}),
             *shared_patient_faults(where, {name: part.patients for name, part in opened.items()}),
             *patient_name_faults(where, np.concatenate([part.patients for part in opened.values()])),
         ]
@@ -151,7 +153,7 @@ def _join_parts(
             "train": train.select_rows(np.flatnonzero(~held_out)),
             "validation": train.select_rows(np.flatnonzero(held_out)),
         }
-    return check_array_copies(where, Splits(*(opened[name] for name in PARTS)))
+    return check_copies(where, Splits(*(opened[name] for name in PARTS)))
 
 
 def _make_image_set(
@@ -175,13 +177,21 @@ def _make_image_set(
     patients, sources = (
         None if names is None else array_to_names(np.asarray(names)) for names in (pictures.patients, pictures.sources)
     )
-    return ImageSet(
+    brightest = stored.max() if isinstance(stored, np.ndarray) else stored.brightest
+    if pictures.value_range is None and 0 < brightest <= _DARK:  # after a wrong division, or a mask of 0 and 1
+        problem = f"is nearly black: its brightest value is {brightest:.2g}, where 0 is black and 255 is white."
+        remedy = "Give images that use the range, or name it: pc.LabelledImages(..., value_range=(a, b))."
+        raise BadInput([Fault(where, problem, remedy)])
+    images = ImageSet(
         stored=stored if isinstance(stored, PixelRows) else resize_images(stored, spec.image_size, spec.resize),
         labels=np.asarray(pictures.labels, np.float32),
         class_names=tuple(pictures.class_names),
         patients=placeholder_patients(count, start) if patients is None else patients,
         sources=np.full(count, "") if sources is None else sources,
     )
+    if patients is None and pictures.parts is None:
+        raise_faults(repeated_picture_faults(where, images.digests))
+    return images
 
 
 def _labels_by_class(labels: Any, class_names: Sequence[str], where: str) -> NDArray[Any]:
@@ -206,9 +216,8 @@ def _open_torch_dataset(
     """
     from common.data.sources.torch_dataset import (  # imports torch
         dataset_class_names,
-        item_label_mask,
         open_dataset,
-        read_labels,
+        read_all_items,
         repeated_item_faults,
     )
 
@@ -229,19 +238,17 @@ def _open_torch_dataset(
         if pictures.patients is None and (item.patient is not None or "patient" in item.unclear):
             problem = "has items with patients, which are not read where labels are given."
             raise BadInput([Fault(where, problem, "Give patients=[...] beside labels.")])
-        if item.mask is not None:  # not used, but checked, because it may be a patient
-            try:
-                item_label_mask(item, len(names))
-            except ValueError as error:
-                raise BadInput([Fault(f"{where}[0]", str(error))]) from error
-        if pictures.patients is None:
-            raise_faults(repeated_item_faults(where, pictures.images))
-        stored.check_repeatable()
-        return stored, replace(pictures, class_names=names, labels=labels)
-    items = read_labels(stored, names, tell, patients=pictures.patients is None)
+        if item.mask is not None:
+            problem = "has a mask, or a third entry, which is not read where labels are given."
+            raise BadInput([Fault(f"{where}[0]", problem, "Return no mask; labels are NaN where they are unknown.")])
+    items = read_all_items(
+        stored, names, tell, labels=pictures.labels is None, patients=pictures.labels is pictures.patients is None
+    )
     patients = items.patients if pictures.patients is None else pictures.patients
     if patients is None:
-        raise_faults(repeated_item_faults(where, pictures.images) or repeated_picture_faults(where, stored.digests))
+        raise_faults(repeated_item_faults(where, pictures.images))
+    if pictures.labels is not None:
+        items = replace(items, labels=labels)
     return stored, replace(pictures, class_names=names, labels=items.labels, patients=patients)
 
 

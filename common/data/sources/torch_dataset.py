@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from common.data.base.image_set import PixelRows
+from common.data.base.image_set import PixelRows, picture_digest
 from common.data.base.names import is_nobody, normalize_name
 from common.data.images.store import DecodingProgress
 from common.data.sources.label_array import label_array, plain_array
 from common.data.sources.plugin import MapDataset
-from common.data.tables.copies import picture_digest
 from common.errors import BadInput, Fault, quote_names
 from common.system.hashing import derive_seed
 
@@ -37,11 +36,15 @@ _KEYS = {
     "patient": ("patient", "patients", "patientid", "patientids", "pid", "subject", "subjects", "subjectid"),
 }
 """Accepted keys of a dictionary item, by meaning, reduced to lower-case letters and digits."""
-_LIKE_PATIENT = re.compile("patient|subj|participant|person|individual|mrn|^pat(id|key|nr|no)?$")
+_LIKE_PATIENT = re.compile(
+    "patient|subj|participant|person|individual|mrn|hospital(n(o|r|um)|id)|medicalrecord|pacient|pazient"
+    "|^(nhs|cpr|ssn)|^pat(id|key|nr|no)?$"
+)
 _NO_PATIENT = re.compile("age$|sex|gender|birth|size|height|weight|position|orientation|comment")
-_LIKE_ID = re.compile("id$|uid|case|study|accession|client")
-_LIKE_LABELS = re.compile("label|target|annotat|known|uncertain")
-_LIKE_MASK = re.compile("mask|valid|observ|missing")
+_LIKE_LABELS = re.compile("label|target|annotat|known|uncertain|mask|valid|observ|missing")
+_LIST_SIGNS = re.compile("[,;|]")
+_CONTAINED = 4
+"""Letters of a class name that is recognised as a part of a key."""
 _CLASSES = ("class_names", "classes", "pathologies")
 """Attributes in which data sets store class names."""
 _LISTED, _MOST_FAILURES = 5, 100
@@ -79,7 +82,7 @@ class TorchDatasetRows(PixelRows):
     Attributes:
         labels: Labels from the first reading of all items, with which later readings must agree; None if the user gave
             labels separately.
-        digests: uint64 ``(n,)``, hashes of the pictures at that first reading; empty without it.
+        brightest: The highest value of all images at that reading, from 0 to 255.
     """
 
     draws = True
@@ -88,18 +91,21 @@ class TorchDatasetRows(PixelRows):
         self.dataset, self.name, self.value_range = dataset, name, value_range
         self._first: NDArray[Any] | None = None
         self.labels: DatasetLabels | None = None
-        self.digests = np.empty(0, np.uint64)
+        self.picture_digests, self.brightest = np.empty(0, np.uint64), 0.0
         self.first_item = self.read_item(0)
         self._first = self.convert_item_image(0, self.first_item.image)
         self.shape = (len(dataset), *self._first.shape)
 
-    def read_item(self, row: int, seed: int = 0) -> DatasetItem:
+    def read_item(self, row: int, seed: int | None = 0) -> DatasetItem:
         """Read one item, whose random transforms are determined by the seed.
+
+        Args:
+            seed: Draws differ from row to row; with None all rows have the same draws, and equal images stay equal.
 
         Raises:
             BadInput: If the data set raises an error, or the item has no usable form.
         """
-        with _seed_random_numbers(derive_seed(seed, row)):
+        with _seed_random_numbers(0 if seed is None else derive_seed(seed, row)):
             try:
                 item = self.dataset[row]
             except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
@@ -114,7 +120,7 @@ class TorchDatasetRows(PixelRows):
         return DatasetItem(item)
 
     def _item_of_dictionary(self, row: int, item: Mapping[Any, Any]) -> DatasetItem:
-        plain = {key: "".join(filter(str.isalnum, str(key).lower())) for key in item}
+        plain = {key: _letters_and_digits(key) for key in item}
         keys = {kind: [key for key in item if plain[key] in names] for kind, names in _KEYS.items()}
         if len(keys["image"]) != 1:
             problem = f"is a dictionary without an image; its keys are {quote_names(map(str, item))}."
@@ -134,14 +140,7 @@ class TorchDatasetRows(PixelRows):
                 )
             values["mask"] = values["segmentation"]
         unread = {key: item[key] for key in item if not any(key in names for names in keys.values())}
-        for key in unread:
-            name = plain[key]
-            if not keys["patient"] and _LIKE_PATIENT.search(name) and not _NO_PATIENT.search(name):
-                unclear["patient"] = f'has "{key}", which may name its patient. Call it "patient", or leave it out.'
-            if keys["labels"] and _LIKE_LABELS.search(name) and _is_vector(item[key]):
-                unclear["labels"] = (
-                    f'has "{key}" beside "{keys["labels"][0]}". Call a mask "label_mask"; leave others out.'
-                )
+        unclear |= _find_unclear_entries(unread, keys, values["image"])
         if not keys["labels"]:
             unclear["labels"] = f"has no labels among its keys, {quote_names(map(str, item))}. " + _GIVE_LABELS
         if unclear.keys() & {"mask", "segmentation"}:
@@ -199,6 +198,9 @@ class TorchDatasetRows(PixelRows):
         scaled = (values.astype(np.float64) - low) * (255 / (high - low))
         whole = np.round(scaled)
         return np.where(np.abs(scaled - whole) < _NEAR_INTEGER, whole, scaled).clip(0, 255).astype(np.float32)
+
+    def digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+        return self.picture_digests[rows]
 
     def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:
         images = []
@@ -371,33 +373,41 @@ class DatasetLabels:
     class_names: tuple[str, ...]
 
 
-def read_labels(
-    images: TorchDatasetRows, class_names: Sequence[str], tell: Callable[[str], object], *, patients: bool = True
+def read_all_items(
+    images: TorchDatasetRows,
+    class_names: Sequence[str],
+    tell: Callable[[str], object],
+    *,
+    labels: bool = True,
+    patients: bool = True,
 ) -> DatasetLabels:
-    """Read each item once to collect its labels and, if requested, its patient; the images are checked too.
+    """Read each item once to check it, and to collect its labels and its patient if these are requested.
 
     Some items are read again with another seed, to check that random transforms do not change the labels.
 
     Args:
         tell: Prints a progress line.
-        patients: True reads the patients too.
+        labels: True reads the labels; else they are all unknown.
+        patients: True reads the patients.
 
     Raises:
         BadInput: With the items that cannot be read, or whose labels do not fit the classes.
     """
     progress = DecodingProgress(len(images), tell)
-    labels = np.full((len(images), len(class_names)), np.nan, np.float32)
+    of_items = np.full((len(images), len(class_names)), np.nan, np.float32)
     digests = np.empty(len(images), np.uint64)
-    names, faults = list[str | None](), list[Fault]()
+    names, faults, brightest = list[str | None](), list[Fault](), 0.0
     for row in range(len(images)):
         try:
-            item = images.read_item(row)
+            item = images.read_item(row, seed=None)
             pixels = images.convert_item_image(row, item.image)
-            digests[row] = picture_digest(pixels)
-            labels[row] = _item_labels(item, class_names)
-            if patients and row == 0 and item.patient is None and (ids := _keys_like_ids(item)):
-                verb = "is" if len(ids) == 1 else "are"
-                tell(f'{quote_names(ids)} of the items {verb} not read: a patient\'s name is called "patient"')
+            digests[row], brightest = picture_digest(pixels), max(brightest, float(pixels.max()))
+            if labels:
+                of_items[row] = _item_labels(item, class_names)
+            if patients and row == 0 and item.patient is None and item.unread:
+                keys = list(map(str, item.unread))
+                verb = "is" if len(keys) == 1 else "are"
+                tell(f'{quote_names(keys)} of the items {verb} not read: a patient\'s name is called "patient"')
             if patients and "patient" in item.unclear:
                 raise ValueError(item.unclear["patient"])
             names.append(item.patient if patients else None)
@@ -415,17 +425,11 @@ def read_labels(
     if named and len(named) < len(images):
         problem = f"{len(images) - len(named)} of {len(images)} items name no patient."
         raise BadInput([Fault(images.name, problem, "Name one for each item, or for none.")])
-    images.digests = digests
-    images.labels = DatasetLabels(labels, named or None, tuple(class_names))
+    images.picture_digests, images.brightest = digests, brightest
+    read = DatasetLabels(of_items, named or None, tuple(class_names))
+    images.labels = read if labels else None
     images.check_repeatable()
-    return images.labels
-
-
-def _keys_like_ids(item: DatasetItem) -> list[str]:
-    """Return the keys of unread entries whose name suggests an identifier of a patient."""
-    names = {key: "".join(filter(str.isalnum, str(key).lower())) for key in item.unread}
-    of_pictures = re.compile("image|img|file|sop|series")
-    return [str(key) for key, name in names.items() if _LIKE_ID.search(name) and not of_pictures.search(name)]
+    return read
 
 
 def _item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[np.float32]:
@@ -439,8 +443,10 @@ def _item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[np.fl
     if item.labels is None:
         raise ValueError("has no labels. " + _GIVE_LABELS)
     for key, value in item.unread.items():
-        is_a_mask = len(class_names) > 1 or _LIKE_MASK.search(str(key).lower())
-        if is_a_mask and _is_vector(value) and plain_array(value).size == len(class_names):
+        if _names_a_class(key, value, class_names):
+            problem = f'has "{key}", which names a class and is not read. '
+            raise ValueError(problem + "Put it into the labels, or leave it out.")
+        if len(class_names) > 1 and _is_vector(value) and plain_array(value).size == len(class_names):
             problem = f'has "{key}" with a value a class, which is not read. Call it "label_mask" if it says which '
             raise ValueError(problem + "labels are known (1) and unknown (0); else leave it out of the dictionary.")
     values = label_array(item.labels, class_names)
@@ -496,6 +502,49 @@ def _is_vector(value: Any) -> bool:
     except Exception:  # each library raises its own exceptions
         return False
     return values.dtype.kind in "biuf" and values.squeeze().ndim <= 1
+
+
+def _find_unclear_entries(unread: Mapping[Any, Any], keys: Mapping[str, Sequence[Any]], image: Any) -> dict[str, str]:
+    """Return a message for "labels" and "patient" each, if an unread entry may be, or hold, such information.
+
+    Args:
+        unread: The entries of an item that are not read.
+        keys: The keys that are read, by meaning.
+    """
+    unclear = dict[str, str]()
+    for key, value in unread.items():
+        name = _letters_and_digits(key)
+        nested = f'has "{key}", whose entries are not read. Put them beside "{keys["image"][0]}", or leave it out.'
+        if not keys["patient"] and _is_nested(value):
+            unclear["patient"] = nested
+        elif not keys["patient"] and _LIKE_PATIENT.search(name) and not _NO_PATIENT.search(name):
+            unclear["patient"] = f'has "{key}", which may name its patient. Call it "patient", or leave it out.'
+        if _is_nested(value):
+            unclear["labels"] = nested
+        elif keys["labels"] and _LIKE_LABELS.search(name) and not (value is None or _is_segmentation(value, image)):
+            problem = f'has "{key}" beside "{keys["labels"][0]}". '
+            unclear["labels"] = problem + 'Call a mask "label_mask"; leave others out.'
+    return unclear
+
+
+def _is_nested(value: Any) -> bool:
+    """Return True for a dictionary with entries, or a list that has one."""
+    entries = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(entry, Mapping) and entry for entry in entries)
+
+
+def _names_a_class(key: Any, value: Any, class_names: Sequence[str]) -> bool:
+    """Return True if the key of an entry contains the name of a class, or its text, or one of its texts, is one."""
+    names = {_letters_and_digits(name) for name in class_names} - {""}
+    name = _letters_and_digits(key)
+    texts = [value] if isinstance(value, str) else value if isinstance(value, list | tuple | set) else []
+    words = [word for text in texts if isinstance(text, str) for word in _LIST_SIGNS.split(text)]
+    contained = any(of_class in name for of_class in names if len(of_class) >= _CONTAINED)
+    return contained or name in names or any(_letters_and_digits(word) in names for word in words)
+
+
+def _letters_and_digits(text: object) -> str:
+    return "".join(filter(str.isalnum, str(text).lower()))
 
 
 def _is_alike(first: Any, other: Any) -> bool:

@@ -1,16 +1,14 @@
 """Find identical pictures in a data set, and contradictions between their labels or patients."""
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PARTS, Splits, patients_known
+from common.data.base.image_set import GREY_DIGESTS, PARTS, Splits, patients_known
 from common.data.base.splits import Names
 from common.errors import Fault, raise_faults
 from common.system.plain_text import count_with_noun, list_first_and_count_rest
@@ -63,20 +61,16 @@ def contradicting_copies(
     return " ".join(sentences)
 
 
-# ---------------------------------------------------------------------- pictures in memory
-
-
-def picture_digest(pixels: NDArray[Any]) -> int:
-    """Return a hash of a picture's pixels, from 0 to 2^64 - 1."""
-    return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(pixels).data, digest_size=8).digest())
+# ---------------------------------------------------------------------- equal pixels
 
 
 def repeated_picture_faults(where: str, digests: NDArray[np.uint64]) -> list[Fault]:
     """Return a fault if a data set without patients contains more than a few identical pictures.
 
     Args:
-        digests: ``(n,)``, hashes of its pictures.
+        digests: ``(n,)``, those of its pictures.
     """
+    digests = _without_greys(digests)
     repeated = len(digests) - len(np.unique(digests))
     if repeated <= _COPIES * len(digests):
         return []
@@ -85,45 +79,50 @@ def repeated_picture_faults(where: str, digests: NDArray[np.uint64]) -> list[Fau
 
 
 def shared_picture_faults(where: str, digests: Mapping[str, NDArray[np.uint64]]) -> list[Fault]:
-    """Return a fault for each pair of parts that have more than a few identical pictures.
+    """Return a fault for each pair of parts that have more than a few identical pictures, other than of one grey.
 
     Args:
-        digests: Hashes of the pictures of each part, by the part's name.
+        digests: Those of the pictures of each part, by the part's name.
     """
+    distinct = {part: np.unique(_without_greys(of_part)) for part, of_part in digests.items()}
     return [
         Fault(where, f'has {shared} equal pictures in "{first}" and "{second}".', "Give each part images of its own.")
         for first, second in combinations(digests, 2)
-        if (shared := len(np.intersect1d(digests[first], digests[second])))
+        if (shared := len(np.intersect1d(distinct[first], distinct[second], assume_unique=True)))
         > max(_COPIES * min(len(digests[first]), len(digests[second])), _FEW)
     ]
 
 
-def check_array_copies(where: str, splits: Splits) -> Splits:
+def check_copies(where: str, splits: Splits, *, by_part: bool = False) -> Splits:
     """Refuse parts that share pictures; return the parts with a note on copies whose rows contradict one another.
 
-    Pictures of one grey, and those that are not in memory, are not compared.
+    Pictures of one grey are not compared.
+
+    Args:
+        by_part: True numbers the pictures of each part from 0 in the note; else parts of one array have its numbers.
 
     Raises:
         BadInput: If more than a few pictures of a part are in another part, too.
     """
-
-    digests, names = dict[str, NDArray[np.uint64]](), list[str]()
+    digests = {part: images.digests for part, images in zip(PARTS, splits.parts, strict=True)}
+    raise_faults(shared_picture_faults(where, digests))
+    names = list[str]()
     for part, images in zip(PARTS, splits.parts, strict=True):
-        stored = images.stored
-        if not isinstance(stored, np.ndarray):
-            return splits
-        rows = list(range(len(images))) if images.places is None else images.places.tolist()
-        some = [picture_digest(stored[row]) if stored[row].min() < stored[row].max() else 0 for row in rows]
-        digests[part] = np.array(some, np.uint64)
-        names += [f"{part if images.places is None else ''}[{row}]" for row in rows]
-    raise_faults(shared_picture_faults(where, {part: some[some > 0] for part, some in digests.items()}))
+        if by_part or images.places is None:
+            names += [f"{part}[{row}]" for row in range(len(images))]
+        else:
+            names += [f"[{row}]" for row in images.places.tolist()]
     labels, patients = (
         np.concatenate([getattr(images, key) for images in splits.parts]) for key in ("labels", "patients")
     )
     if not patients_known(patients):
         patients = np.full(len(patients), "")
     every = np.concatenate(list(digests.values()))
-    groups = equal_groups((row, every[row]) for row in np.flatnonzero(every).tolist())
+    groups = equal_groups((row, every[row]) for row in np.flatnonzero(every >= GREY_DIGESTS).tolist())
     if note := contradicting_copies(groups, names, labels, patients):
         splits = Splits(*(replace(images, notes=(*images.notes, note)) for images in splits.parts))
     return splits
+
+
+def _without_greys(digests: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    return digests[digests >= GREY_DIGESTS]

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from common.data.base.image_set import Splits
+from common.data.base.image_set import PixelRows, Splits, hash_dataset
 from common.data.base.spec import NpzSpec, PluginSpec
+from common.data.images.store import DecodedImageStore
 from common.data.load import load_dataset
+from common.data.sources import npz
 from common.errors import BadInput
 from common.plugins import DATASETS, register_local_plugin
 from polyclinic.data import LabelledImages
@@ -18,9 +20,30 @@ PICTURES = np.random.default_rng(7).integers(0, 256, (60, 8, 8), dtype=np.uint8)
 LABELS = np.stack([np.arange(60) % 2, np.arange(60) % 3 == 0], axis=1).astype(np.float32)
 
 
-def of_npz(folder: Path, parts: dict[str, NDArray[np.intp]], labels: NDArray[np.float32] = LABELS) -> Splits:
+@pytest.mark.parametrize("secret", [None, bytes(32)])
+def test_pictures_are_compared_and_identified_in_a_cache_as_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: bytes | None
+) -> None:
+    rows = {"train": np.arange(40), "val": np.arange(40, 50), "test": np.arange(50, 60)}
+    in_memory = of_npz(tmp_path, rows)
+    monkeypatch.setattr(npz, "KEPT_BYTES", 0)
+    place = DecodedImageStore(tmp_path / "cache", secret=secret)
+    spec = NpzSpec(kind="npz", path="a.npz", classes=("a", "b"))
+    cached = load_dataset(spec, tmp_path, place)
+    assert isinstance(cached.train.stored, PixelRows)
+    assert (hash_dataset(cached) == hash_dataset(in_memory)) == (secret is None)
+    write_npz(tmp_path, {**rows, "test": np.arange(30, 40)})
+    with pytest.raises(BadInput, match='has 10 equal pictures in "train" and "test"'):
+        load_dataset(spec, tmp_path, place)
+
+
+def write_npz(folder: Path, parts: dict[str, NDArray[np.intp]]) -> None:
     arrays: dict[str, Any] = {f"{part}_images": PICTURES[rows] for part, rows in parts.items()}
-    np.savez(folder / "a.npz", **arrays, **{f"{part}_labels": labels[rows] for part, rows in parts.items()})
+    np.savez(folder / "a.npz", **arrays, **{f"{part}_labels": LABELS[rows] for part, rows in parts.items()})
+
+
+def of_npz(folder: Path, parts: dict[str, NDArray[np.intp]]) -> Splits:
+    write_npz(folder, parts)
     return load_dataset(NpzSpec(kind="npz", path="a.npz", classes=("a", "b")), folder)
 
 
@@ -37,7 +60,7 @@ def test_a_test_part_of_an_npz_file_that_holds_training_pictures_is_refused(tmp_
 
 def test_pictures_that_an_array_repeats_are_refused_where_nobody_knows_their_patients(tmp_path: Path) -> None:
     twice = np.tile(np.arange(60), 2)
-    with pytest.raises(BadInput, match='equal pictures in "train" and'):
+    with pytest.raises(BadInput, match="holds 60 pictures again, and names no patients"):
         of_arrays(tmp_path, twice)
     assert len(of_arrays(tmp_path, twice, patients=[f"P{row}" for row in twice]).train)
 

@@ -524,6 +524,44 @@ def test_a_folder_that_somebody_put_into_the_cache_stays(tmp_path: Path) -> None
     assert (tmp_path / "cache" / "thesis" / "scans" / "2024" / "a.dcm").read_text() == "irreplaceable"
 
 
+def test_another_cache_inside_a_cache_stays(tmp_path: Path) -> None:
+    files, room = write_pictures(tmp_path / "images", 10), DecodedImageStore(tmp_path / "cache", limit_bytes=1000)
+    team = tmp_path / "cache" / "team"
+    for root in (room, replace(room, folder=team)):
+        decode(files, root)
+    (team / "notes.txt").write_text("mine")
+    gc.collect()
+    decode(files, room, replace(FORM, size=10))
+    assert (team / "notes.txt").read_text() == "mine"
+    assert [f.stat().st_size for f in team.glob(f"*/{PIXELS}")] == [640]
+    assert store.remove_store(tmp_path / "cache")
+    assert len(list(team.glob(f"*/{PIXELS}"))) == 1
+
+
+def test_a_file_that_somebody_put_beside_the_pixels_stays(tmp_path: Path) -> None:
+    files, room = write_pictures(tmp_path / "images", 10), DecodedImageStore(tmp_path / "cache", limit_bytes=1000)
+    decode(files, room)
+    ((tmp_path / "cache").glob(f"*/{PIXELS}").__next__().parent / "notes.txt").write_text("mine")
+    gc.collect()
+    decode(files, room, replace(FORM, size=10))
+    assert [f.stat().st_size for f in (tmp_path / "cache").glob(f"*/{PIXELS}")] == [1000]
+    assert len(list((tmp_path / "cache").glob("*/notes.txt"))) == 1
+    np.testing.assert_array_equal(decode(files, DecodedImageStore(tmp_path / "cache")).images, pixels(files))
+
+
+def test_only_decoded_images_are_removed_from_a_folder_that_holds_other_things(tmp_path: Path) -> None:
+    folder = tmp_path / "images-plain"
+    write_users_folder(folder)
+    before = sorted(folder.rglob("*"))
+    assert not store.remove_store(folder)
+    decode(write_pictures(tmp_path / "images", 3), DecodedImageStore(folder))
+    assert list(folder.rglob(PIXELS)) != [folder / "scans" / PIXELS]
+    gc.collect()
+    assert store.remove_store(folder)
+    assert sorted(folder.rglob("*")) == before
+    assert not store.remove_store(tmp_path / "nothing")
+
+
 def test_a_lock_that_failed_is_no_error_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file")
     with pytest.raises(OSError, match="file"):

@@ -170,17 +170,86 @@ def test_unread_entries_of_other_sizes_are_left(opened: Callable[[Any], Splits])
         np.testing.assert_array_equal(part.labels, LABELS[part.places])
 
 
-@pytest.mark.parametrize("key", ["case_id", "StudyInstanceUID", "eid"])
-def test_an_unread_key_that_looks_like_an_id_is_named_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str
-) -> None:
-    items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], key: f"p{row}", "image_id": row})
+def test_unread_keys_are_named_once_where_patients_are_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    more = {"case_id": "p", "path": "p/a.png"}
+    items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], **more})
     monkeypatch.setattr(plugin, "load_entry_point", lambda group, name: lambda folder, options: LabelledImages(items))
     lines = list[str]()
     load_dataset(PluginSpec(kind="plugin", name="stripes"), tmp_path, DecodedImageStore(tell=lines.append))
     assert [line for line in lines if "not read" in line] == [
-        f'"{key}" of the items is not read: a patient\'s name is called "patient"'
+        '"case_id", "path" of the items are not read: a patient\'s name is called "patient"'
     ]
+
+
+LABELS_BY_OTHER_DOORS: dict[str, dict[str, Any]] = {
+    "known": {"known": ["lines"]},
+    "valid": {"valid": False},
+    "annotated": {"annotated": {"lines": 1, "bars": 0}},
+    "meta": {"meta": {"label_mask": [1, 0]}},
+    "annotations": {"annotations": [{"class": 0}]},
+    "reader": {"reader": ["lines"]},
+    "finding": {"finding": "Lines|other"},
+    "bars": {"bars": 1},
+    "lines_present": {"lines_present": True},
+}
+
+
+@pytest.mark.parametrize(("key", "entry"), LABELS_BY_OTHER_DOORS.items(), ids=LABELS_BY_OTHER_DOORS)
+def test_an_entry_that_may_say_what_is_known_is_refused_by_its_name(
+    opened: Callable[[Any], Splits], key: str, entry: dict[str, Any]
+) -> None:
+    items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], **entry}, class_names=("lines", "bars"))
+    with pytest.raises(BadInput, match=rf'\[0\]: has "{key}"'):
+        opened(LabelledImages(items, patients=[f"p{row}" for row in range(COUNT)]))
+
+
+@pytest.mark.parametrize("entry", [{"meta": {"patient_id": 3}}, {"hospital_number": "3"}, {"MedicalRecordNr": 3}])
+def test_an_entry_that_may_name_a_patient_is_refused_unless_patients_are_named(
+    opened: Callable[[Any], Splits], entry: dict[str, Any]
+) -> None:
+    items = Items(lambda row: {"image": GREY[row], **entry})
+    with pytest.raises(BadInput, match="items with patients, which are not read"):
+        opened(LabelledImages(items, LABELS))
+    assert opened(LabelledImages(items, LABELS, patients=[f"p{row}" for row in range(COUNT)]))
+
+
+def test_a_mask_is_refused_where_labels_are_given(opened: Callable[[Any], Splits]) -> None:
+    items = Items(lambda row: {"image": GREY[row], "label_mask": [1, 0]})
+    with pytest.raises(BadInput, match="has a mask"):
+        opened(LabelledImages(items, LABELS, patients=[f"p{row}" for row in range(COUNT)]))
+
+
+def brightened(row: int) -> Any:
+    factor = 0.9 + 0.1 * np.random.random()
+    return GREY[row % 20].astype(np.float32) / 255 * factor, LABELS[row % 20]
+
+
+@pytest.mark.parametrize("images", [LabelledImages(Items(brightened)), LabelledImages(Items(brightened), LABELS)])
+def test_repeated_pictures_are_found_behind_random_transforms_and_given_labels(
+    opened: Callable[[Any], Splits], images: LabelledImages
+) -> None:
+    with pytest.raises(BadInput, match="holds 40 pictures again"):
+        opened(images)
+
+
+def test_parts_that_share_pictures_are_refused_where_labels_are_given(opened: Callable[[Any], Splits]) -> None:
+    for make in (lambda: GREY, lambda: Items(lambda row: GREY[row])):
+        with pytest.raises(BadInput, match='has 60 equal pictures in "train" and "test"'):
+            opened({part: LabelledImages(make(), LABELS, ("a", "b")) for part in ("train", "test")})
+
+
+@pytest.mark.parametrize(
+    "images", [GREY // 64, Items(lambda row: GREY[row] / 65535), Items(lambda row: (GREY[row] > 9).astype(np.uint8))]
+)
+def test_images_that_are_all_nearly_black_are_refused(opened: Callable[[Any], Splits], images: Any) -> None:
+    with pytest.raises(BadInput, match="is nearly black: its brightest value is"):
+        opened(LabelledImages(images, LABELS, ("a", "b")))
+
+
+def test_dark_floats_of_a_named_range_are_accepted(opened: Callable[[Any], Splits]) -> None:
+    images = LabelledImages(Items(lambda row: GREY[row] / 65535), LABELS, value_range=(0, 255 / 65535))
+    splits = opened(images)
+    np.testing.assert_array_equal(splits.train.images, GREY[splits.train.places])
 
 
 @pytest.mark.parametrize("patients", [None, [f"p{row // 2}" for row in range(COUNT)]], ids=["unknown", "known"])
@@ -249,10 +318,10 @@ def test_items_are_read_once_for_their_labels_and_then_when_they_are_needed(open
     assert items.reads == splits.train.places[[3, 1]].tolist()
 
 
-def test_with_labels_given_only_a_few_items_are_read(opened: Callable[[Any], Splits]) -> None:
+def test_with_labels_given_items_are_read_once_for_their_pictures(opened: Callable[[Any], Splits]) -> None:
     items = Items(lambda row: GREY[row])
     splits = opened(LabelledImages(items, LABELS, ("a", "b"), patients=[f"p{row // 3}" for row in range(COUNT)]))
-    assert len(items.reads) == 1 + 3 * 8
+    assert len(items.reads) == 1 + COUNT + 3 * 8
     np.testing.assert_array_equal(splits.test.labels, LABELS[splits.test.places])
 
 
@@ -434,7 +503,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "name beside labels": (
         of(lambda row: (GREY[row], 1, f"p{row}"), labels=LABELS),
-        f"{P}[0]: has a mask that is not 1",
+        "has a mask, or a third entry, which is not read where labels are given",
     ),
     "repeated items": (Subset(SHARED, [*range(COUNT), 3, 3]), "holds 2 items again, and names no patients"),
     "repeated in a wrapper": (
@@ -487,7 +556,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "part classes": (parts(test=of(lambda row: (GREY[row], 1), class_names=("b", "a"))), "parts of different classes"),
     "part sizes": (parts(test=of(lambda row: (COLOR[row], LABELS[row]))), "parts of different classes or sizes"),
     "part patients": (
-        parts(**{name: of(lambda row: GREY[row], labels=LABELS, patients=["x"] * 60) for name in ("train", "test")}),
+        parts(
+            train=of(lambda row: GREY[row], labels=LABELS, patients=["x"] * 60),
+            test=of(lambda row: 255 - GREY[row], labels=LABELS, patients=["x"] * 60),
+        ),
         "1 patient in both train and test",
     ),
     "part fails": (parts(train=of(failing), test=of(failing)), f'{P}["train"][0]: failed'),
