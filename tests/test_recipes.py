@@ -164,8 +164,9 @@ def test_a_csv_with_pictures_dicom_files_slices_of_volumes_or_a_pacs_make_the_sa
 
 
 def test_the_python_of_the_page_runs_from_top_to_bottom() -> None:
+    """But for the blocks that read somebody's table, which have their tests above."""
     space: dict[str, object] = {}
-    for block in blocks(PAGE, "python"):
+    for block in (block for block in blocks(PAGE, "python") if "read_csv" not in block):
         exec(compile(block, "docs/recipes.md", "exec"), space)
     for run, key in (("network", "model.architecture"), ("loss", "training.loss")):
         section, name = key.split(".")
