@@ -47,7 +47,7 @@ class PictureFacts:
         pixels: uint8 ``(height, width[, 3])`` as the network receives them; None if the picture cannot be read, or
             :data:`MOST_PIXELS_KEPT` pictures are in memory already.
         head: DICOM header of a file that came from an archive; else empty.
-        blank: True if all pixels of a DICOM file are equal, because its display window misses all of its values.
+        blank: True if all pixels are equal, because the display window misses all of the file's values.
         reason: Reason why the picture cannot be read; empty if it can.
     """
 

@@ -40,7 +40,7 @@ from common.data.images.headers import (
     encoded_shape,
     jpeg_2000_decoder_bytes,
     read_dicom_heads,
-    rle_plane_size,
+    rle_plane_sizes,
 )
 from common.data.images.reading import ImageForm
 from common.data.images.store import decode_pictures
@@ -464,7 +464,7 @@ def frame_seeds() -> list[bytes]:
 
 
 def frame(data: bytes) -> None:
-    for read in (encoded_shape, jpeg_2000_decoder_bytes, rle_plane_size):
+    for read in (encoded_shape, jpeg_2000_decoder_bytes, rle_plane_sizes):
         with contextlib.suppress(ValueError):
             read(data)
 

@@ -428,6 +428,22 @@ def test_one_value_a_channel_is_normalised_as_in_evaluation(norm: nn.Module, sha
     assert torch.equal(trained, network.eval()(images))
 
 
+def test_a_lazy_normalisation_is_safe_after_its_first_call() -> None:
+    network = nn.Sequential(nn.LazyBatchNorm2d())
+    make_single_value_safe(network)
+    network(torch.randn(4, 2, 3, 3))
+    assert isinstance(network[0], SingleValueSafeNorm)
+    images = torch.tensor([6.0, -3.0]).reshape(1, 2, 1, 1)
+    assert torch.equal(network.train()(images), network.eval()(images))
+
+
+def test_a_normalisation_with_a_running_variance_alone_is_safe() -> None:
+    network = nn.Sequential(pytest.importorskip("timm.layers").EvoNorm2dB0(2))
+    make_single_value_safe(network)
+    images = torch.tensor([6.0, -3.0]).reshape(1, 2, 1, 1)
+    assert torch.equal(network.train()(images), network.eval()(images))
+
+
 def test_one_value_without_running_statistics_has_no_variance() -> None:
     norm = nn.BatchNorm2d(2, track_running_stats=False)
     nn.init.constant_(norm.bias, 0.5)

@@ -16,6 +16,7 @@ from common.data.images.bands import convert_by_row_bands, scale_to_8_bits
 from common.data.images.grey import (
     GreyscalePipeline,
     StoredPixelBits,
+    element_number,
     element_value,
     lookup_entry_bits,
     render_grey,
@@ -25,22 +26,23 @@ from common.data.images.grey import (
 from common.data.images.headers import (
     encoded_shape,
     jpeg_2000_decoder_bytes,
+    jpeg_2000_is_signed,
     read_dicom_elements,
     refuse_large_elements,
-    rle_plane_size,
+    rle_plane_sizes,
     tags_by_keyword,
 )
-from common.data.images.syntaxes import READ_BY, is_readable, syntax_name
+from common.data.images.syntaxes import LOSSY, READ_BY, is_readable, syntax_name
 
 _FRAME_KEYWORDS = {
-    "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept"),
+    "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
     "FrameVOILUTSequence": ("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence"),
 }
 
 
 def frame_count(dataset: Any) -> int:
     """Return the number of frames of a DICOM file; 1 if the file does not state it."""
-    return int(element_value(dataset, "NumberOfFrames") or 1)
+    return int(element_number(dataset, "NumberOfFrames") or 1)
 
 
 def frame_index(frame: Frame | None, count: int, subject: str) -> int:
@@ -67,14 +69,21 @@ def apply_functional_groups(dataset: Any, index: int) -> None:
     """Copy the rescaling, window and VOI LUT of one frame to the top level of a multi-frame data set.
 
     Single-frame files have these elements there, so that later code treats both alike. Values of the frame take
-    precedence over those shared by all frames (DICOM PS3.3 C.7.6.16.2.9 and C.7.6.16.2.10).
+    precedence over those shared by all frames, and these over the top level, unless they are blank (DICOM PS3.3
+    C.7.6.16.2.9 and C.7.6.16.2.10).
+
+    Raises:
+        ValueError: If there are groups for some frames, and none for this one.
     """
     shared, of_frames = (element_value(dataset, f"{kind}FunctionalGroupsSequence") for kind in ("Shared", "PerFrame"))
+    if of_frames and len(of_frames) <= index:
+        raise ValueError(f"PerFrameFunctionalGroupsSequence ends at frame {len(of_frames)}")
     groups = [*(shared or [])[:1], *(of_frames or [])[index : index + 1]]
     for group in groups:
         for sequence, keywords in _FRAME_KEYWORDS.items():
             for item in (group.get(sequence) or [])[:1]:
-                for keyword in keywords:
+                values = (item.get(keyword) for keyword in keywords if keyword != "VOILUTFunction")
+                for keyword in keywords if any(value or value == 0 for value in values) else ():
                     dataset.pop(keyword, None)
                     if keyword in item:
                         dataset[keyword] = item[keyword]
@@ -82,17 +91,19 @@ def apply_functional_groups(dataset: Any, index: int) -> None:
 
 _GREY = ("MONOCHROME1", "MONOCHROME2")
 _COLOR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
-_PALETTE = "PALETTE COLOR"
+_PALETTE, _RGB = "PALETTE COLOR", ("Red", "Green", "Blue")
 _PIXELS = Tag("PixelData")
+_RLE_PADDING = 16
+"""A segment of an RLE frame may unpack to fewer bytes than these too many, from zeros that pad it."""
 _KIND = "PhotometricInterpretation"
 _NUMBERS = ("Rows", "Columns", "SamplesPerPixel", "BitsAllocated", "BitsStored", "PixelRepresentation")
 _READ = tags_by_keyword(
     *(_KIND, *_NUMBERS),
     *("NumberOfFrames", "HighBit", "PlanarConfiguration", "PixelPaddingValue", "PixelPaddingRangeLimit"),
     *("RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth", "VOILUTFunction", "PresentationLUTShape"),
-    *("VOILUTSequence", "ModalityLUTSequence"),
+    *("VOILUTSequence", "ModalityLUTSequence", "PresentationLUTSequence"),
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
-    *(f"{color}PaletteColorLookupTableDescriptor" for color in ("Red", "Green", "Blue")),
+    *(f"{color}PaletteColorLookupTableDescriptor" for color in _RGB),
 )
 
 
@@ -167,12 +178,14 @@ def _read_layout(dataset: Any) -> PixelLayout:
     Raises:
         ValueError: With the element that is missing or not supported.
     """
-    if _PIXELS not in dataset:
+    if not element_value(dataset, "PixelData"):
         raise ValueError("the DICOM file holds no pixels")
     syntax = dataset.file_meta.get("TransferSyntaxUID")
     if not syntax:
         raise ValueError("the DICOM file does not give TransferSyntaxUID")
-    photometric, numbers = element_value(dataset, _KIND), [unsigned(dataset, name) for name in _NUMBERS]
+    if not is_readable(syntax):
+        raise ValueError(f"its pixels are packed as {syntax_name(syntax)}, which cannot be decoded here")
+    photometric, numbers = element_value(dataset, _KIND) or None, [unsigned(dataset, name) for name in _NUMBERS]
     if None in numbers or photometric is None:
         values = zip((_KIND, *_NUMBERS), (photometric, *numbers), strict=True)
         missing = ", ".join(name for name, value in values if value is None)
@@ -195,26 +208,33 @@ def _read_layout(dataset: Any) -> PixelLayout:
 
 
 def _refuse_palette(dataset: Any) -> None:
-    """Raise a ``ValueError`` if the palette of a palette-colour image is missing or segmented."""
+    """Raise a ``ValueError`` if the palette of a palette-colour image is missing, segmented or contradictory."""
     if "SegmentedRedPaletteColorLookupTableData" in dataset:  # a few bytes may expand to any number of entries
         raise ValueError("its palette is segmented, which is not read here")
-    if "RedPaletteColorLookupTableDescriptor" not in dataset:
-        raise ValueError("its pixels are numbers in a palette, and the file holds no palette")
+    for keyword in (f"{color}PaletteColorLookupTable{part}" for color in _RGB for part in ("Descriptor", "Data")):
+        if not element_value(dataset, keyword):
+            raise ValueError(f"its pixels are numbers in a palette, and the file does not give {keyword}")
+    descriptors = [element_value(dataset, f"{color}PaletteColorLookupTableDescriptor") for color in _RGB]
+    if any(descriptor != descriptors[0] for descriptor in descriptors):  # C.7.6.3.1.5: they shall be equal
+        raise ValueError("the descriptors of its red, green and blue palette differ, which is not read here")
 
 
 def _read_pixel_bit_layout(dataset: Any, layout: PixelLayout) -> StoredPixelBits:
-    """Return which bits of a stored pixel hold its value; decoded JPEG frames have no unused bits.
+    """Return which bits of a stored pixel hold its value.
+
+    A codec leaves no unused bits below the value. Bits above it, such as those of an overlay, may come back from a
+    lossless codec; the numbers of a lossy one may exceed the value's range a little.
 
     Raises:
         ValueError: If the stated bits do not fit into the allocated ones.
     """
     stored, allocated = layout.stored, layout.allocated
-    exact = not layout.syntax.is_encapsulated or layout.syntax == RLELossless
+    as_stored = not layout.syntax.is_encapsulated or layout.syntax == RLELossless
     high = unsigned(dataset, "HighBit")
-    high = stored - 1 if high is None or not exact else high
+    high = stored - 1 if high is None or not as_stored else high
     if not 0 < stored <= high + 1 <= allocated:
         raise ValueError(f"the file says {stored} bits up to bit {high} of {allocated} for a pixel, which cannot be")
-    return StoredPixelBits(stored, high + 1 - stored, layout.signed, exact)
+    return StoredPixelBits(stored, high + 1 - stored, layout.signed, layout.syntax not in LOSSY)
 
 
 def _decode_grey(dataset: Any, layout: PixelLayout, index: int, limit: int) -> NDArray[Any]:
@@ -239,8 +259,6 @@ def _decode_frame(dataset: Any, layout: PixelLayout, index: int, limit: int) -> 
         ValueError: If the frame cannot be decoded here, or has another size than the header states.
     """
     syntax = layout.syntax
-    if not is_readable(syntax):
-        raise ValueError(f"its pixels are packed as {syntax_name(syntax)}, which cannot be decoded here")
     _refuse_another_size(dataset, layout, index, limit)
     stored = dataset.BitsStored
     if not syntax.is_encapsulated or syntax == RLELossless:
@@ -272,14 +290,16 @@ def _refuse_another_size(dataset: Any, layout: PixelLayout, index: int, limit: i
         return
     packed = get_frame(pixels, index, number_of_frames=layout.frames)
     if layout.syntax == RLELossless:
-        size_of_plane = rle_plane_size(packed)
-        if size_of_plane - rows * columns >= max(columns, 1):
-            raise ValueError(f"the file says {rows} rows and {columns} columns, and holds {size_of_plane} pixels")
+        for count in rle_plane_sizes(packed):
+            if not 0 <= count - rows * columns < min(columns, _RLE_PADDING):
+                raise ValueError(f"the file says {rows} rows and {columns} columns, its packed pixels are {count}")
         return
     stated = (rows, columns, layout.samples)
     if (inside := encoded_shape(packed)) != stated:
         sizes = (" × ".join(map(str, size)) for size in (stated, inside))
         raise ValueError("the file says {} for rows, columns and samples, its packed pixels {}".format(*sizes))
+    if jpeg_2000_is_signed(packed) and not layout.signed:
+        raise ValueError("PixelRepresentation says unsigned, its packed pixels say signed")
     refuse_oversized_file(layout.size + jpeg_2000_decoder_bytes(packed), limit)
 
 
@@ -290,7 +310,7 @@ def _apply_palette(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
     order = "<" if dataset.file_meta.TransferSyntaxUID.is_little_endian else ">"
     tables = [
         table_entries(dataset[f"{name}PaletteColorLookupTableData"].value, entries, bits, order, "its palette")
-        for name in ("Red", "Green", "Blue")
+        for name in _RGB
     ]
     top = max(int(table.max()) for table in tables)
     depth = 8 if top <= 255 else lookup_entry_bits(top, bits, 16, "palette")

@@ -77,10 +77,10 @@ def element_number(dataset: Any, keyword: str) -> float | None:
         value = element_value(dataset, keyword)
         if isinstance(value, bytes):
             raise ValueError
-        first = value if isinstance(value, str | int | float) or value is None else next(iter(value), None)
-        if first is None or str(first).strip() == "":
+        values: list[Any] = [value] if isinstance(value, str | int | float) or value is None else list(value)
+        if all(number is None or str(number).strip() == "" for number in values):
             return None
-        if math.isfinite(number := float(first)):
+        if math.isfinite(number := float(values[0])):
             return number
     except (ValueError, TypeError, OverflowError, ArithmeticError):
         pass
@@ -183,7 +183,7 @@ class StoredPixelBits:
         stored: Number of bits of the value.
         unused: Number of unused bits below the value; some old files have them (HighBit > BitsStored - 1).
         signed: True if the value is signed.
-        exact: True if the unused bits are still present in the decoded pixels.
+        exact: True if the unused bits may still be present in the decoded pixels.
     """
 
     stored: int
@@ -223,9 +223,13 @@ class GreyscalePipeline:
 
     def __init__(self, dataset: Any, numbers: StoredPixelBits, allocated: int, window: Window | None) -> None:
         self.numbers = numbers
-        self.inverted = element_value(dataset, "PhotometricInterpretation") == "MONOCHROME1"
-        if not self.inverted and str(element_value(dataset, "PresentationLUTShape") or "").strip() == "INVERSE":
-            raise ValueError("PresentationLUTShape INVERSE contradicts MONOCHROME2: black and white may be exchanged")
+        kind = element_value(dataset, "PhotometricInterpretation")
+        self.inverted = kind == "MONOCHROME1"
+        shape = str(element_value(dataset, "PresentationLUTShape") or "").strip().upper()
+        if shape not in ("", "INVERSE" if self.inverted else "IDENTITY"):
+            raise ValueError(f"PresentationLUTShape {shape} contradicts {kind}: black and white may be exchanged")
+        if element_value(dataset, "PresentationLUTSequence"):
+            raise ValueError("its PresentationLUTSequence is not read here: black and white may be exchanged")
         ends = [element_number(dataset, f"PixelPadding{name}") for name in ("Value", "RangeLimit")]
         wrapped = [numbers.wrap_sign(int(end), allocated) for end in ends if end is not None and ends[0] is not None]
         self.padding = (min(wrapped), max(wrapped)) if wrapped else None

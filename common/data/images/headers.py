@@ -128,7 +128,7 @@ def refuse_large_elements(dataset: Any, tags: Iterable[BaseTag], largest_mb: int
     refuse_oversized_file(claimed, picture_limit(largest_mb))
 
 
-_SIZ = b"\xff\x4f\xff\x51"
+_SIZ, _END = b"\xff\x4f\xff\x51", b"\xff\xd9"
 _TABLES = {0xC4, 0xC8, 0xCC}
 _JPEG_LS = 0xF7
 _CODING_STYLE, _COMPONENT_STYLE, _TILE_PART, _DATA = 0xFF52, 0xFF53, 0xFF90, 0xFF93
@@ -145,7 +145,7 @@ def encoded_shape(frame: bytes) -> tuple[int, int, int]:
     try:
         return _parse_jpeg_shape(frame) if frame.startswith(b"\xff\xd8") else _parse_jpeg_2000_shape(frame)
     except (struct.error, IndexError):
-        raise ValueError("the head of its packed pixels is damaged") from None
+        raise ValueError("its packed pixels are damaged or cut off") from None
 
 
 def _parse_jpeg_shape(frame: bytes) -> tuple[int, int, int]:
@@ -154,16 +154,21 @@ def _parse_jpeg_shape(frame: bytes) -> tuple[int, int, int]:
         if (0xC0 <= marker <= 0xCF and marker not in _TABLES) or marker == _JPEG_LS:
             rows, columns, samples = struct.unpack_from(">HHB", frame, start + 1)
             return rows, columns, samples
-    raise ValueError("the head of its packed pixels is damaged")
+    raise ValueError("its packed pixels are damaged or cut off")
 
 
 def _parse_jpeg_2000_shape(frame: bytes) -> tuple[int, int, int]:
     """Read the size of a JPEG 2000 frame from its SIZ marker (ITU-T T.800, A.5.1), which must occur once."""
     if frame.count(_SIZ) != 1:
-        raise ValueError("the head of its packed pixels is damaged")
+        raise ValueError("its packed pixels are damaged or cut off")
     width, height, left, top = struct.unpack_from(">IIII", frame, frame.index(_SIZ) + 8)
     (samples,) = struct.unpack_from(">H", frame, frame.index(_SIZ) + 40)
     return height - top, width - left, samples
+
+
+def jpeg_2000_is_signed(frame: bytes) -> bool:
+    """Return True if a JPEG 2000 frame has signed samples (ITU-T T.800, A.5.1); its shape has been read before."""
+    return not frame.startswith(b"\xff\xd8") and frame[frame.index(_SIZ) + 42] >= 0x80
 
 
 def jpeg_2000_decoder_bytes(frame: bytes) -> int:
@@ -189,7 +194,7 @@ def jpeg_2000_decoder_bytes(frame: bytes) -> int:
         visits = max((2 * layers * (style[0] + 1) for layers, style in styles), default=0)
         return int(tiles * _OF_A_TILE + samples * blocks * (tiles * _OF_A_BLOCK + visits))
     except (struct.error, IndexError, ValueError):
-        raise ValueError("the head of its packed pixels is damaged") from None
+        raise ValueError("its packed pixels are damaged or cut off") from None
 
 
 def _parse_coding_styles(frame: bytes, place: int, *, wide: bool) -> Iterator[tuple[int, bytes]]:
@@ -210,14 +215,16 @@ def _parse_coding_styles(frame: bytes, place: int, *, wide: bool) -> Iterator[tu
             yield layers, content[3 if wide else 2 :]
         elif marker == _TILE_PART:
             size = struct.unpack_from(">I", content, 2)[0]
-            part = place - 2 + size if size else len(frame)
+            part = place - 2 + size if size else frame.rindex(_END)
         place += length
         (marker,) = struct.unpack_from(">H", frame, place) if place + 2 <= len(frame) else (0xFFD9,)
         place += 2
         if marker == _DATA:  # the next part begins at the stated end of this one
             place = max(part, place)
-            (marker,) = struct.unpack_from(">H", frame, place) if place + 2 <= len(frame) else (0xFFD9,)
+            (marker,) = struct.unpack_from(">H", frame, place)
             place += 2
+            if marker not in (_TILE_PART, 0xFFD9):
+                raise ValueError
 
 
 def _count_code_blocks(width: int, height: int, style: bytes) -> int:
@@ -241,22 +248,28 @@ _QUICKLY_UNPACKED = 2**22
 larger ones is counted without decompression."""
 
 
-def rle_plane_size(frame: bytes) -> int:
-    """Return the decompressed size of the first segment of an RLE frame: one byte per pixel (DICOM PS3.5, annex G).
+def rle_plane_sizes(frame: bytes) -> list[int]:
+    """Return the decompressed size of each segment of an RLE frame: one byte per pixel (DICOM PS3.5, annex G).
 
     Raises:
         ValueError: If the header is damaged.
     """
     try:
-        segments, place, after = struct.unpack_from("<3I", frame)
+        segments, *starts = struct.unpack_from("<16I", frame)
     except struct.error:
-        raise ValueError("the head of its packed pixels is damaged") from None
-    end, size = min(after if segments > 1 else len(frame), len(frame)), 0
+        raise ValueError("its packed pixels are damaged or cut off") from None
+    stops = [*starts[1:segments], len(frame)]
+    return [_rle_size(frame, start, min(stop, len(frame))) for start, stop in zip(starts, stops, strict=False)]
+
+
+def _rle_size(frame: bytes, place: int, end: int) -> int:
+    """Return the decompressed size of the segment of an RLE frame between two positions."""
     if end - place <= _QUICKLY_UNPACKED:
         from imagecodecs import packbits_decode  # imported here, because most tables have no DICOM
 
         with suppress(RuntimeError):  # data that end within a run: the loop below counts their size
             return len(packbits_decode(frame[place:end]))
+    size = 0
     while place < end:
         control, place = frame[place], place + 1
         if control < 128:  # literal run of control + 1 bytes

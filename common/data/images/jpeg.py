@@ -1,32 +1,41 @@
 """Parse JPEG headers, and decode JPEG images only if they are complete.
 
-For a truncated file, libjpeg fills the missing part with grey and reports no error through Pillow or imagecodecs.
+For a truncated file, libjpeg fills the missing part with grey, and its warning is lost in Pillow and in imagecodecs. So
+the end of the compressed data is compared with the position at which the decoder has all pixels.
 """
 
 import io
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
+from common.data.images.bands import BAND
+
 CUT_OFF = "damaged or cut off: a part of the picture is missing"
-OVERWRITTEN = "damaged: a part of the picture was overwritten with zeros"
 END_OF_IMAGE = b"\xff\xd9"
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 """A marker followed by a segment, or the end-of-image marker; compressed data contain none."""
 _END_OF_IMAGE = 0xD9
-_BASELINE, _EXTENDED = 0xC0, 0xC1
+_BASELINE, _EXTENDED, LOSSLESS = 0xC0, 0xC1, 0xC3
 _SCAN, _JFIF, _ADOBE, _RESTART_INTERVAL, _HUFFMAN_TABLES = 0xDA, 0xE0, 0xEE, 0xDD, 0xC4
-_ZEROS = bytes(64)
-"""Shortest run of zeros that is examined; disks and networks overwrite at least as much."""
 _RESTART = re.compile(rb"\xff([\xd0-\xd7])")
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-_ONES = b"\xff\x00" * 8
-"""As many one bits as libjpeg reads ahead, which begin no code word (ITU-T T.81, annex C)."""
+_READ_AHEAD = 7
+"""Bytes that libjpeg may read after the last code word."""
+_ZEROS = 64
+"""Shortest run of zeros that is examined; disks and networks overwrite at least as much."""
+_FAILED_COPY = bytes(16)
+_SURPLUS = 2
+"""Bytes after the last code word that are tolerated: a few encoders and copies add a byte."""
 _NOISE = bytes((37 * number * number + 11 * number) % 251 for number in range(512))
 """Bytes that change the picture if a decoder takes them for image data."""
 
@@ -53,30 +62,46 @@ def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 @dataclass(frozen=True)
+class JpegScan:
+    """One scan of a JPEG file, with the tables that apply to it.
+
+    Attributes:
+        header: Content of the scan header (ITU-T T.81, B.2.3).
+        start, stop: Position of the compressed data.
+        interval: Number of blocks between two restart markers; 0 without restart markers.
+        tables: Each Huffman table, by class and number: 16 numbers of code words by length, then their symbols.
+    """
+
+    header: bytes
+    start: int
+    stop: int
+    interval: int
+    tables: Mapping[int, bytes]
+
+
+@dataclass(frozen=True)
 class JpegHead:
-    """Properties of a JPEG file from its markers, and where its last scan ends.
+    """Properties of a JPEG file from its markers.
 
     Attributes:
         process: Second byte of the frame marker: 0xC0 baseline, 0xC2 progressive, 0xC3 lossless.
+        precision_place: Position of the byte that gives the bits per sample.
+        precision: Bits per sample.
         components: Identifiers of the components, one byte each.
-        subsampled: True if a component has fewer samples than another.
+        sampling: Sampling factors of the components, one byte each.
         jfif: True if there is a JFIF marker, which means that colours are YCbCr.
         adobe: The colour transform in the Adobe marker, 0 for none; None without such a marker.
-        predictor: Number of the predictor in a lossless file (ITU-T T.81, table H.1).
-        scans: Number of scans.
-        whole: True if the scans hold all bits of all coefficients.
-        end: Position after the last byte of the last scan.
+        scans: The scans, at least one.
     """
 
     process: int
+    precision_place: int
+    precision: int
     components: bytes
-    subsampled: bool
+    sampling: bytes
     jfif: bool
     adobe: int | None
-    predictor: int
-    scans: int
-    whole: bool
-    end: int
+    scans: tuple[JpegScan, ...]
 
     @property
     def converts_to_rgb(self) -> bool:
@@ -91,7 +116,7 @@ class JpegHead:
             return self.jfif or self.adobe != 0
         if self.components in (b"RGB", b"rgb"):
             return False
-        return self.subsampled or stated  # only YCbCr is stored with subsampled components
+        return len(set(self.sampling)) > 1 or stated  # only YCbCr is stored with subsampled components
 
 
 def parse_jpeg(data: bytes) -> JpegHead:
@@ -100,126 +125,99 @@ def parse_jpeg(data: bytes) -> JpegHead:
     Raises:
         ValueError: If the file holds no picture, is damaged or is cut off.
     """
-    frame, jfif, adobe, scans, end, predictor = b"", False, None, 0, 0, 0
-    process, lowest, interval, restarts = 0, dict[int, list[int]](), 0, 0
+    frame, place, process, jfif, adobe, interval = b"", 0, 0, False, None, 0
+    scans, tables = list[JpegScan](), dict[int, bytes]()
     try:
         for marker, start, stop in jpeg_segments(data):
             content = data[start:stop] if marker else b""
             if marker in _FRAMES and not frame:
-                process, frame = marker, content
-                lowest = {content[6 + 3 * number]: [99] * 64 for number in range(content[5])}
+                process, frame, place = marker, content, start
             elif marker == _JFIF and content.startswith(b"JFIF\0"):
                 jfif = True
             elif marker == _ADOBE and content.startswith(b"Adobe") and len(content) >= 12:
                 adobe = content[11]
             elif marker == _RESTART_INTERVAL:
                 interval = struct.unpack(">H", content)[0]
+            elif marker == _HUFFMAN_TABLES:
+                tables |= _huffman_tables(content)
             elif marker == _SCAN:
-                names, (first, last, approximation) = content[1 : 1 + 2 * content[0] : 2], content[-3:]
-                for name in names:
-                    lowest[name][first : last + 1] = [approximation & 15] * (last + 1 - first)
-                scans, predictor, end = scans + 1, first, stop
+                scans.append(JpegScan(content, stop, stop, interval, dict(tables)))
             elif not marker and scans:
-                end = stop
-                restarts = _count_restarts(data, start, stop)
+                scans[-1] = replace(scans[-1], stop=start + len(data[start:stop].rstrip(b"\xff")))
+        if not frame or not int.from_bytes(frame[1:3]):
+            raise ValueError
+        _refuse_missing_parts(data, process, frame, scans)
     except (struct.error, IndexError, KeyError, ValueError):
-        raise ValueError("damaged or cut off") from None
-    if not scans or not frame:
-        raise ValueError("damaged or cut off")
-    sampling, components = frame[7::3], frame[6::3]
-    _refuse_zeros(data)
-    if (
-        interval
-        and scans == 1
-        and process in (_BASELINE, _EXTENDED)
-        and restarts != _expected_restarts(frame, interval)
-    ):
-        raise ValueError(CUT_OFF)
-    whole = process == 0xC3 or not any(any(bits) for bits in lowest.values())
-    return JpegHead(process, components, len(set(sampling)) > 1, jfif, adobe, predictor, scans, whole, end)
+        raise ValueError(CUT_OFF) from None
+    return JpegHead(process, place, frame[0], frame[6::3], frame[7::3], jfif, adobe, tuple(scans))
 
 
-def _count_restarts(data: bytes, start: int, stop: int) -> int:
-    """Return the number of restart markers in the compressed data (ITU-T T.81, B.2.1).
-
-    Raises:
-        ValueError: If a marker is missing; they must cycle through 0 to 7.
-    """
-    numbers = [number[0] & 7 for number in _RESTART.findall(data, start, stop)]
-    if numbers != [place % 8 for place in range(len(numbers))]:
-        raise ValueError(CUT_OFF)
-    return len(numbers)
-
-
-def _refuse_zeros(data: bytes) -> None:
-    """Refuse a sequential JPEG whose data were partly overwritten with zeros.
-
-    Zero bits also decode to valid symbols. But in most files a long run of zeros decodes to consecutive blocks in which
-    all coefficients are equal, and no real picture has two of them in a row.
-
-    Raises:
-        ValueError: If the run of zeros is too long for a picture, or a Huffman table is damaged.
-    """
-    if _ZEROS not in data:
-        return
-    longest, sampling, codes = 0, dict[int, int](), dict[int, tuple[int, int]]()
-    for marker, start, stop in jpeg_segments(data):
-        content = data[start:stop] if marker else b""
-        if marker in _FRAMES and not sampling:
-            if marker not in (_BASELINE, _EXTENDED):
-                return
-            sampling = {content[6 + 3 * number]: content[7 + 3 * number] for number in range(content[5])}
-        elif marker == _HUFFMAN_TABLES:
-            codes |= _codes_of_zeros(content)
-        elif marker == _SCAN:
-            longest = _most_zeros(content, sampling, codes)
-        elif not marker and longest and bytes(longest) in data[start:stop].rstrip(b"\0"):
-            raise ValueError(OVERWRITTEN)
-
-
-def _codes_of_zeros(content: bytes) -> dict[int, tuple[int, int]]:
-    """Return the all-zero code word of each Huffman table, as length and symbol, by the table's class and number.
-
-    It is the first of the shortest code words (ITU-T T.81, annex C).
-
-    Raises:
-        ValueError: If the segment is damaged.
-    """
-    codes, place = dict[int, tuple[int, int]](), 0
-    while place < len(content):
-        counts = content[place + 1 : place + 17]
-        if not any(counts) or place + 17 + sum(counts) > len(content):
-            raise ValueError("damaged or cut off")
-        codes[content[place]] = 17 - len(counts.lstrip(b"\0")), content[place + 17]
-        place += 17 + sum(counts)
-    return codes
-
-
-def _most_zeros(scan: bytes, sampling: Mapping[int, int], codes: Mapping[int, tuple[int, int]]) -> int:
-    """Return a number of consecutive zero bytes that no picture has; 0 if uniform blocks make any number possible.
+def _refuse_missing_parts(data: bytes, process: int, frame: bytes, scans: Sequence[JpegScan]) -> None:
+    """Raise a ``ValueError`` if bits of the coefficients or restart markers are missing or overwritten with zeros.
 
     Args:
-        scan: The content of the scan header.
-        sampling: The sampling factors of each component.
-        codes: The all-zero code words from :func:`_codes_of_zeros`.
+        process: Second byte of the frame marker.
+        frame: Content of the frame header.
+        scans: The scans of the file.
     """
-    bits, is_even = 0, True  # in two minimum coded units (MCU)
-    for name, tables in zip(scan[1 : 1 + 2 * scan[0] : 2], scan[2 : 2 + 2 * scan[0] : 2], strict=True):
-        (length, size), (ac_length, symbol) = codes.get(tables >> 4, (0, 0)), codes.get(0x10 | tables & 15, (0, 0))
+    lowest = {name: [99] * 64 for name in frame[6::3]}
+    for scan in scans:
+        header, (first, last, approximation) = scan.header, scan.header[-3:]
+        for name in header[1:-3:2]:
+            lowest[name][first : last + 1] = [approximation & 15] * (last + 1 - first)
+        restarts = [number[0] & 7 for number in _RESTART.findall(data, scan.start, scan.stop)]
+        if restarts != [place % 8 for place in range(len(restarts))]:
+            raise ValueError
+        sequential = process in (_BASELINE, _EXTENDED)
+        longest = _most_zeros(scan, dict(zip(frame[6::3], frame[7::3], strict=True))) if sequential else 0
+        if longest and data.find(bytes(longest), scan.start, scan.stop) >= 0:
+            raise ValueError
+        if sequential and len(scans) == 1 and scan.interval and len(restarts) != _expected_restarts(frame, scan):
+            raise ValueError
+    if not scans or (process != LOSSLESS and any(map(any, lowest.values()))):
+        raise ValueError
+
+
+def _huffman_tables(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the class and number of each Huffman table of a segment, and the table (ITU-T T.81, B.2.4.2)."""
+    place = 0
+    while place < len(content):
+        stop = place + 17 + sum(content[place + 1 : place + 17])
+        if not place + 17 < stop <= len(content):
+            raise ValueError
+        yield content[place], content[place + 1 : stop]
+        place = stop
+
+
+def _most_zeros(scan: JpegScan, sampling: Mapping[int, int]) -> int:
+    """Return a number of consecutive zero bytes that no sequential picture has; a disk or a failed copy leaves them.
+
+    Zero bits are code words, too. But in most files a long run of them decodes to blocks in which all coefficients are
+    equal, and no real picture has two such blocks in a row. Return 0 where zero bits mean uniform blocks.
+
+    Args:
+        sampling: Sampling factors of each component.
+    """
+    bits, uniform = 0, True  # of two minimum coded units (MCU)
+    for name, tables in zip(scan.header[1:-3:2], scan.header[2:-3:2], strict=True):
+        # The code word of zeros is the first of the shortest ones (ITU-T T.81, annex C).
+        codes, ac_codes = scan.tables[tables >> 4], scan.tables[0x10 | tables & 15]
+        length, ac_length = (17 - len(table[:16].lstrip(b"\0")) for table in (codes, ac_codes))
+        size, symbol = codes[16], ac_codes[16]
         words = math.ceil(63 / ((symbol >> 4) + 1)) if symbol else 1
-        blocks = (sampling[name] >> 4) * (sampling[name] & 15) if scan[0] > 1 else 1
+        blocks = (sampling[name] >> 4) * (sampling[name] & 15) if scan.header[0] > 1 else 1
         bits += 2 * blocks * (length + size + words * (ac_length + (symbol & 15)))
-        is_even = is_even and not symbol
-    return 0 if is_even else len(_ZEROS) + bits // 8
+        uniform = uniform and not symbol
+    return 0 if uniform else _ZEROS + bits // 8
 
 
-def _expected_restarts(frame: bytes, interval: int) -> int:
-    """Return the number of restart markers in a picture with one scan and one marker per ``interval`` blocks."""
+def _expected_restarts(frame: bytes, scan: JpegScan) -> int:
+    """Return the number of restart markers in a picture with a single scan."""
     height, width = (int.from_bytes(frame[start : start + 2]) for start in (1, 3))
     sampling = frame[7::3]
     wide, high = (max(sampling) >> 4, max(each & 15 for each in sampling)) if len(sampling) > 1 else (1, 1)
     blocks = math.ceil(width / (8 * wide)) * math.ceil(height / (8 * high))
-    return math.ceil(blocks / interval) - 1
+    return math.ceil(blocks / scan.interval) - 1
 
 
 def _leave_image_unchanged(image: Image.Image) -> None:
@@ -227,56 +225,144 @@ def _leave_image_unchanged(image: Image.Image) -> None:
 
 
 def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _leave_image_unchanged) -> Image.Image:
-    """Decode a JPEG file with Pillow, and refuse an incomplete one.
+    """Decode a JPEG file of 8 bits per sample with Pillow, and refuse an incomplete one.
 
     Args:
-        prepare: Called with the opened image before its pixels are decoded; may raise an error, or set a smaller scale.
+        prepare: Called with the opened image before its pixels are decoded; may raise a ``ValueError``, or set a
+            smaller scale.
 
     Raises:
         ValueError: If a part of the picture is missing or damaged. Exceptions of ``prepare`` are not caught.
     """
     head = parse_jpeg(data)
-    if not head.whole:
-        raise ValueError(CUT_OFF)
-    scanned = _trim_after_scan(data, head)
-    if head.process in (_BASELINE, _EXTENDED) and head.scans == 1:
+    if head.precision != 8 or head.process == LOSSLESS:
+        kind = "lossless JPEG file" if head.process == LOSSLESS else f"JPEG file of {head.precision} bits a sample"
+        raise ValueError(f"a {kind}, which is read only inside a DICOM file; save it as a PNG file")
+    scan = head.scans[-1]
+    if head.process in (_BASELINE, _EXTENDED) and len(head.scans) == 1:
         # Without an end marker libjpeg requests the rest of a truncated picture, and Pillow raises an error.
-        return _load_jpeg(scanned + _ONES, prepare)
-    image = _load_jpeg(scanned + END_OF_IMAGE, prepare)
-    if image.tobytes() != _load_jpeg(scanned + _NOISE + END_OF_IMAGE, prepare).tobytes():
+        file = _FileInTwoParts(data[: scan.stop] + _filler(scan), scan.stop - _SURPLUS)
+        image = _load_jpeg(file, prepare)
+        if file.tell() <= file.first:  # all pixels were decoded before the data end
+            raise ValueError(CUT_OFF)
+        return image
+    packed = data[: scan.stop]
+    image = _load_jpeg(io.BytesIO(packed + END_OF_IMAGE), prepare)
+    if scan.header[-3] and packed.endswith(_FAILED_COPY):  # scans of the first coefficient may end so
+        packed = packed.rstrip(b"\0")
+    cuts = [0, *(each.stop for each in head.scans)]
+    noisy = _NOISE.join(packed[start:stop] for start, stop in pairwise(cuts)) + _NOISE + END_OF_IMAGE
+    if image.tobytes() != _load_jpeg(io.BytesIO(noisy), prepare).tobytes():  # a scan goes on beyond its data
         raise ValueError(CUT_OFF)
     return image
 
 
-def _trim_after_scan(data: bytes, head: JpegHead) -> bytes:
-    """Return the file up to the end of its last scan, without zeros that a failed copy appended."""
-    scanned = data[: head.end].rstrip(b"\xff")
-    return scanned.rstrip(b"\0").rstrip(b"\xff") if scanned.endswith(bytes(4)) else scanned
+def _filler(scan: JpegScan) -> bytes:
+    """Return as many bytes as libjpeg reads ahead, of which a block that is not complete needs more."""
+    # Zero bits are the first code word. Where it ends a block, one bits take more, because they are no code word.
+    ends_block = scan.tables[0x10 | scan.header[-4] & 15][16] == 0
+    return b"\xff\x00" * _READ_AHEAD if ends_block else bytes(_READ_AHEAD)
 
 
-def _load_jpeg(data: bytes, prepare: Callable[[Image.Image], Any]) -> Image.Image:
-    image = Image.open(io.BytesIO(data), formats=("JPEG",))
-    prepare(image)
+class _FileInTwoParts(io.BytesIO):
+    """A file that is read up to the position ``first`` before the rest, so that ``tell`` shows if the rest was read."""
+
+    def __init__(self, data: bytes, first: int) -> None:
+        super().__init__(data)
+        self.first = first
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = self.first - self.tell()
+        return super().read(left if size and 0 < left < size else size)
+
+
+def _load_jpeg(file: io.BytesIO, prepare: Callable[[Image.Image], Any]) -> Image.Image:
     try:
+        image = Image.open(file, formats=("JPEG",))
+        prepare(image)
         image.load()
     except OSError:
         raise ValueError(CUT_OFF) from None
     return image
 
 
-def refuse_filled_in(data: bytes, pixels: Any, decode: Callable[[bytes], Any]) -> None:
-    """Refuse the decoded pixels of a truncated JPEG, in which the decoder has filled in the missing part.
+def refuse_incomplete_lossless(data: bytes, pixels: NDArray[Any]) -> None:
+    """Refuse a lossless JPEG whose compressed data are shorter or longer than its decoded pixels say.
 
-    A filled-in part ends with repeated pixels. If the end is repeated, the file is decoded again with noise appended:
-    if pixels change, data were missing.
+    The code word of a sample is that of its difference from a prediction, so that the number of bits follows from the
+    pixels (ITU-T T.81, H.1.2). A decoder that ran out of data invents pixels, which need more bits than there are.
+
+    Args:
+        pixels: The decoded picture, ``(height, width[, components])``.
 
     Raises:
-        ValueError: If a part of the picture is missing.
+        ValueError: If a part of the picture is missing or damaged.
     """
     head = parse_jpeg(data)
-    last = pixels[-1, -(pixels.shape[1] % 8 or 8) :]
-    if head.whole and (last != last[:1]).any() and head.predictor <= 1:
-        return
-    scanned = _trim_after_scan(data, head)
-    if not head.whole or (decode(scanned + _NOISE + END_OF_IMAGE) != pixels).any():
-        raise ValueError(CUT_OFF)
+    planes = np.atleast_3d(pixels)
+    if len(head.components) != planes.shape[2] or (planes.shape[2] > 1 and set(head.sampling) != {0x11}):
+        raise ValueError("its lossless JPEG has components of several sizes, which is not read here")
+    for scan in head.scans:
+        shift, stretch = scan.header[-1] & 15, scan.interval // planes.shape[1] or len(planes)
+        row_bits = np.zeros(len(planes), np.int64)
+        for name, table in zip(scan.header[1:-3:2], scan.header[2:-3:2], strict=True):
+            plane = planes[..., head.components.index(name)] >> shift
+            bits = _bits_of_errors(scan.tables[table >> 4])
+            for first, errors in _prediction_errors(plane, scan.header[-3], stretch, 1 << head.precision - shift - 1):
+                row_bits[first : first + len(errors)] += bits[errors].sum(axis=1, dtype=np.int64)
+        expected = -(-np.add.reduceat(row_bits, np.arange(0, len(planes), stretch)) // 8)
+        packed = data[scan.start : scan.stop]
+        parts = re.split(rb"\xff+[\xd0-\xd7]", packed) if scan.interval else [packed]
+        surplus = [len(part) - part.count(b"\xff\0") - size for part, size in zip(parts, expected, strict=False)]
+        if len(parts) != len(expected) or min(surplus) < 0 or max(surplus) > _SURPLUS:
+            raise ValueError(CUT_OFF)
+
+
+@cache
+def _error_sizes() -> NDArray[np.uint8]:
+    """Return the number of significant bits of each prediction error modulo 2^16 (ITU-T T.81, table H.2)."""
+    errors = np.arange(1 << 16)
+    return np.ceil(np.log2(np.minimum(errors, (1 << 16) - errors) + 1)).astype(np.uint8)
+
+
+def _bits_of_errors(table: bytes) -> NDArray[np.uint8]:
+    """Return the number of bits that a Huffman table spends on each prediction error modulo 2^16."""
+    lengths = dict(zip(table[16:], np.repeat(range(1, 17), list(table[:16])).tolist(), strict=True))
+    # The 16 bits of the largest size are not stored: it has one number alone.
+    bits = [lengths.get(size, 99) + size % 16 for size in range(17)]
+    return np.array(bits, np.uint8).take(_error_sizes())
+
+
+def _prediction_errors(
+    plane: NDArray[Any], predictor: int, stretch: int, middle: int
+) -> Iterator[tuple[int, NDArray[np.uint16]]]:
+    """Yield the prediction errors modulo 2^16 of bands of rows, with the band's first row (ITU-T T.81, H.1.2.1).
+
+    Args:
+        plane: The samples of one component, ``(height, width)``.
+        predictor: Number of the predictor, 1 to 7.
+        stretch: Number of rows between two restarts, at which prediction begins anew.
+        middle: The predicted value of the first sample after a restart.
+    """
+    padded = np.concatenate([plane[:1], plane]).astype(np.int32)
+    rows = max(1, BAND // plane.shape[1])
+    for first in range(0, len(plane), rows):
+        values, above = padded[first + 1 : first + 1 + rows], padded[first : first + rows][: len(plane) - first]
+        left, up, corner = values[:, :-1], above[:, 1:], above[:, :-1]
+        predicted = above.copy()
+        match predictor:
+            case 1:
+                predicted[:, 1:] = left
+            case 3:
+                predicted[:, 1:] = corner
+            case 4:
+                predicted[:, 1:] = left + up - corner
+            case 5:
+                predicted[:, 1:] = left + (up - corner >> 1)
+            case 6:
+                predicted[:, 1:] = up + (left - corner >> 1)
+            case 7:
+                predicted[:, 1:] = left + up >> 1
+        restarts = slice(-first % stretch, None, stretch)
+        predicted[restarts, 1:], predicted[restarts, 0] = left[restarts], middle
+        yield first, (values - predicted).astype(np.uint16)

@@ -26,6 +26,7 @@ io_orientation: Any = orientations.io_orientation  # it has no types
 AXES: dict[Axis, int] = {"sagittal": 0, "coronal": 1, "axial": 2}
 """Index of the world axis (RAS+: right, front, head) at right angles to the slices."""
 _OF_A_PIXEL = np.dtype(np.float64).itemsize
+_PIECE = 1 << 16
 _LARGEST = 1e30
 """Larger voxels are errors, and differences between them would overflow."""
 
@@ -61,11 +62,21 @@ class NiftiHeader:
 
 
 def nifti_pixels(file: Path, rendering: PictureRendering) -> NDArray[np.uint8]:
+    """Decode one slice of a NIfTI volume to uint8 pixels, as :func:`decode_nifti` without its second result."""
+    return decode_nifti(file, rendering)[0]
+
+
+def decode_nifti(file: Path, rendering: PictureRendering) -> tuple[NDArray[np.uint8], bool]:
     """Decode one slice of a NIfTI volume to uint8 grey ``(height, width)``.
 
     An axial slice shows the front at the top and the patient's right on the left, a coronal slice the head at the top
     and the patient's right on the left, a sagittal slice the head at the top and the front on the left. Slices are
     counted from the feet, from the back, and from the left.
+
+    A gzip file is decompressed to its end, because its checksum is there.
+
+    Returns:
+        The pixels, and True if all are the same grey although the values differ, because the window misses them.
 
     Raises:
         ValueError: If the file is damaged, too large or not numeric, or has no such slice.
@@ -76,12 +87,15 @@ def nifti_pixels(file: Path, rendering: PictureRendering) -> NDArray[np.uint8]:
         axis, backwards = volume.file_axis(world)
         packed, pixels = file.stat().st_size, math.prod(volume.shape) // volume.shape[axis]
         unpacked = volume.start + volume.plane_bytes * volume.shape[2]
-        refuse_oversized_file(unpacked, max(packed, content_limit(packed, rendering.largest_mb)))
+        limit = max(packed, content_limit(packed, rendering.largest_mb))
+        refuse_oversized_file(unpacked, limit)
         refuse_oversized_file(max(volume.plane_bytes, _OF_A_PIXEL * pixels), picture_limit(rendering.largest_mb))
         count = volume.shape[axis]
         number = frame_index(rendering.frame, count, f"the NIfTI file has {count} {rendering.axis} slices")
         at = count - 1 - number if backwards else number
         values = _turn_upright(_read_slice(content, volume, axis, at), volume, world)
+        while isinstance(content, gzip.GzipFile) and _read(content, _PIECE):  # the checksum comes last
+            refuse_oversized_file(content.tell(), limit)
     if not np.isfinite(values).any():
         raise ValueError("the slice holds no number, only NaN or infinite values")
     with np.errstate(all="ignore"):
@@ -92,7 +106,8 @@ def nifti_pixels(file: Path, rendering: PictureRendering) -> NDArray[np.uint8]:
         if rendering.window
         else rescale_to_unit_range(grey, grey.min(), grey.max())
     )
-    return np.round(255 * shown).astype(np.uint8)
+    picture = np.round(255 * shown).astype(np.uint8)
+    return picture, bool(picture.min() == picture.max() and grey.min() < grey.max())
 
 
 def _open_unpacked(file: Path) -> IO[bytes]:
@@ -150,12 +165,17 @@ def _read_slice(content: IO[bytes], volume: NiftiHeader, axis: int, at: int) -> 
     return np.stack(rows, axis=1)
 
 
-def _read_exactly(content: IO[bytes], size: int) -> bytes:
-    """Read exactly ``size`` bytes; ``ValueError`` if the file ends earlier, or is damaged."""
+def _read(content: IO[bytes], size: int) -> bytes:
+    """Read up to ``size`` bytes; ``ValueError`` if the file is damaged."""
     try:
-        data = content.read(size)
+        return content.read(size)
     except (OSError, EOFError, zlib.error):
         raise ValueError("damaged or cut off") from None
+
+
+def _read_exactly(content: IO[bytes], size: int) -> bytes:
+    """Read exactly ``size`` bytes; ``ValueError`` if the file ends earlier, or is damaged."""
+    data = _read(content, size)
     if len(data) < size:
         raise ValueError("damaged or cut off")
     return data

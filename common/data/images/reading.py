@@ -5,7 +5,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +38,7 @@ _NOISE_OF_COLOR, _SHARE_IN_COLOR = 8, 0.001
 _CONVERT = "convert it to PNG"
 NOT_A_PICTURE = "neither PNG, JPEG, DICOM nor NIfTI"
 BLANK = "blank"
-"""Key in a Pillow image's ``info``, True if a DICOM file's window misses all its values."""
+"""Key in a Pillow image's ``info``, True if a window misses all values of a DICOM file or a NIfTI slice."""
 DEPTH_UNKNOWN = "a PNG file of 16 bits a sample; data.bit_depth must say how many of them are used, such as 12"
 _PNG = b"\x89PNG"
 _PNG_OR_JPEG = (_PNG, b"\xff\xd8")
@@ -139,28 +139,27 @@ def decode_picture(content: bytes | Path, rendering: PictureRendering = AS_IN_FI
         OSError, ValueError, ...: Any error of the decoders; see :func:`common.data.images.store.decode_pictures`.
     """
     if isinstance(content, Path) and is_nifti(read_head(content)):
-        from common.data.images.nifti import nifti_pixels  # takes a second, like DICOM
+        from common.data.images.nifti import decode_nifti  # takes a second, like DICOM
 
-        pixels = nifti_pixels(content, rendering)
-        image = Image.fromarray(pixels)
-        if rendering.window is not None and pixels.min() == pixels.max():
-            image.info[BLANK] = bool(np.ptp(nifti_pixels(content, replace(rendering, window=None))))
-        return image
+        return _mark_blank(*decode_nifti(content, rendering))
     data = content.read_bytes() if isinstance(content, Path) else content
     if not data:
         raise ValueError("empty")
     if is_dicom(data):
         from common.data.images.dicom import decode_dicom  # takes a second, and most data sets have none
 
-        pixels, is_blank = decode_dicom(data, rendering)
-        image = Image.fromarray(pixels)
-        image.info[BLANK] = is_blank
-        return image
+        return _mark_blank(*decode_dicom(data, rendering))
     if not data.startswith(_PNG_OR_JPEG):
         raise ValueError(explain_unsupported_kind(data[:_HEAD]))
     image = (_decode_png if data.startswith(_PNG) else _decode_jpeg)(data, rendering, side)
     ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
     return _convert_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
+
+
+def _mark_blank(pixels: NDArray[np.uint8], is_blank: bool) -> Image.Image:
+    image = Image.fromarray(pixels)
+    image.info[BLANK] = is_blank
+    return image
 
 
 def _decode_jpeg(data: bytes, rendering: PictureRendering, side: int) -> Image.Image:
@@ -178,6 +177,8 @@ def _decode_jpeg(data: bytes, rendering: PictureRendering, side: int) -> Image.I
 def _decode_png(data: bytes, rendering: PictureRendering, side: int) -> Image.Image:
     if is_16_bit_png(data) and rendering.bit_depth is None:
         raise ValueError(DEPTH_UNKNOWN)
+    if is_16_bit_png(data) and rendering.bit_depth != 16 and data.find(b"sBIT", 0, data.find(b"IDAT")) >= 0:
+        raise ValueError("a PNG file with an sBIT chunk, so its samples fill 16 bits; data.bit_depth must be 16")
     samples = png_samples(data, rendering.largest_mb)
     if samples.dtype == np.uint16:
         samples = scale_to_8_bits(samples, rendering.bit_depth or 16, "data.bit_depth")

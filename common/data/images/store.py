@@ -145,7 +145,7 @@ class DecodedPictures:
         places: ``(n,)``, the index in ``stored`` of each readable picture; identical files have the same index.
         rows: ``(n,)``, the position of each readable picture in the requested list.
         skipped: The unreadable pictures.
-        blank: Names of DICOM files rendered in one uniform grey, because the window misses all their values.
+        blank: Names of files rendered in one uniform grey, because the window misses all their values.
     """
 
     stored: NDArray[np.uint8] | PixelRows

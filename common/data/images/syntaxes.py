@@ -1,12 +1,12 @@
 """The DICOM transfer syntaxes that can be decoded, and the library for each; registers our JPEG decoder with pydicom.
 
 Our decoder handles all JPEG variants, because pydicom's decoders accept truncated frames and crash on damaged ones. It
-uses Pillow for baseline JPEG, libjpeg-turbo 3 (in imagecodecs) for 12-bit and lossless JPEG, and CharLS (in
-imagecodecs) for JPEG-LS.
+uses Pillow for JPEG of 8 bits, libjpeg-turbo 3 (in imagecodecs) for 12-bit and lossless JPEG, and CharLS (in
+imagecodecs) for JPEG-LS. The frame says which JPEG it is: devices write one under the transfer syntax of another.
 """
 
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -15,13 +15,15 @@ from PIL import Image
 from pydicom import uid
 from pydicom.pixels.decoders.base import get_decoder
 
-from common.data.images.jpeg import END_OF_IMAGE, decode_jpeg, parse_jpeg, refuse_filled_in
+from common.data.images.jpeg import END_OF_IMAGE, LOSSLESS, decode_jpeg, parse_jpeg, refuse_incomplete_lossless
 
 NAME = "polyclinic"
 _LIBRARY = "imagecodecs"
 _BASELINE = uid.JPEGBaseline8Bit
 JPEG = (uid.JPEGExtended12Bit, uid.JPEGLossless, uid.JPEGLosslessSV1)
 JPEG_LS = (uid.JPEGLSLossless, uid.JPEGLSNearLossless)
+LOSSY = (_BASELINE, uid.JPEGExtended12Bit, uid.JPEGLSNearLossless, uid.JPEG2000, uid.HTJ2K)
+"""Transfer syntaxes whose decoded numbers may differ from those that were compressed."""
 DECODER_DEPENDENCIES = dict.fromkeys((_BASELINE, *JPEG, *JPEG_LS), (_LIBRARY,))
 """The libraries that pydicom names in an error message if they are missing."""
 
@@ -44,18 +46,11 @@ def decode_frame(frame: bytes, runner: Any) -> bytes:
     Raises:
         RuntimeError: The library's error for a damaged frame.
     """
-    if runner.transfer_syntax == _BASELINE:
-        return _decode_baseline(frame, runner)
-    codecs = import_module(_LIBRARY)
     if runner.transfer_syntax in JPEG_LS:
         # Without an end marker CharLS reads 2^31 zeros after the data, which takes seconds.
-        pixels = codecs.jpegls_decode(frame + END_OF_IMAGE)
+        pixels = import_module(_LIBRARY).jpegls_decode(frame + END_OF_IMAGE)
     else:
-        # Colours are not converted: the photometric interpretation describes them.
-        colors = {"colorspace": "rgb", "outcolorspace": "rgb"} if runner.samples_per_pixel == 3 else {}
-        decode = partial(codecs.jpeg8_decode, **colors)
-        pixels = decode(frame)
-        refuse_filled_in(frame, pixels, decode)
+        pixels = _decode_jpeg(frame, runner)
     runner.set_option("planar_configuration", 0)
     runner.set_option("bits_allocated", 8 * pixels.itemsize)
     unused = 8 * pixels.itemsize - runner.bits_stored
@@ -64,9 +59,18 @@ def decode_frame(frame: bytes, runner: Any) -> bytes:
     return bytes(pixels.tobytes())
 
 
-def _decode_baseline(frame: bytes, runner: Any) -> bytes:
-    """Decode an 8-bit JPEG frame; its own markers define the colour space, or else the DICOM header."""
+def _decode_jpeg(frame: bytes, runner: Any) -> Any:
+    """Decode a JPEG frame; in one of 8 bits its own markers define the colour space, or else the DICOM header."""
     head, color = parse_jpeg(frame), runner.samples_per_pixel == 3
+    if head.process == LOSSLESS or head.precision != 8:
+        # Colours are not converted: the photometric interpretation describes them.
+        colors = {"colorspace": "rgb", "outcolorspace": "rgb"} if color else {}
+        pixels = import_module(_LIBRARY).jpeg8_decode(frame, **colors)
+        if head.process == LOSSLESS:
+            refuse_incomplete_lossless(frame, pixels)
+        else:  # at 8 bits the code words are the same, and Pillow sees where they end
+            decode_jpeg(frame[: head.precision_place] + b"\x08" + frame[head.precision_place + 1 :])
+        return pixels
 
     def prepare(image: Image.Image) -> None:
         if color and head.converts_to_rgb:
@@ -75,8 +79,7 @@ def _decode_baseline(frame: bytes, runner: Any) -> bytes:
     if color:
         is_ycbcr = head.is_ycbcr(stated="YBR" in runner.photometric_interpretation)
         runner.set_option("photometric_interpretation", "YBR_FULL" if is_ycbcr else "RGB")
-    runner.set_option("planar_configuration", 0)
-    return decode_jpeg(frame, prepare).tobytes()
+    return np.asarray(decode_jpeg(frame, prepare))
 
 
 READ_BY: Mapping[str, str] = {

@@ -55,7 +55,11 @@ _STEADY = dict[type[nn.Module], type[nn.Module]]()
 
 def _single_value_safe_class(kind: type[nn.Module]) -> type[nn.Module]:
     """Return a cached subclass of a batch normalisation class with the mixin :class:`SingleValueSafeNorm`."""
-    return _STEADY.setdefault(kind, type(f"Steady{kind.__name__}", (SingleValueSafeNorm, kind), {}))
+    if kind not in _STEADY:
+        later = getattr(kind, "cls_to_become", None)  # the class that torch gives a lazy layer at its first call
+        attributes = {"cls_to_become": _single_value_safe_class(later)} if later else {}
+        _STEADY[kind] = type(f"Steady{kind.__name__}", (SingleValueSafeNorm, kind), attributes)
+    return _STEADY[kind]
 
 
 _UPDATES_BUFFERS = WeakKeyDictionary[nn.Module, bool]()
@@ -64,7 +68,7 @@ _UPDATES_BUFFERS = WeakKeyDictionary[nn.Module, bool]()
 def is_batch_norm(layer: nn.Module) -> bool:
     """Return True if a layer is a batch normalisation, of any class and library, judged by its buffers.
 
-    Such a layer has buffers ``running_mean`` and ``running_var``; or at least two float buffers that training changes
+    Such a layer has a buffer ``running_var``; or at least two float buffers that training changes
     and that have one number for each channel, as all parameters of the layer have.
     """
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
@@ -72,7 +76,7 @@ def is_batch_norm(layer: nn.Module) -> bool:
     if type(layer).__module__ == "torch.nn.utils.parametrizations":  # spectral norm has two vectors, of weights
         return False
     buffers = {name: value for name, value in layer.named_buffers(recurse=False) if value.is_floating_point()}
-    if {"running_mean", "running_var"} <= buffers.keys():
+    if "running_var" in buffers:
         return True
     values = [*buffers.values(), *layer.parameters(recurse=False)]
     channels = {value.numel() if value.ndim and max(value.shape) == value.numel() else 0 for value in values}

@@ -167,7 +167,7 @@ def test_packed_by_run_lengths_too(wrong: dict[str, int], kind: type) -> None:
     assert dicom_pixels(written()).shape == (4, 4)
     for name, value in wrong.items():
         setattr(dataset, name, value)
-    with pytest.raises(ValueError, match="and holds 16 pixels"):
+    with pytest.raises(ValueError, match="its packed pixels are 16"):
         dicom_pixels(written())
 
 
@@ -192,7 +192,40 @@ def test_what_pydicom_warns_of_is_not_printed(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-TOO_SHORT = {**palette([(1, 2, 3), (4, 5, 6)], 0, 16, "<u2"), "RedPaletteColorLookupTableDescriptor": [200, 0, 16]}
+TWO_COLORS = palette([(1, 2, 3), (4, 5, 6)], 0, 16, "<u2")
+TOO_SHORT = {
+    **TWO_COLORS,
+    **{f"{color}PaletteColorLookupTableDescriptor": [200, 0, 16] for color in ("Red", "Green", "Blue")},
+}
+
+
+def test_a_blank_window_of_a_frame_leaves_that_of_the_file() -> None:
+    """The item is empty, has blank elements or only a function; a slope of the frame replaces the file's table."""
+    blank, function, slope, several = Dataset(), Dataset(), Dataset(), {"WindowCenter": 10, "WindowWidth": 20}
+    blank.WindowCenter = blank.WindowWidth = None
+    function.VOILUTFunction = "SIGMOID"
+    for window in (Dataset(), blank, function):
+        group = Dataset()
+        group.FrameVOILUTSequence = [window]
+        data = dicom(FOUR[:2], NumberOfFrames=2, PerFrameFunctionalGroupsSequence=[group, group], **several)
+        plain_file = dicom(FOUR[:2], NumberOfFrames=2, **several)
+        assert (
+            dicom_pixels(data, PictureRendering(2)).tolist() == dicom_pixels(plain_file, PictureRendering(2)).tolist()
+        )
+    slope.RescaleSlope, slope.RescaleIntercept = 2, 0
+    group = Dataset()
+    group.PixelValueTransformationSequence = [slope]
+    table = Dataset()
+    table.LUTDescriptor, table.LUTData = [4, 0, 16], bytes(8)
+    data = dicom(FOUR[:1], PerFrameFunctionalGroupsSequence=[group], ModalityLUTSequence=[table], **several)
+    assert dicom_pixels(data).tolist() == dicom_pixels(dicom(2 * FOUR[0], **several)).tolist()
+
+
+def test_a_frame_without_its_group_is_refused_where_others_have_theirs() -> None:
+    data = dicom(FOUR[:2], NumberOfFrames=2, PerFrameFunctionalGroupsSequence=[Dataset()])
+    assert dicom_pixels(data, PictureRendering(1)).shape == (1, 2)
+    with pytest.raises(ValueError, match="PerFrameFunctionalGroupsSequence ends at frame 1"):
+        dicom_pixels(data, PictureRendering(2))
 
 
 @pytest.mark.parametrize(
@@ -200,8 +233,16 @@ TOO_SHORT = {**palette([(1, 2, 3), (4, 5, 6)], 0, 16, "<u2"), "RedPaletteColorLo
     [
         *(({name: None}, f"does not give {name}") for name in ("Rows", "BitsStored", "PixelRepresentation")),
         ({"PhotometricInterpretation": None}, "does not give PhotometricInterpretation"),
+        ({"PhotometricInterpretation": ""}, "does not give PhotometricInterpretation"),
         ({"PhotometricInterpretation": "HSV"}, "of the kind HSV"),
-        ({"PhotometricInterpretation": "PALETTE COLOR"}, "the file holds no palette"),
+        ({"PixelData": b""}, "holds no pixels"),
+        ({**TWO_COLORS, "BluePaletteColorLookupTableData": None}, "does not give BluePaletteColorLookupTableData"),
+        ({**TWO_COLORS, "GreenPaletteColorLookupTableDescriptor": None}, "not give GreenPaletteColorLookupTableDesc"),
+        (
+            {**TWO_COLORS, "GreenPaletteColorLookupTableDescriptor": [2, 100, 16]},
+            "descriptors of its red, green and blue",
+        ),
+        ({"PhotometricInterpretation": "PALETTE COLOR"}, "the file does not give RedPaletteColorLookupTableDescriptor"),
         ({**PALETTE, "SegmentedRedPaletteColorLookupTableData": bytes(6)}, "segmented"),  # may grow without bound
         (TOO_SHORT, "fewer than the 200 entries"),
         ({"WindowCenter": 5, "WindowWidth": 0}, "window width 0 is too small"),
@@ -211,6 +252,12 @@ TOO_SHORT = {**palette([(1, 2, 3), (4, 5, 6)], 0, 16, "<u2"), "RedPaletteColorLo
 def test_a_file_that_is_no_picture_is_refused_with_the_reason(elements: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         dicom_pixels(dicom(np.array([[0, 1]], np.uint16), **elements))
+
+
+def test_a_private_transfer_syntax_is_named() -> None:
+    data = dicom(FOUR[0]).replace(b"1.2.840.10008.1.2.1\0", b"1.2.3.4.5.6.7.8.9.1\0")
+    with pytest.raises(ValueError, match=r"packed as 1\.2\.3\.4\.5\.6\.7\.8\.9\.1, which cannot be decoded here"):
+        dicom_pixels(data)
 
 
 @pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])

@@ -174,6 +174,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"WindowWidth": 400, "WindowCenter": ""}, "WindowCenter is missing or blank"),
     ({"WindowCenter": 40, "WindowWidth": -400}, "window width -400 is too small"),
     ({"PresentationLUTShape": "INVERSE"}, "PresentationLUTShape INVERSE contradicts MONOCHROME2"),
+    *(
+        ({"PresentationLUTShape": shape, "PhotometricInterpretation": kind}, f"contradicts {kind}")
+        for shape, kind in [("IDENTITY", "MONOCHROME1"), ("LIN OD", "MONOCHROME1"), ("LIN OD", "MONOCHROME2")]
+    ),
+    ({"PresentationLUTShape": ["IDENTITY", "INVERSE"]}, "contradicts MONOCHROME2"),
+    ({"PresentationLUTSequence": [table(np.arange(4096)[::-1], 12)]}, "PresentationLUTSequence is not read here"),
+    ({"WindowCenter": ["", "2000"], "WindowWidth": ["", "1000"]}, "WindowCenter is no number"),
     ({"SamplesPerPixel": 3, "PlanarConfiguration": 0}, "SamplesPerPixel 3 contradicts"),
     ({"PhotometricInterpretation": "RGB"}, "SamplesPerPixel 1 contradicts"),
     ({"VOILUTSequence": [table(np.arange(4000), 12), item()]}, ""),

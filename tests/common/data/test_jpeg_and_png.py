@@ -196,6 +196,16 @@ def test_a_16_bit_png_is_never_read_by_its_own_brightest_pixel() -> None:
         decode_picture(imagecodecs.png_encode(DEEP + 64), PictureRendering(bit_depth=12))
 
 
+def test_a_png_that_says_that_its_samples_fill_16_bits_is_not_read_as_12() -> None:
+    """The sBIT chunk of the PNG standard: 12 significant bits, scaled up to 16."""
+    data, chunk = imagecodecs.png_encode(DEEP), b"sBIT\x0c"
+    chunk = struct.pack(">I", 1) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    data = data[:33] + chunk + data[33:]
+    assert decode_picture(data, PictureRendering(bit_depth=16)).getpixel((7, 7)) == round(4032 * 255 / 65535)
+    with pytest.raises(ValueError, match=r"sBIT chunk, so its samples fill 16 bits; data.bit_depth must be 16"):
+        decode_picture(data, PictureRendering(bit_depth=12))
+
+
 @pytest.mark.parametrize("rows", [0, 4, 7])
 def test_a_png_with_rows_missing_is_refused_also_where_its_chunks_are_whole(rows: int) -> None:
     packed = zlib.compress(bytes(9 * rows))

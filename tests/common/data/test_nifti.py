@@ -115,6 +115,18 @@ def test_a_file_that_is_cut_off_is_damaged(tmp_path: Path, name: str) -> None:
         nifti_pixels(tmp_path / name, PictureRendering(7))
 
 
+@pytest.mark.parametrize("place", [0.5, -8])
+def test_a_gzip_file_with_another_checksum_than_its_content_is_damaged(tmp_path: Path, place: float) -> None:
+    """Stored, not packed, so that changed bytes are voxels; the checksum is in the last 8 bytes."""
+    content = bytearray(gzip.compress(write(tmp_path / "it.nii", VOXELS), 0))
+    at = int(place * len(content)) if place > 0 else int(place)
+    content[at] ^= 0x55
+    (tmp_path / "it.nii.gz").write_bytes(content)
+    for number in (1, 7):
+        with pytest.raises(ValueError, match="damaged or cut off"):
+            nifti_pixels(tmp_path / "it.nii.gz", PictureRendering(number))
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "size"),
     [("it.nii", (30000, 30000, 30000), "51,498,414 MiB"), ("it.nii.gz", (1000, 1000, 500), "954 MiB")],
@@ -129,7 +141,7 @@ def test_volumes_that_would_fill_the_memory_are_refused_by_their_head(
         nifti_pixels(tmp_path / name, PictureRendering(1))
 
 
-def test_what_gzip_holds_beyond_the_voxels_is_not_unpacked(tmp_path: Path) -> None:
+def test_what_gzip_holds_beyond_the_voxels_does_not_fill_the_memory(tmp_path: Path) -> None:
     content = write(tmp_path / "it.nii", VOXELS)
     (tmp_path / "it.nii.gz").write_bytes(gzip.compress(content + bytes(1 << 26), 1))
     most, picture = peak(tmp_path / "it.nii.gz", PictureRendering(7))
