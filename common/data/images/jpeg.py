@@ -330,7 +330,8 @@ def _bits_of_errors(table: bytes) -> NDArray[np.uint8]:
     lengths = dict(zip(table[16:], np.repeat(range(1, 17), list(table[:16])).tolist(), strict=True))
     # The 16 bits of the largest size are not stored: it has one number alone.
     bits = [lengths.get(size, 99) + size % 16 for size in range(17)]
-    return np.array(bits, np.uint8).take(_error_sizes())
+    by_size: NDArray[np.uint8] = np.array(bits, np.uint8)
+    return by_size[_error_sizes()]
 
 
 def _prediction_errors(
