@@ -33,7 +33,6 @@ from common.data.tables.files import PictureFileFinder
 from common.data.tables.labels import LabelTable, blank_faults, open_folder
 from common.data.tables.roles import (
     ColumnRoles,
-    case_column,
     describe_cells,
     describe_unnamed,
     group_by_file_name,
@@ -42,6 +41,7 @@ from common.data.tables.roles import (
     may_be_ids,
     picture_folder,
     possible_hospital_columns,
+    possible_patient_columns,
 )
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
@@ -437,8 +437,8 @@ def _describe_patients(data: InspectedDataset) -> list[str]:
             "patients: UNKNOWN. Each image counts as a patient of its own: the same patient may stand in training",
             "    and test, scores come out too high, and intervals too narrow. Name the column: --patient-column",
         ]
-        if case := case_column(data.columns, data.roles.unused):
-            lines.append(f"    If each patient has one number in it: --patient-column {quote(case)}")
+        for name in possible_patient_columns(data.columns, data.roles.unused):
+            lines.append(f"    If each patient has one number in it: --patient-column {quote(name)}")
         if groups := group_by_file_name(data.checked.files.names.tolist()):
             lines += [
                 f'    The names of the pictures have {groups[0]} parts such as "{groups[1]}". If each is a patient,',
@@ -448,6 +448,10 @@ def _describe_patients(data: InspectedDataset) -> list[str]:
     source, count = data.patient_source_and_count
     whose = "no patient" if patients_known(data.checked.patients) else "none of these"
     lines = [f"patients: {source}, {count} of them; {whose} is split over two parts."]
+    patient = data.roles.patient
+    others = possible_patient_columns(data.columns, [name for name in (patient, *data.roles.unused) if name])
+    if patient in others and len(others) > 1:
+        lines.append(f"    Left out, though it may name patients too: {', '.join(set(others) - {patient})}.")
     if data.roles.patient is not None and not may_be_ids(data.columns, data.roles.patient):
         lines.append("    They look like dates, ages or counts. If they are no patients, the split is wrong.")
     return lines

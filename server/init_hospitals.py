@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from common.data.base.image_set import is_placeholder
 from common.data.base.names import name_similarity_key, normalize_spelling
 from common.data.tables.csv import TableColumns
-from common.data.tables.judgement import judge_column
+from common.data.tables.judgement import judge_column, names_no_finding
 from common.data.tables.labels import LabelTable, make_site_name
 from common.data.tables.roles import ColumnRoles, describe_cells, find_synonyms, name_similarity_rank
 from common.errors import Fault
@@ -59,7 +59,7 @@ class TableHospitals:
             places = [place for place, cell in enumerate(source.cells) if make_site_name(cell) == name]
             own = columns.select_rows(np.isin(source.places, places))
             judged = {other: judge_column(own.column(other)) for other, of in roles.unused.items() if of.may_be_labels}
-            meant = {other: of for other, of in judged.items() if of.foreign}
+            meant = {other: of for other, of in judged.items() if of.foreign and not names_no_finding(other)}
             problem = f'"{name}" of column {self.column} has no label that can be read.'
             remedy = "Write its labels in the columns of the others: 1, 0, -1, or nothing where it does not look."
             if meant:

@@ -30,20 +30,34 @@ _LOOKED_AT = 200
 _MOSTLY = 0.9
 """Fraction of labels among a column's filled cells above which the other cells are taken for typing errors."""
 _NO_FINDINGS = frozenset(
-    "sex sexe sesso gender geschlecht age alter âge view projection projektion modality modalität laterality side "  # noqa: SIM905
-    "seite weight gewicht year jahr date datum".split()
+    "age alter âge edad years jahre over über under unter modality modalität laterality side seite left right links "  # noqa: SIM905
+    "rechts weight gewicht height year jahr date datum ap pa m f w d u patient is".split()
 )
+"""Words of which the name of a column without findings consists."""
+_NO_FINDING = re.compile(
+    r".*(?:sex|gender|geschlecht|male|view)|sex[eo]|sesso|geschl|kön|männlich|weiblich|proje[ck]tion\w*"
+    r"|train(?:ing|set)?|test(?:set)?|split|exclu\w*|ausschluss|ausgeschlossen"
+)
+"""A word, in lower case, about sex, view, split or exclusion: a column named with it is none of findings."""
+_WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![^\W\d_A-Z])")
 _ABOUT_PERSON = _YES_AND_NO.union("m f w d u male female männlich weiblich divers pa ap ll lat lateral".split())  # noqa: SIM905
 _NORMAL = re.compile(
-    r"o\.? ?b\.?|unauff(?:\.|ällig\w*)|normalbefund|regelrecht\w*|gesund|healthy|nad|wnl|unremarkable"
-    r"|(?:ohne|kein\w*)(?: (?:path|auff|krankh|relev|wesent|akut)\w*\.?)*"
-    r" (?:befund\w*|auffälligkeit\w*|veränderung\w*)"
-    r"|(?:no|without) (?:(?:acute|significant|relevant|abnormal|path\w*) )*"
-    r"(?:findings?|abnormalit\w*|disease|pathology)"
-    r"|normal(?: (?:study|findings?|chest|befund\w*))?|within normal limits"
-    r"|sans (?:anomalies?|particularités?)|r\.?a\.?s\.?"
+    r"normal(?:e[rsnm]?|befund\w*)?|unauff|unauffällig\w*|unverdächtig\w*|regelrecht\w*|gesund\w*|healthy|negativ[eo]?"
+    r"|alters(?:entsprechend|gemäß|gemäss|gerecht)\w*|clear|unremarkable|sano|sain"
 )
-"""Names, in lower case, that say that nothing was found."""
+"""A word, in lower case, that says that nothing was found."""
+_NORMAL_IN_SHORT = frozenset(("ob", "io", "nad", "wnl", "ras"))
+_NOT = re.compile(r"kein\w*|ohne|no|without|sans|sin|senza|sem")
+_ABNORMAL = re.compile(
+    r"findings?|abnormal\w*|disease|path\w*|\w*befund\w*|auff\w*|veränderung\w*|krankh\w*|wesent\w*|acute|akut\w*"
+    r"|significant|relev\w*|anomal\w*|particularités?|hallazgos?|patológicos?|reperti|achados?"
+)
+"""Words of which nothing is left when the word before denies them."""
+_EXAMINED = re.compile(
+    r"study|chest|thorax|cxr|x|ray|xray|radiograph|exam|scan|image|lungs?|lunge|heart|controls?|kontrollen?|findings?"
+    r"|befund|within|limits"
+)
+"""Words beside these, which say what is normal."""
 _DOUBTFUL = re.compile(
     r".*\?|\?.*|(?:kein\w*|no|not|ohne|without|sans|neg(?:ative|\.)?|v\.? ?a\.?|verd(?:acht\w*|\.)|suspect\w*|suspicion"
     r"|susp\.?|z\. ?n\.?|zn|zustand nach|st\. ?n\.?|status post|s/p|history of|h/o|possibl[ey]|probabl[ey]|likely"
@@ -101,10 +115,15 @@ def judge_column(column: TableColumn) -> Judgement:
     return Judgement(kind, foreign, positive)
 
 
+def split_words(name: str) -> set[str]:
+    """Return the words of a column's name in lower case, also those of ``PatientID``, without digits and signs."""
+    return {word.casefold() for word in _WORD.findall(name)}
+
+
 def names_no_finding(name: str) -> bool:
     """Return True if a column name is about the person or picture, such as sex, age or view, not about a finding."""
-    words = re.findall(r"[^\W\d_]+", name.casefold())
-    return bool(words) and _NO_FINDINGS.issuperset(words)
+    words = split_words(name)
+    return bool(words) and (any(map(_NO_FINDING.fullmatch, words)) or _NO_FINDINGS.issuperset(words))
 
 
 def is_plausible_finding(column: TableColumn) -> bool:
@@ -115,7 +134,14 @@ def is_plausible_finding(column: TableColumn) -> bool:
 
 def says_normal(name: str) -> bool:
     """Return True if a name says that nothing was found: "o.B.", "unauffällig", "no acute findings"."""
-    return _NORMAL.fullmatch(name.casefold()) is not None
+    if not re.fullmatch(r"[^\W\d_]+(?:[ ._,-]+[^\W\d_]+)*\.?", name):
+        return False
+    words = re.findall(r"[^\W\d_]+", name.casefold())
+    core = _ABNORMAL if _NOT.fullmatch(words[0]) else _NORMAL
+    words = words[core is _ABNORMAL :]
+    others = [word for word in words if not core.fullmatch(word)]
+    is_core = len(others) < len(words) and all(map(_EXAMINED.fullmatch, others))
+    return is_core or "".join(words) in _NORMAL_IN_SHORT
 
 
 def is_doubtful(name: str) -> bool:

@@ -34,13 +34,24 @@ from common.data.tables.judgement import (
     judge_column,
     names_no_finding,
     says_normal,
+    split_words,
 )
 from common.errors import BadInput, Fault, quote_names
 from common.system.plain_text import count_with_noun
 
-_PATIENT = re.compile(r"(^|[^a-z])(patient|subject|person|lesion|mrn|pid|pat(id|nr|no)?(?![a-z]))", re.IGNORECASE)
+_NUMBER_WORDS = r"(?:id|uid|nr|no|num|n[uú]mero|num[eé]ro|number|nummer|code|key|identifier|kennung|pseudonym|hash)"
+_PATIENT = re.compile(
+    r"(?:patient(?:en|in|e)?|pat|pacient[ea]?|paci[eë]nt|paziente|hasta|subject|subj|person(?:en)?|participant"
+    rf"|proband(?:en|in)?|individual){_NUMBER_WORDS}?|mrn|pid"
+)
+"""A word for the patient, in lower case, alone or with one for a number: ``patient``, ``patientennummer``."""
+_NUMBERED = re.compile(rf".*{_NUMBER_WORDS}|mrn")
+_BESIDE_PATIENT = re.compile(
+    rf"{_NUMBER_WORDS}|name|of|the|de|du|des|del|der|anon\w*|deid\w*|pseudonym\w*|hashed|unique"
+)
+"""Words that leave the heading of a patient what it is. Any other, such as one for an age or a group, does not."""
 _SPLIT = re.compile(r"^(split|part|partition|set|subset)$", re.IGNORECASE)
-_FINDINGS = re.compile(r"finding|label|diagnos|class|dx|disease|befund", re.IGNORECASE)
+_FINDINGS = re.compile(r"finding|label(?!l?e[dr])|diagnos|class|dx|disease|befund", re.IGNORECASE)
 _HOSPITAL = re.compile(
     r"hospi|h[oô]pital|klini|kranken|ospedal|cliniq|clinic(?!al)|institut|facility|standort", re.IGNORECASE
 )
@@ -52,7 +63,8 @@ _NO_SOURCE_WORDS = frozenset(
     "projection modality side laterality age alter date datum time year url path file history device".split()
 )
 _NO_ID_WORDS = (_NO_SOURCE_WORDS - {"lesion"}).union(
-    "âge edad fecha zeit birth birthday dob geburtsdatum day count anzahl weight gewicht height größe".split()  # noqa: SIM905
+    "âge edad fecha zeit birth birthday dob geburtsdatum day count anzahl weight gewicht height größe group gruppe "  # noqa: SIM905
+    "type typ location ort class category stage grade position status labelled labeled reader".split()
 )
 """Words in the names of columns that say something about a patient or an image, and number neither."""
 _DATE = re.compile(
@@ -60,13 +72,13 @@ _DATE = re.compile(
     r"|\d\d?[-./]\d\d?[-./](?:19|20)?\d\d|\d\d?:\d\d|\d\d?[-. ]+[^\W\d]{3,9}[-. ]+\d{2,4})(?!\d)"
 )
 """The beginning of a date or time, in numbers or with the name of the month."""
-_ID = re.compile(r"0\d+|(?=[^\W\d])[\w./-]*\d|\d+[./-][\d./-]*\d")
+_ID = re.compile(r"0\d+|(?=[^\W\d])[\w./-]*\d|(?!\d+\.\d+$)\d+[./-][\d./-]*\d")
 """A number that no quantity is: with leading zeros, behind letters, or in parts."""
-_WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![^\W\d_A-Z])")
 _MOST_SOURCES, _FEWEST_ROWS = 200, 3
 """Limits for a column of hospitals: the most distinct values, and the fewest rows per value on average."""
-_MOST_IMAGES, _MOST_OFFERED = 20, 20
-"""Most images of a patient on average in a guess; most values of a column that is offered as one of hospitals."""
+_MOST_IMAGES, _FEW_IMAGES, _MOST_OFFERED = 20, 5, 20
+"""Most images of a patient on average in a guess, and where names have no digits; most values of a column that is
+offered as one of hospitals."""
 _MOST_CLASSES = 60
 _FEW_CLASSES = 2
 _USUALLY_SEVERAL, _FEWEST_ALONE = 0.2, 10
@@ -74,6 +86,7 @@ _USUALLY_SEVERAL, _FEWEST_ALONE = 0.2, 10
 _LOOKED_AT = 200
 _MOST_COLUMNS = 5
 """Maximum number of columns in an error message."""
+_MEASURE = re.compile(r"\d+[.,]\d*[1-9]\d*")
 _CASE = re.compile(
     r"fall|case|visit|besuch|encounter|episode|exam|untersuchung|accession|auftrag|study|studie", re.IGNORECASE
 )
@@ -133,7 +146,7 @@ def image_column(columns: TableColumns, files: Iterable[str] = ()) -> str:
         last_parts = [fold_case(re.split(r"[/\\]", cell)[-1]) for cell in cells[name][:_LOOKED_AT]]
         exact = sum(part in whole for part in last_parts)
         near = sum(part in whole or part in without_ending for part in last_parts)
-        scores[name] = near, exact, not _PATIENT.search(name), len(cells[name])
+        scores[name] = near, exact, not _names_patient(name), len(cells[name])
     best = max(columns, key=lambda name: scores[name])
     if scores[best][0] > min(1, len(cells[best]) - 1):
         return best
@@ -150,19 +163,66 @@ def image_column(columns: TableColumns, files: Iterable[str] = ()) -> str:
 
 
 def patient_column(columns: TableColumns, others: Collection[str] = ()) -> str | None:
-    """Return the first column whose name suggests patients, except the columns in ``others``; None if there is none."""
-    names = (name for name in columns if name not in others and _PATIENT.search(name))
-    return next((name for name in names if may_be_ids(columns, name)), None)
+    """Return the column that surely names patients, except those in ``others``; None if there is none, or several.
+
+    A heading with a word for a number, such as ``Patient ID``, is surer than ``Patient``. Of two that are equally sure,
+    the first is taken if both group the rows in the same way.
+    """
+    candidates = _patient_columns(columns, (name for name in columns if name not in others))
+    first, *rest = [name for name in candidates if _is_numbered(name)] or candidates or [None]
+    return None if first is None or any(not _group_alike(columns, first, other) for other in rest if other) else first
 
 
-def case_column(columns: TableColumns, names: Iterable[str]) -> str | None:
-    """Return the first of the columns that may number patients, stays or examinations; None if none does."""
-    for name in names:
+def possible_patient_columns(columns: TableColumns, names: Iterable[str]) -> list[str]:
+    """Return those of the columns that name patients, or else the first that may number them, stays or examinations."""
+    names = list(names)
+    if candidates := _patient_columns(columns, names):
+        return candidates
+    for name in sorted(names, key=lambda name: not _names_patient(name)):
         cells, rows = columns.column(name).cells, len(columns.lines)
         repeats = len(cells) < rows <= _MOST_IMAGES * len(cells)
         if repeats and may_be_ids(columns, name) and (_CASE.search(name) or all(map(_ID.fullmatch, cells))):
-            return name
-    return None
+            return [name]
+    return []
+
+
+def _patient_columns(columns: TableColumns, names: Iterable[str]) -> list[str]:
+    """Return the columns whose heading has a word for the patient and none for anything else, and whose cells fit."""
+    return [name for name in names if _is_patient_heading(name) and _may_be_patients(columns, name)]
+
+
+def _is_patient_heading(name: str) -> bool:
+    rest = [word for word in split_words(name) if not _PATIENT.fullmatch(word)]
+    plural = name.casefold() in ("patients", "subjects")
+    return plural or (_names_patient(name) and all(map(_BESIDE_PATIENT.fullmatch, rest)))
+
+
+def _names_patient(text: str) -> bool:
+    return any(map(_PATIENT.fullmatch, split_words(text)))
+
+
+def _is_numbered(name: str) -> bool:
+    return any(map(_NUMBERED.fullmatch, split_words(name)))
+
+
+def _may_be_patients(columns: TableColumns, name: str) -> bool:
+    """Return False for dates, 0 and 1, yes and no; under a heading without a number also for measures and few words."""
+    column = columns.column(name)
+    filled = [cell for cell in column.cells if not is_blank(cell)]
+    kind = judge_column(column).kind
+    if len(filled) <= 1 or kind in ("labels", "words") or not may_be_ids(columns, name):
+        return False
+    if _is_numbered(name):
+        return True
+    has_digits = all(re.search(r"\d", cell) for cell in filled)
+    return not any(map(_MEASURE.fullmatch, filled)) and (has_digits or len(columns.lines) <= _FEW_IMAGES * len(filled))
+
+
+def _group_alike(columns: TableColumns, first: str, second: str) -> bool:
+    """Return True if two columns have equal cells in the same rows."""
+    one, other = columns.column(first), columns.column(second)
+    pairs = one.places.astype(np.int64) * len(other.cells) + other.places
+    return len(np.unique(pairs)) == len(one.cells) == len(other.cells)
 
 
 def group_by_file_name(names: Sequence[str]) -> tuple[int, str] | None:
@@ -180,14 +240,14 @@ def group_by_file_name(names: Sequence[str]) -> tuple[int, str] | None:
         count = len(set(of_part))
         repeats = 1 < count < len(names) <= _MOST_IMAGES * count and not all(map(_DATE.match, of_part))
         if repeats and all(re.search(r"\d", part) and len(part) > 2 for part in of_part):
-            groups.append((not _PATIENT.search(of_part[0]), count, of_part[0]))
+            groups.append((not _names_patient(of_part[0]), count, of_part[0]))
     return min(groups)[1:] if groups else None
 
 
 def may_be_ids(columns: TableColumns, name: str) -> bool:
     """Return False for a column of ages, dates, times or counts, by its name or its cells."""
     filled = [cell for cell in columns.column(name).cells if not is_blank(cell)]
-    words = {re.sub(r"^patient(?:en|s)?", "", word) for word in _words(name)}  # of "Patientenalter": "alter"
+    words = {re.sub(r"^patient(?:en|s)?", "", word) for word in split_words(name)}  # of "Patientenalter": "alter"
     return not words & _NO_ID_WORDS and not all(map(_DATE.match, filled))
 
 
@@ -231,6 +291,8 @@ def guess_roles(
     unused = {name: judgements[name] for name in rest if name not in (source, *label_columns, *findings)}
     if not findings:
         _stop_on_foreign_cells(columns, unused, label_columns)
+    if label_columns and not findings:
+        _stop_on_two_kinds_of_labels(columns, label_columns, unused)
     if label_columns:
         counts = {name: int(judgements[name].positive.sum()) for name in label_columns}
         labelled = np.sum([judgements[name].positive for name in label_columns], axis=0)  # positive classes per row
@@ -271,12 +333,31 @@ def _stop_on_foreign_cells(
     Raises:
         BadInput: With the cells that are no labels.
     """
-    if broken := {name: of for name, of in judged.items() if of.kind == "almost labels"}:
+    if broken := {name: of for name, of in judged.items() if of.kind == "almost labels" and not names_no_finding(name)}:
         problem = f"these columns hold labels, and cells that are none: {describe_cells(columns, broken)}."
         remedy = "Write 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked) in these cells."
         if label_columns:
             remedy += f" Or use the other columns only: {name_options(label_columns)}"
         raise BadInput([Fault("labels", problem, remedy)])
+
+
+def _stop_on_two_kinds_of_labels(
+    columns: TableColumns, label_columns: Sequence[str], unused: Mapping[str, Judgement]
+) -> None:
+    """Raise an error if a column names findings that are no label columns, because either may be what is meant.
+
+    Raises:
+        BadInput: With the columns of both kinds.
+    """
+    own = set(map(normalize_spelling, label_columns))
+    named = {name: of for name, of in unused.items() if _FINDINGS.search(name)}
+    for name, findings in _finding_columns(columns, named).items():
+        others = [finding for finding in findings if normalize_spelling(finding) not in own and not _says_none(finding)]
+        if others:
+            problem = f'"{name}" names findings ({quote_names(others, 3)}), and '
+            problem += f"{quote_names(label_columns, _MOST_COLUMNS)} hold 0 and 1: one kind only can be the labels."
+            options = f"{name_options([name])} or {name_options(label_columns)}"
+            raise BadInput([Fault("--findings", problem, f"Say which, by adding to the command: {options}")])
 
 
 def _stop_on_shared_words(columns: TableColumns, finding: str, unused: Mapping[str, Judgement]) -> None:
@@ -307,15 +388,11 @@ def _has_few_values(column: TableColumn) -> bool:
     return 1 < count <= min(_MOST_SOURCES, len(column.places) / _FEWEST_ROWS)
 
 
-def _words(name: str) -> set[str]:
-    return {word.casefold() for word in _WORD.findall(name)}
-
-
 def _hospital_column_by_name(columns: TableColumns, names: Iterable[str]) -> str | None:
     """Return the first column whose name suggests hospitals, and which has few distinct cells; None if none does."""
-    fit = [name for name in names if _has_few_values(columns.column(name)) and not _words(name) & _NO_SOURCE_WORDS]
+    fit = [name for name in names if _has_few_values(columns.column(name)) and not split_words(name) & _NO_SOURCE_WORDS]
     by_name = [name for name in fit if _HOSPITAL.search(name)]
-    return next(iter([*by_name, *(name for name in fit if _words(name) & _SOURCE_WORDS)]), None)
+    return next(iter([*by_name, *(name for name in fit if split_words(name) & _SOURCE_WORDS)]), None)
 
 
 def _hospital_column_by_content(
@@ -334,7 +411,7 @@ def _hospital_column_by_content(
         )
     for name in names:
         column = columns.column(name)
-        if not _has_few_values(column) or _words(name) & _NO_SOURCE_WORDS or any(map(is_blank, column.cells)):
+        if not _has_few_values(column) or split_words(name) & _NO_SOURCE_WORDS or any(map(is_blank, column.cells)):
             continue
         if sum(bool(_HOSPITAL.search(cell)) for cell in column.cells) > len(column.cells) / 2:
             return name
@@ -362,7 +439,7 @@ def possible_hospital_columns(columns: TableColumns, judged: Mapping[str, Judgem
         and len(column.cells) <= _MOST_OFFERED
         and not _CASE.search(name)
         and may_be_ids(columns, name)
-        and (is_plausible_finding(column) or _HOSPITAL.search(name) or _words(name) & _SOURCE_WORDS)
+        and (is_plausible_finding(column) or _HOSPITAL.search(name) or split_words(name) & _SOURCE_WORDS)
     ]
 
 
@@ -384,33 +461,42 @@ def _finding_column(columns: TableColumns, judged: Mapping[str, Judgement]) -> s
     Raises:
         BadInput: If no column clearly does; the message describes the candidates.
     """
-    candidates = list[str]()
+    candidates = _finding_columns(columns, judged)
+    for name, findings in candidates.items():
+        if _FINDINGS.search(name) or any(finding in _CLASSES or _says_none(finding) for finding in findings):
+            return name
+    raise BadInput([_no_labels_fault(columns, judged, list(candidates))])
+
+
+def _finding_columns(columns: TableColumns, judged: Mapping[str, Judgement]) -> dict[str, list[str]]:
+    """Return the columns that may name findings with these, in lower case; those named after findings come first."""
+    candidates = dict[str, list[str]]()
     for name in sorted(judged, key=lambda column: not _FINDINGS.search(column)):
         if judged[name].kind != "other" or names_no_finding(name):
             continue
         column = columns.column(name, with_line_ends=True)
-        counts = [
-            name for name in _count_names(column, _guess_finding_separator(column))[0] if not is_placeholder_text(name)
-        ]
-        if not (_FEW_CLASSES <= len(counts) <= _MOST_CLASSES and is_plausible_finding(column)):
-            continue
-        if _FINDINGS.search(name) or any(map(_is_of_findings, counts)):
-            return name
-        candidates.append(name)
-    raise BadInput([_no_labels_fault(columns, judged, candidates)])
+        counts, *_ = _count_names(column, _guess_finding_separator(column))
+        names = [finding for finding in counts if not is_placeholder_text(finding)]
+        if _FEW_CLASSES <= len(names) <= _MOST_CLASSES and is_plausible_finding(column):
+            candidates[name] = names
+    return candidates
 
 
-def _is_of_findings(name: str) -> bool:
-    return name in _CLASSES or name in _NO_FINDING or says_normal(name)
+def _says_none(finding: str) -> bool:
+    return finding in _NO_FINDING or says_normal(finding)
 
 
 def _no_labels_fault(columns: TableColumns, judged: Mapping[str, Judgement], candidates: Sequence[str]) -> Fault:
     problem = "no column is sure to hold labels, as 1, 0, -1 or nothing for each class, or as names of findings"
     remedy = "Give each class a column of 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
+    left = [name for name, of in judged.items() if of.kind == "labels"]
     words, numbers = ({name: of for name, of in judged.items() if of.kind == kind} for kind in ("words", "numbers"))
     if words:
         problem += f". These hold words for them, which are not read: {describe_cells(columns, words)}"
         remedy = "Replace them by 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
+    elif left:
+        problem += f". By their names, {quote_names(left, _MOST_COLUMNS)} are no findings"
+        remedy += f" If they are, add to the command: {name_options(left)}"
     elif candidates:
         remedy += f" If one of these columns names findings, add it to the command: {name_options(candidates)}"
     elif numbers:

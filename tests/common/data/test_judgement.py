@@ -1,12 +1,13 @@
 """A column of a stranger's table holds labels, or is named with the cells that are in the way."""
 
+import random
 from pathlib import Path
 
 import pytest
 
 from common.data.tables.csv import TableColumns, read_columns
-from common.data.tables.judgement import is_doubtful, judge_column, says_normal
-from common.data.tables.roles import guess_roles
+from common.data.tables.judgement import is_doubtful, judge_column, names_no_finding, says_normal
+from common.data.tables.roles import guess_roles, patient_column, possible_patient_columns
 from common.errors import BadInput
 
 
@@ -92,11 +93,120 @@ def test_the_user_names_the_findings(tmp_path: Path) -> None:
 
 
 NORMAL = ("o.B.", "O. B.", "ohne Befund", "unauffällig", "Unauffälliger", "kein path. Befund", "No acute findings")
+NORMAL += ("normaler Befund", "negativ", "altersentsprechend", "i.O.", "normal CXR", "healthy control", "sin hallazgos")
 NORMAL += ("no finding", "normal", "NAD", "keine Auffälligkeiten", "Normalbefund", "kein pathologischer Befund")
 DOUBTFUL = ("Rundherd?", "kein Rundherd", "V.a. Erguss", "Va. Erguss", "Z.n. Erguss", "no mass", "? Mass", "r/o mass")
-FINDINGS = ("Nodule", "Normal variant of rib", "Vaskulitis", "Notch", "Pneumonia", "Noduläre Läsion")
+FINDINGS = (
+    "clear abnormality",
+    "abnormal",
+    "Nodule",
+    "Normal variant of rib",
+    "Vaskulitis",
+    "Notch",
+    "Pneumonia",
+    "Noduläre Läsion",
+)
 
 
 def test_names_that_say_normal_or_doubt_a_finding_are_told_from_findings() -> None:
     assert [name for name in (*NORMAL, *DOUBTFUL, *FINDINGS) if says_normal(name)] == [*NORMAL]
     assert [name for name in (*NORMAL, *DOUBTFUL, *FINDINGS) if is_doubtful(name)] == [*DOUBTFUL]
+
+
+IDS = ("patient", "Patient ID", "PatNr", "pid", "MRN", "Subject", "PatientID", "Patientennummer", "ID of the patient")
+IDS += ("participant_id", "Patienten-Nr.", "anonymised patient id", "num\u00e9ro patient", "hospital_number", "case")
+STEMS = (
+    "Patient ",
+    "patient_",
+    "Subject ",
+    "PATIENT_",
+    "Patienten",
+    "Patient",
+    "lesion_",
+    "person ",
+    "Number of patient ",
+)
+ATTRIBUTES = {
+    "Age": "{age}",
+    "alter": "{age}",
+    "weight": "{age}.5",
+    "group": "g{few}",
+    "type": "type {few}",
+    "location": "{word}",
+    "visits": "{few}",
+    "who labelled": "{word}",
+    "Position": "{word}",
+    "Gender": "{word}",
+    "BirthDate": "19{age}-01-02",
+    "Size": "1.{age}",
+    "postcode": "{age}0{age}",
+}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_a_column_says_of_a_patient_is_never_taken_for_the_patient(seed: int, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    headings = dict.fromkeys(draw.choice(STEMS) + draw.choice([*ATTRIBUTES]) for _ in range(4))
+    cells = {name: next(cell for end, cell in ATTRIBUTES.items() if name.endswith(end)) for name in headings}
+    number = draw.choice([*IDS, None])
+    order = [*headings, *([] if number is None else [number])]
+    draw.shuffle(order)
+    lines = [
+        ",".join(
+            cells.get(name, f"x{row // 2}").format(
+                age=draw.randint(20, 89), few=draw.randint(1, 9), word=draw.choice(["arm", "leg", "back", "head"])
+            )
+            for name in order
+        )
+        for row in range(80)
+    ]
+    patient = patient_column(columns_of(tmp_path, ",".join(("file", *order)), *lines), ["file"])
+    assert patient == (None if number in ("hospital_number", "case") else number)
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "patient", "offered"),
+    [
+        ("patient,Patient ID", "{n},p{n}", "Patient ID", ["patient", "Patient ID"]),
+        ("Patient Name,patient", "Doe{n},{n}", "Patient Name", ["Patient Name", "patient"]),
+        ("subject_id,MRN", "s{n},m{half}", None, ["subject_id", "MRN"]),
+        ("patient,patients", "{half},{n}", None, ["patient", "patients"]),
+        ("patient,view", "{flag},PA", None, []),
+        ("subject,view", "{word},PA", None, []),
+        ("Person,view", "{n}5.5,PA", None, []),
+        ("lesion_id,view", "HAM_00{n},PA", None, ["lesion_id"]),
+        ("trial patient code,exam", "T0{n},E0{half}", None, ["trial patient code"]),
+    ],
+)
+def test_of_columns_that_may_name_the_patient_the_surest_is_taken_or_none(
+    header: str, cells: str, patient: str | None, offered: list[str], tmp_path: Path
+) -> None:
+    lines = [
+        cells.format(n=n // 2 + 10, half=n // 4 + 10, flag=n % 2, word=("arm", "leg", "head")[n % 3]) for n in range(40)
+    ]
+    columns = columns_of(tmp_path, f"file,{header}", *lines)
+    names = header.split(",")
+    assert (patient_column(columns, ["file"]), possible_patient_columns(columns, names)) == (patient, offered)
+
+
+NO_FINDINGS = ("PatientSex", "sex_male", "Sex (1=f)", "Sexo", "K\u00f6n", "gender_code", "view_PA", "AP", "is_test")
+NO_FINDINGS += ("train", "test_set", "exclude", "Geschlecht_w", "age_over_60", "Age_Years")
+
+
+def test_columns_of_sex_view_and_split_are_findings_only_if_the_user_names_them(tmp_path: Path) -> None:
+    names = (*NO_FINDINGS, "Age-related macular degeneration", "AP diameter", "Lateral fracture", "strain", "Mass")
+    assert [name for name in names if names_no_finding(name)] == [*NO_FINDINGS]
+    columns = columns_of(tmp_path, "file,sex_male,view_PA", *("1,0", "0,1") * 5)
+    with pytest.raises(BadInput, match="--findings sex_male --findings view_PA"):
+        guess_roles(columns, "file")
+    assert guess_roles(columns, "file", findings=["view_PA"]).label_columns == ("view_PA",)
+
+
+def test_findings_beside_columns_of_0_and_1_are_a_question_unless_they_are_the_same(tmp_path: Path) -> None:
+    lines = [f"{('Mass', 'Fluid|Mass', 'No Finding')[n % 3]},{int(n % 3 == 1)},{int(n % 3 < 2)}" for n in range(12)]
+    columns = columns_of(tmp_path, "file,Finding Labels,dead,smoker", *lines)
+    with pytest.raises(BadInput, match="--findings 'Finding Labels' or --findings dead --findings smoker"):
+        guess_roles(columns, "file")
+    assert guess_roles(columns, "file", findings=["Finding Labels"]).classes == {"Mass": 8, "Fluid": 4}
+    columns = columns_of(tmp_path, "file,Finding Labels,Fluid,Mass", *lines)
+    assert guess_roles(columns, "file").label_columns == ("Fluid", "Mass")

@@ -28,12 +28,12 @@ from common.data.load import load_dataset, open_table
 from common.data.tables.csv import TableColumns, read_columns
 from common.data.tables.labels import LabelTable
 from common.data.tables.roles import (
-    case_column,
     find_synonyms,
     group_by_file_name,
     guess_roles,
     patient_column,
     possible_hospital_columns,
+    possible_patient_columns,
 )
 from common.errors import BadInput
 
@@ -919,7 +919,7 @@ def test_a_column_is_offered_for_patients_only_if_it_may_number_them(
     column: str, cell: str, is_offered: bool, folder: Path
 ) -> None:
     columns = guessed(folder, f"file;{column}", *(f"{n}.png;{cell.format(n // 3 + 10)}" for n in range(36)))
-    assert case_column(columns, [column]) == (column if is_offered else None)
+    assert possible_patient_columns(columns, [column]) == ([column] if is_offered else [])
 
 
 @pytest.mark.parametrize(
