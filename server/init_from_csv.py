@@ -474,7 +474,7 @@ def _describe_data(data: InspectedDataset) -> list[str]:
         lines.append(f"    fewer than {FEWEST_POSITIVES} images show {few}: no score of these means anything.")
     if roles.label_columns:
         lines.append(
-            "    These are all columns of 0 and 1. Remove from label_columns what is no finding (sex, contrast agent)."
+            "    These are columns of 0 and 1. Remove from label_columns what is no finding (smoker, contrast agent)."
         )
     elif (labels == 1).sum(axis=1).max(initial=0) <= 1:
         lines.append(f"    These are the words of column {roles.finding}. Words for yes and no are no findings.")
@@ -535,7 +535,11 @@ def _describe_names(data: InspectedDataset) -> list[str]:
 def _describe_unused(data: InspectedDataset) -> list[str]:
     """Return lines for the user on unused columns, especially those that may hold findings."""
     unused, lines = data.roles.unused, []
-    if plain := [name for name, of in unused.items() if not of.may_be_labels]:
+    if left := [name for name, of in unused.items() if of.kind == "labels"]:
+        lines.append(
+            f"    0 and 1, but no findings by their names: {', '.join(left)}. To use them: --findings, each class."
+        )
+    if plain := [name for name, of in unused.items() if not of.may_be_labels and name not in left]:
         lines.append(f"    not used: {', '.join(plain)}.")
     if suspicious := {name: of for name, of in unused.items() if of.may_be_labels}:
         lines += [

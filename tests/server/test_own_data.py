@@ -535,3 +535,20 @@ def test_a_table_of_studies_is_told_from_one_of_pictures(tmp_path: Path) -> None
         (tmp_path / "scans" / f"A{number}").mkdir()
         Image.new("L", (20, 20)).save(tmp_path / "scans" / f"A{number}" / "IM0001", "PNG")
     assert 'Column "accession" names folders: a line for each picture is needed' in made(path, code=2)
+
+
+def test_columns_that_are_left_out_are_named(tmp_path: Path) -> None:
+    lines = [f"{n:03}.png,q{n // 4},{n % 2},{20 + n},p{n // 2},{n // 2 % 2},{n // 3 % 2}" for n in range(40)]
+    path = table(tmp_path, "file,Patient,sex_male,Patient Age,Patient ID,Fluid,Mass", *lines)
+    text = made(path)
+    assert "patients: column Patient ID, 20 of them" in text
+    assert "Left out, though it may name patients too: Patient." in text
+    assert "0 and 1, but no findings by their names: sex_male." in text
+    assert "not used: Patient, Patient Age." in text
+    path.write_text(path.read_text().replace("Patient,sex", "MRN,sex"))
+    (tmp_path / "mine.toml").unlink()
+    text = made(path)
+    assert "patients: UNKNOWN" in text
+    assert all(
+        f"If each patient has one number in it: --patient-column {name}" in text for name in ("MRN", "'Patient ID'")
+    )

@@ -354,8 +354,8 @@ def _stop_on_two_kinds_of_labels(
     for name, findings in _finding_columns(columns, named).items():
         others = [finding for finding in findings if normalize_spelling(finding) not in own and not _says_none(finding)]
         if others:
-            problem = f'"{name}" names findings ({quote_names(others, 3)}), and '
-            problem += f"{quote_names(label_columns, _MOST_COLUMNS)} hold 0 and 1: one kind only can be the labels."
+            problem = f'column "{name}" names findings ({quote_names(others, 3)}), and cells are 0 and 1 in '
+            problem += f"{quote_names(label_columns, _MOST_COLUMNS)}. Only one kind can be the labels."
             options = f"{name_options([name])} or {name_options(label_columns)}"
             raise BadInput([Fault("--findings", problem, f"Say which, by adding to the command: {options}")])
 
