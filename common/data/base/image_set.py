@@ -82,7 +82,8 @@ def picture_digest(pixels: NDArray[Any], secret: bytes | None = None) -> int:
     if low == pixels.max():
         return int(low)
     content = np.ascontiguousarray(pixels).data.cast("B")
-    return max(int.from_bytes(blake3(content, key=secret).digest(8)), GREY_DIGESTS)
+    hashed = blake3(content) if secret is None else blake3(content, key=secret)
+    return max(int.from_bytes(hashed.digest(8)), GREY_DIGESTS)
 
 
 class PixelRows(ABC):

@@ -241,9 +241,8 @@ def _open_torch_dataset(
         if item.mask is not None:
             problem = "has a mask, or a third entry, which is not read where labels are given."
             raise BadInput([Fault(f"{where}[0]", problem, "Return no mask; labels are NaN where they are unknown.")])
-    items = read_all_items(
-        stored, names, tell, labels=pictures.labels is None, patients=pictures.labels is pictures.patients is None
-    )
+    read_labels = pictures.labels is None
+    items = read_all_items(stored, names, tell, labels=read_labels, patients=read_labels and pictures.patients is None)
     patients = items.patients if pictures.patients is None else pictures.patients
     if patients is None:
         raise_faults(repeated_item_faults(where, pictures.images))
