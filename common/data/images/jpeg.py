@@ -322,7 +322,8 @@ def refuse_incomplete_lossless(data: bytes, pixels: NDArray[Any]) -> None:
 def _error_sizes() -> NDArray[np.uint8]:
     """Return the number of significant bits of each prediction error modulo 2^16 (ITU-T T.81, table H.2)."""
     errors = np.arange(1 << 16)
-    return np.ceil(np.log2(np.minimum(errors, (1 << 16) - errors) + 1)).astype(np.uint8)
+    sizes: NDArray[np.uint8] = np.ceil(np.log2(np.minimum(errors, (1 << 16) - errors) + 1)).astype(np.uint8)
+    return sizes
 
 
 def _bits_of_errors(table: bytes) -> NDArray[np.uint8]:
@@ -330,8 +331,7 @@ def _bits_of_errors(table: bytes) -> NDArray[np.uint8]:
     lengths = dict(zip(table[16:], np.repeat(range(1, 17), list(table[:16])).tolist(), strict=True))
     # The 16 bits of the largest size are not stored: it has one number alone.
     bits = [lengths.get(size, 99) + size % 16 for size in range(17)]
-    by_size: NDArray[np.uint8] = np.array(bits, np.uint8)
-    return by_size[_error_sizes()]
+    return np.array(bits, np.uint8)[_error_sizes()]
 
 
 def _prediction_errors(
