@@ -7,8 +7,8 @@ space, invisible characters. Names that merely look alike, such as ``P-007`` and
 
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import numpy as np
@@ -26,15 +26,20 @@ _FORMULA = re.compile(r'="([^"]+)"')
 _WHOLE_NUMBER = re.compile(r"([+-]?\d+)(?:(?:[.,]0+)+|[.,]?0*e[+-]?0+)")
 _AS_FLOAT = re.compile(r"([^.,]*\d)[.,]0+")
 """A name whose last number a program wrote as a float, such as ``1_1.0``."""
-_TAG = re.compile(r"^[^a-z0-9]*(?:mrn|(?:id)?[^a-z0-9]*p|p?id|n[or]|pat(?:ient)?(?:[ _-]?id)?|subject)[^a-z0-9]*(?=\d)")
+_POWER_OF_TEN = re.compile(r"([1-9]\d*)e([1-9])")
+"""A number such as ``1e3``, which a spreadsheet or a program may have made of 1000."""
+_TAG = re.compile(
+    r"^[^a-z0-9]*(?:mrn|(?:id)?[^a-z0-9]*p|p?id|n[or]|pt|pat(?:ient)?(?:[ _-]?id)?|sub(?:j(?:ect)?)?)[^a-z0-9]*(?=\d)"
+)
 """A prefix of a number that marks it as a patient's identifier."""
 _PLACE_SIGN = re.compile(r"[\\/^@]")
 _ID_AT_A_PLACE = re.compile(
-    r"(?P<before>[^\d\\/^@]+)[\\/^@](?P<last>[^\\/^@]*\d[^\\/^@]*)|(?P<first>[^\\/^@]*\d[^\\/^@]*)[\\/^@](?P<after>[^\d\\/^@]+)"
+    r"(?P<before>[^\d\\/^@]+)[\\/^@](?P<last>[^\\/^@]*\d[^\\/^@]*)"
+    r"|(?P<first>[^\\/^@]*\d[^\\/^@]*)(?:[\\/^@](?P<after>[^\d\\/^@]+)|\^[^^]*\^[^^]*\^(?P<issuer>.+))"
 )
-"""An identifier with a digit, before or after the name of a place without digits, such as a hospital."""
+"""An identifier with a digit, before or after the name of a place without digits, such as a hospital, or with the
+issuer of HL7 (``P1^^^north``)."""
 _FILE_TYPE = re.compile(r"\.(?:dcm|png|jpe?g|tiff?|nii(?:\.gz)?)$")
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}([,.' ])\d{3}(?:\1\d{3})*")
 _SEPARATORS = re.compile(r"[^a-z0-9\x80-\U0010ffff]+")
 _SECOND_VOWEL = re.compile(r"(?<=[aou])e|(?<=a)a(?=[a-z])")
 """The second letter of ä, ö, ü, æ, œ and å when written as two letters."""
@@ -45,10 +50,28 @@ _LOOK_ALIKE = str.maketrans("авекмнорстухіјѕһԁԛԝӏαβεζη�
 """Maps Cyrillic and Greek letters to the Latin letters they look like, and letters such as ø, whose stroke Unicode does
 not count as an accent, to the bare letter."""
 _LETTERS_AND_NUMBER = re.compile(r"([a-z]*)[ _-]*0*([1-9]\d*)", re.ASCII)
+_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
+_UID = re.compile(r"\d+(?:\.\d+){4,}")
+_FEWEST_UNGROUPED = 4
+"""Minimum number of characters of names that are similar without their separators; ``1-1`` and ``11`` may be two."""
 _ZEROS_AND_GAPS = re.compile(r"(?<!\d)0+(?=\d)|(?<=\d) (?=\D)|(?<=[^\d ]) (?=\d)")
 _NEVER_TELLING = b"0ae" + bytes(set(range(128)) - set(b"0123456789abcdefghijklmnopqrstuvwxyz"))
 """Characters that similar names may differ in: zeros, separators, and the letters a and e."""
-_NOBODY = frozenset(("unknown", "anonymous", "anonym", "anonymized", "anonymised", "anon", "unbekannt", "noname"))
+_NOBODY = re.compile(
+    r"unknown|unk|anon(?:ym(?:ous|e|i[sz](?:ed|iert|é)?|o|isé)?)?|unbekannt|inconnue?|desconocid[oa]|no ?(?:name|id)"
+    r"|(?:name ?)?(?:redact(?:ed)?|removed|deleted|withheld|hidden|masked|blinded)|de-?identified|pseudonymi[sz]ed"
+)
+"""Words for a patient whose name is not known or was removed."""
+_NO_VALUE = re.compile(
+    r"[+-]?nan(?:\.0+|\(?(?:ind|snan)?\)?)|[+-]?1[.,]#(?:ind|[qs]nan|inf)0*|[+-]?nat|(?:pd|np|numpy)\.(?:na|nan|nat)|none"
+    r"|na_(?:character|integer|real|complex|logical)_|=na\(\)|n\.a\.?|<na>|\\n|(?:system\.)?dbnull|null|undefined"
+    r"|\.[a-z]|(?:&nbsp|&#160|&#xa0|<br|_x00(?:0[9ad]|a0)_|\W)+|\[object object\]"
+    r"|#(?:[^\W\d]|[0/_¡])+[!?]|#n/?a(?: n/a)?|#(?:nv|n/d|getting_data|error|deleted|#+)",
+    re.IGNORECASE,
+)
+"""Texts by which databases, languages and spreadsheets write a missing value or an error."""
+_LONGEST_WORD = len("NA_character_")
+"""Maximum length of such a text that begins with a letter or digit."""
 _BLANK = frozenset(("", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null"))
 """Lower-case cells by which spreadsheets, R and pandas write a missing value."""
 
@@ -85,22 +108,38 @@ def is_blank(cell: str) -> bool:
 
 
 def is_nameless(cell: str) -> bool:
-    """Return True if a normalised text names nothing: a blank cell, ``None``, or only signs such as ``-`` and ``?``."""
-    is_word = len(cell) <= 4 and (cell.casefold() in _BLANK or cell.casefold() == "none")
-    return is_word or not (cell[:1].isalnum() or any(map(str.isalnum, cell)))
+    r"""Return True if a normalised text names nothing.
+
+    Such texts are blank cells, missing values and errors as programs write them (``None``, ``\N``, ``#REF!``), also in
+    brackets or quotes, and texts of signs only, such as ``-`` and ``?``.
+    """
+    if is_blank(cell) or not (cell[:1].isalnum() or any(map(str.isalnum, cell))):
+        return True
+    if cell[0].isalnum():
+        return cell[0] in "1npudsNPUDS" and len(cell) <= _LONGEST_WORD and _NO_VALUE.fullmatch(cell) is not None
+    bare = cell.strip("[](){}<>'\" ")
+    return is_blank(bare) or _NO_VALUE.fullmatch(cell) is not None or _NO_VALUE.fullmatch(bare) is not None
 
 
 def is_nobody(name: str) -> bool:
     """Return True if a normalised text names no patient: it names nothing, or is a word such as ``ANON``."""
-    return is_nameless(name) or name.casefold().replace(" ", "") in _NOBODY
+    if name[-1:].isdecimal():
+        return is_nameless(name)
+    return is_nameless(name) or _NOBODY.fullmatch(name.casefold().strip("[](){}<>*.")) is not None
 
 
 def name_similarity_key(name: str) -> str:
     """Return a comparison key, which is equal for similar names such as ``P-007`` and ``p7.0``."""
+    if name.isascii() and (simple := _LETTERS_AND_NUMBER.fullmatch(_lower_without_tag(name))):
+        return simple[1] + simple[2]  # fast path for most ids
+    groups = _letter_groups(name)
+    return _ZEROS_AND_GAPS.sub("", groups) or groups
+
+
+def _letter_groups(name: str) -> str:
+    """Return the letters and digits of a name in lower case, without accents, with a space for each separator."""
     if name.isascii():
         folded = _lower_without_tag(name)
-        if simple := _LETTERS_AND_NUMBER.fullmatch(folded):  # fast path for most ids
-            return simple[1] + simple[2]
     else:
         bare = (letter for letter in unicodedata.normalize("NFKD", name) if not "\u0300" <= letter <= "\u036f")
         folded = "".join(str(unicodedata.decimal(letter, letter)) for letter in bare).casefold().translate(_LOOK_ALIKE)
@@ -109,16 +148,29 @@ def name_similarity_key(name: str) -> str:
         folded = as_float[1]
     if whole := _WHOLE_NUMBER.fullmatch(folded):
         folded = whole[1]
-    elif thousands := _THOUSANDS.fullmatch(folded):
-        folded = folded.replace(thousands[1], "")
     if not name.isascii():
         folded = "".join(" " if unicodedata.category(letter)[0] in "PSZC" else letter for letter in folded)
-    return _ZEROS_AND_GAPS.sub("", _SEPARATORS.sub(" ", folded).strip()) or folded
+    return _SEPARATORS.sub(" ", folded).strip() or folded
+
+
+def _join_groups(groups: str) -> tuple[str, frozenset[int]]:
+    """Join groups of letters or digits, and return the distances of the former gaps from the end.
+
+    A gap between a letter and a digit is not counted, because ``A-1`` and ``A1`` have the same key.
+    """
+    text, gaps = "", set[int]()
+    for group in reversed(groups.split(" ")):
+        if text and group[-1:].isdecimal() == text[0].isdecimal():
+            gaps.add(len(text))
+        text = group + text
+    return _ZEROS.sub("", text), frozenset(gaps)
 
 
 def _lower_without_tag(name: str) -> str:
     lower = name.lower()
     lower = _FILE_TYPE.sub("", lower) if "." in lower[-7:-2] else lower
+    if power := _POWER_OF_TEN.fullmatch(lower) if "e" in lower else None:
+        return power[1] + "0" * int(power[2])
     return _TAG.sub("", lower) if lower[:1] in "mpisn" or not lower[:1].isalnum() else lower
 
 
@@ -135,14 +187,14 @@ def find_similar(names: Sequence[str]) -> dict[str, str]:
 
     Ignored are case, accents, punctuation, spaces, leading zeros and number formats, a prefix such as ``MRN`` or ``P``
     before a number, and a file extension. Letters of other alphabets that look like Latin ones are equal to these,
-    ``ae`` is equal to ``ä``, and ``aa`` within a word to ``å``. ``north/P1`` is similar to ``north\P1``, ``P1^north``
-    and ``P1``, but not to ``south/P1``.
+    ``ae`` is equal to ``ä``, and ``aa`` within a word to ``å``. ``12-34-56`` is similar to ``123456`` and ``12-3456``,
+    but not to ``123-456``. ``north/P1`` is similar to ``north\P1``, ``P1^north`` and ``P1``, but not to ``south/P1``.
 
     Args:
         names: Distinct normalised names.
 
     Returns:
-        For each name that is similar to an earlier name, the first such name.
+        Pairs of similar names, as a dictionary without circles; all names of a group of similar ones are connected.
     """
     # A coarse key is ten times as fast as the fine one: a second for a million names.
     texts = (_lower_without_tag(name) if name.isascii() else name_similarity_key(name) for name in names)
@@ -151,24 +203,86 @@ def find_similar(names: Sequence[str]) -> dict[str, str]:
     for name, key in zip(names, coarse, strict=True):
         if counts[key] > 1:
             likeness = _SECOND_VOWEL.sub("", name_similarity_key(name))
-            if (earliest := first.setdefault(likeness, name)) is not name:
+            earliest = first.setdefault(likeness, name)
+            if _have_one_form(name, earliest):  # such as the hexadecimal numbers 2cae05 and 2ca005
+                earliest = first.setdefault(name.lower(), name)
+            if earliest is not name:
                 similar[name] = earliest
+    _connect_ungrouped(similar, first)
+    _connect_ids_at_places(similar, names)
+    return similar
+
+
+def _have_one_form(name: str, other: str) -> bool:
+    """Return True if two names have equally many letters and digits, no other signs, and differ not only in case."""
+    both = name + other
+    return len(name) == len(other) and both.isascii() and both.isalnum() and name.lower() != other.lower()
+
+
+def _connect_ungrouped(similar: dict[str, str], first: Mapping[str, str]) -> None:
+    """Add pairs of names that differ in separators only, if all separators of one name are also in the other.
+
+    Args:
+        first: The first name with each similarity key.
+    """
+    same_letters = defaultdict[str, list[tuple[frozenset[int], str]]](list)
+    for likeness, name in first.items():
+        if " " in likeness and not _UID.fullmatch(name):
+            letters, gaps = _join_groups(_SECOND_VOWEL.sub("", _letter_groups(name)))
+            if len(letters) >= _FEWEST_UNGROUPED:
+                for others, earlier in same_letters[letters]:
+                    if gaps < others or gaps > others:
+                        _connect(similar, name, earlier)
+                same_letters[letters].append((gaps, name))
+                if letters in first:
+                    _connect(similar, name, first[letters])
+
+
+def _connect_ids_at_places(similar: dict[str, str], names: Sequence[str]) -> None:
+    """Add pairs of names with one identifier, at one place or with and without a place."""
     placed = dict[str, tuple[str, str]]()  # keys of the place and of the id in it
     for name in filter(_PLACE_SIGN.search, names):
         if match := _ID_AT_A_PLACE.fullmatch(name):
-            place, number = match["before"] or match["after"], match["first"] or match["last"]
+            place, number = match["before"] or match["after"] or match["issuer"], match["first"] or match["last"]
             placed[name] = name_similarity_key(place), name_similarity_key(number)
     ids = {number for _, number in placed.values()}
-    by_place, plain, any_place = dict[tuple[str, str], str](), dict[str, str](), dict[str, str]()
+    by_place = defaultdict[str, dict[str, str]](dict)
     for name in names if ids else ():
         place, number = placed.get(name) or ("", name_similarity_key(name))
         if number in ids:
-            others = plain if place else any_place  # places differ from one another, not from an id without one
-            earliest = others.get(number) or by_place.setdefault((place, number), name)
-            (any_place if place else plain).setdefault(number, name)
-            if earliest is not name:
-                similar.setdefault(name, similar.get(earliest, earliest))
-    return similar
+            same_id = by_place[number]
+            if place not in same_id:  # places differ from one another, not from an id without one
+                for earlier in [same_id[""]] if "" in same_id else () if place else list(same_id.values()):
+                    _connect(similar, name, earlier)
+            elif same_id[place] is not name:
+                _connect(similar, name, same_id[place])
+            same_id.setdefault(place, name)
+
+
+def _connect(similar: dict[str, str], name: str, earlier: str) -> None:
+    """Add a pair, unless both names are in one group already."""
+    root = _last_of_chain(similar, name)
+    if root == _last_of_chain(similar, earlier):
+        return
+    if name in similar and earlier not in similar:
+        similar[earlier] = name
+    else:
+        similar[root] = earlier
+
+
+def _last_of_chain(pairs: Mapping[str, str], name: str) -> str:
+    while name in pairs:
+        name = pairs[name]
+    return name
+
+
+def group_similar(similar: Mapping[str, str]) -> dict[str, str]:
+    """Map all names in the pairs of :func:`find_similar` to the smallest name of their group."""
+    least = dict[str, str]()
+    for name in similar:
+        root = _last_of_chain(similar, name)
+        least[root] = min(least.get(root, root), name)
+    return {name: least[_last_of_chain(similar, name)] for name in {*similar, *least}}
 
 
 def array_to_names(values: NDArray[np.generic]) -> NDArray[np.str_]:

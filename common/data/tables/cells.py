@@ -31,16 +31,24 @@ OTHER_SEPARATORS = ("|", ";", ",", "/", "+", "&", "\\", "\n", "\t")
 """Signs that are taken for separators if at least one of the parts is a class name."""
 _WORDS_AND_SIGNS = (" and ", " und ", " et ", " y ", " e ", " - ", " ", *"-_.:·•~>^=¦、；，｜／∙‧")
 """Words and signs that are taken for separators only if all parts are class names, because names contain them too."""
-_SPREADSHEET_ERROR = re.compile(r"#(?:[A-ZÄÖÜ0/_]+[!?]|N/A|NV|GETTING_DATA|#+)", re.IGNORECASE)
 _NO_NAMES = re.compile(
-    r"none|nil|void|empty|blank|missing|pending|open|offen|tbd|todo|k\.? ?a\.?|n\.? ?[ad]\.?|keine angaben?"
-    r"|(?:not |un|nicht |non )(?:yet )?(?:read|reported|known|clear|available|applicable|assessed|evaluated|done|given"
-    r"|specified|defined|certain|labell?ed|annotated|reviewed|diagnosed|bekannt|befundet)(?: yet)?|undetermined"
-    r"|indeterminate|inconnue?|desconocid[oa]|ausstehend|(?:no|without) (?:report|label|value|data|reading)s?",
+    r"nil|void|empty|blank|missing|pending|open|offen|tb[acd]|todo|unk|x{2,}|k\.? ?a\.?|n\.? ?[adv]\.?|keine angaben?"
+    r"|(?:not |un|nicht |non |pas )(?:yet )?(?:read|reported|known|clear|available|applicable|assess(?:ed|able)"
+    r"|evaluat(?:ed|able)|done|given|specified|defined|certain|labell?ed|annotated|reviewed|diagnosed|interpret(?:ed|able)|evalu[ée]"
+    r"|bekannt|befundet|beurteil(?:t|bar)|angegeben|verf[uü]gbar|disponible|renseign[ée])(?: yet)?|undetermined"
+    r"|indeterminate|inconnue?|desconocid[oa]|ausstehend|sans objet"
+    r"|(?:no|without|null|missing|see|siehe|voir|kein|ohne) ?(?:report|label|value|data|reading|info(?:rmation)?|result"
+    r"|read|record|entry|answer|image|text|befund ?bericht|bericht|wert)s?",
     re.IGNORECASE,
 )
 """Cells that mean either that nobody looked or that nothing was seen; which of both is unclear."""
 _WORD = re.compile(r"[^\W_]+")
+_JOINED_WORDS = re.compile(
+    r"(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])|(?<=[a-zß-ÿ])(?=[A-ZÀ-Þ])|(?<=[A-Z])(?=[A-Z][a-z])"
+)
+"""The places between the words and numbers of texts such as ``leftMass12mm``."""
+_SHORTEST_PART = 4
+"""Minimum length of a class name that is searched for within words; ``ILD`` is no part of ``mild``."""
 _ALIKE = 0.85
 """Minimum similarity of two spellings of one word."""
 _MOST_FAULTS = 20
@@ -90,7 +98,7 @@ class FindingRules:
         separator: Text between the names in a cell. A cell may also be a Python list, ``['Mass', 'Nodule']``.
         no_finding: Names that say that all classes are absent; they may not stand beside a class.
         others: Names of findings that are no class; ``"*"`` allows all names that neither resemble nor contain a class
-            name, are no part of one, and are no placeholder.
+            name (one of less than four letters only as a word), are no part of one, and are no placeholder.
         blank: The label of all classes for a blank cell.
         keys: The configuration key for each setting, for error messages; empty for tables of public data sets.
     """
@@ -109,7 +117,7 @@ def split_findings(cell: str, separator: str) -> list[str]:
     Empty names are left out, but a cell of nothing else, such as ``[]`` or ``|``, is returned whole, because it is not
     blank. Line ends and tabs within a name are kept, unless the separator contains a space.
     """
-    if is_blank(cell) and not _is_error(cell):
+    if is_blank(cell) and not cell.startswith("#"):
         return []
     cell = " ".join(cell.split()) if " " in separator else cell
     if _LIST.fullmatch(cell):
@@ -126,18 +134,11 @@ class _ClassNameIndex:
         self._places = {name: place for place, name in enumerate(names)}
         folded = Counter(name.casefold() for name in self._places)
         self._folded = {name.casefold(): at for name, at in self._places.items() if folded[name.casefold()] == 1}
-        words = "|".join(map(re.escape, sorted(filter(None, folded), key=len, reverse=True)))
-        self._words = re.compile(rf"(?<![^\W_])(?:{words})(?![^\W_])" if words else r"(?!)")
 
     def find(self, name: str) -> int | None:
         """Return the index of a name in the list; None if it is not in the list."""
         place = self._places.get(name)
         return self._folded.get(name.casefold()) if place is None else place
-
-    def find_within(self, text: str) -> str | None:
-        """Return the longest name of the list that a text contains as whole words; None if it contains none."""
-        match = self._words.search(text.casefold())
-        return None if match is None else next(name for name in self._places if name.casefold() == match[0])
 
     def has(self, name: str) -> bool:
         """Return True if a name is in the list."""
@@ -193,14 +194,9 @@ def parse_finding_column(
     return of_cell[column.places], rows
 
 
-def _is_error(text: str) -> bool:
-    return text.startswith("#") and _SPREADSHEET_ERROR.fullmatch(text) is not None
-
-
 def is_placeholder_text(part: str) -> bool:
     """Return True if a part of a cell is a placeholder: "-", "?", "unknown", "[nan]", or a spreadsheet error."""
-    part = part.strip("[](){}'\" ")
-    return is_nameless(part) or _is_error(part) or _NO_NAMES.fullmatch(part) is not None
+    return is_nameless(part) or _NO_NAMES.fullmatch(part.strip("[](){}'\" .:!")) is not None
 
 
 def separator_within(part: str, has: Callable[[str], bool]) -> str | None:
@@ -216,6 +212,27 @@ def separator_within(part: str, has: Callable[[str], bool]) -> str | None:
         if len(pieces) > 1 and enough:
             return str(mark)
     return None
+
+
+def _names_within(rules: FindingRules) -> Callable[[str], str | None]:
+    """Return a function that finds the longest class name in a text, or else a word of ``no_finding``."""
+
+    def forms(text: str) -> tuple[str, str]:
+        return text.casefold(), _JOINED_WORDS.sub(" ", text).casefold()
+
+    patterns = list[tuple[str, re.Pattern[str]]]()
+    for name in (*sorted(rules.classes, key=len, reverse=True), *rules.no_finding):
+        words = [_WORD.findall(form) or [form] for form in forms(name)]
+        pattern = "|".join(r"[\W_]*".join(map(re.escape, of_form)) for of_form in words)
+        if name in rules.no_finding or len("".join(words[0])) < _SHORTEST_PART:
+            pattern = rf"(?<![^\W_])(?:{pattern})(?![^\W_])"
+        patterns.append((name, re.compile(pattern)))
+
+    def find(text: str) -> str | None:
+        texts = forms(text)
+        return next((name for name, pattern in patterns if any(map(pattern.search, texts))), None)
+
+    return find
 
 
 def _class_with_words(part: str, classes: Sequence[str]) -> str | None:
@@ -238,6 +255,7 @@ def _unlisted_faults(
     """
     keys = {key: rules.keys.get(key, "data.labels") for key in ("classes", "separator")}
     near_names = {name_similarity_key(label): f'Did you mean "{label}"?' for label in rules.classes}
+    find_within = _names_within(rules)
     names, all_others = _ClassNameIndex([*rules.classes, *rules.no_finding]), "*" in rules.others
     are_numbers = not all(any(map(str.isalpha, label)) for label in rules.classes)
     faults, unlike, nothing = list[Fault](), dict[str, Collection[int]](), dict[str, Collection[int]]()
@@ -246,7 +264,7 @@ def _unlisted_faults(
         if is_placeholder_text(part) or not (are_numbers or any(map(str.isalpha, part))):
             nothing[text] = places
             continue
-        mark, within = separator_within(text, names.has), names.find_within(part)
+        mark, within = separator_within(text, names.has), find_within(part)
         near = near_names.get(name_similarity_key(part)) or suggest_nearest_name(
             part, rules.classes, 0.8 if all_others else 0.6
         )

@@ -24,7 +24,15 @@ from common.data.base.image_set import (
     patients_known,
     placeholder_patients,
 )
-from common.data.base.names import array_to_names, find_similar, is_blank, is_nameless, is_nobody, normalize_spelling
+from common.data.base.names import (
+    array_to_names,
+    find_similar,
+    group_similar,
+    is_blank,
+    is_nameless,
+    is_nobody,
+    normalize_spelling,
+)
 from common.data.base.spec import FolderSpec, LabelColumnsSpec, PictureSpec, PictureTableSpec
 from common.data.base.splits import (
     Names,
@@ -509,10 +517,7 @@ def join_similar_patients(
         remedy = 'Write each patient in one way. Or set similar_patients = "join": each pair counts as one patient and '
         remedy += "stays on one side of the split, which is right for the split also if they are two."
         faults.append(Fault(where, problem, remedy, cause="patients"))
-    least = dict[str, str]()  # the smallest name of each group, so that the order of rows does not matter
-    for name, earliest in similar.items():
-        least[earliest] = min(least.get(earliest, earliest), name)
-    joined = {name: least[earliest] for name, earliest in similar.items()} | least
+    joined = group_similar(similar)  # the smallest name of each group, so that the order of rows does not matter
     return np.array([joined.get(name, name) for name in distinct.tolist()], dtype=np.str_)[inverse.reshape(-1)]
 
 

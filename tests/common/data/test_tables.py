@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 
-from common.data.base.names import array_to_names, find_similar, normalize_name
+from common.data.base.names import array_to_names, find_similar, group_similar, normalize_name
 from common.data.base.spec import FolderSpec
 from common.data.images import store
 from common.data.images.store import DecodedImageStore
@@ -137,16 +137,37 @@ def test_all_white_space_is_one_space(space: str) -> None:
         ("P1", "north\\P1"),
         ("north/P-01", "p1^North"),
         ("P1@north", "P1"),
+        ("P1^^^north", "P1"),
+        ("7^^^A&1.2&ISO^MR", "7"),
+        ("943 476 5919", "9434765919"),
+        ("943 4765919", "943-476-5919"),
+        ("012-345-6789", "123456789"),
+        ("12-034", "12034"),
+        ("1234/56", "123456"),
+        ("12,34,567", "1234567"),
+        ("1\u2019234", "1234"),
+        ("A-BC-1", "ABC1"),
+        ("AB C1", "ABC-01"),
+        ("3f2504e0-4f89-11d3-9a0c-0305e82c3301", "3F2504E04F8911D39A0C0305E82C3301"),
+        ("sub-007", "7"),
+        ("Pt. 7", "P7"),
+        ("1e3", "1000"),
     ],
 )
 def test_names_that_may_be_one_are_similar(name: str, other: str) -> None:
-    assert find_similar([name, "x", other]) == {other: name}
+    for names in ([name, "x", other], [other, "x", name]):
+        assert {*find_similar(names)} | {*find_similar(names).values()} == {name, other}
 
 
 @pytest.mark.parametrize(
     ("name", "other"),
     [
         ("1-23", "12-3"),
+        ("12-34-5", "1-234-5"),
+        ("A1-1", "A11"),
+        ("1.2.840.1.11", "1.2.840.11.1"),
+        ("1.2.840.1.11", "1.2.840.111"),
+        ("2cae05", "2ca005"),
         ("7", "70"),
         ("p1", "p2"),
         ("1.2.30", "1.23.0"),
@@ -163,6 +184,31 @@ def test_names_that_may_be_one_are_similar(name: str, other: str) -> None:
 )
 def test_names_with_other_letters_or_numbers_are_not_similar(name: str, other: str) -> None:
     assert find_similar([name, other]) == {}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [str(number) for number in range(3000)],
+        [f"site-{site:03}-{number:02}" for site in range(1, 60) for number in range(1, 60)],
+        [f"{site}-{number}" for site in range(1, 60) for number in range(1, 60)],
+        [f"{year}-{month}-{day}" for year in (2023, 2024) for month in range(1, 13) for day in range(1, 29)],
+        [f"{day:02}{month:02}{number:06}" for day in (1, 11) for month in (1, 11) for number in range(900)],
+        [f"{number * 7919:09}"[:3] + f" {number * 6007 % 1000:03} {number:04}" for number in range(3000)],
+        [f"{number * 2654435761 % 2**32:08x}" for number in range(3000)],
+        [f"{number * 2654435761 % 2**32:08x}-{number:04x}" for number in range(3000)],
+    ],
+)
+def test_numbers_of_one_form_are_not_similar(names: list[str]) -> None:
+    assert find_similar(list(dict.fromkeys(names))) == {}
+
+
+@given(st.permutations(["1-2345", "12345", "12-345", "north/P9", "P9", "south/P9", "x"]))
+def test_all_names_of_a_group_are_joined_in_any_order(names: list[str]) -> None:
+    groups = group_similar(find_similar(names))
+    assert groups == dict.fromkeys(("1-2345", "12345", "12-345"), "1-2345") | dict.fromkeys(
+        ("north/P9", "P9", "south/P9"), "P9"
+    )
 
 
 def test_a_text_in_a_formula_is_that_text() -> None:
@@ -428,6 +474,15 @@ def test_a_part_of_the_name_of_a_class_is_no_other_finding_unless_it_is_listed(c
     assert read(folder, table, **settings, other_findings=("*", cell)).labels.tolist() == [[0, 1], [0, 0]]
 
 
+@pytest.mark.parametrize("cell", ["mild scarring", "Abnormal", "Hernia", "poor quality"])
+def test_a_finding_that_shares_letters_with_a_short_class_is_another_finding(cell: str, folder: Path) -> None:
+    table = written([HEADER.split(","), ["00.png", "p0", "Mass"], ["01.png", "p1", cell]])
+    settings: dict[str, Any] = {"finding_column": "finding", "classes": ("ILD", "Mass"), "other_findings": ("*",)}
+    assert read(folder, table, **settings).labels.tolist() == [[0, 1], [0, 0]]
+    (text,) = refusals(folder, written([HEADER.split(","), ["00.png", "p0", "oldILD"]]), **settings).values()
+    assert 'contains "ILD"' in text
+
+
 CONTAINING = [
     ("Mass\nEffusion", '"\\n"'),
     ("Mass\r\nEffusion", '"\\n"'),
@@ -453,6 +508,10 @@ CONTAINING = [
     ("no Effusion", "Effusion"),
     ("Effusion: 0", "Effusion"),
     ("normal study", "Normal"),
+    ("PleuralEffusion", "Effusion"),
+    ("Randeffusion", "Effusion"),
+    ("Mass12mm", "Mass"),
+    ("rightMassLarge", "Mass"),
 ]
 
 
@@ -485,6 +544,9 @@ def test_a_class_may_be_written_over_two_lines_of_a_cell(folder: Path) -> None:
 NOTHING = ["-", "?", "--", "unknown", "Unknown", "not read yet", "not reported", "None", "n.a.", "pending", "0"]
 NOTHING += ["#REF!", "#VALUE!", "#N/A", "#DIV/0!", "#NAME?", "#WERT!", "#NV", "####", "Mass|nan", "Mass|?"]
 NOTHING += ["[nan]", "[None]", "(-)", "[]", "['']", "[ '', \"\" ]", "{}", "|", " | "]
+NOTHING += ["\\N", "#NA", "#N/A N/A", "-nan", "1.#QNAN", "-1.#IND", "NA_character_", "=NA()", "&nbsp;", "_x000D_"]
+NOTHING += ["NaN.0", "(null)", "pd.NA", "undefined", ".a", "UNK", "TBA", "see report", "not available.", "no result"]
+NOTHING += ["nicht beurteilt", "missing data", "Not assessable", "sans objet"]
 
 
 @pytest.mark.parametrize("cell", NOTHING)
@@ -595,6 +657,13 @@ def test_similar_patients_stop_with_the_pairs_and_their_lines(folder: Path) -> N
         ("Anonymous", "without a patient"),
         ("no name", "without a patient"),
         ("unknown", "without a patient"),
+        ("UNK", "without a patient"),
+        ("\\N", "without a patient"),
+        ("(null)", "without a patient"),
+        ("#REF!", "without a patient"),
+        ("N.A.", "without a patient"),
+        ("[REDACTED]", "without a patient"),
+        ("*", "without a patient"),
     ],
 )
 def test_a_cell_that_names_no_patient_is_refused_with_its_line(patient: str, word: str, folder: Path) -> None:
