@@ -59,16 +59,23 @@ def is_file(path: Path) -> bool:
 
 def missing_file(where: str, path: Path) -> list[Fault]:
     """Return a fault if a file named by the key ``where`` of a config file is missing; else an empty list."""
-    return [] if is_file(path) else [Fault(where, f"there is no file {path}.", _RELATIVE)]
+    return _missing(where, path, "file")
 
 
 def missing_folder(where: str, path: Path) -> list[Fault]:
     """Return a fault if a folder named by the key ``where`` of a config file is missing; else an empty list."""
+    return _missing(where, path, "folder")
+
+
+def _missing(where: str, path: Path, kind: str) -> list[Fault]:
     try:
-        there = path.is_dir()
-    except (OSError, ValueError):  # a name that no folder can have
+        there = path.is_file() if kind == "file" else path.is_dir()
+    except PermissionError:
+        problem = f"{path} cannot be reached: permission denied."
+        return [Fault(where, problem, "Give the account that runs this program the right to enter its folders.")]
+    except (OSError, ValueError):  # a name that no file can have
         there = False
-    return [] if there else [Fault(where, f"there is no folder {path}.", _RELATIVE)]
+    return [] if there else [Fault(where, f"there is no {kind} {path}.", _RELATIVE)]
 
 
 def missing_input_fault(path: Path) -> Fault:

@@ -108,11 +108,14 @@ def _find_instances(
     Raises:
         ResponseUnusable: If a result belongs to another study, or has no UID.
     """
-    for result in _search_pages(client, path, parameters):
+    results = list(_search_pages(client, path, parameters))
+    has_rows = any(_first_value(result, "rows") for result in results)  # some servers return the key without values
+    for result in results:
         if study and _first_value(result, "study") not in ("", study):
             raise ResponseUnusable("the server answered a search for one study with another one")
         modality = _first_value(result, "modality")
-        without_pixels = TAGS["rows"] in result and _first_value(result, "rows") in ("", "0")
+        rows = _first_value(result, "rows")
+        without_pixels = rows == "0" or (has_rows and not rows and TAGS["rows"] in result)
         if modality not in _NO_PICTURES and not without_pixels:
             uids = study or _read_uid(result, "study"), _read_uid(result, "series"), _read_uid(result, "instance")
             yield ImageLocation(*uids, modality, _first_value(result, "patient"))
@@ -162,11 +165,26 @@ def _parse_dicom_json(content: bytearray, media_type: str) -> list[Json]:
 
 
 def _first_value(result: Json, name: str) -> str:
-    """Return the first value of a DICOM attribute in a search result; empty if there is none."""
+    """Return the first value of a DICOM attribute in a search result; empty if there is none.
+
+    Numbers, bare values without a list, and values in the form of a person's name are read too.
+
+    Raises:
+        ResponseUnusable: If a value has another form, or if there are several PatientIDs.
+    """
     element = result.get(TAGS[name])
-    values = element.get("Value") if isinstance(element, dict) else None
-    first = values[0] if isinstance(values, list) and values else ""
-    return str(first).strip() if isinstance(first, str | int) else ""
+    values = element.get("Value") if isinstance(element, dict) else element
+    texts = list[str]()
+    for value in values if isinstance(values, list) else [values]:
+        text = value.get("Alphabetic") if isinstance(value, dict) else value
+        if isinstance(text, float) and text.is_integer():
+            text = int(text)
+        if text is not None and (isinstance(text, bool) or not isinstance(text, str | int)):
+            raise ResponseUnusable(f"the answer to a search holds a value ({name}) that is no text and no whole number")
+        texts += [text for text in [str("" if text is None else text).strip()] if text]
+    if name == "patient" and len(set(texts)) > 1:
+        raise ResponseUnusable("the answer to a search names several PatientIDs of one image")
+    return texts[0] if texts else ""
 
 
 def _read_uid(result: Json, name: str) -> str:

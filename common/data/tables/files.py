@@ -2,7 +2,8 @@
 
 A file with exactly the given name is preferred. Else the only file is taken that matches after normalising both names;
 then one that matches ignoring case; then one that matches without a picture extension. A folder that cannot be listed
-is reported as such, not as a missing file.
+is reported as such, not as a missing file; so are two files whose names are equal after normalising, because a table's
+cells are normalised too.
 """
 
 import errno
@@ -63,13 +64,15 @@ class PictureFileFinder:
 
     Attributes:
         failures: Folders that cannot be listed, with the reason.
+        ambiguous: Files that the table may name, and whose names are equal after normalising.
     """
 
     def __init__(self) -> None:
-        self.failures = dict[str, str]()
+        self.failures, self.ambiguous = dict[str, str](), set[str]()
         self._files, self._folders = dict[str, frozenset[str]](), dict[str, frozenset[str]]()
         self._alike: dict[tuple[str, Callable[[str], str]], dict[str, str | None]] = {}
         self._real = dict[tuple[str, str], str]()
+        self._equal: dict[str, dict[str, set[str]]] = {}  # files of a folder by the normalised name that they share
 
     def find_folder(self, base: Path, name: str) -> Path:
         """Return the path of the folder with this name, as spelled on the disk; the unchanged path if there is none."""
@@ -120,7 +123,10 @@ class PictureFileFinder:
         if name in entries:
             return name
         normal = normalize_name(name)
-        folded = normal.casefold()
+        if not folders and (equal := self._equal[place].get(normal)):
+            self.ambiguous |= {os.path.join(place, entry) for entry in equal}
+            return None
+        folded = fold_case(name)
         wanted = ((normalize_name, normal), (fold_case, folded), (strip_picture_ending, folded))
         for fold, alias in wanted[:2] if folders else wanted:
             key = (place, fold)
@@ -146,10 +152,19 @@ class PictureFileFinder:
                     except OSError:  # circular link or no permission: reading the file reports the reason
                         files.append(entry.name)
         except (OSError, ValueError) as error:
-            is_refusal = isinstance(error, OSError) and error.errno not in _NO_SUCH_FOLDER
+            is_refusal = isinstance(error, OSError) and (error.errno not in _NO_SUCH_FOLDER or os.path.islink(place))
             if is_refusal and os.path.dirname(place) not in self.failures:
-                self.failures[place] = getattr(error, "strerror", None) or str(error)
-        self._files[place], self._folders[place] = frozenset(files), frozenset(folders)
+                reason = getattr(error, "strerror", None) or str(error)
+                self.failures[place] = "the link leads nowhere" if os.path.islink(place) else reason
+        same_name = defaultdict[str, set[str]](set)
+        for file in files:
+            if (normal := normalize_name(file)) != file:
+                same_name[normal].add(file)
+        for normal in same_name.keys() & set(files):
+            same_name[normal].add(normal)
+        self._equal[place] = {normal: equal for normal, equal in same_name.items() if len(equal) > 1}
+        self._files[place] = frozenset(files).difference(*self._equal[place].values())
+        self._folders[place] = frozenset(folders)
 
     def walk(self, folder: Path) -> Iterator[tuple[str, str]]:
         """Yield all files below ``folder``: the relative path of the subfolder, and the file name."""
@@ -162,21 +177,26 @@ class PictureFileFinder:
             yield from ((below, name) for name in names)
 
     def unlistable_folder_faults(self, where: str = "data.images") -> list[Fault]:
-        """Return a fault if some folders could not be listed, so that their files are unknown."""
+        """Return faults if folders could not be listed, or names stand for several files."""
+        faults = []
+        if self.ambiguous:
+            names = list_first_and_count_rest([repr(name) for name in sorted(self.ambiguous)], 6)
+            problem = f"{len(self.ambiguous)} files differ only in spaces, accents' form or invisible signs: {names}."
+            faults.append(Fault(where, problem, "Rename them so that the table names one; a cell cannot say which."))
         if not self.failures:
-            return []
+            return faults
         reasons = defaultdict[str, list[str]](list)
         for folder, reason in self.failures.items():
             reasons[reason].append(f'"{folder}"')
         which = "; ".join(f"{list_first_and_count_rest(names, 5)} ({reason})" for reason, names in reasons.items())
         problem = f"{count_with_noun(len(self.failures), 'folder')} cannot be listed: {which}."
-        remedy = "Give the account that runs this program the right to read and enter them."
-        return [Fault(where, problem, remedy)]
+        remedy = "Give the account that runs this program the right to read and enter them, and mount their disks."
+        return [*faults, Fault(where, problem, remedy)]
 
 
 def fold_case(name: str) -> str:
-    """Return a normalised name for comparison that ignores case."""
-    return normalize_name(name).casefold()
+    """Return a normalised name for comparison that ignores case, but not letters such as ß for ss."""
+    return normalize_name(name).lower()
 
 
 def strip_picture_ending(name: str) -> str:

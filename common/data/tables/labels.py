@@ -127,7 +127,8 @@ class LabelTable:
                 "Other findings of the table count as no class, with the rows of each: "
                 f"{list_first_and_count_rest(texts, _MOST_OTHERS)}."
             )
-        if 0 < (nameless := int(is_placeholder(self.patients).sum())) < len(self.patients):
+        nameless = int(is_placeholder(self.patients).sum())
+        if 0 < nameless < len(self.patients) or (nameless and self.reader is not FROM_DISK):
             notes.append(
                 f"{count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as a patient of "
                 "its "

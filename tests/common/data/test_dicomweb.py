@@ -129,6 +129,45 @@ def test_patients_are_those_that_the_archive_names_and_else_one_for_each_study(p
     assert not patients_known(opened.table.patients)
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda number: {"Value": [float(number)]},
+        lambda number: {"Value": [number]},
+        lambda number: {"Value": [{"Alphabetic": f"{number}"}]},
+        lambda number: {"Value": f"{number}"},
+        lambda number: {"Value": [None, f" {number}"]},
+        lambda number: f"{number}",
+    ],
+)
+def test_a_patient_is_read_in_the_forms_of_other_servers(
+    write: Callable[[int], object], pacs: FakePacs, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_json = Picture.as_json
+    monkeypatch.setattr(Picture, "as_json", lambda image: as_json(image) | {"00100020": write(int(image.patient[1:]))})
+    assert set(open_dicomweb(spec(pacs), folder).table.patients) == {str(number) for number in range(STUDIES // 2)}
+
+
+@pytest.mark.parametrize(
+    ("element", "words"),
+    [({"Value": ["P1", "P2"]}, "several PatientIDs"), ({"Value": [[1]]}, "patient"), ({"Value": [1.5]}, "patient")],
+)
+def test_a_patient_that_cannot_be_read_is_refused(
+    element: object, words: str, pacs: FakePacs, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_json = Picture.as_json
+    monkeypatch.setattr(Picture, "as_json", lambda image: as_json(image) | {"00100020": element})
+    assert words in fault_of(folder, spec(pacs))
+
+
+def test_images_count_where_the_server_returns_no_value_for_their_rows(
+    pacs: FakePacs, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_json = Picture.as_json
+    monkeypatch.setattr(Picture, "as_json", lambda image: as_json(image) | {"00280010": {"vr": "US"}})
+    assert all_pixels(load_dataset(spec(pacs), folder)) == shown(MEMBERS)
+
+
 def test_lines_without_an_image_are_a_fault_or_left_out(pacs: FakePacs, folder: Path) -> None:
     assert "10 of 10 lines of labels.csv have no image" in fault_of(folder, spec(pacs, modalities=["CR"], cache="one"))
     pacs.pictures = MEMBERS[4:]

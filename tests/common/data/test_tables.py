@@ -775,6 +775,37 @@ def test_lines_that_say_the_same_of_a_picture_count_once_and_others_are_refused(
         assert f'"00.png" (lines 2 and 3: {column})' in text
 
 
+@pytest.mark.parametrize("name", ["s  1.png", "s\u00a01.png", "s 1\u200b.png"])
+def test_two_files_whose_names_are_equal_in_a_cell_are_refused(name: str, tmp_path: Path) -> None:
+    touch(tmp_path, "s 1.png", name, "a.png")
+    (text,) = refusals(tmp_path, f"file,id,Mass,Edema\n{name},p0,1,0\n", missing_files="ignore").values()
+    assert "2 files differ only" in text
+    assert read(tmp_path, "file,id,Mass,Edema\na.png,p0,1,0\n").missing == 0
+
+
+@pytest.mark.parametrize(
+    ("on_disk", "name"),
+    [
+        ("Ma\u00dfe.png", "Masse.png"),
+        ("s1.png", "\u017f1.png"),
+        ("\ufb01.png", "fi.png"),
+        ("\u03b1\u03c2b.png", "\u03b1\u03c3b.png"),
+    ],
+)
+def test_a_file_with_other_letters_is_another_file(on_disk: str, name: str, tmp_path: Path) -> None:
+    touch(tmp_path, on_disk, "a.png")
+    table = f"file,id,Mass,Edema\n{name},p0,1,0\na.png,p1,0,1\n"
+    assert "1 of 2 images" in refusals(tmp_path, table, missing_files="fault")["data.images"]
+    assert read(tmp_path, table, missing_files="ignore").missing == 1
+
+
+def test_a_folder_link_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "a.png")
+    (tmp_path / "scans" / "disk").symlink_to(tmp_path / "unmounted")
+    table = "file,id,Mass,Edema\ndisk/1.png,p0,1,0\na.png,p1,0,1\n"
+    assert "the link leads nowhere" in refusals(tmp_path, table, missing_files="ignore")["data.images"]
+
+
 def test_a_link_is_the_picture_that_it_leads_to(tmp_path: Path) -> None:
     touch(tmp_path, "a.png", "sub/b.png")
     (tmp_path / "scans" / "link.png").symlink_to("a.png")
