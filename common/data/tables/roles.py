@@ -169,8 +169,10 @@ def patient_column(columns: TableColumns, others: Collection[str] = ()) -> str |
     the first is taken if both group the rows in the same way.
     """
     candidates = _patient_columns(columns, (name for name in columns if name not in others))
-    first, *rest = [name for name in candidates if _is_numbered(name)] or candidates or [None]
-    return None if first is None or any(not _group_alike(columns, first, other) for other in rest if other) else first
+    surest = list(filter(_is_numbered, candidates)) or candidates
+    if not surest or not all(_group_alike(columns, surest[0], other) for other in surest[1:]):
+        return None
+    return surest[0]
 
 
 def possible_patient_columns(columns: TableColumns, names: Iterable[str]) -> list[str]:

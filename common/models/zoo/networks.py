@@ -88,18 +88,18 @@ def is_batch_norm(layer: nn.Module) -> bool:
 
 
 def _updates_buffers(layer: nn.Module, channels: int, like: Tensor) -> bool:
-    """Return True if a copy of a layer changes its float buffers in training for some input, also a meta tensor."""
+    """Return True if a copy of a layer, with all numbers 1, changes its float buffers in training for some input."""
     for shape in ((4, channels, 3, 3), (4, channels, 3), (4, channels), (4, 3, 3, channels)):
-        maps = torch.linspace(0, 1, math.prod(shape), dtype=like.dtype, device=like.device).reshape(shape)
+        maps = torch.linspace(0, 3, math.prod(shape), dtype=like.dtype).reshape(shape)
         try:
-            probe = copy.deepcopy(layer).train()
-            before = {name: (value, value._version) for name, value in probe.named_buffers(recurse=False)}
+            probe = copy.deepcopy(layer).to_empty(device="cpu").train()  # the layer may be on the meta device
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                for value in (*probe.parameters(), *probe.buffers()):
+                    value.fill_(1)
                 probe(maps)
         except Exception:  # the layer takes no input of this shape: somebody else's code may raise anything
             continue
-        after = {name: value for name, value in probe.named_buffers(recurse=False) if value.is_floating_point()}
-        if any(value is not before[name][0] or value._version != before[name][1] for name, value in after.items()):
+        if any(value.is_floating_point() and not (value == 1).all() for value in probe.buffers(recurse=False)):
             return True
     return False
 
