@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.config import Experiment, Plan, make_plan
-from strategies.local.arithmetic import DEFAULT, find_fastest, list_arithmetics, time_training_steps
+from strategies.local.arithmetic import DEFAULT, find_fastest_arithmetic, list_arithmetics, time_training_steps
 
 MODELS = "tiny_cnn,fedsld_cnn,resnet18,densenet121,efficientnet_lite0"
 
@@ -39,7 +39,7 @@ def main() -> None:
     table = Table("model", *map(str, options), "chosen")
     for model in arguments.models.split(","):
         seconds = time_training_steps(plan(model, arguments.side, arguments.batch), options)
-        best = find_fastest(seconds)
+        best = find_fastest_arithmetic(seconds)
         table.add_row(model, *(f"{seconds[each] * 1e3:.0f} ms" for each in options), str(best))
         text = {str(each): seconds[each] for each in options}
         rows.append({"model": model, "seconds": text, "chosen": str(best), "times": seconds[DEFAULT] / seconds[best]})

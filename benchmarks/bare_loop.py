@@ -17,7 +17,7 @@ from common.data.images.pixels import channels_first
 from common.models.gpu import move_network_to_device
 from common.models.network import autocast, build
 from common.models.state import layout_of, read_state, state_sha256
-from common.simulation import images_of_simulated_site, simulated_data
+from common.simulation import images_of_simulated_site, load_simulated_data
 from common.system.hashing import derive_seed
 from strategies.engine.membership import draw_names
 from strategies.local.training import shuffle_into_batches
@@ -36,7 +36,7 @@ class Hospital:
 
 def hospitals(file: ExperimentFile, device: str) -> list[Hospital]:
     """As the partition makes them."""
-    data = simulated_data(file.experiment, file.base_folder)
+    data = load_simulated_data(file.experiment, file.base_folder)
     names, results = data.label_contract.class_names, []
     for index in range(len(data.parts)):
         images = images_of_simulated_site(data, index, "no")
@@ -58,7 +58,7 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
     """
     experiment = file.experiment
     spec, seed = experiment.training, experiment.run.seed
-    names = simulated_data(experiment, file.base_folder).label_contract.class_names
+    names = load_simulated_data(experiment, file.base_folder).label_contract.class_names
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sites, network = (
         hospitals(file, device),

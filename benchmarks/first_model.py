@@ -23,7 +23,7 @@ from common.config import Plan, make_plan
 from common.models.network import build
 from common.models.state import ModelState, read_state
 from common.wire.records import ModelGroups, TrainReply, TrainRequest
-from strategies.local.updates import measure_length
+from strategies.local.updates import measure_update_length
 
 RATES = (1000.0, 10.0, 0.1)
 
@@ -58,7 +58,7 @@ class LaterAdversary(Adversary):
             ModelGroups.from_model(first).to_named_arrays().values(),
             strict=True,
         )
-        self.length = measure_length(honest.update)
+        self.length = measure_update_length(honest.update)
         self.distance = sum(float(((a - b).astype(float) ** 2).sum()) for a, b in change) ** 0.5
         facts = {**self._request_fields(plan, model, "run"), "round": 2}
         return self._exchange_records("train", TrainRequest(**facts), TrainReply)

@@ -268,7 +268,9 @@ def seconds(sites: int) -> None:
     head = Head(tuple("abcdefghij"), np.zeros((10, 96), np.float32), np.zeros(10, np.float32))
     model = ModelState(np.zeros(52_056, np.float32), np.zeros(672, np.float32), head)  # a tiny_cnn
     updates = [
-        ModelGroups.from_model(model).map_arrays(lambda array: generator.normal(size=array.shape).astype(np.float32))
+        ModelGroups.from_model(model).apply_to_arrays(
+            lambda array: generator.normal(size=array.shape).astype(np.float32)
+        )
         for _ in range(sites)
     ]
     began = time.process_time()

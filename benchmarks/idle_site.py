@@ -23,9 +23,9 @@ from client.gate.gate import make_policy_gate
 from client.site.settings import open_site, read_site_settings
 from client.site.site_file import read_credentials
 from common.models.network import Head
-from common.system.resources import keep_large_buffers
+from common.system.resources import reuse_large_buffers
 from common.system.stopping import graceful_shutdown, stop_on_signals
-from common.system.terminal import event_printer
+from common.system.terminal import make_event_printer
 from common.wire.codec import decode_record, encode_record
 from common.wire.records import EvaluateReply, EvaluateRequest, ModelGroups, Refusal, RollCall, TrainReply, TrainRequest
 
@@ -78,11 +78,11 @@ def serve(folder: Path) -> None:
     settings = read_site_settings(folder)
     site, kit = open_site(settings), read_credentials(settings)
     with lock_site_folder(settings.state_folder):
-        HospitalService(settings, kit, site, event_printer(Console()), ClientStatus(site.name), idle_app).run()
+        HospitalService(settings, kit, site, make_event_printer(Console()), ClientStatus(site.name), idle_app).run()
 
 
 def main() -> None:
-    keep_large_buffers()
+    reuse_large_buffers()
     first, *others = map(Path, sys.argv[1:])
     with stop_on_signals(), graceful_shutdown(0):
         for other in others:

@@ -35,7 +35,7 @@ from common.models.network import build
 from common.models.zoo.spec import ModelSpec
 from server.simulation.simulate import simulate
 from strategies.local.losses import partial_loss
-from strategies.local.objective import pair_with_labels, plain
+from strategies.local.objective import pair_pixels_with_labels, plain
 from strategies.local.training import FrozenParts, TrainingTask, train_epoch
 from strategies.registry import find_method_faults
 
@@ -109,7 +109,7 @@ def compare_speed(folder: Path, side: int, count: int, batch: int, workers: int)
     images = images.select_rows(np.arange(min(count, len(images))))
     spec = ModelSpec.model_validate({"architecture": "tiny_cnn", "channels": 1, "image_size": 32})
     training = TrainingSection(batch_size=batch, precision="float32")
-    examples = pair_with_labels(images, pixels_on_device(images, "cpu"), CLASSES)
+    examples = pair_pixels_with_labels(images, pixels_on_device(images, "cpu"), CLASSES)
     task = TrainingTask(examples, plain(partial_loss), training, AugmentationSpec(), FrozenParts())
     torch.set_num_threads(1)
     for _ in range(2):

@@ -91,7 +91,7 @@ def coordinator(keep: bool) -> Check:
     def prepared(each: Round) -> Callable[[], object]:
         ledger = RunAudit(each.folder / "run", each.layout, keep=keep, durable=True)
         arrival = ReplyArrival("TrainReply", 1, "north", encode_record(each.reply), "")
-        return lambda: ledger.arrived(arrival)
+        return lambda: ledger.record_reply(arrival)
 
     return prepared
 

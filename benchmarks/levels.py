@@ -21,7 +21,7 @@ import polyclinic
 from client.site.policy import Policy
 from common.config import read_experiment
 from common.metrics.auroc import mean_auroc
-from common.simulation import undivided_data
+from common.simulation import load_undivided_data
 from server.simulation.simulate import simulate
 from studies.compare import DEMO
 
@@ -42,7 +42,7 @@ def auroc(level: str, overrides: tuple[str, ...]) -> float:
         policy = Policy.model_validate({"level": level})
         with patch("client.simulation.POLICY", policy), patch("server.federation.set_up.write_run_pages"):
             simulate(file, Path(name) / "run", Console(quiet=True))
-        test = undivided_data(file.experiment, file.base_folder).test
+        test = load_undivided_data(file.experiment, file.base_folder).test
         text = polyclinic.predict(Path(name) / "run", test.images)
         results = mean_auroc(text[list(test.class_names)].to_numpy(), test.labels)
     assert results is not None, "the demo's test part shows every class"

@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from common.config import ExperimentFile
 from common.models.network import build
-from common.simulation import simulated_data
+from common.simulation import load_simulated_data
 
 
 class Trained(nn.Module):
@@ -71,7 +71,7 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
     experiment = file.experiment
     spec, drawn = experiment.training, experiment.participation.sites_per_round
     sites = {str(number): site for number, site in enumerate(hospitals(file, "cpu"))}
-    names = simulated_data(experiment, file.base_folder).label_contract.class_names
+    names = load_simulated_data(experiment, file.base_folder).label_contract.class_names
     torch.set_num_threads(spec.threads)
     network = Trained(build(experiment.model, names, experiment.run.seed, file.base_folder))
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))

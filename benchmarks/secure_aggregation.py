@@ -85,7 +85,7 @@ def measure(trunk: int, features: int, sites: int) -> tuple[float, float, float,
     layout = SegmentLayout(trunk, 0, features)
     options = MaskedSumRequest(*ROUND, rows, CLASSES, layout, 16.0)
     began = time.process_time()
-    MaskedSummation(options, meter).open_sum()
+    MaskedSummation(options, meter).unmask_sum()
     coordinator = time.process_time() - began - meter.cpu_s
     bare = 4 * layout.vector_size(rows[names[0]])
     return (held + meter.cpu_s) / sites, coordinator, (meter.up / sites - bare) / 1e3, meter.down / sites / 1e3

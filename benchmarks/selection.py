@@ -19,7 +19,7 @@ from common.data.images.pixels import channels_first
 from common.metrics.auroc import mean_auroc
 from common.models.network import build, compute_scores, labels_for_head_rows
 from common.models.state import write_state
-from common.system.terminal import ProgressForm
+from common.system.terminal import ProgressFormat
 from server.federation.set_up import lead_run
 from server.runs.progress import NullProgress
 from server.simulation.simulate import Simulation
@@ -44,7 +44,7 @@ class Scores(NullProgress):
         super().__init__()
         self.machine, self.aurocs = machine, dict[int, float]()
 
-    def round_done(self, record: RoundRecord, state: FederationState) -> None:
+    def show_finished_round(self, record: RoundRecord, state: FederationState) -> None:
         test, model = self.machine.data.test_images, state.model
         network = build(self.machine.experiment.model, model.head.class_names, 0)
         write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
@@ -79,7 +79,7 @@ def main() -> None:
             run = plan.make_planned_run(data, "shared5", method, 3e-3, options.seed)
             more = (f"evaluation.criterion={options.criterion}", *FEWER.get(data, ()))
             file = read_experiment(run.experiment, (*run.overrides, *more))
-            machine = Scored(file, Console(quiet=True), None, ProgressForm.none)
+            machine = Scored(file, Console(quiet=True), None, ProgressFormat.none)
             with tempfile.TemporaryDirectory() as folder:
                 chosen = lead_run(machine, file, Path(folder) / "run", pages=False)["best_round"]
             results = machine.scores.aurocs

@@ -16,7 +16,7 @@ from client.training.privacy import refuse_over_budget
 from client.training.secure_aggregation import HeldUpdates
 from client.training.task import network_without_values
 from common import __version__
-from common.config import parse_plan
+from common.config import parse_plan_json
 from common.errors import raise_faults
 from common.models.state import layout_of
 from common.wire.codec import decode_record, encode_record
@@ -78,7 +78,7 @@ def client_app(
 
 def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
     """Answer a run's roll call with the site's name, its classes and its numbers of images and patients."""
-    plan, policy = parse_plan(call.plan), site.policy
+    plan, policy = parse_plan_json(call.plan), site.policy
     method = build_site_method_once(site.name, call.plan)
     site.refuse_too_few_patients()
     refuse_over_budget(site, plan, method)

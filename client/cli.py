@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from client.connection.exit_codes import ConnectionNotAccepted, ExitCode
-from common.system.plain_text import json_text, terminal_safe
-from common.system.resources import exclude_imports_from_gc, keep_large_buffers
+from common.system.plain_text import escape_for_terminal, to_json_text
+from common.system.resources import exclude_imports_from_gc, reuse_large_buffers
 from common.system.stopping import graceful_shutdown, stop_on_signals
 from common.system.terminal import (
     LogForm,
     LogFormat,
     PlainConsole,
     Restarted,
-    event_printer,
     make_command_line_program,
+    make_event_printer,
     run_program,
 )
 
@@ -108,7 +108,7 @@ def preview(
     from client.site.settings import open_site, read_site_settings
 
     site = replace(
-        open_site(read_site_settings(folder), event_printer(PlainConsole(stderr=True))), tell=lambda line: None
+        open_site(read_site_settings(folder), make_event_printer(PlainConsole(stderr=True))), tell=lambda line: None
     )
     planned = choose_experiment(planned, site)
     if attack:  # on copies of the site
@@ -123,7 +123,7 @@ def preview(
                 _plain(f"{attempt.title}: {attempt.sentence}")
         page = write_attack_page(site, plan, results, out or folder / "attack.html")
         if as_json:
-            print(json_text(figures(site, plan, results), indent=1))
+            print(to_json_text(figures(site, plan, results), indent=1))
         else:
             _plain(f"{page}: {_PRIVATE_PAGE}")
         return
@@ -155,11 +155,11 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
     """
     from client.connection.preflight import check_start
     from common.errors import BadInput
-    from common.system.preflight import delay_exit_until_change
+    from common.system.preflight import delay_failure_until_change
 
-    tell = event_printer(console)
+    tell = make_event_printer(console)
     try:
-        with delay_exit_until_change(folder, tell, (BadInput, ConnectionNotAccepted), held=restarted):
+        with delay_failure_until_change(folder, tell, (BadInput, ConnectionNotAccepted), held=restarted):
             check_start(folder)  # before torch is imported
             _run_hospital_service(folder, tell)
     except SystemExit:
@@ -176,7 +176,7 @@ def _run_hospital_service(folder: Path, tell: Callable[[str], None]) -> None:
         from client.site.site_file import read_credentials
         from client.training.privacy import privacy_status
 
-    keep_large_buffers()
+    reuse_large_buffers()
     settings = read_site_settings(folder)
     kit = read_credentials(settings)
     status = ClientStatus(site=settings.file.name, coordinator=kit.coordinator)
@@ -226,7 +226,7 @@ def check(
 
     result, classes = run_check(folder, images=None if every else images, offline=offline, experiment=planned)
     if as_json:
-        print(json_text(result.as_json(), indent=2, allow_nan=True))
+        print(to_json_text(result.as_json(), indent=2, allow_nan=True))
     else:
         print_result(result, classes, make_narrow_console())
     raise SystemExit(int(result.exit_code))
@@ -267,7 +267,7 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
 
     present = read_status(check_site_folder(folder) / "state")
     if as_json:
-        print(json_text(present, allow_nan=True))
+        print(to_json_text(present, allow_nan=True))
     else:
         _plain(format_status(present))
 
@@ -282,7 +282,7 @@ def health(folder: Folder) -> None:
     from client.site.site_file import check_site_folder
 
     present = read_status(check_site_folder(folder) / "state")
-    print("healthy" if present["healthy"] else terminal_safe(f"not healthy: {present['last_error']}"))
+    print("healthy" if present["healthy"] else escape_for_terminal(f"not healthy: {present['last_error']}"))
     raise SystemExit(0 if present["healthy"] else 1)
 
 
@@ -310,12 +310,12 @@ def audit_verify(
 
     from client.gate.audit_report import audit_report
     from client.site.settings import read_site_settings
-    from common.security.identity import public_key_line, read_connection_kit, read_key
+    from common.security.identity import public_key_line, read_connection_kit, read_private_key
 
     settings = read_site_settings(folder)
     keys = dict(settings.file.policy.peers)
     if receipt:
-        keys[settings.file.name] = public_key_line(read_key(settings.key_path), "")
+        keys[settings.file.name] = public_key_line(read_private_key(settings.key_path), "")
     kit = read_connection_kit(settings.kit_path) if settings.kit_path.is_file() else None
     authority = x509.load_pem_x509_certificate(kit.ca_certificate.encode()) if kit else None
     lines, right = audit_report(settings.state_folder, settings.file.name, receipt, keys, authority)
@@ -343,7 +343,7 @@ def audit_show(
 
     entries = list(AuditLog(read_site_settings(folder).state_folder).entries())
     for entry in entries[-last:]:
-        print(json_text(entry) if as_json else describe_entry(entry))
+        print(to_json_text(entry) if as_json else describe_entry(entry))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -13,7 +13,7 @@ from client.gate.gate import Handler, make_policy_gate
 from client.site.policy import UNLIMITED
 from client.site.site import Site
 from common.config import Experiment
-from common.simulation import SimulatedData, images_of_simulated_site, simulated_data
+from common.simulation import SimulatedData, images_of_simulated_site, load_simulated_data
 from strategies.local.arithmetic import read_arithmetic
 from strategies.registry import build_site_method
 
@@ -40,7 +40,7 @@ class SimulatedSites:
     def __call__(self, context: Context) -> Site:
         """Return the site of the partition id in the context; the last sites used are cached."""
         experiment, index = _parse_experiment(self.experiment), int(context.node_config["partition-id"])
-        data = simulated_data(experiment, self.base)
+        data = load_simulated_data(experiment, self.base)
         sites = _cached_sites_of_run(self, data)
         sites[index] = site = sites.pop(index, None) or _new_site(self, experiment, data, index)  # the last one used
         if len(sites) > MOST_SITES:

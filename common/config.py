@@ -276,7 +276,7 @@ class Experiment(TomlSection):
     external_test: DataSpec | None = None
 
     @model_validator(mode="after")
-    def _apply_synonyms_to_lists(self) -> Self:
+    def _translate_partition_list_synonyms(self) -> Self:
         """Translate class names in ``[partition.lists]`` by ``data.synonyms``, as for a hospital's ``site.toml``."""
         synonyms = getattr(self.data, "synonyms", {})
         if synonyms and isinstance(self.partition, ClassListsSpec):
@@ -286,7 +286,7 @@ class Experiment(TomlSection):
         return self
 
     @model_validator(mode="after")
-    def _check_that_tables_fit_together(self) -> Self:
+    def _check_tables_together(self) -> Self:
         evaluation, participation = self.evaluation, self.participation
         if self.privacy.level != "none" and evaluation.checkpoint == "best":
             raise ValueError(
@@ -331,7 +331,7 @@ LONGEST_CACHED = 2**20
 """Characters of the longest plan that is parsed once for all requests of a run; an ordinary plan has some thousand."""
 
 
-def parse_plan(text: str) -> Plan:
+def parse_plan_json(text: str) -> Plan:
     """Parse a plan from its JSON; the result is cached, because every request of a run contains the same plan.
 
     Raises:
@@ -396,7 +396,7 @@ def read_experiment(
     Raises:
         BadInput: With all faults of the files and the overrides; ``method_faults`` checks the method's table.
     """
-    tree, base_of_paths = read_tables(path)
+    tree, base_of_paths = read_experiment_tables(path)
     return validate_experiment(tree, base_of_paths, overrides, method_faults, path.name)
 
 
@@ -425,11 +425,11 @@ def validate_experiment(
         else:
             rest.append(text)
     if scale == "small" and isinstance(small, dict):  # the file's own shorter form of the experiment
-        tree = _merge_tables(tree, small)
+        tree = _merge_experiment_tables(tree, small)
     elif scale != "full":
         unknown = f'there is no scale "{scale}"; there are full and small.'
         faults.append(Fault(f"{name}: scale", "has no [small] table." if scale == "small" else unknown))
-    faults += [fault for text in rest for fault in _apply_override(tree, text)]
+    faults += [fault for text in rest for fault in _apply_key_override(tree, text)]
     try:
         experiment = Experiment.model_validate(tree)
     except ValidationError as error:
@@ -440,7 +440,7 @@ def validate_experiment(
     return ExperimentFile(experiment, base_of_paths)
 
 
-def read_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Path]:
+def read_experiment_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Path]:
     """Read the tables of an experiment file, merged over those of the file that it extends, without validation.
 
     A command can call this function before it imports torch, so that a wrong path is reported at once.
@@ -465,7 +465,7 @@ def read_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple[dict[str, 
         raise BadInput([Fault(f"{path.name}: extends", "must name a file in the same folder.", "")])
     if not is_file(path.parent / parent):
         raise BadInput([Fault(f"{path.name}: extends", f'names "{parent}", and there is no such file beside it.')])
-    inherited, _ = read_tables(path.parent / parent, (*children, path.resolve()))
+    inherited, _ = read_experiment_tables(path.parent / parent, (*children, path.resolve()))
     if isinstance(small := inherited.get("small"), dict):
         # Sizes for another method, or keys of another kind of data, do not fit the file that extends this one.
         for table, decider in (
@@ -473,28 +473,28 @@ def read_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple[dict[str, 
             ("data", ("data", "kind")),
             ("partition", ("partition", "kind")),
         ):
-            if _read_entry(tree, *decider) not in (None, _read_entry(inherited, *decider)):
+            if _read_table_entry(tree, *decider) not in (None, _read_table_entry(inherited, *decider)):
                 small.pop(table, None)
-    return _merge_tables(inherited, tree), path
+    return _merge_experiment_tables(inherited, tree), path
 
 
-def _read_entry(tree: Mapping[str, Any], table: str, key: str) -> object:
+def _read_table_entry(tree: Mapping[str, Any], table: str, key: str) -> object:
     entries = tree.get(table)
     return entries.get(key) if isinstance(entries, Mapping) else None
 
 
-def _merge_tables(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_experiment_tables(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Merge ``above`` into ``below`` key by key; a subtable with another ``kind`` replaces the old subtable."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
         both = isinstance(old, Mapping) and isinstance(value, Mapping)
         keeps_kind = both and value.get("kind", old.get("kind")) == old.get("kind")  # type: ignore[union-attr]
-        merged[key] = _merge_tables(old, value) if keeps_kind else value  # type: ignore[arg-type]
+        merged[key] = _merge_experiment_tables(old, value) if keeps_kind else value  # type: ignore[arg-type]
     return merged
 
 
-def _apply_override(tree: dict[str, Any], text: str) -> list[Fault]:
+def _apply_key_override(tree: dict[str, Any], text: str) -> list[Fault]:
     """Apply ``section.key=value`` to the tables in place, and return its faults; the value ``none`` removes the key."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():

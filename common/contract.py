@@ -69,9 +69,9 @@ class LabelContract:
 
     def annotation_matrix(self) -> NDArray[np.bool_]:
         """Return ``(sites, classes)``, True where the site annotates the class; rows are in the order of ``sites``."""
-        return np.array([self.annotated_classes(site) for site in self.sites])
+        return np.array([self.annotated_class_mask(site) for site in self.sites])
 
-    def annotated_classes(self, site: str) -> NDArray[np.bool_]:
+    def annotated_class_mask(self, site: str) -> NDArray[np.bool_]:
         """Return an array ``(classes,)``, True for each class that the site annotates."""
         return np.array([name in self.sites[site] for name in self.class_names], dtype=np.bool_)
 
@@ -82,7 +82,7 @@ class LabelContract:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def merge_declarations(
+def merge_label_declarations(
     declarations: Iterable[LabelDeclaration], class_names: Sequence[str] | None = None
 ) -> LabelContract:
     """Merge the sites' declarations into the run's contract.
@@ -114,7 +114,7 @@ def merge_declarations(
             remedy = "Take it out of the run's classes, or admit a site that annotates it."
             faults.append(Fault("run classes", f"no site annotates {quote_names(missing)}.", remedy))
     else:
-        faults += _similar_name_faults(ordered)
+        faults += _similar_class_name_faults(ordered)
     raise_faults(faults)
     return LabelContract(union, MappingProxyType({d.site: d.canonical_names for d in ordered}))
 
@@ -145,7 +145,7 @@ def label_declaration_faults(declaration: LabelDeclaration) -> list[Fault]:
     return faults
 
 
-def _similar_name_faults(ordered: Sequence[LabelDeclaration]) -> list[Fault]:
+def _similar_class_name_faults(ordered: Sequence[LabelDeclaration]) -> list[Fault]:
     """Return a fault for each canonical name that differs from an earlier one only in case, spaces or punctuation."""
     owners: dict[str, tuple[str, str]] = {}  # canonical name -> a site that uses it, and that site's own name for it
     for declaration in ordered:

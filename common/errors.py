@@ -75,7 +75,7 @@ SAVE_AS_UTF8 = "Save it as UTF-8 text."
 PICTURE = "is not text but a picture."
 
 
-def explain_not_utf8_line(content: bytes, line: int) -> str:
+def describe_non_utf8_file(content: bytes, line: int) -> str:
     """Describe a file that is not UTF-8, as in "is not text but a picture", from its first bytes and first bad line."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "is not UTF-8 text but UTF-16."

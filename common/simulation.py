@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from common.config import Experiment
-from common.contract import LabelContract, LabelDeclaration, merge_declarations
+from common.contract import LabelContract, LabelDeclaration, merge_label_declarations
 from common.data.base.image_set import ImageSet, Splits, concatenate, patients_known
 from common.data.base.spec import DataSpec
 from common.data.images.store import DecodedImageStore, user_image_store
@@ -51,13 +51,13 @@ class SimulatedData:
         return all(patients_known(part.patients) for part in parts)
 
     @property
-    def has_unknown(self) -> bool:
+    def has_unknown_labels(self) -> bool:
         """True if any site has training images with an unknown label."""
         labels, classes = self.splits.train.labels, self.splits.class_names
         return bool(np.isnan(labels).any()) or any(len(part.class_names) < len(classes) for part in self.parts)
 
     @property
-    def positive_counts(self) -> dict[str, dict[str, int]]:
+    def positive_training_counts(self) -> dict[str, dict[str, int]]:
         """Site -> class that the site annotates -> number of positive training images."""
         shows = self.splits.train.labels == 1
         columns = {name: column for column, name in enumerate(self.splits.class_names)}
@@ -69,7 +69,7 @@ class SimulatedData:
     @property
     def label_contract(self) -> LabelContract:
         """The label contract of the partition's sites, even if a baseline trains on their images together."""
-        return merge_declarations(LabelDeclaration(part.site, part.class_names) for part in self.parts)
+        return merge_label_declarations(LabelDeclaration(part.site, part.class_names) for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ _simulated: dict[tuple[object, ...], SimulatedData] = {}
 Tell = Callable[[str], object]
 
 
-def simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda line: None) -> SimulatedData:
+def load_simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda line: None) -> SimulatedData:
     """Load an experiment's data and divide it over the sites; the result is cached in this process.
 
     Raises:
@@ -105,7 +105,7 @@ def simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda line:
     key = data, parts, server, experiment.run.seed, base  # text, for specs hold mappings that cannot be hashed
     if key not in _simulated:
         store = simulation_image_store(experiment, base, tell)
-        splits = _whole_data(data, base, store)
+        splits = _load_whole_data(data, base, store)
         division = partition_dataset(splits, experiment.partition, experiment.run.seed)
         at_server = (
             load_dataset(experiment.server_data, base, store) if server and experiment.server_data else division.server
@@ -123,28 +123,28 @@ def simulation_image_store(experiment: Experiment, base: Path, tell: Tell = lamb
     )
 
 
-def store_received_data(experiment: Experiment, base: Path, splits: Splits) -> None:
-    """Cache in this process a data set that another process loaded by :func:`undivided_data` and sent here."""
+def cache_received_data(experiment: Experiment, base: Path, splits: Splits) -> None:
+    """Cache in this process a data set that another process loaded by :func:`load_undivided_data` and sent here."""
     assert experiment.data is not None, "checked before"
     clear_data_cache()
     _received.clear()
     _received[experiment.data.model_dump_json(), base] = splits
 
 
-def undivided_data(experiment: Experiment, base: Path) -> Splits:
+def load_undivided_data(experiment: Experiment, base: Path) -> Splits:
     """Load an experiment's data set without dividing it over the sites; the result is cached in this process."""
     assert experiment.data is not None, "checked before"
-    return _whole_data(experiment.data.model_dump_json(), base, simulation_image_store(experiment, base))
+    return _load_whole_data(experiment.data.model_dump_json(), base, simulation_image_store(experiment, base))
 
 
 def clear_data_cache() -> None:
     """Clear the cached data, so that the next run loads it again, in case files or plug-ins have changed."""
     _simulated.clear()
-    _whole_data.cache_clear()
+    _load_whole_data.cache_clear()
 
 
 @lru_cache(maxsize=1)
-def _whole_data(data: str, base: Path, store: DecodedImageStore) -> Splits:
+def _load_whole_data(data: str, base: Path, store: DecodedImageStore) -> Splits:
     if (received := _received.get((data, base))) is not None:
         return received
     return load_dataset(TypeAdapter(DataSpec).validate_json(data), base, store)

@@ -240,7 +240,7 @@ class FinishedRun:
             BadInput: If no image is found or readable, or the run has no global model.
         """
         from common.models.saved import load_model
-        from server.export.prediction import image_form_of, score_files, score_pictures
+        from server.export.prediction import image_format_for_model, score_files, score_pictures
 
         network, pandas = load_model(self.folder), _import_pandas()
         columns = list(network.class_names)
@@ -249,7 +249,7 @@ class FinishedRun:
             index = pandas.RangeIndex(len(values), name="image")
             return pandas.DataFrame(score_pictures(network, values), index=index, columns=columns)
         files = [images] if isinstance(images, str | Path) else _check_paths(images)
-        form = image_form_of(self.folder, network)
+        form = image_format_for_model(self.folder, network)
         results = [score_files(network, Path(file), form) for file in files]
         names = [name for pictures, _ in results for name in (*pictures.names, *pictures.unreadable)]
         unknown = np.full((1, len(columns)), np.nan, np.float32)

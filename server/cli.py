@@ -24,16 +24,16 @@ from typing import Annotated
 import typer
 
 from common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
-from common.system.plain_text import json_text
-from common.system.resources import exclude_imports_from_gc, keep_large_buffers
-from common.system.stopping import end_with_starter, graceful_shutdown, set_resume_hint, stop_on_signals
+from common.system.plain_text import to_json_text
+from common.system.resources import exclude_imports_from_gc, reuse_large_buffers
+from common.system.stopping import end_with_parent_if_requested, graceful_shutdown, set_resume_hint, stop_on_signals
 from common.system.terminal import (
     LogForm,
     LogFormat,
     PlainConsole,
     Restarted,
-    event_printer,
     make_command_line_program,
+    make_event_printer,
     run_program,
 )
 from server.runs.tracking import TrackingStore
@@ -67,9 +67,13 @@ def init(
 
     Example: flwr-server init trial --name trial --host fl.hospital.example
     """
-    from server.coordinator.init import make_folder, renew_certificate
+    from server.coordinator.init import make_coordinator_folder, renew_certificate
 
-    lines = renew_certificate(folder, hosts) if renew else make_folder(folder, name, hosts, listen=listen, port=port)
+    lines = (
+        renew_certificate(folder, hosts)
+        if renew
+        else make_coordinator_folder(folder, name, hosts, listen=listen, port=port)
+    )
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
@@ -117,13 +121,13 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
 
     Example: flwr-server start trial
     """
-    from common.system.preflight import delay_exit_until_change
+    from common.system.preflight import delay_failure_until_change
     from server.coordinator.folder import read_coordinator
     from server.coordinator.preflight import find_faults_before_start
 
-    tell = event_printer(console)
+    tell = make_event_printer(console)
     try:
-        with delay_exit_until_change(folder, tell, (BadInput,), held=restarted):
+        with delay_failure_until_change(folder, tell, (BadInput,), held=restarted):
             coordinator = read_coordinator(folder)
             raise_faults(find_faults_before_start(coordinator))  # before flwr is imported
             os.umask(0o077)  # what this process and the SuperLink write is for this account only
@@ -175,29 +179,29 @@ def run(
     ]
     from server.coordinator.folder import read_coordinator
     from server.coordinator.preflight import expected_site_count, find_faults_before_run
-    from server.runs.folder import new_folder_faults, resumed_folder_faults
+    from server.runs.folder import new_run_folder_faults, resumed_run_folder_faults
     from strategies.method_list import read_experiment_without_torch
 
     # Before torch is imported.
     file, coordinator = read_experiment_without_torch(experiment, overrides), read_coordinator(folder)
     expected_sites = expected_site_count(coordinator, file, sites, resume=resume)
-    folder_faults = resumed_folder_faults(out) if resume else new_folder_faults(out)
+    folder_faults = resumed_run_folder_faults(out) if resume else new_run_folder_faults(out)
     raise_faults([*find_faults_before_run(coordinator, out, resume=resume), *folder_faults])
     if not once:
         raise SystemExit(_run_supervised(arguments, out, resume=resume))
     with exclude_imports_from_gc():
-        from server.deployment.network import NetworkBackend, lead_with_exit_code
+        from server.deployment.network import NetworkBackend, lead_run_with_exit_code
         from server.deployment.supervisor import RunExitCode
         from server.federation.set_up import lead_run
         from server.reporting.tables import format_run_result
         from server.runs.reader import read_run
 
-    keep_large_buffers()
+    reuse_large_buffers()
     os.umask(0o077)  # the run folder is for this account only
-    tell = event_printer(console)
+    tell = make_event_printer(console)
     backend = NetworkBackend(coordinator, file, expected_sites, tell)
     with graceful_shutdown(int(RunExitCode.ON_REQUEST)):
-        lead_with_exit_code(
+        lead_run_with_exit_code(
             lambda: lead_run(backend, file, out, track=track, resume=resume),
             out,
             ["flwr-server", *arguments, "--resume"],
@@ -226,7 +230,7 @@ def _run_supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
     from server.deployment.supervisor import count_checkpointed_rounds, supervise_run
     from server.runs.folder import RunFolder
 
-    tell = event_printer(console)
+    tell = make_event_printer(console)
 
     def record_death(how: str, deaths: int, pause_s: float) -> None:
         again = f"goes on from its last checkpoint in {pause_s:.0f} s"
@@ -291,20 +295,20 @@ def status(
 
         raise_faults([Fault("--json", "and --web exclude one another.", "Leave one out.")] if as_json else [])
         raise_faults(port_faults("--port", listen, port, "Name another with --port."))
-        from server.reporting.live.server import serve_view
+        from server.reporting.live.server import serve_live_view
 
-        tell = event_printer(console)
+        tell = make_event_printer(console)
         with contextlib.suppress(SystemExit, KeyboardInterrupt):
-            serve_view(coordinator, listen, port, tell)
+            serve_live_view(coordinator, listen, port, tell)
         tell("the live view is closed; no run notices")
         return
-    from server.deployment.status import status_fields, status_tables
+    from server.deployment.status import format_status_tables, status_fields
 
     current = status_fields(coordinator)
     if as_json:
-        print(json_text(current, allow_nan=True))
+        print(to_json_text(current, allow_nan=True))
     else:
-        console.print(status_tables(current), highlight=False)
+        console.print(format_status_tables(current), highlight=False)
 
 
 @app.command()
@@ -314,14 +318,14 @@ def runs(folder: Folder, as_json: AsJson = False) -> None:
     Example: flwr-server runs trial
     """
     from server.coordinator.folder import read_coordinator
-    from server.deployment.status import runs_table
-    from server.runs.live_status import run_history
+    from server.deployment.status import format_runs_table
+    from server.runs.live_status import read_run_history
 
-    history = run_history(read_coordinator(folder).state)
+    history = read_run_history(read_coordinator(folder).state)
     if as_json:
-        print(json_text(history, allow_nan=True))
+        print(to_json_text(history, allow_nan=True))
     else:
-        console.print(runs_table(history), highlight=False)
+        console.print(format_runs_table(history), highlight=False)
 
 
 @app.command()
@@ -383,14 +387,14 @@ def deadlines(
 
     all_timers = list_timers(planned)
     if as_json:
-        print(json_text([timer.__dict__ for timer in all_timers], allow_nan=True))
+        print(to_json_text([timer.__dict__ for timer in all_timers], allow_nan=True))
     else:
         console.print(timers_table(all_timers))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run ``flwr-server`` with these arguments, by default those of the process."""
-    end_with_starter()
+    end_with_parent_if_requested()
     words = list(sys.argv[1:] if arguments is None else arguments)
     stays_up = words[:1] == ["start"] or (words[:1] == ["status"] and "--web" in words)
     with stop_on_signals(), graceful_shutdown(0) if stays_up else contextlib.nullcontext():

@@ -45,10 +45,10 @@ from common.data.tables.roles import (
 )
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
-from common.system.plain_text import count_with_noun, join_words, json_text
+from common.system.plain_text import count_with_noun, join_as_english_list, to_json_text
 from common.system.resources import exclude_imports_from_gc
 from common.system.toml import parse_toml
-from server.init_hospitals import TableHospitals, find_hospitals, must_decide_synonyms, propose_synonyms
+from server.init_hospitals import TableHospitals, find_hospitals, has_undecided_synonyms, propose_synonyms
 
 MOST_SITES, FEWEST_POSITIVES = 3, 10
 USUAL_SIZE, SMALLEST_SIZE = 64, 16
@@ -158,7 +158,7 @@ class InspectedDataset:
     def undecided(self) -> list[str]:
         """The settings in the experiment file that a person has to decide on before a run."""
         keys = ["the names after other_findings"] if self.roles.doubtful else []
-        keys += ["[data.synonyms]"] if must_decide_synonyms(self.synonyms) else []
+        keys += ["[data.synonyms]"] if has_undecided_synonyms(self.synonyms) else []
         is_only_positive = bool(self.roles.label_columns) and len(self.never_absent) == len(self.checked.class_names)
         return keys + (["blank"] if is_only_positive else [])
 
@@ -390,7 +390,7 @@ def write_experiment(data: InspectedDataset, out: Path, tell: Callable[[str], ob
 
 def next_command(data: InspectedDataset, out: Path) -> str:
     """Return a line for the user with the next command, and the decisions to make before it."""
-    first = f"first decide on {join_words(data.undecided)} in {out}, then: " if data.undecided else ""
+    first = f"first decide on {join_as_english_list(data.undecided)} in {out}, then: " if data.undecided else ""
     return f"Next: {first}flwr-sim run {quote(str(out))} --out {quote(f'runs/{out.stem}')} --backend inline"
 
 
@@ -512,13 +512,13 @@ def _describe_names(data: InspectedDataset) -> list[str]:
         ]
         if example:
             lines += [
-                f"    Or write it in [data.synonyms], such as {json_text(example)} = {json_text(label)},",
+                f"    Or write it in [data.synonyms], such as {to_json_text(example)} = {to_json_text(label)},",
                 "    and it counts as one that shows the class.",
             ]
     for name, count in roles.alone.items():
         key, write = "label_columns.", ""
         if roles.finding is not None:
-            key, write = "classes,", f" and write: no_finding = {json_text([*NO_FINDING, *roles.no_finding, name])}"
+            key, write = "classes,", f" and write: no_finding = {to_json_text([*NO_FINDING, *roles.no_finding, name])}"
         lines += [
             f"    {name} ({count}) never stands beside another finding. If it says that nothing was found, take it",
             f"    out of {key}{write}",
@@ -560,11 +560,11 @@ def _describe_synonyms(data: InspectedDataset, out: Path) -> list[str]:
         f"one class or two? {pairs}",
         f"    Two, until you remove the # before them in {out}, section [data.synonyms]: {apart}.",
     ]
-    if must_decide_synonyms(data.synonyms):
+    if has_undecided_synonyms(data.synonyms):
         own = next(own for own, name in data.synonyms.items() if normalize_spelling(own) == normalize_spelling(name))
         lines += [
             "    A run refuses two names that differ in nothing but spelling. To keep both, give one a name of its own",
-            f"    there, such as {json_text(own)} = {json_text(f'{own} of one hospital')}.",
+            f"    there, such as {to_json_text(own)} = {to_json_text(f'{own} of one hospital')}.",
         ]
     return lines
 
@@ -578,31 +578,31 @@ def _experiment_text(data: InspectedDataset, out: Path, *, confirmed: bool = Fal
     """
     roles, folder = data.roles, out.parent
     if roles.patient:
-        columns = [f"patient_column = {json_text(roles.patient)}"]
+        columns = [f"patient_column = {to_json_text(roles.patient)}"]
     elif data.patient_source_and_count:
         columns = ["# patient_column = ...          # left out: PatientID of the DICOM files is taken"]
     else:
         columns = ["# patient_column = ...          # UNKNOWN: without it one patient may stand in training and test"]
     if roles.label_columns:
-        columns.append(f"label_columns = {json_text(list(roles.label_columns))}")
+        columns.append(f"label_columns = {to_json_text(list(roles.label_columns))}")
         columns.append('uncertain = "unknown"           # what -1 means')
         columns.append('# blank = "negative"            # a blank cell means: absent; without this line: nobody looked')
     else:
-        columns.append(f"finding_column = {json_text(roles.finding)}")
-        columns.append(f"separator = {json_text(roles.separator)}")
-        columns.append(f"classes = {json_text(list(roles.classes))}   # move what is no finding to the next lines")
+        columns.append(f"finding_column = {to_json_text(roles.finding)}")
+        columns.append(f"separator = {to_json_text(roles.separator)}")
+        columns.append(f"classes = {to_json_text(list(roles.classes))}   # move what is no finding to the next lines")
         mark = "" if roles.no_finding else "# "
-        names = json_text([*NO_FINDING, *roles.no_finding])
+        names = to_json_text([*NO_FINDING, *roles.no_finding])
         columns.append(f"{mark}no_finding = {names}   # such an image shows no class")
         mark = "" if roles.doubtful and confirmed else "# "
-        names = json_text(list(roles.doubtful)) if roles.doubtful else '["Fracture"]'
+        names = to_json_text(list(roles.doubtful)) if roles.doubtful else '["Fracture"]'
         columns.append(f"{mark}other_findings = {names}   # count as no class")
     if data.spec.similar_patients == "join":
         columns.append('similar_patients = "join"       # patients whose names are alike count as one')
     if roles.source:
-        columns.append(f"source_column = {json_text(roles.source)}")
+        columns.append(f"source_column = {to_json_text(roles.source)}")
     if roles.split:
-        columns.append(f"split_column = {json_text(roles.split)}")
+        columns.append(f"split_column = {to_json_text(roles.split)}")
     if data.depth is not None:
         columns.append(
             f"bit_depth = {data.depth}                  # of 16-bit PNG files; a guess, ask who exported them"
@@ -625,20 +625,20 @@ def _experiment_text(data: InspectedDataset, out: Path, *, confirmed: bool = Fal
         evidence = "those of which not all of its cells are blank"
         evidence = evidence if hospitals.by_label else "those that its findings name; all where they name none"
         partition = _HOSPITALS.format(
-            source=json_text(roles.source), evidence=evidence, lists=hospitals.partition_lists()
+            source=to_json_text(roles.source), evidence=evidence, lists=hospitals.partition_lists_toml()
         )
     return TEMPLATE.format(
         table=data.table.name,
-        name=json_text(out.stem),
+        name=to_json_text(out.stem),
         image_size=data.image_size,
         pixels=pixels,
         channels=3 if data.color else 1,
-        images=json_text(_relative_path(data.images, folder)),
-        labels=json_text(_relative_path(data.table, folder)),
-        image_column=json_text(roles.image),
+        images=to_json_text(_relative_path(data.images, folder)),
+        labels=to_json_text(_relative_path(data.table, folder)),
+        image_column=to_json_text(roles.image),
         columns="\n".join(columns),
         color=str(data.color).lower(),
-        synonyms=_synonym_lines(data.synonyms, "" if confirmed and must_decide_synonyms(data.synonyms) else "# "),
+        synonyms=_synonym_lines(data.synonyms, "" if confirmed and has_undecided_synonyms(data.synonyms) else "# "),
         partition=partition,
     )
 
@@ -646,7 +646,7 @@ def _experiment_text(data: InspectedDataset, out: Path, *, confirmed: bool = Fal
 def _synonym_lines(synonyms: Mapping[str, str], mark: str) -> str:
     if not synonyms:
         return ""
-    lines = [f"{mark}{json_text(own)} = {json_text(name)}" for own, name in synonyms.items()]
+    lines = [f"{mark}{to_json_text(own)} = {to_json_text(name)}" for own, name in synonyms.items()]
     comment = "# Names that may mean one class. Remove the # of this section to make them one: left name = right name."
     return "\n".join(("", comment, f"{mark}[data.synonyms]", *lines, ""))
 

@@ -15,7 +15,7 @@ from common.data.tables.judgement import judge_column, names_no_finding
 from common.data.tables.labels import LabelTable, make_site_name
 from common.data.tables.roles import ColumnRoles, describe_cells, find_synonyms, name_similarity_rank
 from common.errors import Fault
-from common.system.plain_text import count_with_noun, json_text, list_first_and_count_rest
+from common.system.plain_text import count_with_noun, list_first_and_count_rest, to_json_text
 
 MOST_HOSPITALS, MOST_COLUMNS, MOST_COMPARED = 30, 10, 300
 """Lines and columns of the table for the terminal; hospitals whose names are compared with one another."""
@@ -68,10 +68,11 @@ class TableHospitals:
             faults.append(Fault("--source-column", problem, remedy))
         return faults
 
-    def partition_lists(self) -> str:
+    def partition_lists_toml(self) -> str:
         """Return the lines of ``[partition.lists]`` in the experiment file."""
         return "\n".join(
-            f"{json_text(name)} = {json_text([label for label, has in zip(self.class_names, row, strict=True) if has])}"
+            f"{to_json_text(name)} = "
+            f"{to_json_text([label for label, has in zip(self.class_names, row, strict=True) if has])}"
             for name, row in zip(self.names, self.annotated, strict=True)
             if row.any()
         )
@@ -155,7 +156,7 @@ def find_hospitals(roles: ColumnRoles, table: LabelTable) -> TableHospitals | No
     names, places = np.unique(table.sources, return_inverse=True)
     places, count = places.reshape(-1), len(names)
     shows, has_label = table.labels == 1, ~np.isnan(table.labels)
-    positives, labelled = (_count_by(places, count, of_class) for of_class in (shows, has_label))
+    positives, labelled = (_count_by_hospital(places, count, of_class) for of_class in (shows, has_label))
     if roles.finding is None:
         annotated = labelled > 0
     else:  # a hospital whose images are all normal has looked for every class
@@ -178,7 +179,7 @@ def find_hospitals(roles: ColumnRoles, table: LabelTable) -> TableHospitals | No
     )
 
 
-def _count_by(places: NDArray[np.intp], count: int, of_class: NDArray[np.bool_]) -> NDArray[np.intp]:
+def _count_by_hospital(places: NDArray[np.intp], count: int, of_class: NDArray[np.bool_]) -> NDArray[np.intp]:
     """Count, per hospital and class, the images for which ``of_class`` ``(images, classes)`` is True."""
     return np.stack([np.bincount(places[column], minlength=count) for column in of_class.T], axis=1)
 
@@ -205,6 +206,6 @@ def propose_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: TableHosp
     return synonyms
 
 
-def must_decide_synonyms(synonyms: Mapping[str, str]) -> bool:
+def has_undecided_synonyms(synonyms: Mapping[str, str]) -> bool:
     """Return whether some names differ only in spelling, which a run refuses until a person decides."""
     return any(normalize_spelling(own) == normalize_spelling(name) for own, name in synonyms.items())

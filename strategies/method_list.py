@@ -7,7 +7,7 @@ from typing import Any
 
 from common.config import ExperimentFile, read_experiment
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
-from common.plugins import PLUGIN, is_python_argument
+from common.plugins import PLUGIN, is_simulate_argument
 from common.system.files import is_file, missing_file, missing_folder
 
 CLASSES: Mapping[str, str] = {
@@ -53,10 +53,10 @@ def find_unknown_method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
     """
     run = tree.get("run")
     name = run.get("method") if isinstance(run, dict) else None
-    return (find_unknown_method(name),) if isinstance(name, str) and _is_unknown(name) else ()
+    return (find_unknown_method(name),) if isinstance(name, str) and _is_unknown_method(name) else ()
 
 
-def read_with_method_fault(path: Path, overrides: Iterable[str] = ()) -> tuple[ExperimentFile, list[Fault]]:
+def read_experiment_and_fault(path: Path, overrides: Iterable[str] = ()) -> tuple[ExperimentFile, list[Fault]]:
     """Read an experiment file; return it, and the fault of an unknown method if there is one.
 
     Raises:
@@ -67,7 +67,7 @@ def read_with_method_fault(path: Path, overrides: Iterable[str] = ()) -> tuple[E
         raise BadInput([Fault(str(path), "is a table; an experiment file is wanted.", remedy)])
     file = read_experiment(path, overrides, find_unknown_method_faults)
     name = file.experiment.run.method
-    return file, [prefix_with_file(file, find_unknown_method(name))] if _is_unknown(name) else []
+    return file, [prefix_fault_with_file(file, find_unknown_method(name))] if _is_unknown_method(name) else []
 
 
 def read_experiment_without_torch(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
@@ -76,11 +76,13 @@ def read_experiment_without_torch(path: Path, overrides: Iterable[str] = ()) -> 
     Raises:
         BadInput: With every fault of the file and of the overrides; then an unknown method and missing files.
     """
-    file, faults = read_with_method_fault(path, overrides)
+    file, faults = read_experiment_and_fault(path, overrides)
     for section, data in (("data", file.experiment.data), ("external_test", file.experiment.external_test)):
         for key, look in (("path", missing_file), ("images", missing_folder), ("labels", missing_file)):
             if isinstance(name := getattr(data, key, None), str):  # of phantoms, images is their number
-                faults += [prefix_with_file(file, fault) for fault in look(f"{section}.{key}", file.base_folder / name)]
+                faults += [
+                    prefix_fault_with_file(file, fault) for fault in look(f"{section}.{key}", file.base_folder / name)
+                ]
     raise_faults(faults)
     return file
 
@@ -91,17 +93,17 @@ def read_planned_experiment(path: Path) -> ExperimentFile:
     Raises:
         BadInput: With every fault that can be found without torch.
     """
-    file, faults = read_with_method_fault(path)
+    file, faults = read_experiment_and_fault(path)
     raise_faults(faults)
     return file
 
 
-def prefix_with_file(file: ExperimentFile, fault: Fault) -> Fault:
+def prefix_fault_with_file(file: ExperimentFile, fault: Fault) -> Fault:
     """Return a fault with the file's name before its TOML key; a fault of a Python argument is unchanged."""
-    if is_python_argument(fault.where):
+    if is_simulate_argument(fault.where):
         return fault
     return replace(fault, where=f"{file.path.name}: {fault.where}")
 
 
-def _is_unknown(method: str) -> bool:
+def _is_unknown_method(method: str) -> bool:
     return method not in CLASSES and not method.startswith(PLUGIN)

@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from common.config import LONGEST_CACHED, Experiment, Plan, parse_plan
+from common.config import LONGEST_CACHED, Experiment, Plan, parse_plan_json
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from common.models.zoo.spec import Task
 from common.plugins import METHODS, PLUGIN, load_entry_point
-from common.system.toml import describe_validation_error, near_literal
+from common.system.toml import describe_validation_error, suggest_nearest_literal
 from strategies.aggregation.robust import RobustMeanRule
 from strategies.aggregation.server_optimizer import ServerOptimizer
 from strategies.local.losses import find_loss_faults
@@ -94,13 +94,13 @@ def build_site_method_once(site: str, plan_text: str) -> SiteMethod:
         BadInput: As :func:`build_experiment_strategy`.
     """
     if len(plan_text) > LONGEST_CACHED:
-        return build_site_method(parse_plan(plan_text))
+        return build_site_method(parse_plan_json(plan_text))
     return _build_cached_site_method(site, plan_text)
 
 
 @lru_cache(maxsize=256)
 def _build_cached_site_method(site: str, plan_text: str) -> SiteMethod:
-    return build_site_method(parse_plan(plan_text))
+    return build_site_method(parse_plan_json(plan_text))
 
 
 def build_experiment_strategy(experiment: Experiment | Plan) -> Method:
@@ -158,4 +158,4 @@ def _describe_table_fault(detail: dict[str, Any], schema: type[BaseModel]) -> Fa
         )
     if not key:  # a fault of the whole table
         return Fault("[method]", f"{detail['msg'].removeprefix('Value error, ').rstrip('.')}.")
-    return Fault(f"method.{key}", describe_validation_error(detail), near_literal(detail))
+    return Fault(f"method.{key}", describe_validation_error(detail), suggest_nearest_literal(detail))

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from common.errors import BadInput, Fault, raise_faults
 from common.system.files import lock_file_or_refuse
-from common.system.plain_text import format_duration, join_words
-from common.system.stopping import removed_if_stopped
+from common.system.plain_text import format_duration, join_as_english_list
+from common.system.stopping import remove_output_if_stopped
 from server.runs.reader import read_run
 from strategies.registry import build_site_method
 from studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
@@ -134,7 +134,7 @@ def _run_missing_runs(
                 _print(console, text)
 
     try:
-        with fork_server(), removed_if_stopped(remove_scratch):
+        with fork_server(), remove_output_if_stopped(remove_scratch):
             for data in plan.data_sets():
                 tuning = list(plan.tuning_runs(data))
                 run_all(tuning)
@@ -238,7 +238,10 @@ def estimate_benchmark_cost(plan: BenchmarkVariantPlan, lines: Sequence[RunResul
         f"Rates are of {len(lines)} runs; {unmeasured} of the runs have the mean rate of all others.",
     ]
     if sized:
-        other = f"This form sets another size of {join_words(sized)}, and the rates may be of smaller images or fewer:"
+        other = (
+            f"This form sets another size of {join_as_english_list(sized)}, and the rates may be of smaller images or "
+            "fewer:"
+        )
         sentences.append(f"{other} the cost grows with both.")
     return sentences
 

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from common.config import ExperimentFile, read_experiment
 from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
 from common.system.files import is_file
-from common.system.plain_text import json_text
+from common.system.plain_text import to_json_text
 from common.system.toml import TomlSection, read_toml, validate_tables
 
 FILE_NAME = "benchmark.toml"
@@ -290,7 +290,7 @@ class BenchmarkVariantPlan:
             own = next(each.own for each in self.benchmark.data if each.name == data)
             changed = {key.strip() for key, _, _ in (text.partition("=") for text in own)}
             written = read_toml(path)["data"].items()
-            keys = [f"{key}={json_text(value)}" for key, value in written if key not in changed]
+            keys = [f"{key}={to_json_text(value)}" for key, value in written if key not in changed]
             server_data = [f"server_data={{{', '.join([*keys, *own])}}}"]
         overrides = (
             f"run.method={method.name}",

@@ -6,7 +6,7 @@ from pathlib import Path
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from common.system.plain_text import count_with_noun, format_number, format_signed, join_words
+from common.system.plain_text import count_with_noun, format_number, format_signed, join_as_english_list
 from server.reporting.page import write_template_page
 from server.reporting.svg import BLUE, INK, VERMILION, inline_svg, new_figure, page_theme
 from studies.benchmark_results import BenchmarkResult, MeanAuroc, MethodInBlock, MethodOverBlocks
@@ -109,7 +109,7 @@ def condition_notes(result: BenchmarkResult) -> Iterator[str]:
     for block in {block.data: block for block in result.blocks}.values():
         classes = count_with_noun(len(block.scored), "class", "classes")
         scored = f"{block.data}: {classes} scored, with {min(block.scored.values())} test positives or more"
-        rare = join_words([f"{name} ({count})" for name, count in block.unscored.items()])
+        rare = join_as_english_list([f"{name} ({count})" for name, count in block.unscored.items()])
         yield f"{scored}; trained and not scored, for too few: {rare}." if rare else f"{scored}."
     for label, runs in result.untrained.items():
         yield (
@@ -117,10 +117,10 @@ def condition_notes(result: BenchmarkResult) -> Iterator[str]:
             "tested."
         )
     if len(result.codes) > 1:
-        versions = join_words([f"{count} by {code}" for code, count in result.codes.items()])
+        versions = join_as_english_list([f"{count} by {code}" for code, count in result.codes.items()])
         yield f"The runs are of {len(result.codes)} versions of the code: {versions}."
     if result.not_run:
-        yield f"Not run yet: {join_words(result.not_run)}."
+        yield f"Not run yet: {join_as_english_list(result.not_run)}."
     yield from (f"{method.label}: {method.beyond}." for method in result.methods if method.beyond)
 
 

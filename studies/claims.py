@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
-from common.metrics.benefit import side_of_zero
+from common.metrics.benefit import interval_side_of_zero
 from common.system.plain_text import (
     NOT_APPLICABLE,
     count_with_noun,
     format_number,
     format_signed,
-    join_words,
+    join_as_english_list,
     list_first_and_count_rest,
 )
 from server.runs.reader import Measure
@@ -90,7 +90,7 @@ def outcome_of_test(test: PairedTest) -> Standing:
         return "not tested"
     if test.seeds < FEWEST_SEEDS:
         return "too few seeds"
-    if test.holm_p >= ALPHA or side_of_zero(test.interval) == "open":
+    if test.holm_p >= ALPHA or interval_side_of_zero(test.interval) == "open":
         return "not distinguishable"
     return "better" if test.mean_difference > 0 else "worse"
 
@@ -105,7 +105,7 @@ def headline_sentence(comparison: MethodComparison) -> str:
         by_standing[position].append(
             f"{method.label} ({format_signed(test.mean_difference)})" if sized else method.label
         )
-    parts = [f"{_PHRASES[each]} {join_words(others)}" for each, others in by_standing.items() if others]
+    parts = [f"{_PHRASES[each]} {join_as_english_list(others)}" for each, others in by_standing.items() if others]
     if not parts:
         return "There is one method, nothing to compare it with."
     return f"By mean AUROC on these test images, {comparison.reference} {'; it '.join(parts)}."
@@ -188,7 +188,7 @@ def _site_sentence(other: str, gains: Sequence[SiteGain]) -> str:
         if gain.gain is None:
             by_reason.setdefault(gain.reason, []).append(gain.site)
     left_out = "; ".join(
-        f"{join_words(sites) if len(sites) <= LISTED else count_with_noun(len(sites), 'site')}: {reason}"
+        f"{join_as_english_list(sites) if len(sites) <= LISTED else count_with_noun(len(sites), 'site')}: {reason}"
         for reason, sites in by_reason.items()
     )
     if not compared:

@@ -28,10 +28,16 @@ import typer
 
 from common.errors import ProgramCannotContinue, raise_faults
 from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
-from common.system.plain_text import json_text, list_first_and_count_rest
+from common.system.plain_text import list_first_and_count_rest, to_json_text
 from common.system.resources import exclude_imports_from_gc
 from common.system.stopping import set_resume_hint, stop_on_signals
-from common.system.terminal import PlainConsole, ProgressForm, make_command_line_program, progress_form, run_program
+from common.system.terminal import (
+    PlainConsole,
+    ProgressFormat,
+    choose_progress_format,
+    make_command_line_program,
+    run_program,
+)
 from server.runs.tracking import TrackingStore
 
 app = make_command_line_program(
@@ -48,7 +54,7 @@ Jobs = Annotated[
     int | None, typer.Option("--jobs", min=1, help="Runs at a time; by default as cores and GPUs allow, one with Ray.")
 ]
 Progress = Annotated[
-    ProgressForm,
+    ProgressFormat,
     typer.Option(
         "--progress",
         help="How far it is: a bar on the terminal, else lines; lines and JSON objects go to standard error.",
@@ -73,7 +79,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it broke off.")] = False,
     web: Annotated[bool, typer.Option("--web", help="Show the run on a page of 127.0.0.1 while it lasts.")] = False,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of that page; 0 chooses a free one.")] = 0,
-    progress: Progress = ProgressForm.auto,
+    progress: Progress = ProgressFormat.auto,
 ) -> None:
     """Run one experiment.
 
@@ -81,14 +87,16 @@ def run(
 
     After a kill or a crash, repeat the same command with --resume: the result is the same model.
     """
-    form = progress_form(progress, console)
+    form = choose_progress_format(progress, console)
     from common.system.preflight import port_faults, writable_folder_faults
-    from server.runs.folder import new_folder_faults, resumed_folder_faults
+    from server.runs.folder import new_run_folder_faults, resumed_run_folder_faults
     from strategies.method_list import read_experiment_without_torch
 
     # Before torch is imported.
     file = read_experiment_without_torch(experiment, _with_backend(overrides, backend))
-    raise_faults((resumed_folder_faults(out) if resume else new_folder_faults(out)) or writable_folder_faults(out))
+    raise_faults(
+        (resumed_run_folder_faults(out) if resume else new_run_folder_faults(out)) or writable_folder_faults(out)
+    )
     raise_faults(port_faults("--port", "127.0.0.1", port, "Name another with --port.") if web else [])
     from server.simulation.backends.ray_process import start_ray_process
 
@@ -152,7 +160,7 @@ def compare(
     overrides: Overrides = [],  # noqa: B006
     backend: Backend = None,
     track: TrackTo = None,
-    progress: Progress = ProgressForm.auto,
+    progress: Progress = ProgressFormat.auto,
 ) -> None:
     """Run several experiments over the same seeds, and compare them with paired tests.
 
@@ -160,7 +168,7 @@ def compare(
 
     Example: flwr-sim compare experiments/nih_*.toml --seeds 3 --out runs/nih
     """
-    form = progress_form(progress, console)
+    form = choose_progress_format(progress, console)
     from common.system.preflight import occupied_folder_faults, writable_folder_faults
     from strategies.method_list import read_experiment_without_torch
 
@@ -181,7 +189,7 @@ def study(
     overrides: Overrides = [],  # noqa: B006
     quick: Annotated[bool, typer.Option("--quick", help="A part of it, small, that ends in minutes.")] = False,
     backend: Annotated[str, typer.Option("--backend", help="ray or inline, one run at a time with ray.")] = "inline",
-    progress: Progress = ProgressForm.auto,
+    progress: Progress = ProgressFormat.auto,
 ) -> None:
     """Run a paper's experiments, and write its tables with our numbers beside the paper's, and what differs.
 
@@ -189,7 +197,7 @@ def study(
 
     Example: flwr-sim study experiments/papers/fedmlp --quick --out runs/fedmlp
     """
-    form = progress_form(progress, console)
+    form = choose_progress_format(progress, console)
     from common.system.preflight import occupied_folder_faults, writable_folder_faults
     from studies.study_file import read_study
 
@@ -282,10 +290,10 @@ def export(
 
     Example: flwr-sim export runs/nih --to onnx --check pictures/
     """
-    from server.export.preflight import default_export_file, export_format_of, refuse_wrong_paths
+    from server.export.preflight import default_export_file, export_format_of, refuse_wrong_model_paths
 
     form = export_format_of(to)
-    refuse_wrong_paths(folder, check, out or default_export_file(folder, form))  # before torch is imported
+    refuse_wrong_model_paths(folder, check, out or default_export_file(folder, form))  # before torch is imported
     if check is not None and check.suffix == ".toml":
         from server.export.preflight import data_of_experiment
 
@@ -346,10 +354,10 @@ def predict(
     """
     from common.data.base.image_set import MOST_SKIPPED_NAMED, SkippedImage, describe_skipped
     from server.export.pictures import refuse_without_pictures
-    from server.export.preflight import refuse_wrong_paths, rendering_from_options
+    from server.export.preflight import refuse_wrong_model_paths, rendering_from_options
 
     rendering = rendering_from_options(frame, axis, window, bit_depth)
-    refuse_wrong_paths(folder, data, out)  # before torch is imported
+    refuse_wrong_model_paths(folder, data, out)  # before torch is imported
     refuse_without_pictures(data)
     from server.export.prediction import predict_to_csv
 
@@ -393,18 +401,18 @@ def evaluate(
 
     Example: flwr-sim evaluate runs/nih labels.csv --images pictures/
     """
-    from server.export.preflight import LabelledInput, refuse_unlabelled, refuse_wrong_paths
+    from server.export.preflight import EvaluationInput, refuse_unlabelled_input, refuse_wrong_model_paths
 
-    refuse_wrong_paths(folder, data, out)
-    labelled = LabelledInput(data, classes.split(",") if classes else (), images, image_column, patient_column)
-    refuse_unlabelled(folder, labelled)  # before torch is imported
+    refuse_wrong_model_paths(folder, data, out)
+    labelled = EvaluationInput(data, classes.split(",") if classes else (), images, image_column, patient_column)
+    refuse_unlabelled_input(folder, labelled)  # before torch is imported
     from server.export import evaluation
 
     result = evaluation.evaluate_saved_model(folder, labelled)
     if out is not None:
-        write_atomically(out, evaluation.as_csv(result))
+        write_atomically(out, evaluation.evaluation_as_csv(result))
     if as_json:
-        print(json_text(evaluation.evaluation_as_json(result), indent=2))
+        print(to_json_text(evaluation.evaluation_as_json(result), indent=2))
     else:
         from server.reporting.tables import format_model_limitations
 

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from common.config import read_experiment
 from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.system.terminal import ProgressForm
+from common.system.terminal import ProgressFormat
 from server.runs.folder import DEMO_MARK, demo_folder_faults
-from server.runs.tracking import TrackingStore, open_store
+from server.runs.tracking import TrackingStore, open_mlflow_store
 from studies.trial import Trial, check_trials, refuse_seed
 
 DEMO = Path(__file__).parent / "demo.toml"
@@ -30,7 +30,7 @@ def run_comparison(
     overrides: Sequence[str],
     console: Console,
     track: TrackingStore | None = None,
-    progress: ProgressForm = ProgressForm.auto,
+    progress: ProgressFormat = ProgressFormat.auto,
 ) -> None:
     """Run every experiment with every seed, compare the runs, and write tables and a report.
 
@@ -66,7 +66,7 @@ def run_comparison(
     )
     from studies.runner import count_fitting_jobs, run_trials  # here: a wrong call is refused before torch is imported
 
-    open_store(track)  # made here once, not by several runs at a time
+    open_mlflow_store(track)  # made here once, not by several runs at a time
     check_trials(trials)
     run_trials(trials, out, jobs or count_fitting_jobs(trials), console, progress)
     from server.runs.reader import read_run
@@ -92,7 +92,7 @@ def run_demo(out: Path, backend: str, console: Console) -> None:
         BadInput: If ``out`` exists and is not a folder of the demo.
     """
     from common.system.plain_text import format_number
-    from server.reporting.tables import coverage_table
+    from server.reporting.tables import label_coverage_table
     from server.runs.reader import read_run
     from server.simulation.simulate import simulate
     from studies.comparison import compare_methods, write_comparison
@@ -112,7 +112,7 @@ def run_demo(out: Path, backend: str, console: Console) -> None:
     comparison = compare_methods(list(runs.values()))
     write_comparison(comparison, out / "comparison.json")
     report = write_comparison_report(comparison, out / "report.html", list(runs.values()))
-    console.print(coverage_table({method: run.summary for method, run in runs.items()}))
+    console.print(label_coverage_table({method: run.summary for method, run in runs.items()}))
     surgical, vanilla = (format_number(runs[method].summary.test.unique_classes.mean_auroc) for method in METHODS)
     console.print(
         f"On findings that one hospital alone annotates: mean AUROC {surgical} with surgical aggregation, {vanilla}"

@@ -10,7 +10,7 @@ from scipy.stats import ttest_1samp
 
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.metrics.auroc import ClassMetrics, FinalTestSummary, mean_and_sd
-from common.system.plain_text import count_with_noun, format_rounds, join_first_words, json_text
+from common.system.plain_text import count_with_noun, format_rounds, join_first_and_count, to_json_text
 from server.runs.reader import MEASURES, Measure, RunFolderContent
 from studies.statistics import (
     ALPHA,
@@ -217,7 +217,7 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
 
 def write_comparison(comparison: MethodComparison, destination: Path) -> Path:
     """Write the comparison as the JSON file ``destination``; return its path."""
-    destination.write_text(json_text(asdict(comparison), indent=2, allow_nan=True) + "\n", encoding="utf-8")
+    destination.write_text(to_json_text(asdict(comparison), indent=2, allow_nan=True) + "\n", encoding="utf-8")
     return destination
 
 
@@ -260,7 +260,7 @@ def auroc_scores(runs: Iterable[RunFolderContent]) -> Scores:
     """Return (seed, class) -> AUROC; None if it is known only with an error, which could explain a difference."""
     tests = {run.summary.seed: run.summary.test.per_class for run in runs}
     return {
-        (seed, name): result.exact_figure_or_none("auroc")
+        (seed, name): result.exact_metric_or_none("auroc")
         for seed, test in tests.items()
         for name, result in test.items()
     }
@@ -288,9 +288,9 @@ def _average_over_seeds(label: str, seeds: Seeds, members: Members) -> MethodRes
         label=label,
         seeds=tuple(tests),
         note=next(iter(tests.values())).note,
-        auroc={subset: class_mean(subset, lambda result: result.exact_figure_or_none("auroc")) for subset in SUBSETS},
-        average_precision=class_mean("all", lambda result: result.exact_figure_or_none("average_precision")),
-        balanced_accuracy=class_mean("all", lambda result: result.exact_figure_or_none("balanced_accuracy")),
+        auroc={subset: class_mean(subset, lambda result: result.exact_metric_or_none("auroc")) for subset in SUBSETS},
+        average_precision=class_mean("all", lambda result: result.exact_metric_or_none("average_precision")),
+        balanced_accuracy=class_mean("all", lambda result: result.exact_metric_or_none("balanced_accuracy")),
         per_class={
             name: mean_and_sd(scores.get((seed, name)) for seed in tests)[0]
             for name in sorted({name for _, name in scores})
@@ -320,7 +320,7 @@ def _comparison_cautions(by_method: ByMethod) -> Iterator[str]:
             yield f"{label}: with {which} validation was best before round 1; the initial model is tested."
     yield from _absent_site_sentences(by_method)
     results = [item for run in by_method[reference].values() for item in run.summary.test.per_class.items()]
-    counts = [(name, (r.positives, r.negatives)) for name, r in results if r.exact_figure_or_none("auroc") is not None]
+    counts = [(name, (r.positives, r.negatives)) for name, r in results if r.exact_metric_or_none("auroc") is not None]
     if rare := sorted({name for name, kinds in counts if any(n is not None and n < FEWEST_IMAGES for n in kinds)}):
         few = f"fewer than {FEWEST_IMAGES} test images with or without the finding"
         yield f"{quote_names(rare)}: {few} in at least one run; the means give such a class the weight of any other."
@@ -344,7 +344,7 @@ def _absent_site_sentences(by_method: ByMethod) -> Iterator[str]:
             for site in run.rounds[-1].absent if run.rounds else ():
                 absent.setdefault(site, []).append(f"{label} with seed {seed}")
     for site, runs in sorted(absent.items()):
-        yield f"{site} was absent at the end of {len(runs)} of the runs: {join_first_words(runs)}."
+        yield f"{site} was absent at the end of {len(runs)} of the runs: {join_first_and_count(runs)}."
 
 
 def _uneven_cautions(label: str, seeds: Seeds, reference: str, of_reference: Seeds) -> Iterator[str]:

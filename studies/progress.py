@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from common.system.plain_text import count_with_noun, format_duration, join_first_words
-from common.system.terminal import ProgressForm, progress_form
+from common.system.plain_text import count_with_noun, format_duration, join_first_and_count
+from common.system.terminal import ProgressFormat, choose_progress_format
 from server.runs.progress import Tell, choose_tell
 
 EVERY_S = 30.0
@@ -176,7 +176,9 @@ class TrialsProgressEvents(TrialsProgress):
         if time.monotonic() - self._last < EVERY_S:
             return
         self._last, active = time.monotonic(), self.pace.active()
-        names = join_first_words([f"{run.name} round {run.rounds_done} of {run.rounds}" for run in active], MOST_NAMED)
+        names = join_first_and_count(
+            [f"{run.name} round {run.rounds_done} of {run.rounds}" for run in active], MOST_NAMED
+        )
         at_work = [
             {"run": run.name, "round": run.rounds_done, "rounds": run.rounds, "seconds": round(run.seconds, 1)}
             for run in active
@@ -194,14 +196,14 @@ class TrialsProgressEvents(TrialsProgress):
         return {"done": done, "runs": total, "seconds_left": None if left is None else round(left, 1)}
 
 
-def make_trials_progress(form: ProgressForm, console: Console, pace: TrialsPace) -> TrialsProgress:
+def make_trials_progress(form: ProgressFormat, console: Console, pace: TrialsPace) -> TrialsProgress:
     """Return the progress in the chosen form: a table on the console, or lines or JSON objects on standard error.
 
     Raises:
         BadInput: If the form is a bar and there is no terminal.
     """
-    form = progress_form(form, console)
-    if form is ProgressForm.bar:
+    form = choose_progress_format(form, console)
+    if form is ProgressFormat.bar:
         return TrialsTable(console, pace)
     return TrialsProgressEvents(tell, pace) if (tell := choose_tell(form)) else TrialsProgress(pace)
 

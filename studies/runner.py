@@ -29,8 +29,8 @@ from common.config import read_experiment
 from common.errors import BadInput, Fault, ProgramCannotContinue
 from common.models.gpu import visible_gpus
 from common.system.files import disk_full_message, lock_file_or_refuse
-from common.system.stopping import PROGRAM, end_with_parent, removed_if_stopped
-from common.system.terminal import ProgressForm
+from common.system.stopping import PROGRAM, end_with_parent, remove_output_if_stopped
+from common.system.terminal import ProgressFormat
 from server.simulation.simulate import simulate
 from strategies.engine.events import RunStopped
 from studies.progress import ActiveRun, TrialsPace, make_trials_progress
@@ -71,7 +71,7 @@ def count_fitting_jobs(trials: Sequence[Trial]) -> int:
 
 
 def run_trials(
-    trials: Sequence[Trial], out: Path, jobs: int, console: Console, progress: ProgressForm = ProgressForm.auto
+    trials: Sequence[Trial], out: Path, jobs: int, console: Console, progress: ProgressFormat = ProgressFormat.auto
 ) -> None:
     """Run the unfinished trials, ``jobs`` at a time; trials with the same folder are run once.
 
@@ -102,7 +102,7 @@ def run_trials(
         def run(trial: Trial) -> str:
             if trial.unfinished_folder.exists():
                 shutil.rmtree(trial.unfinished_folder)
-            with removed_if_stopped(partial(shutil.rmtree, trial.unfinished_folder, ignore_errors=True)):
+            with remove_output_if_stopped(partial(shutil.rmtree, trial.unfinished_folder, ignore_errors=True)):
                 failure, _ = run_measured(trial)
             if not failure:
                 trial.unfinished_folder.rename(trial.folder)
@@ -185,7 +185,7 @@ def fork_server() -> Iterator[None]:
     os.environ[PROGRAM] = str(os.getpid())
     with _STARTING, _hide_callers_script():
         multiprocessing.forkserver.ensure_running()
-    with removed_if_stopped(partial(shutil.rmtree, multiprocessing.util.get_temp_dir(), ignore_errors=True)):
+    with remove_output_if_stopped(partial(shutil.rmtree, multiprocessing.util.get_temp_dir(), ignore_errors=True)):
         yield
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from common.system.files import write_atomically
-from common.system.plain_text import json_text
-from common.system.terminal import ProgressForm
+from common.system.plain_text import to_json_text
+from common.system.terminal import ProgressFormat
 from server.runs.reader import read_run
 from studies.study_file import PaperTable, Study, StudyRowOrColumn, read_study, title_to_slug
 from studies.trial import Trial, check_trials, refuse_seed
@@ -30,7 +30,7 @@ def run_study(
     seeds: int | None = None,
     jobs: int | None = None,
     quick: bool = False,
-    progress: ProgressForm = ProgressForm.auto,
+    progress: ProgressFormat = ProgressFormat.auto,
 ) -> "StudyResult":
     """Run the study's unfinished runs; write ``study.md``, ``study.json`` and ``report.html`` into ``out``.
 
@@ -61,7 +61,7 @@ def run_study(
     result = study_result(
         study, [[[[runs[trial.folder] for trial in column] for column in row] for row in grid] for grid in grids]
     )
-    write_atomically(out / "study.json", (json_text(asdict(result), indent=1, allow_nan=True) + "\n").encode())
+    write_atomically(out / "study.json", (to_json_text(asdict(result), indent=1, allow_nan=True) + "\n").encode())
     write_atomically(out / "study.md", study_as_markdown(result).encode())
     report = write_study_report(result, out / "report.html")
     console.print(study_as_markdown(result), markup=False, highlight=False, soft_wrap=True)

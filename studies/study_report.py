@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from scipy.stats import t
 
-from common.metrics.multi_class import accuracy_density
+from common.metrics.multi_class import estimate_accuracy_density
 from common.system.plain_text import count_with_noun, format_number, format_rounds, format_signed
 from server.reporting.page import write_template_page
 from server.reporting.svg import PAPER, SeriesStyle, inline_svg, new_figure, none_to_nan, page_theme, series_styles
@@ -159,7 +159,7 @@ def _draw_figures(table: TableResult, name: str) -> Mapping[str, Markup]:
         drawn["Round by round"] = _draw_panels(curves, f"{name}-curves", about, draw_accuracy)
     densities = {}
     for each in table.curves if "density" in table.figures else ():
-        if (density := accuracy_density(each.sites, POINTS)) is not None:
+        if (density := estimate_accuracy_density(each.sites, POINTS)) is not None:
             densities[each.method, each.setting] = density
     if densities:
         about = "Density of the accuracies of the sites, by method."

@@ -13,7 +13,7 @@ from common.data.base.image_set import ImageSet, concatenate
 from common.data.images.pixels import channels_first
 from common.models.network import compute_scores
 from common.models.saved import load_model
-from common.simulation import simulated_data
+from common.simulation import load_simulated_data
 from common.wire.records import TrainReply, TrainRequest
 from tests.federations import experiment
 from tests.liars import Answer
@@ -46,7 +46,7 @@ def backdoor(*, times: float = 1.0, from_round: int = 1, honest_norm: bool = Fal
             return train_through_layers(site, request)
         honest = train_through_layers(site, request).update if honest_norm else None
         reply = train_through_layers(replace(site, train=poisoned(site.train)), request)
-        longer = reply.update.map_arrays(lambda array: np.float32(times) * array)
+        longer = reply.update.apply_to_arrays(lambda array: np.float32(times) * array)
         norm = reply.update.norm if honest is None else honest.norm
         return replace(reply, update=replace(longer, norm=norm), train_samples=site.train_samples)
 
@@ -56,7 +56,7 @@ def backdoor(*, times: float = 1.0, from_round: int = 1, honest_norm: bool = Fal
 def success_of(folder: Path, choices: Iterable[str]) -> float:
     """Share of patched test images of other classes whose score for the target is above the clean 95 % cut."""
     network = load_model(folder / "run")
-    test = simulated_data(experiment(folder, *choices).experiment, folder).test_images
+    test = load_simulated_data(experiment(folder, *choices).experiment, folder).test_images
     place = network.class_names.index(TARGET)
     others = test.select_rows(np.flatnonzero(test.labels[:, test.class_names.index(TARGET)] == 0))
     clean = compute_scores(network, channels_first(others.images))[:, place]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from client.site.site import Site
 from client.training.layers import train_through_layers
 from client.training.secure_aggregation import HeldUpdates, SiteMaskingLayer
-from common.config import parse_plan
+from common.config import parse_plan_json
 from common.models.network import Head
 from common.wire.records import TrainReply, TrainRequest
 from strategies.registry import build_site_method
@@ -26,7 +26,7 @@ def changed(change: Change) -> Answer:
 
     def answer(site: Site, request: TrainRequest) -> TrainReply:
         reply = train_through_layers(site, request)
-        as_sent = reply.update.map_arrays(lambda array: change(array, request.round).astype(np.float32))
+        as_sent = reply.update.apply_to_arrays(lambda array: change(array, request.round).astype(np.float32))
         return replace(reply, update=as_sent)
 
     return answer
@@ -93,7 +93,7 @@ class Lying:
     def __call__(self, site: Site, request: TrainRequest, masks: HeldUpdates) -> TrainReply:
         if site.name != self.liar:
             return train_through_layers(site, request, masks)
-        plan = parse_plan(request.plan)
+        plan = parse_plan_json(request.plan)
         if not plan.privacy.secure_aggregation:
             return self.answer(site, request)
         masked = SiteMaskingLayer(masks, site, plan, build_site_method(plan))

@@ -98,16 +98,16 @@ PARAMETERS = {
 def test_message_fills_its_metadata_from_the_identity_that_we_set() -> None:
     from flwr.app import Message, RecordDict
 
-    from common.wire.flower_objects import set_identity, set_message_id, set_source
+    from common.wire.flower_objects import set_flower_node_identity, set_message_id, set_message_source
 
-    set_identity(7, 9)
+    set_flower_node_identity(7, 9)
     message = Message(RecordDict(), 3, "train")
     metadata = message.metadata
     assert (metadata.src_node_id, metadata.run_id) == (7, 9), f"{FLOWER} Message() takes its identity from elsewhere"
     set_message_id(message, "named")
-    set_source(message, 5)
+    set_message_source(message, 5)
     assert (metadata.message_id, metadata.src_node_id) == ("named", 5), f"{FLOWER} Metadata keeps its values elsewhere"
-    set_identity(1, 1)
+    set_flower_node_identity(1, 1)
 
 
 def test_flowers_arrays_are_cut_where_we_say() -> None:

@@ -23,7 +23,7 @@ from client.training.task import LocalTask, prepare_task
 from common.data.base.image_set import patients_known
 from common.errors import WireError
 from common.metrics.auroc import per_class
-from common.metrics.benefit import MODELS, OVER_ALONE, WORDS, FederationBenefit, SiteModel, benefit_sentence
+from common.metrics.benefit import MODELS, OVER_ALONE, WORDS, FederationBenefit, SiteModel, format_benefit_sentence
 from common.metrics.bootstrap import EstimateWithInterval, compare_mean_aurocs
 from common.models.network import labels_for_head_rows
 from common.models.state import read_state
@@ -183,7 +183,7 @@ def write_benefit_page(site: Site, run: str, epochs: int, benefit: FederationBen
         none = "no class has both a positive and a negative test image here"
         sentence = f"Whether {site.name} is better off alone or with the federation cannot be told: {none}."
     else:
-        sentence = benefit_sentence(site.name, benefit, annotated)
+        sentence = format_benefit_sentence(site.name, benefit, annotated)
     table = list[str]()
     if benefit is not None:  # a line for each model and a column for each class
         heads = ("model", "mean AUROC", "95 % interval", "minus alone", "95 % interval", *benefit.compared_classes)

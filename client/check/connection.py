@@ -29,7 +29,7 @@ from common.security.identity import (
     UNREADABLE_CERTIFICATE,
     SiteConnectionKit,
     read_connection_kit,
-    read_key,
+    read_private_key,
     split_address,
 )
 from common.system.timers import FIRST_RETRY_S, KEY_PATIENCE_S, TLS_TIMEOUT_S
@@ -51,7 +51,7 @@ def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, 
     area, awaits_kit = CheckArea("connection"), offline and not settings.kit_path.is_file()
     try:
         if awaits_kit:
-            read_key(settings.key_path)
+            read_private_key(settings.key_path)
         else:
             read_credentials(settings)
     except BadInput as bad:
@@ -64,7 +64,7 @@ def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, 
     with contextlib.suppress(BadInput):
         kit = read_connection_kit(settings.kit_path)
     with contextlib.suppress(BadInput):
-        key = read_key(settings.key_path)
+        key = read_private_key(settings.key_path)
     if kit is None:
         area.note("not looked at: without the kit the address is not known.")
     else:

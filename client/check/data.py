@@ -25,7 +25,7 @@ from common.data.images.syntaxes import is_readable, syntax_name
 from common.data.tables.cells import count_uncertain_and_blank
 from common.data.tables.copies import contradicting_copies, equal_groups
 from common.errors import BadInput, raise_faults
-from common.system.plain_text import count_with_noun, join_words, list_first_and_count_rest
+from common.system.plain_text import count_with_noun, join_as_english_list, list_first_and_count_rest
 
 FEWEST_PATIENTS = 10
 """The check prints no count of fewer patients than this, or than the policy's threshold if that is larger."""
@@ -221,7 +221,7 @@ def _note_policy(area: CheckArea, source: ImageSource, classes: Sequence[ClassCo
         area.note(problem)
     area.note(f'level = "{policy.level}" in [policy]: {TRUST[policy.level]}')
     if overridden := [f"{key} = {json.dumps(value)}" for key, value in policy.changes_from_level.items()]:
-        problem = f"[policy] overrides that level: {join_words(overridden)}."
+        problem = f"[policy] overrides that level: {join_as_english_list(overridden)}."
         area.note(problem, "Leave these keys out, unless you mean them: the sentence above holds without them.")
     trains = policy.train_hidden_classes or policy.epsilon is not None
     if (hidden := [row.name for row in classes if any(row.few)]) and not trains:

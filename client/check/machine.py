@@ -22,7 +22,7 @@ from common import __version__
 from common.config import BY_STEP, Plan
 from common.models.network import SplitNetwork
 from common.system.plain_text import format_bytes
-from common.system.resources import container_limit
+from common.system.resources import container_memory_limit
 
 FLOAT = 4
 GB = 10**9
@@ -78,7 +78,7 @@ class MachineMeasurements:
 def measure_machine(settings: SiteSettings) -> MachineMeasurements:
     """Measure this machine and the site's folder."""
     folder, key, memory = settings.folder, settings.key_path, psutil.virtual_memory()
-    limit, gpu = container_limit(), None
+    limit, gpu = container_memory_limit(), None
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         gpu = Gpu(torch.cuda.get_device_name(), total, free, torch.cuda.device_count())

@@ -25,7 +25,7 @@ from common.models.zoo.spec import ModelSpec
 from common.system.plain_text import format_bytes
 from common.wire.codec import encode_record, payload_bytes
 from common.wire.records import ModelGroups, TrainReply
-from strategies.local.objective import LocalRound, pair_with_labels, plain
+from strategies.local.objective import LocalRound, pair_pixels_with_labels, plain
 from strategies.local.optimisation import make_optimizer
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import FrozenParts, TrainingTask, reproducible_training, train_epoch
@@ -168,7 +168,7 @@ def _measure_step(trial: TrainingTrial) -> StepCost:
     """Measure a training step; a short step is measured twice, because the first step of a process is slower."""
     plan, network = trial.planned.plan, trial.network
     pixels = channels_first(trial.images.images).to(trial.device)
-    examples = pair_with_labels(trial.images, pixels, network.class_names)
+    examples = pair_pixels_with_labels(trial.images, pixels, network.class_names)
     local = LocalRound(plain(trial.method.training_loss(examples, plan.training)))
     task = TrainingTask(examples, local.objective, plan.training, plan.augmentation, FrozenParts())
     received = read_state(network)

@@ -25,12 +25,17 @@ from google.protobuf.message import DecodeError
 
 from client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable, ExitCode
 from client.site.statements import SiteNameMismatch, SiteRecordSigner
-from common.security.call_signatures import ANOTHER_PROCESS, WAIT, public_key_as_pem, signed_headers
-from common.security.signatures import SignatureFault, is_signed
+from common.security.call_signatures import ANOTHER_PROCESS, WAIT, make_signed_headers, public_key_as_pem
+from common.security.signatures import SignatureFault, is_record_signed
 from common.system.plain_text import shorten_grpc_details
 from common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
 from common.wire import fleet_protocol as fleet
-from common.wire.flower_objects import join_message, message_without_content, set_identity, split_message
+from common.wire.flower_objects import (
+    message_without_content,
+    rebuild_message_from_objects,
+    set_flower_node_identity,
+    split_message_into_objects,
+)
 
 BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
 BUNDLE_MAX_BYTES = 64 * 1024
@@ -144,7 +149,7 @@ class FleetClient:
         self._pull_object = self._raw.unary_unary(
             f"/{fleet.SERVICE}/PullObject",
             request_serializer=lambda request: request.SerializeToString(),
-            response_deserializer=lambda data: fleet.extract_field(data, fleet.CONTENT_OF_PULL),
+            response_deserializer=lambda data: fleet.extract_protobuf_field(data, fleet.CONTENT_OF_PULL),
         )
         self._hello = self._raw.unary_unary(
             f"/{fleet.HELLO_SERVICE}/{fleet.HELLO_METHOD}",
@@ -230,7 +235,7 @@ class FleetClient:
         request, wait = fleet.PullMessagesRequest(node=self._node), ((WAIT, f"{wait_s:g}"),)
         with _translate_grpc_errors():
             answer = self._call(self._fleet["PullMessages"], request, more_headers=wait)
-        self._small = fleet.name_by_sha256(answer.small_contents)
+        self._small = fleet.index_by_sha256(answer.small_contents)
         answer.ClearField(fleet.SMALL_CONTENTS)
         return cast(bytes, answer.SerializeToString()) if answer.messages_list else None
 
@@ -253,10 +258,10 @@ class FleetClient:
                 pulled = _transfer_in_parallel(fetch, [(name,) for name in missing])
                 contents |= dict(zip(missing, pulled, strict=True))
                 most = MOST_TIMES * sum(len(content) for content in contents.values()) + MORE_BYTES
-                message = join_message(message_id, contents, most)
+                message = rebuild_message_from_objects(message_id, contents, most)
             except ValueError as error:
                 raise ContentGone(str(error)) from None
-        set_identity(self.node_id, run_id)
+        set_flower_node_identity(self.node_id, run_id)
         if run_id not in self._bundles:
             with _translate_grpc_errors():
                 run = self._call(self._fleet["GetRun"], fleet.GetRunRequest(node=self._node, run_id=run_id)).run
@@ -299,9 +304,9 @@ class FleetClient:
         answered = fleet.PullMessagesResponse.FromString(received).messages_list[0].metadata
         reply.metadata.created_at, reply.metadata.ttl = answered.created_at, answered.ttl
         # A reply that is sent again after a lost connection keeps its signature.
-        if self._statements and reply.has_content() and not is_signed(reply.content):
+        if self._statements and reply.has_content() and not is_record_signed(reply.content):
             reply.content = self._statements.sign_records(reply.content, answered.message_id)
-        tree, contents = split_message(reply)
+        tree, contents = split_message_into_objects(reply)
         small = fleet.choose_small_objects((name, len(content)) for name, content in contents.items())
         request = fleet.PushMessagesRequest(
             node=self._node,
@@ -339,7 +344,7 @@ class FleetClient:
 
     def _send_object(self, run_id: int, session: str, name: str, content: bytes) -> None:
         request = fleet.PushObjectRequest(node=self._node, run_id=run_id, object_id=name, session_id=session)
-        data = fleet.append_field(request.SerializeToString(), fleet.CONTENT_OF_PUSH, content)
+        data = fleet.append_protobuf_field(request.SerializeToString(), fleet.CONTENT_OF_PUSH, content)
         if not self._call(self._push_object, data).stored:
             raise ContentGone(f"the coordinator does not need object {name} any more")
 
@@ -363,7 +368,7 @@ class FleetClient:
         timeout: float = CALL_TIMEOUT_S,
         more_headers: tuple[tuple[str, str], ...] = (),
     ) -> Any:
-        metadata = (*signed_headers(self._key, self._public_key, self._process), *more_headers)
+        metadata = (*make_signed_headers(self._key, self._public_key, self._process), *more_headers)
         return method(request, timeout=timeout, metadata=metadata)
 
 

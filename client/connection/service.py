@@ -42,9 +42,9 @@ from client.site.statements import SiteRecordSigner
 from client.training.privacy import privacy_status
 from common import __version__
 from common.errors import BadInput, WireError, WireVersionError
-from common.security.identity import SiteConnectionKit, public_key_line, read_key
+from common.security.identity import SiteConnectionKit, public_key_line, read_private_key
 from common.system.files import is_disk_full, lock_file_or_refuse, remove_partial_files, write_atomically
-from common.system.plain_text import make_printable_line, printable_lines
+from common.system.plain_text import make_printable_line, make_printable_lines
 from common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 from common.wire.canonical_bytes import read_small_fields
 from common.wire.codec import payload_bytes
@@ -141,7 +141,7 @@ class HospitalService:
         self._app = self.make_app(lambda context: self.site, self._note_refusal, self.tell)
         self._pending = PendingMessage(self.settings.state_folder / "in-hand")
         self._node_id_file = self.settings.state_folder / "node-id"
-        self._key = read_key(self.settings.key_path)
+        self._key = read_private_key(self.settings.key_path)
         self._process = secrets.token_hex(8)
         authority = x509.load_pem_x509_certificate(self.kit.ca_certificate.encode())
         self._statements = SiteRecordSigner(self.settings.state_folder, self.site.name, self._key, authority)
@@ -378,7 +378,7 @@ class HospitalService:
         self.status.finished = ""
         if fields.get("test"):
             self.status.phase = "test"
-        left_out, before = printable_lines(str(fields.get("left_out", ""))), self._left_out
+        left_out, before = make_printable_lines(str(fields.get("left_out", ""))), self._left_out
         self._left_out = left_out
         if left_out and left_out != before:
             self._report_error(f"run {self.status.run}: the reply of this site did not count in {left_out}")

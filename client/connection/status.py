@@ -16,7 +16,7 @@ from typing import Any
 from client.connection.preflight import is_client_running
 from common.errors import BadInput, Fault
 from common.system.files import write_atomically
-from common.system.plain_text import printable_lines, terminal_safe
+from common.system.plain_text import escape_for_terminal, make_printable_lines
 
 STALE_S = 300.0
 """Time without an answer of the coordinator after which a site that is not training is unhealthy."""
@@ -62,7 +62,7 @@ class ClientStatus:
 
     def record_error(self, reason: str) -> None:
         """Record the last error, without control characters, and its time."""
-        self.last_error = printable_lines(reason)
+        self.last_error = make_printable_lines(reason)
         self.last_error_time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
 
@@ -152,4 +152,4 @@ def format_status(status: Mapping[str, Any]) -> str:
     lines.append(
         f"last error: {status['last_error']} ({status['last_error_time']})" if status["last_error"] else "no error"
     )
-    return terminal_safe("\n".join(lines))
+    return escape_for_terminal("\n".join(lines))

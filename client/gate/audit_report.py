@@ -11,9 +11,15 @@ from cryptography import x509
 from client.site.statements import FILE as STATEMENTS
 from client.site.statements import read_accepted_replies
 from common.errors import BadInput, Fault
-from common.security.audit import FILE, AuditCheckResult, AuditEntry, AuditLog, check_audit
+from common.security.audit import FILE, AuditCheckResult, AuditEntry, AuditLog, check_audit_log
 from common.security.authorship import AuthorshipCheckResult, OwnReplyRecord, SentReply, check_authorship
-from common.security.signatures import CHAINED, SignatureFault, SignedStatement, verified_request, verified_signing_key
+from common.security.signatures import (
+    CHAINED,
+    SignatureFault,
+    SignedStatement,
+    verify_request_signature,
+    verify_signing_certificate,
+)
 from common.system.plain_text import count_with_noun, make_printable_line
 
 RECEIPT_FORMAT = 2
@@ -36,7 +42,7 @@ def audit_report(
     Raises:
         BadInput: If the receipt cannot be read.
     """
-    findings = check_audit(state)
+    findings = check_audit_log(state)
     faults, notes = [str(fault) for fault in findings.faults], [*findings.notes]
     if not findings.entries and not faults and (state / STATEMENTS).exists():
         faults.append(f"{FILE}: is not there, and this site has replied to a run: removed.")
@@ -91,12 +97,12 @@ def _check_signed_requests(state: Path, authority: x509.Certificate) -> AuditChe
             findings.faults.append(Fault(where, f"its signature cannot be read ({error}): changed."))
             continue
         try:
-            verified_signing_key(certificate, authority)
+            verify_signing_certificate(certificate, authority)
         except SignatureFault as fault:
             findings.notes.append(f"{where}: not a request that this kit's coordinator signed: {fault}.")
             continue
         try:
-            if verified_request(statement, certificate, authority).sha256 != entry.get("sha256"):
+            if verify_request_signature(statement, certificate, authority).sha256 != entry.get("sha256"):
                 raise SignatureFault("its statement is about another record")
             signed += 1
         except SignatureFault as fault:

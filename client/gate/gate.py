@@ -18,10 +18,10 @@ from client.gate.policy_rules import PolicyVerdict, reply_verdict
 from client.site.site import Site
 from common import __version__
 from common.errors import WireError
-from common.security.audit import AuditLog, TornLine
-from common.security.signatures import SignatureFault, read_run_round_kind, read_unverified_signature
-from common.system.plain_text import json_text, make_printable_line
-from common.wire.canonical_bytes import RecordField, list_fields, read_small_fields, record_sha256
+from common.security.audit import AuditLog, TornAuditLine
+from common.security.signatures import SignatureFault, read_run_round_class, read_unverified_signature
+from common.system.plain_text import make_printable_line, to_json_text
+from common.wire.canonical_bytes import RecordField, list_record_fields, read_small_fields, record_sha256
 from common.wire.codec import decode_record, payload_bytes
 from common.wire.records import BenefitReply, EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskingAnswer, RevealAnswer, SharesAnswer
@@ -59,7 +59,7 @@ def make_policy_gate(site_of: Callable[[Context], Site]) -> Mod:
     return pass_message
 
 
-def record_process_start(site: Site) -> TornLine | None:
+def record_process_start(site: Site) -> TornAuditLine | None:
     """Write the start of the process and the policy to the audit log; return a torn last line, if there is one."""
     policy = site.policy.model_dump(mode="json")
     return AuditLog(site.folder, durable=site.durable).append(event="start", version=__version__, policy=policy)
@@ -67,7 +67,7 @@ def record_process_start(site: Site) -> TornLine | None:
 
 def record_refused_request(site: Site, message: Message, reason: str) -> None:
     """Write a request that was refused because of its bundle or signature to the audit log."""
-    run, server_round, record = read_run_round_kind(message.content)
+    run, server_round, record = read_run_round_class(message.content)
     AuditLog(site.folder, durable=site.durable).append(
         run=make_printable_line(run, MOST_NAME),
         round=server_round,
@@ -152,7 +152,7 @@ class GatedMessage:
             **self._about,
             direction=direction,
             record=make_printable_line(str(read_small_fields(content).get("wire.record", "")), MOST_NAME),
-            fields=list_audit_fields(list_fields(content)),
+            fields=list_audit_fields(list_record_fields(content)),
             bytes=payload_bytes(content),
             sha256=record_sha256(content),
             decision="allow" if verdict.allowed else "deny",
@@ -179,7 +179,7 @@ def list_audit_fields(fields: Sequence[RecordField]) -> list[Any]:
     for place, part in enumerate(fields):
         shape = None if part.shape is None else [*part.shape[:MOST_DIMENSIONS_LISTED]]
         lines.append([make_printable_line(part.name, MOST_NAME), shape, part.size])
-        size += len(json_text(lines[-1]).encode())
+        size += len(to_json_text(lines[-1]).encode())
         if size > LISTED_BYTES:
             rest = fields[place:]
             return [*lines[:-1], [f"... {len(rest):,} more", None, sum(field.size for field in rest)]]

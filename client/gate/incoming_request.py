@@ -34,7 +34,7 @@ from pydantic import ValidationError
 from client.gate.policy_rules import PolicyVerdict, RequestedWork, method_fault, request_verdict
 from client.site.memory import remove_old_run_states
 from client.site.site import Site
-from common.config import Plan, parse_plan
+from common.config import Plan, parse_plan_json
 from common.errors import BadInput, Fault, WireError
 from common.models.network import build
 from common.models.state import FrozenPart, read_state
@@ -45,7 +45,7 @@ from common.system.toml import validation_faults
 from common.wire.canonical_bytes import read_small_fields
 from common.wire.codec import decode_record
 from common.wire.fleet_protocol import WIRE_VERSION
-from common.wire.records import ModelGroups, TrainRequest, is_run_name
+from common.wire.records import ModelGroups, TrainRequest, is_valid_run_name
 from strategies.registry import build_site_method_once
 
 HOUR_S = 3600.0
@@ -72,7 +72,7 @@ class IncomingRequest:
         if work is None:
             return None, PolicyVerdict("no plan")
         verdict = request_verdict(self._policy, work)
-        if verdict.allowed and is_run_name(self._run):  # otherwise the handler reports the wrong run name
+        if verdict.allowed and is_valid_run_name(self._run):  # otherwise the handler reports the wrong run name
             plan = str(self._fields["plan"])
             if self._record is None:
                 memory = self._site.folder / "memory"
@@ -327,7 +327,7 @@ def _parse_plan(text: str) -> Plan:
             parse_int=_check_digit_count,
             parse_float=_parse_fraction,
         )
-        return parse_plan(text)
+        return parse_plan_json(text)
     except ValidationError as error:
         raise PlanRefused("plan.form", first_plan_fault(validation_faults(error, Plan, "plan"))) from None
     except (ValueError, RecursionError) as error:

@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Mapping
 
-from common.wire.codec import field_names
+from common.wire.codec import record_field_names
 from common.wire.records import BenefitReply, EvaluateReply, Record, RefusalNoted, RollCallAnswer, TrainReply
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
 from strategies.registry import describe_statistics
@@ -40,7 +40,7 @@ def field_meanings(record: type[Record]) -> dict[str, str]:
     entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", attributes, re.MULTILINE)
     texts = {name: re.sub(r"\s+", " ", text).removesuffix(".") for name, text in entries}
     own = {name: text[0].lower() + text[1:] for name, text in texts.items()}
-    return {name: OF_EACH.get(name) or own[name] for name in field_names(record)}
+    return {name: OF_EACH.get(name) or own[name] for name in record_field_names(record)}
 
 
 MEANING: Mapping[str, Mapping[str, str]] = {record.__name__: field_meanings(record) for record in SENT}

@@ -28,10 +28,10 @@ from common.errors import raise_faults
 from common.models.network import build
 from common.models.state import initial_frozen_part, layout_of, read_state, with_frozen_hash
 from common.system.files import output_folder_faults, remove_outputs_on_failure, write_atomically
-from common.system.plain_text import json_text
-from common.wire.canonical_bytes import WIDTH, canonical_pieces, list_fields, record_sha256
+from common.system.plain_text import to_json_text
+from common.wire.canonical_bytes import WIDTH, iterate_canonical_bytes, list_record_fields, record_sha256
 from common.wire.codec import payload_bytes, unpack_counts
-from common.wire.flower_objects import set_identity, set_message_id
+from common.wire.flower_objects import set_flower_node_identity, set_message_id
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import TooFewSites
 from strategies.engine.state import FederationState
@@ -61,7 +61,7 @@ class SingleSiteGrid(Grid):
     site: Site
 
     def __post_init__(self) -> None:
-        set_identity(1, 1)
+        set_flower_node_identity(1, 1)
         self._app = client_app(lambda context: self.site)
         self._pushed: dict[str, Message] = {}
         self.records: list[RecordDict] = []
@@ -125,7 +125,7 @@ def make_round_records(site: Site, experiment: Experiment) -> tuple[list[RecordD
         participation = ParticipationSection(round_deadline_s=DEADLINE_S)
         coordinator = Coordinator(build_experiment_strategy(plan), plan, participation, "preview", frozen=frozen)
         with suppress(TooFewSites):  # the site declined, with a reason
-            contract = coordinator.sites.roll_call(grid, 1)
+            contract = coordinator.sites.call_roll(grid, 1)
             network = build(plan.model, contract.class_names, plan.run.seed)
             coordinator.settle_model_layout(layout_of(network))
             coordinator.state = FederationState(0, read_state(network))
@@ -139,7 +139,7 @@ def list_field_rows(content: RecordDict) -> list[FieldRow]:
     fields: dict[str, Any] = dict(content.config_records["fields"])
     record = str(fields["wire.record"])
     rows = list[FieldRow]()
-    for part in list_fields(content):
+    for part in list_record_fields(content):
         if part.name not in fields:
             name, _, key = part.name.partition("/")
             array = content.array_records[name][key]
@@ -151,7 +151,7 @@ def list_field_rows(content: RecordDict) -> list[FieldRow]:
             numbers = np.frombuffer(value, "<f4") if width is None else unpack_counts(value, width)
             values = _describe_range(numbers) if value else ""
         else:
-            text = json_text(value, allow_nan=True) if isinstance(value, list) else str(value)
+            text = to_json_text(value, allow_nan=True) if isinstance(value, list) else str(value)
             values = text if len(text) <= 60 else f"{text[:57]}..."
         shape = "x".join(map(str, part.shape)) if part.shape is not None else ""
         rows.append(FieldRow(record, part.name, shape, part.size, values, meaning_of_field(record, part.name)))
@@ -195,9 +195,9 @@ def write_records(records: Sequence[RecordDict], out: Path) -> list[Path]:
         for number, content in enumerate(records, 1):
             every = list_field_rows(content)
             fields = {row.field: {"shape": row.shape, "bytes": row.size, "values": row.values} for row in every}
-            text = json_text({"sha256": record_sha256(content), "fields": fields}, indent=1, allow_nan=True) + "\n"
+            text = to_json_text({"sha256": record_sha256(content), "fields": fields}, indent=1, allow_nan=True) + "\n"
             name = f"{number}-{every[0].record}"
             paths += [out / f"{name}.record", out / f"{name}.json"]
-            write_atomically(paths[-2], b"".join(canonical_pieces(content)), durable=False)
+            write_atomically(paths[-2], b"".join(iterate_canonical_bytes(content)), durable=False)
             write_atomically(paths[-1], text.encode(), durable=False)
     return paths

@@ -28,7 +28,7 @@ from common.models.state import FROZEN_PART_MISSING, FrozenPart, initial_frozen_
 from common.models.zoo.registry import meta_backbone
 from common.models.zoo.spec import ModelSpec
 from common.system.files import remove_partial_files, write_atomically
-from common.wire.records import Arrays, ModelGroups, no_arrays
+from common.wire.records import Arrays, ModelGroups, empty_arrays
 
 NOTHING = ModelGroups()
 
@@ -55,8 +55,8 @@ class SiteRoundState:
     best: ModelGroups = NOTHING
     best_round: int = -1
     best_loss: float = float("inf")
-    optimizer: Arrays = field(default_factory=no_arrays)
-    method_state: Arrays = field(default_factory=no_arrays)
+    optimizer: Arrays = field(default_factory=empty_arrays)
+    method_state: Arrays = field(default_factory=empty_arrays)
     unsent: ModelGroups = NOTHING
 
 

@@ -9,13 +9,13 @@ import torch
 from client.site.disclosure import find_hidden_classes, mark_images_of_hidden_classes
 from client.site.site import Site
 from client.site.site_file import FILE, SiteFile, SiteSettings, read_with_faults
-from common.contract import LabelDeclaration, merge_declarations
+from common.contract import LabelDeclaration, merge_label_declarations
 from common.data.base.image_set import PARTS, ImageSet
 from common.data.images.store import DecodedImageStore, remove_store
 from common.data.load import dataset_faults, load_dataset
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from common.models.gpu import describe_gpus, visible_gpus
-from common.security.identity import derive_storage_key, read_key
+from common.security.identity import derive_storage_key, read_private_key
 
 
 def read_site_settings(folder: Path) -> SiteSettings:
@@ -106,7 +106,7 @@ def site_image_store(settings: SiteSettings, tell: Callable[[str], None]) -> Dec
     if policy.keep_images != "encrypted":
         return store
     try:
-        key = read_key(settings.key_path)
+        key = read_private_key(settings.key_path)
     except BadInput:  # the command needs no key, and has none to report
         return replace(store, folder=None)
     return replace(store, secret=derive_storage_key(key, "images"))
@@ -139,7 +139,7 @@ def make_label_declaration(settings: SiteSettings, classes: tuple[str, ...]) -> 
         ]
     )
     declaration = LabelDeclaration(settings.file.name, names, settings.synonyms)
-    merge_declarations([declaration])  # raises the faults of a single declaration
+    merge_label_declarations([declaration])  # raises the faults of a single declaration
     return declaration
 
 

@@ -17,13 +17,13 @@ from common.security.identity import (
     SiteAdmissionRequest,
     SiteConnectionKit,
     check_site_name,
-    create_key,
+    create_private_key,
     is_same_key,
     public_key_fingerprint,
     public_key_line,
     read_connection_kit,
-    read_key,
-    write_toml,
+    read_private_key,
+    write_toml_section,
 )
 from common.system.files import is_disk_full, is_file, make_private_folder, remove_outputs_on_failure, write_atomically
 from common.system.toml import TomlSection, read_toml, validate_tables
@@ -125,7 +125,7 @@ def read_credentials(settings: SiteSettings) -> SiteConnectionKit:
     """
     faults = list[Fault]()
     try:
-        key = read_key(settings.key_path)
+        key = read_private_key(settings.key_path)
     except BadInput as error:
         faults += error.faults
     if not settings.kit_path.is_file():
@@ -211,18 +211,20 @@ def make_site_folder(folder: Path, name: str) -> list[str]:
         key_path, request = folder / f"{name}.key", folder / f"{name}.request"
         made = []
         if key_path.exists():
-            key = read_key(key_path)
+            key = read_private_key(key_path)
             made.append(f"{key_path} is there already and stays.")
         else:
             try:
-                key = create_key(key_path)
+                key = create_private_key(key_path)
             except OSError as error:
                 if is_disk_full(error):
                     raise
                 raise BadInput([Fault(str(key_path), f"cannot be written: {error.strerror}.")]) from None
             made.append(f"{key_path}: this site's private key. It stays here; nobody else needs it.")
         line = public_key_line(key, name)
-        write_toml(request, SiteAdmissionRequest(site=name, public_key=line), "For the coordinator. Holds no secret.")
+        write_toml_section(
+            request, SiteAdmissionRequest(site=name, public_key=line), "For the coordinator. Holds no secret."
+        )
         made.append(f"{request}: send this file to the coordinator, who asks you for the fingerprint:")
         made.append(f"    {public_key_fingerprint(line)}")
         if (folder / FILE).exists():

@@ -20,10 +20,10 @@ from common.security.signatures import (
     ReplyStatement,
     SignatureFault,
     check_statement_matches_record,
-    read_run_round_kind,
+    read_run_round_class,
     read_unverified_signature,
-    sign,
-    verified_request,
+    sign_record,
+    verify_request_signature,
 )
 from common.system.files import write_atomically
 from common.wire.canonical_bytes import record_sha256
@@ -58,7 +58,7 @@ class SiteRecordSigner:
 
     def sign_records(self, content: RecordDict, message: str) -> RecordDict:
         """Return a reply's records with the site's signature, which names the answered message."""
-        run, server_round, record = read_run_round_kind(content)
+        run, server_round, record = read_run_round_class(content)
         last = read_accepted_replies(self._state, run) if record in CHAINED else AcceptedReplies(-1)
         statement = ReplyStatement(
             site=self._site,
@@ -70,11 +70,11 @@ class SiteRecordSigner:
             number=last.count + 1,
             before=last.message,
         )
-        return sign(content, statement, self._key)
+        return sign_record(content, statement, self._key)
 
     def count_accepted(self, content: RecordDict, message: str) -> None:
         """Record that the coordinator accepted a reply."""
-        run, _, record = read_run_round_kind(content)
+        run, _, record = read_run_round_class(content)
         last = read_accepted_replies(self._state, run)
         if record not in CHAINED or last.message == message:
             return
@@ -91,12 +91,12 @@ class SiteRecordSigner:
             SiteNameMismatch: If the coordinator signed it for this site's key under another name.
         """
         signed, certificate = read_unverified_signature(content)
-        statement = verified_request(signed, certificate, self._authority)
+        statement = verify_request_signature(signed, certificate, self._authority)
         if statement.key != self._fingerprint:
             raise SignatureFault(f"it is meant for {statement.site}")
         if statement.site != self._site:
             raise SiteNameMismatch(f'it calls itself "{self._site}", but its key is registered for "{statement.site}".')
-        if (statement.run, statement.round, statement.record) != read_run_round_kind(content):
+        if (statement.run, statement.round, statement.record) != read_run_round_class(content):
             raise SignatureFault("its statement names another run, round or record")
         check_statement_matches_record(statement, content)
         folder = self._state / REQUESTS

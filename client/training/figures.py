@@ -16,12 +16,12 @@ from client.site.disclosure import round_count_down, suppress_class_metrics
 from client.site.policy import Policy
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput, WireError
-from common.metrics.auroc import ClassMetrics, Metric, load_metrics, per_class, wrap_failing_metric
-from common.metrics.score_histograms import Floats, ScoreHistogram, score_histogram
+from common.metrics.auroc import ClassMetrics, Metric, catch_metric_failures, load_metrics, per_class
+from common.metrics.score_histograms import Floats, ScoreHistogram, compute_score_histogram
 from common.models.network import compute_scores, labels_for_head_rows
 from common.models.state import arrays_sha256, layout_of, read_state, state_sha256
 from common.wire.records import Request
-from strategies.local.objective import pair_with_labels
+from strategies.local.objective import pair_pixels_with_labels
 from strategies.local.training import ValidationMetrics, validate_network
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def make_score_histograms(
     if not policy.score_histograms or not np.isfinite(scores).all():
         return {}
     columns = {name: column for column, name in enumerate(class_names) if name not in hidden}
-    return {name: score_histogram(scores[:, column], labels[:, column]) for name, column in columns.items()}
+    return {name: compute_score_histogram(scores[:, column], labels[:, column]) for name, column in columns.items()}
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class DisclosableMetrics(RequestedMetrics):
         if not site.hidden_classes("validation") or site.images_to_train_on("validation", plan) is not site.validation:
             return own  # no label of a hidden class is in it
         images = site.without_hidden("validation", plan.model.task)
-        examples = pair_with_labels(images, task.network_inputs("validation"), network.class_names)
+        examples = pair_pixels_with_labels(images, task.network_inputs("validation"), network.class_names)
         return validate_network(network, examples, task.method.loss, plan.training, site.hidden_classes("validation"))
 
     def test_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:
@@ -208,7 +208,7 @@ class DisclosableMetrics(RequestedMetrics):
         if task.site.simulated:
             return metrics
         # The failure of a metric can depend on one patient's image.
-        return {name: wrap_failing_metric(name, metric, task.site.tell) for name, metric in metrics.items()}
+        return {name: catch_metric_failures(name, metric, task.site.tell) for name, metric in metrics.items()}
 
 
 ALL_FIGURES, LIMITED_FIGURES = RequestedMetrics(), DisclosableMetrics()
@@ -258,6 +258,6 @@ def test_histograms_for_sum(task: "LocalTask") -> dict[str, ScoreHistogram]:
         return {}
     hidden = site.hidden_classes("test")
     names = [name for name in task.network.class_names if name in site.test.class_names and name not in hidden]
-    nothing = {name: score_histogram(np.zeros(0), np.zeros(0)) for name in names}
+    nothing = {name: compute_score_histogram(np.zeros(0), np.zeros(0)) for name in names}
     judge = lambda: make_score_histograms(policy, *score_data_part(task, "test"), hidden)  # noqa: E731
     return LIMITED_FIGURES.compute_metrics(task, judge, nothing) or nothing

@@ -20,7 +20,7 @@ from common.models.network import Head, unfreeze
 from common.models.saved import save_model
 from common.models.state import ModelState, read_state, write_state
 from common.system.hashing import derive_seed
-from common.wire.bounds import reported_loss
+from common.wire.bounds import clip_reported_loss
 from common.wire.records import (
     UNKNOWN_COUNT,
     EvaluateReply,
@@ -29,7 +29,7 @@ from common.wire.records import (
     Request,
     TrainReply,
     TrainRequest,
-    no_scores,
+    empty_score_counts,
 )
 from strategies.local.objective import ClientContext, Examples, LocalRound, plain
 from strategies.local.optimisation import (
@@ -71,8 +71,8 @@ def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[Sit
         round=request.round,
         site=site.name,
         train_samples=site.train_samples,
-        train_loss=reported_loss(result.train_loss),
-        validation_loss=reported_loss(received.sent.loss),
+        train_loss=clip_reported_loss(result.train_loss),
+        validation_loss=clip_reported_loss(received.sent.loss),
         validation_auroc=received.sent.mean_auroc,
         seconds=time.monotonic() - began,
         update=result.update,
@@ -229,11 +229,15 @@ def _evaluate_and_reply(task: LocalTask, request: EvaluateRequest) -> EvaluateRe
     return replace(
         reply,
         histogram_classes=tuple(tested),
-        positive_scores=np.concatenate([no_scores(), *(spread.positives for spread in tested.values())]),
-        negative_scores=np.concatenate([no_scores(), *(spread.negatives for spread in tested.values())]),
+        positive_scores=np.concatenate([empty_score_counts(), *(spread.positives for spread in tested.values())]),
+        negative_scores=np.concatenate([empty_score_counts(), *(spread.negatives for spread in tested.values())]),
         validation_classes=tuple(chosen_on),
-        validation_positive_scores=np.concatenate([no_scores(), *(spread.positives for spread in chosen_on.values())]),
-        validation_negative_scores=np.concatenate([no_scores(), *(spread.negatives for spread in chosen_on.values())]),
+        validation_positive_scores=np.concatenate(
+            [empty_score_counts(), *(spread.positives for spread in chosen_on.values())]
+        ),
+        validation_negative_scores=np.concatenate(
+            [empty_score_counts(), *(spread.negatives for spread in chosen_on.values())]
+        ),
     )
 
 
@@ -254,7 +258,7 @@ def _make_evaluate_reply(
         run=request.run,
         round=request.round,
         site=task.site.name,
-        validation_loss=reported_loss(validation.loss),
+        validation_loss=clip_reported_loss(validation.loss),
         validation_auroc=validation.mean_auroc,
         class_names=tuple(metrics),
         auroc=tuple(number(row.auroc) for row in rows),

@@ -28,7 +28,7 @@ from common.errors import BadInput, Fault, WireError, quote_names
 from common.models.state import ModelState, layout_of, read_state, state_to_tensors
 from common.system.files import write_atomically
 from common.system.hashing import derive_seed
-from common.wire.records import Arrays, ModelGroups, Request, TrainReply, TrainRequest, arrays_under
+from common.wire.records import Arrays, ModelGroups, Request, TrainReply, TrainRequest, arrays_with_prefix
 from strategies.local.site_method import SiteMethod
 from strategies.privacy.image_gradients import CONSTANT_BUFFERS
 from strategies.privacy.mechanism import Accountant, NoisySteps, SitePrivacy, compute_epsilon, make_site_privacy
@@ -105,8 +105,10 @@ class PrivacyBudgetLedger:
                 return None
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         classes, form, left = facts.pop("classes"), facts.pop("form"), bytes.fromhex(facts.pop("left"))
-        update = replace(ModelGroups.from_named_arrays(arrays_under("update", arrays), classes), form=form)
-        return LastChargedReply(TrainReply(**facts, update=update, statistics=arrays_under("statistics", arrays)), left)
+        update = replace(ModelGroups.from_named_arrays(arrays_with_prefix("update", arrays), classes), form=form)
+        return LastChargedReply(
+            TrainReply(**facts, update=update, statistics=arrays_with_prefix("statistics", arrays)), left
+        )
 
     def write_reply_and_cost(self, entry: BudgetEntry, paid: LastChargedReply) -> None:
         """Write a reply and then its privacy cost to disk, before the reply is sent."""

@@ -13,7 +13,7 @@ from client.training.figures import test_histograms_for_sum
 from client.training.task import Evaluate, LocalTask, SiteRoundLayer
 from common.config import Plan
 from common.errors import quote_names
-from common.metrics.score_histograms import histogram_rows
+from common.metrics.score_histograms import histograms_to_rows
 from common.models.network import Head
 from common.models.state import arrays_sha256
 from common.system.files import write_atomically
@@ -47,7 +47,7 @@ from strategies.privacy.secure_aggregation.site import (
     MaskingTerms,
     RequestHashes,
     SiteMaskingRound,
-    make_no_round_refusal,
+    make_restart_refusal,
 )
 from strategies.privacy.secure_aggregation.vectors import ONE, max_update_value
 
@@ -91,10 +91,10 @@ class HeldUpdates:
         """Return this site's secret shares; warn its staff of head rows that too few sites annotate to be hidden."""
         masking = self._held_update(site).round
         answer = masking.answer_with_shares(request)
-        if masking.rows_of_few:
+        if masking.rows_of_few_sites:
             what = "can be seen by the coordinator" if site.policy.rows_alone else "stay masked and are not used"
             where, rows = ("test", "counts") if request.round == TEST_ROUND else (f"round {request.round}", "rows")
-            self.tell(f"{where}: too few sites annotate {quote_names(masking.rows_of_few)}: its {rows} {what}")
+            self.tell(f"{where}: too few sites annotate {quote_names(masking.rows_of_few_sites)}: its {rows} {what}")
         return answer
 
     def answer_with_masked_update(self, site: Site, request: MaskedRequest) -> MaskedAnswer:
@@ -117,7 +117,7 @@ class HeldUpdates:
 
     def _held_update(self, site: Site) -> HeldUpdate:
         if site.name not in self._updates:
-            raise make_no_round_refusal(site.name)
+            raise make_restart_refusal(site.name)
         return self._updates[site.name]
 
 
@@ -172,7 +172,7 @@ class SiteMaskingLayer(SiteRoundLayer):
         self.masks.forget(self.site)
         if not (histograms := test_histograms_for_sum(task)):
             return reply
-        names, counts = histogram_rows(histograms)
+        names, counts = histograms_to_rows(histograms)
         terms = replace(_make_participation_terms(self.site, request, self.method, None), counts=True)
         update = ModelGroups(head=Head(names, counts[:, :-1], counts[:, -1]))
         masking = SiteMaskingRound(request.run, TEST_ROUND, self.site.name, update, terms)

@@ -11,7 +11,7 @@ from client.site.memory import LostRoundState, RoundStateFolder, SiteRoundState
 from client.site.site import Site
 from client.training.features import NetworkOnFeatures, feature_cache_of, trains_on_cached_features
 from client.training.figures import ALL_FIGURES, RequestedMetrics
-from common.config import Plan, parse_plan
+from common.config import Plan, parse_plan_json
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels, select_rows
 from common.errors import WireError, quote_names
@@ -21,7 +21,7 @@ from common.models.state import FrozenPart, ModelState, write_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, ModelGroups, Request, TrainReply, TrainRequest
 from strategies.local.arithmetic import set_arithmetic
-from strategies.local.objective import Examples, pair_with_labels
+from strategies.local.objective import Examples, pair_pixels_with_labels
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import EpochFunction, ValidationMetrics, validate_network
 from strategies.registry import build_site_method_once
@@ -67,7 +67,7 @@ class LocalTask:
             images: ImageSet = getattr(site, part) if site.has_no_limits else site.images_to_train_on(part, self.plan)
             if part == "train" and not site.has_no_limits and (rows := site.kept_rows(images)) is not None:
                 images, inputs = images.select_rows(rows), select_rows(inputs, rows)
-            self._examples[part] = pair_with_labels(images, inputs, self.network.class_names)
+            self._examples[part] = pair_pixels_with_labels(images, inputs, self.network.class_names)
         return self._examples[part]
 
     def network_inputs(self, part: str) -> Tensor | Pixels:
@@ -152,7 +152,7 @@ def read_site_plan(site: Site, text: str) -> SitePlan:
     """Parse a plan from JSON and choose this site's number formats; the result is cached for the run's requests."""
     read: tuple[str, SitePlan] | None = site.computed_results_cache.get("plan")
     if read is None or read[0] != text:
-        plan = parse_plan(text)
+        plan = parse_plan_json(text)
         arithmetic = site.arithmetic_for(plan)
         described = f"{arithmetic}{f', {site.gpus} GPUs' if site.gpus > 1 else ''}"
         read = text, SitePlan(set_arithmetic(plan, arithmetic), build_site_method_once(site.name, text), described)
@@ -198,7 +198,7 @@ def prepare_task(site: Site, request: Request, layers: Sequence[SiteRoundLayer] 
     )
     if network.frozen or plan.model.frozen_sha256 is not None or request.frozen.trunk is not None:
         fill_frozen_part(network, site, request.frozen)
-    whole = memory.parts.fill_missing_from(request.model).to_model()
+    whole = memory.parts.fill_missing_groups(request.model).to_model()
     received = replace(whole, head=whole.head.select_rows(request.class_names))
     write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
     trained = NetworkOnFeatures(network) if network.frozen and trains_on_cached_features(plan, method) else network

@@ -57,7 +57,7 @@ def compute_plugin_metric(
     return None if np.isnan(number) else number
 
 
-def wrap_failing_metric(name: str, metric: Metric, tell: Callable[[str], None]) -> Metric:
+def catch_metric_failures(name: str, metric: Metric, tell: Callable[[str], None]) -> Metric:
     """Wrap a plug-in's metric, so that a failure returns None (undefined) and passes the reason to ``tell``."""
 
     def value(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
@@ -105,12 +105,12 @@ class ClassMetrics:
     more: Mapping[str, float | None] = field(default_factory=dict)
     errors: Mapping[Figure, float] = field(default_factory=dict)
 
-    def figure_with_error(self, name: Figure) -> ValueWithError | None:
+    def metric_with_error(self, name: Figure) -> ValueWithError | None:
         """Return a metric with the bound of its error; None if it is undefined or that bound is too large."""
         value: float | None = getattr(self, name)
         return None if value is None else ValueWithError(value, self.errors.get(name, 0.0))
 
-    def exact_figure_or_none(self, name: Figure) -> float | None:
+    def exact_metric_or_none(self, name: Figure) -> float | None:
         """Return a metric by its name if it is exact; else None."""
         value: float | None = getattr(self, name)
         return None if name in self.errors else value
@@ -205,7 +205,7 @@ class FinalTestSummary:
         counted = tuple(name for name, positives in all_positives.items() if positives >= FEWEST_POSITIVES)
         left_out = {name: positives for name, positives in all_positives.items() if positives < FEWEST_POSITIVES}
         return HeadlineAuroc(
-            mean_value_with_error(self.per_class[name].figure_with_error("auroc") for name in counted),
+            mean_value_with_error(self.per_class[name].metric_with_error("auroc") for name in counted),
             counted,
             left_out,
         )
@@ -296,22 +296,22 @@ def summarise_test_results(
         unique: Classes that exactly one site annotates.
         note: The models that were tested.
     """
-    everything = average_class_group(results, results)
+    everything = average_group_auroc(results, results)
     return FinalTestSummary(
         mean_auroc=everything.mean_auroc,
         sd_auroc=everything.sd_auroc,
         mean_average_precision=mean_and_sd(result.average_precision for result in results.values())[0],
         mean_balanced_accuracy=mean_and_sd(result.balanced_accuracy for result in results.values())[0],
         per_class=dict(results),
-        shared_classes=average_class_group(results, shared),
-        unique_classes=average_class_group(results, unique),
+        shared_classes=average_group_auroc(results, shared),
+        unique_classes=average_group_auroc(results, unique),
         note=note,
         mean_more=mean_more(results.values()),
-        errors={name: error for name in FIGURES if (error := mean_figure_error(results.values(), name))},
+        errors={name: error for name in FIGURES if (error := mean_metric_error(results.values(), name))},
     )
 
 
-def mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
+def average_metrics_over_models(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
     """Average the metrics of one class over several models; the image counts are the largest of any model."""
     return ClassMetrics(
         auroc=mean_and_sd(model.auroc for model in metrics)[0],
@@ -323,16 +323,16 @@ def mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
     )
 
 
-def average_class_group(results: Mapping[str, ClassMetrics], members: Collection[str]) -> ClassGroupAuroc:
+def average_group_auroc(results: Mapping[str, ClassMetrics], members: Collection[str]) -> ClassGroupAuroc:
     """Average the AUROC over the classes in ``members``; the result lists them in the order of ``results``."""
     classes = tuple(name for name in results if name in members)
-    error = mean_figure_error((results[name] for name in classes), "auroc")
+    error = mean_metric_error((results[name] for name in classes), "auroc")
     return ClassGroupAuroc(*mean_and_sd(results[name].auroc for name in classes), classes, error)
 
 
-def mean_figure_error(results: Iterable[ClassMetrics], name: Figure) -> float:
+def mean_metric_error(results: Iterable[ClassMetrics], name: Figure) -> float:
     """Return the mean error bound of one metric over the classes for which it is defined."""
-    mean = mean_value_with_error(result.figure_with_error(name) for result in results)
+    mean = mean_value_with_error(result.metric_with_error(name) for result in results)
     return 0.0 if mean is None else mean.error
 
 

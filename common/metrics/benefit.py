@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from common.metrics.bootstrap import EstimateWithInterval, Interval
-from common.system.plain_text import count_with_noun, format_interval, format_number, format_signed, join_words
+from common.system.plain_text import (
+    count_with_noun,
+    format_interval,
+    format_number,
+    format_signed,
+    join_as_english_list,
+)
 
 SiteModel = Literal["alone", "federated", "fine_tuned", "ensemble"]
 MODELS: tuple[SiteModel, ...] = get_args(SiteModel)
@@ -34,7 +40,7 @@ PRINTED = 0.0005
 """Smallest number that does not print as zero; an interval that reaches below it counts as including zero."""
 
 
-def side_of_zero(interval: Interval) -> Direction:
+def interval_side_of_zero(interval: Interval) -> Direction:
     """Return where an interval lies: ``above`` or ``below`` zero, or ``open`` if it includes zero after rounding."""
     low, high = interval
     if low < PRINTED and high > -PRINTED:
@@ -67,7 +73,7 @@ class FederationBenefit:
     @property
     def better_models(self) -> tuple[SiteModel, ...]:
         """The models whose AUROC is above chance and whose gain over the model trained alone is above zero."""
-        ahead = (model for model in OVER_ALONE if side_of_zero(self.gain[model].interval) == "above")
+        ahead = (model for model in OVER_ALONE if interval_side_of_zero(self.gain[model].interval) == "above")
         return tuple(model for model in ahead if self._model_ranks_above_chance(model))
 
     @property
@@ -79,7 +85,7 @@ class FederationBenefit:
         """
         if self.better_models:
             return "federation"
-        worse = side_of_zero(self.gain["federated"].interval) == "below"
+        worse = interval_side_of_zero(self.gain["federated"].interval) == "below"
         return "alone" if worse and self._model_ranks_above_chance("alone") else "open"
 
     def _model_ranks_above_chance(self, model: SiteModel) -> bool:
@@ -87,7 +93,7 @@ class FederationBenefit:
         return self.mean[model].interval[0] > CHANCE
 
 
-def benefit_sentence(site: str, benefit: FederationBenefit, annotated: Sequence[str]) -> str:
+def format_benefit_sentence(site: str, benefit: FederationBenefit, annotated: Sequence[str]) -> str:
     """Return one sentence for a report: if the site benefits from the federation, with the AUROCs as evidence.
 
     The sentence gives no verdict if the intervals include zero.
@@ -108,7 +114,7 @@ def benefit_sentence(site: str, benefit: FederationBenefit, annotated: Sequence[
     if benefit.recommended_training == "alone":
         verdict = f"{site} is better off alone"
     elif benefit.recommended_training == "federation":
-        ways = join_words([_WAYS[model] for model in benefit.better_models])
+        ways = join_as_english_list([_WAYS[model] for model in benefit.better_models])
         verdict = f"{site} is better off with the federation, that is {ways}"
     else:
         verdict = f"Whether {site} is better off alone or with the federation cannot be told"

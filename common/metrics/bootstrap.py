@@ -55,7 +55,7 @@ class EstimateWithInterval:
 
 
 @dataclass(frozen=True)
-class RankedClass:
+class RankedClassScores:
     """The test images of one class, sorted by score once, so that weighted AUROCs of many resamples are fast.
 
     Attributes:
@@ -72,7 +72,7 @@ class RankedClass:
     upto: NDArray[np.intp]
 
     @classmethod
-    def of(cls, scores: Floats, labels: Floats) -> "RankedClass":
+    def from_scores(cls, scores: Floats, labels: Floats) -> "RankedClassScores":
         positives, negatives = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
         negatives = negatives[np.argsort(scores[negatives], kind="stable")]
         ordered = scores[negatives]
@@ -80,7 +80,7 @@ class RankedClass:
         cuts = np.unique(np.concatenate([below, upto, [0, len(negatives)]]))
         return cls(positives, negatives, cuts, np.searchsorted(cuts, below), np.searchsorted(cuts, upto))
 
-    def aurocs(self, weights: NDArray[np.float32]) -> Floats:
+    def weighted_aurocs(self, weights: NDArray[np.float32]) -> Floats:
         """Return the weighted AUROC of each resample, ``(resamples,)``, from weights ``(images, resamples)``."""
         of_negatives = weights.take(self.negatives, 0, mode="clip")  # several times as fast as by index
         between = np.add.reduceat(of_negatives, self.cuts[:-1], axis=0)  # (m - 1, resamples)
@@ -92,7 +92,7 @@ class RankedClass:
         return np.asarray(np.minimum(won / pairs, 1.0))  # rounding
 
 
-def auroc_intervals(
+def bootstrap_auroc_intervals(
     scores: Floats,
     labels: Floats,
     patients: NDArray[np.str_],
@@ -103,8 +103,8 @@ def auroc_intervals(
     columns = {name: c for c, name in enumerate(class_names) if {0.0, 1.0} <= set(np.unique(labels[:, c]).tolist())}
     if not columns:
         return AurocIntervals(None, {})
-    ranked = [RankedClass.of(scores[:, c], labels[:, c]) for c in columns.values()]
-    resampled = ResampledAurocs.of(ranked, patients, generator)
+    ranked = [RankedClassScores.from_scores(scores[:, c], labels[:, c]) for c in columns.values()]
+    resampled = ResampledAurocs.from_ranked_classes(ranked, patients, generator)
     return AurocIntervals(resampled.interval_of_mean, dict(zip(columns, resampled.wide, strict=True)))
 
 
@@ -125,23 +125,23 @@ class ResampledAurocs:
     wide: Sequence[Interval]
 
     @classmethod
-    def of(
-        cls, ranked: Sequence[RankedClass], patients: NDArray[np.str_], generator: np.random.Generator
+    def from_ranked_classes(
+        cls, ranked: Sequence[RankedClassScores], patients: NDArray[np.str_], generator: np.random.Generator
     ) -> "ResampledAurocs":
         """Compute the AUROCs of :data:`RESAMPLES` resamples of the patients; ``patients`` has one entry an image."""
         numbers, owner = np.unique(patients, return_inverse=True)
         drawn = []
         for _ in range(RESAMPLES // CHUNK):
             weights = generator.standard_exponential((len(numbers), CHUNK), dtype=np.float32)[owner]
-            drawn.append(np.stack([ranking.aurocs(weights) for ranking in ranked]))  # (classes, CHUNK)
+            drawn.append(np.stack([ranking.weighted_aurocs(weights) for ranking in ranked]))  # (classes, CHUNK)
         aurocs = np.concatenate(drawn, axis=1)
-        observed = np.array([ranking.aurocs(np.ones((len(owner), 1), np.float32))[0] for ranking in ranked])
+        observed = np.array([ranking.weighted_aurocs(np.ones((len(owner), 1), np.float32))[0] for ranking in ranked])
         counts = [
             (len(np.unique(owner[ranking.positives])), len(np.unique(owner[ranking.negatives]))) for ranking in ranked
         ]
         narrow = [_percentile_interval(of_class) for of_class in aurocs]
         wide = [
-            _extend_to_include(own, newcombe_auroc_interval(value, *n))
+            _join_intervals(own, newcombe_auroc_interval(value, *n))
             for own, value, n in zip(narrow, observed, counts, strict=True)
         ]
         return cls(observed, aurocs, narrow, wide)
@@ -186,8 +186,8 @@ def compare_mean_aurocs(
         The mean AUROC of each model, and the difference of each further model from the first.
     """
     classes = labels.shape[1]
-    ranked = [RankedClass.of(model[:, c], labels[:, c]) for model in scores for c in range(classes)]
-    resampled = ResampledAurocs.of(ranked, patients, generator)
+    ranked = [RankedClassScores.from_scores(model[:, c], labels[:, c]) for model in scores for c in range(classes)]
+    resampled = ResampledAurocs.from_ranked_classes(ranked, patients, generator)
     models = [resampled.select_classes(slice(m * classes, (m + 1) * classes)) for m in range(len(scores))]
     means = [EstimateWithInterval(float(model.observed.mean()), model.interval_of_mean) for model in models]
     drawn = [model.drawn.mean(axis=0) for model in models]
@@ -208,7 +208,7 @@ def _difference_with_interval(
 
     below = reach(mean.value - mean.interval[0], other.interval[1] - other.value)
     above = reach(mean.interval[1] - mean.value, other.value - other.interval[0])
-    low, high = _extend_to_include(_percentile_interval(drawn - drawn_other), (value - below, value + above))
+    low, high = _join_intervals(_percentile_interval(drawn - drawn_other), (value - below, value + above))
     return EstimateWithInterval(value, (max(min(low, value), -1.0), min(max(high, value), 1.0)))
 
 
@@ -239,11 +239,11 @@ def _bisect_sign_change(beyond: Callable[[float], float], outside: float, inside
     return inside
 
 
-def _extend_to_include(interval: Interval, other: Interval) -> Interval:
+def _join_intervals(interval: Interval, other: Interval) -> Interval:
     return min(interval[0], other[0]), max(interval[1], other[1])
 
 
-def pooled_interval(histogram: ScoreHistogram, generator: np.random.Generator) -> Interval | None:
+def pooled_auroc_interval(histogram: ScoreHistogram, generator: np.random.Generator) -> Interval | None:
     """Return the 95 % interval of a class's AUROC from its score histogram; None without positives or negatives.
 
     The bootstrap resamples images. The order of images inside a bin is unknown, so the lower end assumes the worst
@@ -266,9 +266,7 @@ def pooled_interval(histogram: ScoreHistogram, generator: np.random.Generator) -
         newcombe_auroc_interval(max(exact.low, 0.0), *counts)[0],
         newcombe_auroc_interval(min(exact.high, 1.0), *counts)[1],
     )
-    return _extend_to_include(
-        (_percentile_interval(won)[0], min(_percentile_interval(won + tied)[1], 1.0)), (low, high)
-    )
+    return _join_intervals((_percentile_interval(won)[0], min(_percentile_interval(won + tied)[1], 1.0)), (low, high))
 
 
 def _percentile_interval(aurocs: Floats) -> Interval:

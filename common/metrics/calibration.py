@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.metrics.multi_class import compute_confusion_matrix, images_with_one_class
+from common.metrics.multi_class import compute_confusion_matrix, has_exactly_one_class
 from common.metrics.score_histograms import (
     DECIDED,
     EDGES,
@@ -21,7 +21,7 @@ from common.metrics.score_histograms import (
     Counts,
     Floats,
     ScoreHistogram,
-    score_histogram,
+    compute_score_histogram,
 )
 from common.models.zoo.spec import Task
 
@@ -63,11 +63,11 @@ class DecisionCounts:
 
     @property
     def sensitivity(self) -> float | None:
-        return _ratio(self.true_positives, self.false_negatives)
+        return _share_of_total(self.true_positives, self.false_negatives)
 
     @property
     def specificity(self) -> float | None:
-        return _ratio(self.true_negatives, self.false_positives)
+        return _share_of_total(self.true_negatives, self.false_positives)
 
     @property
     def balanced_accuracy(self) -> float | None:
@@ -76,10 +76,10 @@ class DecisionCounts:
 
     @property
     def f1(self) -> float | None:
-        return _ratio(2 * self.true_positives, self.false_negatives + self.false_positives)
+        return _share_of_total(2 * self.true_positives, self.false_negatives + self.false_positives)
 
 
-def _ratio(part: int, rest: int) -> float | None:
+def _share_of_total(part: int, rest: int) -> float | None:
     return part / (part + rest) if part + rest else None
 
 
@@ -89,7 +89,7 @@ def compute_calibration(scores: Floats, labels: Floats) -> Calibration | None:
     return _calibration_from_counts(np.asarray(scores, np.float64), positives, negatives)
 
 
-def pooled_calibration(histogram: ScoreHistogram) -> Calibration | None:
+def compute_pooled_calibration(histogram: ScoreHistogram) -> Calibration | None:
     """Compute the calibration from a score histogram; each score counts as the middle of its bin."""
     positives, negatives = histogram.positives, histogram.negatives
     return _calibration_from_counts(MIDDLES, positives, negatives, HALF_WIDTHS)
@@ -127,7 +127,7 @@ def count_decisions(scores: Floats, labels: Floats) -> DecisionCounts:
     return DecisionCounts(*(int(np.sum((labels == kind) & side)) for kind in (1, 0) for side in (above, ~above)))
 
 
-def pooled_decisions(histogram: ScoreHistogram, border: int = DECIDED) -> DecisionCounts:
+def count_pooled_decisions(histogram: ScoreHistogram, border: int = DECIDED) -> DecisionCounts:
     """Count the decisions from a score histogram; exact, because the threshold is the border of a bin.
 
     Args:
@@ -183,7 +183,7 @@ def operating_points(
         chosen_on = (int(detected[0]), int(alarms[0]))
         # Divided, not multiplied: 55 of 100 is 0.55, but 0.55 * 100 is a little more than 55.
         border = int(np.flatnonzero(detected / chosen_on[0] >= sensitivity)[-1])
-        decided = pooled_decisions(tested, border)
+        decided = count_pooled_decisions(tested, border)
         points[name] = (OperatingPoint("sensitivity", sensitivity, float(EDGES[border]), chosen_on, decided),)
         # Whole numbers: sums of two shares that are equal must compare equal.
         above_chance = detected * chosen_on[1] - alarms * chosen_on[0]
@@ -192,7 +192,7 @@ def operating_points(
         widest = max(np.split(best, np.flatnonzero(np.diff(best) > 1) + 1), key=len)
         border = int(widest[len(widest) // 2])
         if above_chance[border] > 0:  # else the best "threshold" calls all images alike
-            decided = pooled_decisions(tested, border)
+            decided = count_pooled_decisions(tested, border)
             youden = OperatingPoint("youden", None, float(EDGES[border]), chosen_on, decided)
             points[name] = (youden, *points[name])
     return points
@@ -211,7 +211,7 @@ Shares = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class RankingCurve:
+class RocCurve:
     """The points of the ROC and the precision-recall curve of one class, for thresholds that fall from 1 to 0.
 
     Attributes:
@@ -222,7 +222,7 @@ class RankingCurve:
     alarms: tuple[int, ...]
 
 
-def ranking_curve(histogram: ScoreHistogram) -> RankingCurve | None:
+def compute_roc_curve(histogram: ScoreHistogram) -> RocCurve | None:
     """Return the ROC curve of a score histogram, at borders of its bins; None without positives or negatives."""
     detected = np.concatenate([[0], np.cumsum(histogram.positives[::-1])])
     alarms = np.concatenate([[0], np.cumsum(histogram.negatives[::-1])])
@@ -230,7 +230,7 @@ def ranking_curve(histogram: ScoreHistogram) -> RankingCurve | None:
         return None
     along = detected / detected[-1] + alarms / alarms[-1]  # rises from 0 to 2
     points = np.unique(np.searchsorted(along, np.linspace(0, along[-1], POINTS), side="left"))
-    return RankingCurve(tuple(detected[points].tolist()), tuple(alarms[points].tolist()))
+    return RocCurve(tuple(detected[points].tolist()), tuple(alarms[points].tolist()))
 
 
 def wilson_interval(part: Shares, whole: Shares) -> tuple[Shares, Shares]:
@@ -259,7 +259,7 @@ class ScoreQuality:
     decisions: Mapping[str, DecisionCounts]
     top_class: Calibration | None = None
     confusion: tuple[tuple[int, ...], ...] | None = None
-    curves: Mapping[str, RankingCurve] = field(default_factory=dict)
+    curves: Mapping[str, RocCurve] = field(default_factory=dict)
 
 
 def compute_score_quality(scores: Floats, labels: Floats, class_names: Sequence[str], task: Task) -> ScoreQuality:
@@ -269,9 +269,13 @@ def compute_score_quality(scores: Floats, labels: Floats, class_names: Sequence[
     of_each = ScoreQuality(
         {name: result for name, result in calibrated.items() if result is not None},
         {name: count_decisions(*columns[name]) for name, result in calibrated.items() if result is not None},
-        curves={name: curve for name, pair in columns.items() if (curve := ranking_curve(score_histogram(*pair)))},
+        curves={
+            name: curve
+            for name, pair in columns.items()
+            if (curve := compute_roc_curve(compute_score_histogram(*pair)))
+        },
     )
-    single = images_with_one_class(labels) if task == "multi_class" else np.zeros(len(labels), np.bool_)
+    single = has_exactly_one_class(labels) if task == "multi_class" else np.zeros(len(labels), np.bool_)
     if not single.any():
         return of_each
     scores, labels = scores[single], labels[single]

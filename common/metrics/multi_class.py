@@ -98,7 +98,7 @@ def compute_multi_class_metrics(scores: Floats, labels: Floats) -> MultiClassMet
     """
     if scores.shape != labels.shape:
         raise ValueError(f"Expected scores and labels of one shape, got {scores.shape} and {labels.shape}.")
-    is_known = images_with_one_class(labels)
+    is_known = has_exactly_one_class(labels)
     if not is_known.any():
         return None
     scores, truth = scores[is_known], np.argmax(labels[is_known] == 1, axis=1)
@@ -119,7 +119,7 @@ def compute_multi_class_metrics(scores: Floats, labels: Floats) -> MultiClassMet
     )
 
 
-def round_accuracy(sites: Mapping[str, CorrectCount]) -> RoundAccuracy | None:
+def compute_round_accuracy(sites: Mapping[str, CorrectCount]) -> RoundAccuracy | None:
     """Return the accuracy of one round over the sites that tested at least one image; None without any such site."""
     counts = [of_site for _, of_site in sorted(sites.items()) if of_site.tested]
     if not counts:
@@ -128,14 +128,14 @@ def round_accuracy(sites: Mapping[str, CorrectCount]) -> RoundAccuracy | None:
     return RoundAccuracy(mean, sum(tally.correct for tally in counts) / sum(tally.tested for tally in counts))
 
 
-def best_client_accuracies(rounds: Mapping[int, Mapping[str, CorrectCount]]) -> BestClientAccuracies | None:
+def find_best_client_accuracies(rounds: Mapping[int, Mapping[str, CorrectCount]]) -> BestClientAccuracies | None:
     """Return the best accuracies over all rounds, of equally good rounds the first; None if no site ever tested.
 
     Args:
         rounds: Round number -> site -> counts, without absent sites.
     """
     tested = sorted(number for number, tallies in rounds.items() if tallies)
-    scored = {number: accuracy for number in tested if (accuracy := round_accuracy(rounds[number]))}
+    scored = {number: accuracy for number in tested if (accuracy := compute_round_accuracy(rounds[number]))}
     if not scored:
         return None
     best_mean = max(scored, key=lambda number: scored[number].mean)
@@ -149,7 +149,7 @@ def best_client_accuracies(rounds: Mapping[int, Mapping[str, CorrectCount]]) -> 
     )
 
 
-def accuracy_density(accuracies: Sequence[float], points: int = 101) -> tuple[Floats, Floats] | None:
+def estimate_accuracy_density(accuracies: Sequence[float], points: int = 101) -> tuple[Floats, Floats] | None:
     """Return a grid of ``points`` values from 0 to 1, and the kernel density estimate of sites' accuracies on it.
 
     The kernel is Gaussian, with Scott's bandwidth. Return None for fewer than two sites, or for equal accuracies. The
@@ -163,7 +163,7 @@ def accuracy_density(accuracies: Sequence[float], points: int = 101) -> tuple[Fl
     return grid, kernels.mean(axis=1) / (width * math.sqrt(2 * math.pi))
 
 
-def images_with_one_class(labels: Floats) -> NDArray[np.bool_]:
+def has_exactly_one_class(labels: Floats) -> NDArray[np.bool_]:
     """Return True for each image with exactly one label 1, ``(n,)``; other images have no known class."""
     strange = labels[~(np.isnan(labels) | np.isin(labels, (0, 1)))]
     if strange.size:

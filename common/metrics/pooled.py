@@ -13,21 +13,21 @@ from operator import add
 
 import numpy as np
 
-from common.metrics.bootstrap import LEVEL, Interval, pooled_interval
+from common.metrics.bootstrap import LEVEL, Interval, pooled_auroc_interval
 from common.metrics.calibration import (
     Calibration,
     DecisionCounts,
-    RankingCurve,
-    pooled_calibration,
-    pooled_decisions,
-    ranking_curve,
+    RocCurve,
+    compute_pooled_calibration,
+    compute_roc_curve,
+    count_pooled_decisions,
 )
 from common.metrics.measured import ValueWithError, mean_value_with_error
 from common.metrics.score_histograms import ScoreHistogram, pooled_auroc, pooled_average_precision
 
 
 @dataclass(frozen=True)
-class SummedHistogram:
+class SummedScoreHistogram:
     """The sum of one class's score histograms over the sites in ``sites``."""
 
     histogram: ScoreHistogram
@@ -35,7 +35,7 @@ class SummedHistogram:
 
 
 @dataclass(frozen=True)
-class PooledClass:
+class PooledClassMetrics:
     """The metrics of one class over the images of all sites that reported a score histogram; None if undefined.
 
     Attributes:
@@ -54,7 +54,7 @@ class PooledClass:
     silent: tuple[str, ...]
     calibration: Calibration | None
     decisions: DecisionCounts
-    curve: RankingCurve | None = None
+    curve: RocCurve | None = None
     interval: Interval | None = None
 
 
@@ -64,11 +64,11 @@ class PooledMetrics:
 
     mean_auroc: ValueWithError | None
     mean_average_precision: ValueWithError | None
-    per_class: Mapping[str, PooledClass]
+    per_class: Mapping[str, PooledClassMetrics]
 
 
 def pool_site_histograms(
-    sums: Mapping[str, SummedHistogram],
+    sums: Mapping[str, SummedScoreHistogram],
     owners: Mapping[str, Sequence[str]],
     generator: np.random.Generator | None = None,
 ) -> PooledMetrics | None:
@@ -79,11 +79,11 @@ def pool_site_histograms(
         owners: Class -> the sites that annotate it, in the order of the run's classes.
         generator: Random generator of the bootstrap intervals; None for no intervals.
     """
-    results = dict[str, PooledClass]()
+    results = dict[str, PooledClassMetrics]()
     for name in (name for name in owners if name in sums):
         histogram, sites = sums[name].histogram, sums[name].sites
-        decided = pooled_decisions(histogram)
-        results[name] = PooledClass(
+        decided = count_pooled_decisions(histogram)
+        results[name] = PooledClassMetrics(
             auroc=pooled_auroc(histogram),
             average_precision=pooled_average_precision(histogram),
             balanced_accuracy=decided.balanced_accuracy,
@@ -91,10 +91,10 @@ def pool_site_histograms(
             negatives=int(histogram.negatives.sum()),
             sites=sites,
             silent=tuple(site for site in owners[name] if site not in sites),
-            calibration=pooled_calibration(histogram),
+            calibration=compute_pooled_calibration(histogram),
             decisions=decided,
-            curve=ranking_curve(histogram),
-            interval=None if generator is None else pooled_interval(histogram, generator),
+            curve=compute_roc_curve(histogram),
+            interval=None if generator is None else pooled_auroc_interval(histogram, generator),
         )
     if not results:
         return None
@@ -105,20 +105,20 @@ def pool_site_histograms(
     return PooledMetrics(auroc, precision, results)
 
 
-def sum_histograms(
+def sum_site_histograms(
     reported: Mapping[str, Mapping[str, ScoreHistogram]], owners: Mapping[str, Sequence[str]]
-) -> dict[str, SummedHistogram]:
+) -> dict[str, SummedScoreHistogram]:
     """Add up the histograms of each class over the sites that annotate it; leave out a class without any histogram.
 
     Args:
         reported: Site -> class -> score histogram.
         owners: As in :func:`pool_site_histograms`.
     """
-    sums = dict[str, SummedHistogram]()
+    sums = dict[str, SummedScoreHistogram]()
     for name, sites in owners.items():
         histograms = {site: reported[site][name] for site in sites if name in reported.get(site, {})}
         if histograms:
-            sums[name] = SummedHistogram(reduce(add, histograms.values()), tuple(histograms))
+            sums[name] = SummedScoreHistogram(reduce(add, histograms.values()), tuple(histograms))
     return sums
 
 
@@ -159,17 +159,19 @@ def estimate_from_sampled_sites(
             mean, scale = float(np.mean(list(of_sites.values()))), ((1 - shares[name]) * n / max(n - 1, 1)) ** 0.5 / n
             moved[name] = {site: scale * (value - mean) for site, value in of_sites.items()}
     means = {name: float(np.mean(list(of_sites.values()))) for name, of_sites in tested.items()}
-    per_class = {name: _student_interval(means[name], of_sites) for name, of_sites in moved.items()}
+    per_class = {name: _student_t_interval(means[name], of_sites) for name, of_sites in moved.items()}
     if unknown or not tested:
         return SiteSampleIntervals(drawn, of, None, per_class)
     together: dict[str, float] = {}
     for of_sites in moved.values():
         for site, by in of_sites.items():
             together[site] = together.get(site, 0.0) + by / len(moved)
-    return SiteSampleIntervals(drawn, of, _student_interval(float(np.mean(list(means.values()))), together), per_class)
+    return SiteSampleIntervals(
+        drawn, of, _student_t_interval(float(np.mean(list(means.values()))), together), per_class
+    )
 
 
-def _student_interval(mean: float, moved: Mapping[str, float]) -> Interval:
+def _student_t_interval(mean: float, moved: Mapping[str, float]) -> Interval:
     """Compute Student's 95 % interval of a mean, cut to 0 to 1, from each site's contribution to its deviation."""
     from scipy.special import stdtrit  # here: a program that only trains does not pay for its import
 

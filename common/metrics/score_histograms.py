@@ -49,7 +49,7 @@ class ScoreHistogram:
         return ScoreHistogram(self.positives + other.positives, self.negatives + other.negatives)
 
 
-def score_histogram(scores: Floats, labels: Floats) -> ScoreHistogram:
+def compute_score_histogram(scores: Floats, labels: Floats) -> ScoreHistogram:
     """Return the score histogram of one class from scores and labels ``(n,)``; labels NaN (unknown) are ignored.
 
     Raises:
@@ -58,11 +58,11 @@ def score_histogram(scores: Floats, labels: Floats) -> ScoreHistogram:
     of_kind = [scores[labels == kind] for kind in (1, 0)]
     if not all((kind >= 0).all() and (kind <= 1).all() for kind in of_kind):
         raise ValueError("Expected probabilities, from 0 to 1.")
-    positives, negatives = (np.bincount(bin_indices(kind), minlength=BINS) for kind in of_kind)
+    positives, negatives = (np.bincount(score_bin_indices(kind), minlength=BINS) for kind in of_kind)
     return ScoreHistogram(positives, negatives)
 
 
-def parse_histograms(classes: Sequence[str], positives: Counts, negatives: Counts) -> dict[str, ScoreHistogram]:
+def parse_score_histograms(classes: Sequence[str], positives: Counts, negatives: Counts) -> dict[str, ScoreHistogram]:
     """Return the histograms of these classes from two flat arrays, with ``BINS`` counts for each class in turn.
 
     Raises:
@@ -77,7 +77,7 @@ def parse_histograms(classes: Sequence[str], positives: Counts, negatives: Count
     return dict(zip(classes, map(ScoreHistogram, *both), strict=True))
 
 
-def histogram_rows(histograms: Mapping[str, ScoreHistogram]) -> tuple[tuple[str, ...], NDArray[np.float32]]:
+def histograms_to_rows(histograms: Mapping[str, ScoreHistogram]) -> tuple[tuple[str, ...], NDArray[np.float32]]:
     """Return the sorted class names, and their counts (positives, then negatives) as rows ``(classes, 2 * BINS)``.
 
     The rows are float32, in which counts are exact up to 2**24.
@@ -87,7 +87,7 @@ def histogram_rows(histograms: Mapping[str, ScoreHistogram]) -> tuple[tuple[str,
     return names, np.array(rows, np.float32).reshape(-1, 2 * BINS)
 
 
-def bin_indices(scores: Floats) -> Counts:
+def score_bin_indices(scores: Floats) -> Counts:
     """Return the index of the histogram bin that holds each score."""
     return np.searchsorted(EDGES[1:-1], np.asarray(scores, np.float64), side="left")
 

@@ -32,7 +32,7 @@ PLUGIN = "plugin:"
 PluginName = Annotated[str, Field(pattern=f"^{PLUGIN}{NAME_PATTERN}$")]
 
 
-def or_name(pattern: str) -> WrapValidator:
+def accept_names_matching(pattern: str) -> WrapValidator:
     """Return a pydantic validator that accepts strings of a pattern in addition to the field's ``Literal`` values."""
 
     def accept(value: Any, ours: ValidatorFunctionWrapHandler) -> Any:
@@ -41,7 +41,7 @@ def or_name(pattern: str) -> WrapValidator:
     return WrapValidator(accept)
 
 
-OrPlugin = or_name(PLUGIN + NAME_PATTERN)
+OrPlugin = accept_names_matching(PLUGIN + NAME_PATTERN)
 """Accepts a plug-in beside our own choices; a plan checks that it is installed."""
 
 
@@ -66,7 +66,7 @@ class PluginIdentity(TomlSection):
         return f"{self.name} of {self.package} {self.version} (files {self.sha256[:12]})"
 
 
-def find_entry_point(group: str, name: str) -> EntryPoint:
+def find_plugin_entry_point(group: str, name: str) -> EntryPoint:
     """Return the installed entry point of this group and name.
 
     Raises:
@@ -109,13 +109,13 @@ def is_local_plugin_name(name: str) -> bool:
     return re.fullmatch("own-[A-Za-z0-9_]+-[0-9a-f]{12}", name.removeprefix(PLUGIN)) is not None
 
 
-def describe_plugin(argument: str, name: str) -> str:
+def plugin_user_name(argument: str, name: str) -> str:
     """Return a plug-in as the user named it: ``plugin:NAME``, or ``argument=OBJECT`` of ``polyclinic.simulate``."""
     name = name.removeprefix(PLUGIN)
     return f"{argument}={name.split('-')[1]}" if is_local_plugin_name(name) else PLUGIN + name
 
 
-def is_python_argument(where: str) -> bool:
+def is_simulate_argument(where: str) -> bool:
     """Return True if a fault's ``where`` is an argument of ``polyclinic.simulate`` (``model=Net``), not a TOML key."""
     return re.match("[a-z]+=", where) is not None
 
@@ -130,7 +130,7 @@ def load_entry_point(group: str, name: str) -> Any:
         return _offered[group, name]
     if (group, name) in _loaded:  # before the entry points are searched, which takes milliseconds
         return _loaded[group, name].part
-    point = find_entry_point(group, name)
+    point = find_plugin_entry_point(group, name)
     stamp = _identify_plugin_package(point)
     if _latest.get((group, name), stamp) != stamp:
         problem = "its files were changed after their hash was taken."
@@ -157,7 +157,7 @@ def identify_plugin(group: str, name: str) -> PluginIdentity:
         return PluginIdentity(group=group, name=name, package="this program", version="0", sha256=sha256)
     if (group, name) in _loaded:  # files that changed since are not what runs
         return _loaded[group, name].stamp
-    stamp = _identify_plugin_package(find_entry_point(group, name))
+    stamp = _identify_plugin_package(find_plugin_entry_point(group, name))
     _latest[group, name] = stamp
     return stamp
 
@@ -174,7 +174,7 @@ def _identify_plugin_package(point: EntryPoint) -> PluginIdentity:
     except OSError as error:
         problem = f"a file of its package cannot be read: {error}."
         raise BadInput([Fault(f"plugin:{point.name}", problem, "Install its package anew with pip.")]) from None
-    if not files.has_file_of(point.module):
+    if not files.contains_module(point.module):
         problem = f"the files of {point.module} cannot be read: it lies in an archive, or is not there."
         raise BadInput([Fault(f"plugin:{point.name}", problem, "Install its package with pip.")])
     return PluginIdentity(

@@ -49,7 +49,7 @@ class PluginFiles:
             digest.update(f"{len(name)}:{name}".encode() + bytes.fromhex(sha256))
         return digest.hexdigest()
 
-    def has_file_of(self, module: str) -> bool:
+    def contains_module(self, module: str) -> bool:
         """Return True if any of these files belongs to the top-level package of ``module``."""
         root = module.partition(".")[0]
         return any(_module_name(name).partition(".")[0] == root for name, _ in self.names)
@@ -63,17 +63,21 @@ def read_plugin_files(point: EntryPoint) -> PluginFiles:
     """
     assert point.dist is not None, "installed packages have one"
     owners = [point.dist]
-    if point.module not in map(_module_name, _parse_record(point.dist)):  # another distribution brings the module
+    if point.module not in map(
+        _module_name, _parse_distribution_record(point.dist)
+    ):  # another distribution brings the module
         mine = _identify_distribution(point.dist)
         strangers = [other for other in distributions() if _identify_distribution(other) != mine]
-        owners += [other for other in strangers if point.module in map(_module_name, _parse_record(other))]
+        owners += [other for other in strangers if point.module in map(_module_name, _parse_distribution_record(other))]
     recorded = {(name, os.path.realpath(path)): path for owner in owners for name, path in _list_recorded_files(owner)}
     modules = {module for name, _ in recorded if (module := _module_name(name))}
     tops = {name.partition("/")[0] for name, _ in recorded if "/" in name} - {OUTSIDE.rstrip("/")}
     roots = {module.partition(".")[0] for module in modules} | {point.module.partition(".")[0]}
     roots |= {name for owner in owners for name in _top_level_module_names(owner) if name.isidentifier()}
     elsewhere = roots - {module.partition(".")[0] for module in modules}
-    beside = [file for owner in owners for top in tops for file in _walk_files(Path(str(owner.locate_file(top))), top)]
+    beside = [
+        file for owner in owners for top in tops for file in _walk_folder_files(Path(str(owner.locate_file(top))), top)
+    ]
     for root in sorted(roots | {name for name in tops if name.isidentifier()}):
         try:
             spec = find_spec(root)
@@ -81,19 +85,23 @@ def read_plugin_files(point: EntryPoint) -> PluginFiles:
             spec = None
         if spec is None:
             continue
-        beside += [file for place in spec.submodule_search_locations or () for file in _walk_files(Path(place), root)]
+        beside += [
+            file for place in spec.submodule_search_locations or () for file in _walk_folder_files(Path(place), root)
+        ]
         if not spec.submodule_search_locations and (path := Path(spec.origin or "")).is_file():
             beside.append((path.name, path))
         if root in elsewhere:
             modules.add(root if spec.origin else point.module)
-    more = {(name, os.path.realpath(path)): path for name, path in beside if not _is_excluded_from_hash(name, owners)}
+    more = {
+        (name, os.path.realpath(path)): path for name, path in beside if not _is_installation_specific(name, owners)
+    }
     parts_of = {key: _module_parts(key[0]) for key in more.keys() - recorded.keys()}
     unsure = {
         key
         for key, parts in parts_of.items()
         if not any(".".join(parts[:count]) in modules for count in range(1, len(parts) + 1))
     }
-    theirs = _listed_by_others({name.partition("/")[0] for name, _ in unsure}, owners) if unsure else set()
+    theirs = _files_of_other_distributions({name.partition("/")[0] for name, _ in unsure}, owners) if unsure else set()
     files = recorded | {key: path for key, path in more.items() if key not in unsure or key[1] not in theirs}
     hashes = []
     for (name, _), path in files.items():
@@ -111,22 +119,22 @@ def read_plugin_files(point: EntryPoint) -> PluginFiles:
 # ----------------------------------------------------------------------------------------------- what is installed
 
 
-def _parse_record(owner: Distribution) -> list[str]:
+def _parse_distribution_record(owner: Distribution) -> list[str]:
     """Return the file names in a distribution's RECORD; empty if it has no RECORD."""
     rows = csv.reader((owner.read_text("RECORD") or "").splitlines())
     return [os.path.normpath(row[0]).replace(os.sep, "/") for row in rows if row]
 
 
 def _list_recorded_files(owner: Distribution) -> Iterator[tuple[str, Path]]:
-    for listed in _parse_record(owner):
+    for listed in _parse_distribution_record(owner):
         path, name = Path(str(owner.locate_file(listed))), listed
         if listed.startswith((OUTSIDE, "/")):  # how far up depends on where Python keeps its packages
             name = OUTSIDE + re.sub(r"^((\.\./)+|/)", "", listed)
-        if not _is_excluded_from_hash(name, [owner]) and path.is_file():
+        if not _is_installation_specific(name, [owner]) and path.is_file():
             yield name, path
 
 
-def _is_excluded_from_hash(name: str, owners: Iterable[Distribution]) -> bool:
+def _is_installation_specific(name: str, owners: Iterable[Distribution]) -> bool:
     """Return True for a file that can differ between two installations of the same wheel, such as byte code."""
     folder, _, last = name.rpartition("/")
     if folder.endswith(".dist-info") and "/" not in folder:
@@ -137,14 +145,14 @@ def _is_excluded_from_hash(name: str, owners: Iterable[Distribution]) -> bool:
     return _CACHE.fullmatch(name) is not None
 
 
-def _listed_by_others(tops: Collection[str], owners: Iterable[Distribution]) -> set[str]:
+def _files_of_other_distributions(tops: Collection[str], owners: Iterable[Distribution]) -> set[str]:
     """Return the real paths of files in these top-level folders that belong to the RECORD of other distributions."""
     mine = set(map(_identify_distribution, owners))
     listed = (
         (other, name)
         for other in distributions()
         if _identify_distribution(other) not in mine
-        for name in _parse_record(other)
+        for name in _parse_distribution_record(other)
     )
     return {os.path.realpath(str(other.locate_file(name))) for other, name in listed if name.partition("/")[0] in tops}
 
@@ -156,7 +164,7 @@ def _identify_distribution(owner: Distribution) -> tuple[str, str]:
 def _top_level_module_names(owner: Distribution) -> Iterator[str]:
     """Yield the top-level modules that a distribution names in ``top_level.txt`` or adds by ``.pth`` files."""
     yield from (owner.read_text("top_level.txt") or "").split()
-    for name in filter(_is_pth_file, _parse_record(owner)):
+    for name in filter(_is_pth_file, _parse_distribution_record(owner)):
         path = Path(str(owner.locate_file(name)))
         folders = _parse_pth_lines(path.read_bytes())[1] if path.is_file() else []
         places = [os.path.join(path.parent, os.fsdecode(folder.strip())) for folder in folders]
@@ -180,14 +188,14 @@ def _is_pth_file(name: str) -> bool:
 # ----------------------------------------------------------------------------------------------- what Python finds
 
 
-def _walk_files(folder: Path, name: str, above: frozenset[str] = frozenset()) -> Iterator[tuple[str, Path]]:
+def _walk_folder_files(folder: Path, name: str, above: frozenset[str] = frozenset()) -> Iterator[tuple[str, Path]]:
     """Yield the name and path of every file below a folder; links to a parent folder are not followed."""
     real = os.path.realpath(folder)
     if real in above or not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):
         if path.is_dir():
-            yield from _walk_files(path, f"{name}/{path.name}", above | {real})
+            yield from _walk_folder_files(path, f"{name}/{path.name}", above | {real})
         elif path.is_file():
             yield f"{name}/{path.name}", path
 

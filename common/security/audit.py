@@ -2,7 +2,8 @@
 
 Entries are appended to ``audit.jsonl``. A file that is too large is renamed to ``audit-000001.jsonl`` and so on, and
 the chain continues in the next file. ``audit.head`` contains the number of entries and the hash of the last entry, to
-detect that entries were cut off at the end. :func:`check_audit` checks that no entry was changed, removed or inserted.
+detect that entries were cut off at the end. :func:`check_audit_log` checks that no entry was changed, removed or
+inserted.
 
 Each entry has ``n`` (from 1), ``time``, and ``before``: the SHA-256 of the line before, without its newline. An entry
 is on the disk before :meth:`AuditLog.append` returns. A process that is killed while it writes leaves a torn
@@ -24,7 +25,7 @@ from typing import Any
 
 from common.errors import Fault
 from common.system.files import flush_folder, write_atomically
-from common.system.plain_text import json_text
+from common.system.plain_text import to_json_text
 
 FILE, HEAD = "audit.jsonl", "audit.head"
 ROTATED_AT_BYTES = 16 * 2**20
@@ -36,7 +37,7 @@ AuditEntry = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class TornLine:
+class TornAuditLine:
     """Size and hash of the incomplete line that a killed process left after the last entry."""
 
     bytes: int
@@ -54,9 +55,9 @@ class AuditLog:
         self.folder, self.durable = folder, durable
         self._written: tuple[tuple[int, ...], _ChainEnd] | None = None
 
-    def append(self, **facts: Any) -> TornLine | None:
+    def append(self, **facts: Any) -> TornAuditLine | None:
         """Append one entry; return the torn line that it follows, if a killed process left one."""
-        end = self._find_end()
+        end = self._find_chain_end()
         entry: dict[str, Any] = {
             "n": end.entries + 1,
             "time": dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds"),
@@ -64,20 +65,20 @@ class AuditLog:
         }
         if end.torn is not None:
             entry["torn"] = {"bytes": end.torn.bytes, "sha256": end.torn.sha256}
-        line = json_text({**entry, **facts}).encode()
+        line = to_json_text({**entry, **facts}).encode()
         written = self._write_line(line, b"\n" if end.cut else b"")
-        now = _ChainEnd(end.entries + 1, line_sha256(line))
+        now = _ChainEnd(end.entries + 1, audit_line_sha256(line))
         head = json.dumps({"entries": now.entries, "sha256": now.sha256}).encode().ljust(_HEAD_BYTES)
-        if not _overwrite(self.folder / HEAD, head, durable=self.durable):
+        if not _overwrite_in_place(self.folder / HEAD, head, durable=self.durable):
             write_atomically(self.folder / HEAD, head, durable=self.durable)
         self._written = written, now
         return end.torn
 
     def entries(self) -> Iterator[AuditEntry]:
         """Yield all readable entries, oldest first, without a check of the chain."""
-        for path in audit_files(self.folder):
+        for path in list_audit_files(self.folder):
             for line in path.read_bytes().split(b"\n"):
-                if (entry := parse_entry(line)) is not None:
+                if (entry := parse_audit_entry(line)) is not None:
                     yield entry
 
     def _write_line(self, line: bytes, first: bytes) -> tuple[int, ...]:
@@ -100,7 +101,7 @@ class AuditLog:
             flush_folder(self.folder)
         return state
 
-    def _find_end(self) -> "_ChainEnd":
+    def _find_chain_end(self) -> "_ChainEnd":
         """Return the last entry's number and hash, and rename the current file if it is full."""
         active, debris, cut = self.folder / FILE, b"", False
         with suppress(FileNotFoundError):
@@ -109,16 +110,16 @@ class AuditLog:
             if self._written is not None and self._written[0] == _file_state(status) and not is_full:
                 return self._written[1]  # as this object left it: nothing to read
             if is_full:
-                active.rename(self.folder / f"audit-{len(audit_files(self.folder)):06d}.jsonl")
-        for path in reversed(audit_files(self.folder)):
-            last, behind = _last_entry_of(path)
+                active.rename(self.folder / f"audit-{len(list_audit_files(self.folder)):06d}.jsonl")
+        for path in reversed(list_audit_files(self.folder)):
+            last, behind = _last_entry_of_file(path)
             if path == active and path.stat().st_size > 0:
                 with path.open("rb") as file:
                     file.seek(-1, os.SEEK_END)
                     cut = file.read() != b"\n"
             debris = behind + debris
             if last is not None:
-                return _ChainEnd(int(json.loads(last)["n"]), line_sha256(last), describe_torn_line(debris), cut)
+                return _ChainEnd(int(json.loads(last)["n"]), audit_line_sha256(last), describe_torn_line(debris), cut)
         return _ChainEnd(0, BEGINNING, describe_torn_line(debris), cut)
 
 
@@ -128,7 +129,7 @@ class _ChainEnd:
 
     entries: int
     sha256: str
-    torn: TornLine | None = None
+    torn: TornAuditLine | None = None
     cut: bool = False
 
 
@@ -141,8 +142,8 @@ _TAIL = 2**18
 """Number of bytes in which the last entry is first looked for; an entry has a few thousand."""
 
 
-def _last_entry_of(path: Path) -> tuple[bytes | None, bytes]:
-    """Return :func:`last_entry` of a file.
+def _last_entry_of_file(path: Path) -> tuple[bytes | None, bytes]:
+    """Return :func:`split_last_entry` of a file.
 
     The file is read backwards in growing steps until they contain an entry, because an entry can have any length: it
     may quote text from other machines.
@@ -153,34 +154,34 @@ def _last_entry_of(path: Path) -> tuple[bytes | None, bytes]:
             start = max(size - step, 0)
             file.seek(start)
             data = file.read()
-            last, behind = last_entry(data.partition(b"\n")[2] if start else data)
+            last, behind = split_last_entry(data.partition(b"\n")[2] if start else data)
             if last is not None or not start:
                 return last, behind
             step *= 4
 
 
-def last_entry(data: bytes) -> tuple[bytes | None, bytes]:
+def split_last_entry(data: bytes) -> tuple[bytes | None, bytes]:
     """Return the last complete entry as a line, and the bytes after it; ``(None, data)`` if there is no entry."""
     lines = data.split(b"\n")
     for place in range(len(lines) - 1, -1, -1):
-        if parse_entry(lines[place]) is not None:
+        if parse_audit_entry(lines[place]) is not None:
             return lines[place], b"\n".join(lines[place + 1 :])
     return None, data
 
 
-def describe_torn_line(debris: bytes) -> TornLine | None:
+def describe_torn_line(debris: bytes) -> TornAuditLine | None:
     """Return size and hash of the bytes after the last entry; None if there are no bytes."""
     debris = debris.removesuffix(b"\n")
-    return TornLine(len(debris), line_sha256(debris)) if debris else None
+    return TornAuditLine(len(debris), audit_line_sha256(debris)) if debris else None
 
 
-def audit_files(folder: Path) -> list[Path]:
+def list_audit_files(folder: Path) -> list[Path]:
     """Return the existing files of the audit log in a folder, oldest first."""
     active = folder / FILE
     return [*sorted(folder.glob("audit-*.jsonl")), *([active] if active.exists() else [])]
 
 
-def parse_entry(line: bytes) -> AuditEntry | None:
+def parse_audit_entry(line: bytes) -> AuditEntry | None:
     """Parse a line of an audit log; return None if the line is not a valid entry."""
     try:
         entry = json.loads(line)
@@ -189,12 +190,12 @@ def parse_entry(line: bytes) -> AuditEntry | None:
     return entry if isinstance(entry, dict) and type(entry.get("n")) is int and "before" in entry else None
 
 
-def line_sha256(line: bytes) -> str:
+def audit_line_sha256(line: bytes) -> str:
     """Return the SHA-256 of a line, which must not include the newline."""
     return hashlib.sha256(line).hexdigest()
 
 
-def _overwrite(path: Path, content: bytes, *, durable: bool) -> bool:
+def _overwrite_in_place(path: Path, content: bytes, *, durable: bool) -> bool:
     """Overwrite a file in place with content of the same length; return False if there is no such file.
 
     The content is shorter than a disk sector, so a crash cannot leave half of it. Overwriting is cheaper than an atomic
@@ -217,7 +218,7 @@ def _overwrite(path: Path, content: bytes, *, durable: bool) -> bool:
 
 @dataclass
 class AuditCheckResult:
-    """The result of :func:`check_audit`.
+    """The result of :func:`check_audit_log`.
 
     Attributes:
         entries, sha256: Number and hash of the last entry.
@@ -233,12 +234,12 @@ class AuditCheckResult:
     notes: list[str] = field(default_factory=list)
 
 
-def check_audit(folder: Path) -> AuditCheckResult:
+def check_audit_log(folder: Path) -> AuditCheckResult:
     """Check the hash chain of an audit log from its first entry to ``audit.head``."""
     findings, debris, where_torn, last = AuditCheckResult(), b"", "", ""
     lines = (
         (f"{path.name} line {number}", line)
-        for path in audit_files(folder)
+        for path in list_audit_files(folder)
         if (content := path.read_bytes().removesuffix(b"\n"))
         for number, line in enumerate(content.split(b"\n"), 1)
     )
@@ -246,23 +247,23 @@ def check_audit(folder: Path) -> AuditCheckResult:
         if not line:
             findings.faults.append(Fault(where, "is empty: inserted."))
             continue
-        entry = parse_entry(line)
+        entry = parse_audit_entry(line)
         if entry is None:
             debris, where_torn = debris + line + b"\n", where_torn or where
             continue
         if debris or "torn" in entry:
-            _check_torn(findings, entry, describe_torn_line(debris), where_torn or where)
+            _check_torn_line(findings, entry, describe_torn_line(debris), where_torn or where)
         if (entry["n"], entry["before"]) != (findings.entries + 1, findings.sha256):
-            _note_broken_link(findings, entry, where, last)
-        findings.entries, findings.sha256, findings.before = entry["n"], line_sha256(line), str(entry["before"])
+            _add_chain_fault(findings, entry, where, last)
+        findings.entries, findings.sha256, findings.before = entry["n"], audit_line_sha256(line), str(entry["before"])
         debris, where_torn, last = b"", "", where
     if describe_torn_line(debris) is not None:
         findings.notes.append(f"{where_torn} is torn, as by a kill; the next entry will say so.")
-    _check_head(findings, folder, last)
+    _check_audit_head(findings, folder, last)
     return findings
 
 
-def _check_torn(findings: AuditCheckResult, entry: AuditEntry, there: TornLine | None, where: str) -> None:
+def _check_torn_line(findings: AuditCheckResult, entry: AuditEntry, there: TornAuditLine | None, where: str) -> None:
     stated = entry.get("torn")
     actual = None if there is None else {"bytes": there.bytes, "sha256": there.sha256}
     if stated == actual:
@@ -280,7 +281,7 @@ def _check_torn(findings: AuditCheckResult, entry: AuditEntry, there: TornLine |
     findings.faults.append(Fault(where, problem))
 
 
-def _note_broken_link(findings: AuditCheckResult, entry: AuditEntry, where: str, last: str) -> None:
+def _add_chain_fault(findings: AuditCheckResult, entry: AuditEntry, where: str, last: str) -> None:
     """Add a fault for an entry whose number or ``before`` does not match the preceding entry."""
     number, expected = entry["n"], findings.entries + 1
     if number > expected:
@@ -297,7 +298,7 @@ def _note_broken_link(findings: AuditCheckResult, entry: AuditEntry, where: str,
         )
 
 
-def _check_head(findings: AuditCheckResult, folder: Path, last: str) -> None:
+def _check_audit_head(findings: AuditCheckResult, folder: Path, last: str) -> None:
     try:
         head = json.loads((folder / HEAD).read_bytes())
         entries, sha256 = int(head["entries"]), str(head["sha256"])

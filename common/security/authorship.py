@@ -13,8 +13,8 @@ from typing import Any
 
 from common.errors import Fault
 from common.security.identity import is_same_key
-from common.security.signatures import CHAINED, ReplyStatement, SignatureFault, SignedStatement, verified_reply
-from common.system.plain_text import count_with_noun, join_words, make_printable_line
+from common.security.signatures import CHAINED, ReplyStatement, SignatureFault, SignedStatement, verify_reply_signature
+from common.system.plain_text import count_with_noun, join_as_english_list, make_printable_line
 
 FILE = "receipt.json"
 TRAINED = "TrainReply"
@@ -87,7 +87,7 @@ def check_authorship(
             findings.faults.append(Fault(f"{FILE}: sites", problem))
         names[key] = site
     for site in receipt["sites"]:
-        _check_site(findings, receipt, site, keys.get(site, ""), own)
+        _check_site_signatures(findings, receipt, site, keys.get(site, ""), own)
     for site in sorted({reply["site"] for reply in receipt["replies"]} - receipt["sites"].keys()):
         findings.faults.append(
             Fault(f"{FILE}: replies", f"names {make_printable_line(site)}, which does not take part: forged.")
@@ -103,7 +103,7 @@ def check_authorship(
     return findings
 
 
-def _check_site(
+def _check_site_signatures(
     findings: AuthorshipCheckResult, receipt: Mapping[str, Any], site: str, known_key: str, own: OwnReplyRecord
 ) -> None:
     replies = [reply for reply in receipt["replies"] if reply["site"] == site]
@@ -128,7 +128,7 @@ def _check_site(
             problem = f"the reply to one message is there twice, as {statement.record} of round {statement.round}"
             findings.faults.append(Fault(where, f"{problem}: replayed."))
         first[statement.message] = statement
-    _check_gaps(findings, receipt, site, statements, own)
+    _check_reply_gaps(findings, receipt, site, statements, own)
     counting = {
         (reply["round"], reply["sha256"]) for reply in replies if reply["counts"] and reply["record"] in CHAINED
     }
@@ -150,7 +150,7 @@ def _verify_reply_signature(run: str, reply: Reply, key: str) -> ReplyStatement:
     """
     if not reply["statement"]:
         raise SignatureFault("it is not signed")
-    statement = verified_reply(SignedStatement(statement=reply["statement"], signature=reply["signature"]), key)
+    statement = verify_reply_signature(SignedStatement(statement=reply["statement"], signature=reply["signature"]), key)
     server_round = 0 if reply["record"] == CHAINED[0] else reply["round"]
     stated = (statement.site, statement.run, statement.round, statement.record, statement.sha256)
     if stated != (reply["site"], run, server_round, reply["record"], reply["sha256"]):
@@ -158,7 +158,7 @@ def _verify_reply_signature(run: str, reply: Reply, key: str) -> ReplyStatement:
     return statement
 
 
-def _check_gaps(
+def _check_reply_gaps(
     findings: AuthorshipCheckResult,
     receipt: Mapping[str, Any],
     site: str,
@@ -181,7 +181,7 @@ def _check_gaps(
                 f"{count_with_noun(len(missing), 'reply', 'replies')} of {site} (number {', '.join(names)} by its own "
                 "count)"
             )
-            where = _describe_gap(receipt, site, numbered, before, after, sent)
+            where = _describe_reply_gap(receipt, site, numbered, before, after, sent)
             problem = f"{which}: taken from the site, and not in the receipt: withheld. {where}"
             absences = [absence for absence in receipt["absences"] if absence["site"] == site]
             reasons = [make_printable_line(f"{absence['where']}: {absence['reason']}", 100) for absence in absences[:3]]
@@ -193,7 +193,7 @@ def _check_gaps(
             findings.faults.append(Fault(f"{FILE}: {site}", problem, stated, site=site))
 
 
-def _describe_gap(
+def _describe_reply_gap(
     receipt: Mapping[str, Any],
     site: str,
     numbered: Mapping[int, ReplyStatement],
@@ -220,10 +220,10 @@ def _describe_gap(
     trained = {reply["round"] for reply in replies if reply["record"] == TRAINED}
     numbers = [entry["round"] for entry in receipt["rounds"] if entry["round"] not in trained]
     if lacking := [f"{TRAINED} of round {number}" for number in numbers if first <= number <= last]:
-        text += f" The receipt has no {join_words(lacking[:MOST_NUMBERS])} of it."
+        text += f" The receipt has no {join_as_english_list(lacking[:MOST_NUMBERS])} of it."
     named = {reply["sha256"] for reply in replies}
     unnamed = [reply for reply in sent if reply.sha256 not in named and first <= reply.round <= last]
     if unnamed:
         names = [f"{reply.record} of round {reply.round}" for reply in unnamed[-MOST_NUMBERS:]]
-        text += f" The site's audit has, and the receipt has not: {join_words(names)}."
+        text += f" The site's audit has, and the receipt has not: {join_as_english_list(names)}."
     return text

@@ -27,7 +27,7 @@ def public_key_as_pem(public_key: ec.EllipticCurvePublicKey) -> bytes:
     return public_key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
-def signed_headers(
+def make_signed_headers(
     key: ec.EllipticCurvePrivateKey, public_key: bytes, process: str
 ) -> Sequence[tuple[str, str | bytes]]:
     """Return the headers of one gRPC call, with a signature over the current time.
@@ -41,7 +41,7 @@ def signed_headers(
     return ((PUBLIC_KEY, public_key), (TIME, now), (SIGNATURE, signature), (PROCESS, process))
 
 
-def is_signed_by(public_key: bytes, time: str, signature: bytes) -> bool:
+def is_time_signature_valid(public_key: bytes, time: str, signature: bytes) -> bool:
     """Return True if the signature over a time header is by this public key (PEM); False also for an invalid key."""
     try:
         key = serialization.load_pem_public_key(public_key)
@@ -53,6 +53,6 @@ def is_signed_by(public_key: bytes, time: str, signature: bytes) -> bool:
     return True
 
 
-def requested_wait_s(header: str) -> float | None:
+def parse_wait_header_s(header: str) -> float | None:
     """Parse the header :data:`WAIT`: seconds that a call may wait, at most :data:`LONGEST_WAIT_S`; None if invalid."""
     return min(float(header), LONGEST_WAIT_S) if re.fullmatch(r"\d{1,3}(\.\d{1,3})?", header, re.ASCII) else None

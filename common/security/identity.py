@@ -25,7 +25,7 @@ from pydantic import field_validator
 from common.errors import BadInput, Fault
 from common.system.files import add_file_name_to_errors, is_file, write_atomically
 from common.system.plain_text import PLAIN_NAME
-from common.system.toml import M, TomlSection, read_toml, toml_text, validate_tables
+from common.system.toml import M, TomlSection, read_toml, to_toml_text, validate_tables
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _NEW_KEY = "Put the one back that flwr-client init made; if it is lost, init makes a new one, to be admitted anew."
@@ -59,7 +59,7 @@ def check_site_name(name: str) -> str:
     return name
 
 
-def checked_key(line: str) -> str:
+def check_public_key(line: str) -> str:
     """Check that a public key is one line ``ecdsa-sha2-nistp256 AAAA... comment``; return it unchanged.
 
     Raises:
@@ -84,7 +84,7 @@ class SiteAdmissionRequest(TomlSection):
     public_key: str
 
     _name = field_validator("site")(check_site_name)
-    _key = field_validator("public_key")(checked_key)
+    _key = field_validator("public_key")(check_public_key)
 
 
 class SiteConnectionKit(TomlSection):
@@ -105,7 +105,7 @@ class SiteConnectionKit(TomlSection):
     ca_certificate: str
 
     _name = field_validator("site", "coordinator")(check_site_name)
-    _key = field_validator("public_key")(checked_key)
+    _key = field_validator("public_key")(check_public_key)
 
     @field_validator("address")
     @classmethod
@@ -142,7 +142,7 @@ def read_admission_request(path: Path) -> SiteAdmissionRequest:
     Raises:
         BadInput: With all faults of the file.
     """
-    return _read_received(
+    return _read_received_file(
         SiteAdmissionRequest, path, "request", "Have the hospital send it again, as flwr-client init wrote it."
     )
 
@@ -153,7 +153,7 @@ def read_connection_kit(path: Path) -> SiteConnectionKit:
     Raises:
         BadInput: With all faults of the file.
     """
-    return _read_received(
+    return _read_received_file(
         SiteConnectionKit, path, "kit", "Have the coordinator send it again, as flwr-server admit wrote it."
     )
 
@@ -164,7 +164,7 @@ HEADING = 200
 """Number of first bytes of a file in which a key names its kind."""
 
 
-def _read_received(kind: type[M], path: Path, ending: str, remedy: str) -> M:
+def _read_received_file(kind: type[M], path: Path, ending: str, remedy: str) -> M:
     """Read a request or kit; people never edit these files, so a fault means a damaged or wrong file."""
     if path.is_dir():
         raise BadInput([Fault(str(path), "is a folder.", f"Name the file NAME.{ending}.")])
@@ -189,13 +189,13 @@ def _read_received(kind: type[M], path: Path, ending: str, remedy: str) -> M:
         raise BadInput(replace(fault, remedy=remedy if there else fault.remedy) for fault in bad.faults) from None
 
 
-def write_toml(path: Path, section: TomlSection, heading: str) -> None:
+def write_toml_section(path: Path, section: TomlSection, heading: str) -> None:
     """Write the fields of ``section``, all strings, as a TOML file with a comment at the top."""
-    lines = [f"# {heading}", *(f"{key} = {toml_text(value)}" for key, value in section.model_dump().items()), ""]
+    lines = [f"# {heading}", *(f"{key} = {to_toml_text(value)}" for key, value in section.model_dump().items()), ""]
     write_atomically(path, "\n".join(lines).encode())
 
 
-def create_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def create_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Create a key pair, write the private key to a new file that only the owner can read, and return the key."""
     key = ec.generate_private_key(ec.SECP256R1())
     text = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
@@ -217,7 +217,7 @@ def write_secret_file(path: Path, content: bytes) -> None:
         raise
 
 
-def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Read a site's private key.
 
     Raises:

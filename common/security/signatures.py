@@ -110,7 +110,7 @@ class SignedStatement(BaseModel):
     signature: str = Field(pattern="^[0-9a-f]{0,300}$")
 
 
-def sign(
+def sign_record(
     content: RecordDict, statement: _SignableStatement, key: ec.EllipticCurvePrivateKey, **more: bytes
 ) -> RecordDict:
     """Sign a record: return a copy with the statement, its signature, and ``more`` (a certificate) as fields."""
@@ -124,7 +124,7 @@ def sign(
     return signed
 
 
-def is_signed(content: RecordDict) -> bool:
+def is_record_signed(content: RecordDict) -> bool:
     """Return True if a record has fields of a signature."""
     return any(name.startswith(SIGNATURE) for name in read_small_fields(content))
 
@@ -159,7 +159,7 @@ def unverified_signature_or_none(content: RecordDict) -> SignedStatement | None:
         return None
 
 
-def verified_reply(signed: SignedStatement, public_key: str) -> ReplyStatement:
+def verify_reply_signature(signed: SignedStatement, public_key: str) -> ReplyStatement:
     """Verify a site's signature by its public key (an OpenSSH line); return the statement.
 
     Raises:
@@ -175,7 +175,9 @@ def verified_reply(signed: SignedStatement, public_key: str) -> ReplyStatement:
     return ReplyStatement.read(signed.statement)
 
 
-def verified_request(signed: SignedStatement, certificate: bytes, authority: x509.Certificate) -> RequestStatement:
+def verify_request_signature(
+    signed: SignedStatement, certificate: bytes, authority: x509.Certificate
+) -> RequestStatement:
     """Verify the coordinator's signature; return the statement.
 
     Args:
@@ -185,11 +187,11 @@ def verified_request(signed: SignedStatement, certificate: bytes, authority: x50
     Raises:
         SignatureFault: If the certificate or the signature is wrong, or the text is not a valid statement.
     """
-    _verify_signature(verified_signing_key(certificate, authority), OF_A_REQUEST, signed)
+    _verify_signature(verify_signing_certificate(certificate, authority), OF_A_REQUEST, signed)
     return RequestStatement.read(signed.statement)
 
 
-def verified_signing_key(certificate: bytes, authority: x509.Certificate) -> ec.EllipticCurvePublicKey:
+def verify_signing_certificate(certificate: bytes, authority: x509.Certificate) -> ec.EllipticCurvePublicKey:
     """Verify that an authority issued a certificate for signing requests; return the certificate's public key.
 
     Dates are not checked, so that old records can be verified.
@@ -217,7 +219,7 @@ def check_statement_matches_record(statement: ReplyStatement | RequestStatement,
         raise SignatureFault("its statement is about another record")
 
 
-def read_run_round_kind(content: RecordDict) -> tuple[str, int, str]:
+def read_run_round_class(content: RecordDict) -> tuple[str, int, str]:
     """Return run, round and class name of a record from its fields, without checking the record."""
     fields = read_small_fields(content)
     run, number, record = fields.get("run"), fields.get("round", 0), fields.get("wire.record")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from common.errors import BadInput, Fault, suggest_nearest_name
-from common.system.stopping import block_if_stopping, removed_if_stopped
+from common.system.stopping import block_if_stopping, remove_output_if_stopped
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Error numbers of a full disk, a used-up quota, or a file at its size limit."""
@@ -137,7 +137,7 @@ def write_atomically(path: Path, content: bytes | Parts, *, durable: bool = True
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = partial_path(path)
     remove = partial(temporary.unlink, missing_ok=True)
-    with removed_if_stopped(remove):
+    with remove_output_if_stopped(remove):
         try:
             try:
                 descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o666)
@@ -172,7 +172,7 @@ def remove_outputs_on_failure(*outputs: Path) -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
     try:
-        with add_file_name_to_errors(outputs[0]), removed_if_stopped(remove):
+        with add_file_name_to_errors(outputs[0]), remove_output_if_stopped(remove):
             yield
     except BaseException:
         remove()

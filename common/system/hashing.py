@@ -52,13 +52,13 @@ def _bytes_of_content(part: Any, visited: dict[int, tuple[int, Any]]) -> Iterato
     elif isinstance(part, types.MethodType):
         yield from _bytes_of_sequence((part.__func__, part.__self__), visited)
     elif isinstance(part, types.FunctionType):
-        yield _source_text(part)
+        yield _source_bytes_for_hash(part)
         closure = inspect.getclosurevars(part)
         used = {name: value for name, value in closure.globals.items() if not isinstance(value, types.ModuleType)}
         yield from _bytes_of_sequence((part.__defaults__, part.__kwdefaults__, dict(closure.nonlocals), used), visited)
     elif isinstance(part, type):
         yield f"{part.__module__}.{part.__qualname__}".encode()
-        yield _source_text(part)
+        yield _source_bytes_for_hash(part)
     elif hasattr(part, "tobytes") and hasattr(part, "shape"):  # numpy's
         yield f"{part.dtype} {part.shape}".encode()
         yield part.tobytes()
@@ -81,7 +81,7 @@ def _bytes_of_sequence(parts: Any, visited: dict[int, tuple[int, Any]]) -> Itera
         yield from _bytes_of_object(part, visited)
 
 
-def _source_text(part: Any) -> bytes:
+def _source_bytes_for_hash(part: Any) -> bytes:
     """Return the source of a function or class for hashing; without a source file also the compiled code.
 
     Code from ``exec`` or a prompt has no source file. Python 3.13 may then return the source of other code, because

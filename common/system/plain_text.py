@@ -33,7 +33,7 @@ _UNSEEN_RANGES = ((0x180B, 0x180F), (0xFE00, 0xFE0F), (0xE0100, 0xE01EF))
 """Ranges of variation selectors, which change only the look of the character before them."""
 
 
-def is_plain(text: str) -> bool:
+def is_plain_text(text: str) -> bool:
     """Return True if every character is visible or a space, so that the text is safe to print as one line.
 
     Characters that are not plain are controls (C0, C1, escape, line feeds), format characters (bidirectional,
@@ -49,8 +49,8 @@ def _is_plain_character(character: str) -> bool:
 
 
 def escape_unplain_characters(text: str) -> str:
-    """Escape every character that is not plain (:func:`is_plain`) in Python's notation, such as ``\\x1b``."""
-    if is_plain(text):
+    """Escape every character that is not plain (:func:`is_plain_text`) in Python's notation, such as ``\\x1b``."""
+    if is_plain_text(text):
         return text
     pairs = ((letter, letter.encode("unicode_escape").decode("ascii")) for letter in text)
     return "".join(letter if _is_plain_character(letter) else escape for letter, escape in pairs)
@@ -75,7 +75,7 @@ def _cut_note(characters: int) -> str:
     return f" ... ({characters:,} characters cut)"
 
 
-def printable_lines(text: str) -> str:
+def make_printable_lines(text: str) -> str:
     """Make untrusted text of several lines safe to print: escape each line, and indent all lines but the first.
 
     Text after :data:`MOST_LINES` lines is cut, with a note of the number of characters.
@@ -89,23 +89,23 @@ def printable_lines(text: str) -> str:
     )
 
 
-def terminal_safe(text: str) -> str:
+def escape_for_terminal(text: str) -> str:
     """Escape all control characters of a text except line feeds, so that the text cannot control the terminal."""
-    return text if is_plain(text) else "\n".join(map(escape_unplain_characters, text.split("\n")))
+    return text if is_plain_text(text) else "\n".join(map(escape_unplain_characters, text.split("\n")))
 
 
-def page_safe(value: object) -> object:
+def escape_for_page(value: object) -> object:
     """Escape a value for an HTML page, except our own markup; used as ``finalize`` of the jinja templates."""
-    return terminal_safe(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+    return escape_for_terminal(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
-def json_text(value: Any, indent: int | None = None, *, allow_nan: bool = False) -> str:
+def to_json_text(value: Any, indent: int | None = None, *, allow_nan: bool = False) -> str:
     r"""Format a value as JSON, with visible characters unchanged and all others escaped as ``\u....``.
 
     :func:`json.dumps` alone does not escape C1 controls, bidirectional marks and line separators.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=allow_nan, indent=indent)
-    if is_plain(text.replace("\n", "")):
+    if is_plain_text(text.replace("\n", "")):
         return text
     # json.dumps writes a character beyond 16 bits as two surrogates, and leaves DEL alone.
     pairs = ((letter, "\\u007f" if letter == "\x7f" else json.dumps(letter)[1:-1]) for letter in text)
@@ -123,7 +123,7 @@ def make_template_environment(*folders: Path) -> "Environment":
     return Environment(
         loader=FileSystemLoader(folders),
         autoescape=True,
-        finalize=page_safe,
+        finalize=escape_for_page,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -193,12 +193,12 @@ def count_with_noun(amount: int, noun: str, plural: str | None = None) -> str:
     return f"{amount:,} {noun if amount == 1 else plural or noun + 's'}"
 
 
-def join_words(words: Sequence[str]) -> str:
+def join_as_english_list(words: Sequence[str]) -> str:
     """Join words as an English list: ``"a, b and c"``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
 
 
-def join_first_words(words: Sequence[str], most: int = 3) -> str:
+def join_first_and_count(words: Sequence[str], most: int = 3) -> str:
     """Join the first ``most`` words and the number of further words by commas: ``"a, b, c, 2 more"``."""
     rest = len(words) - most
     return ", ".join([*words[:most], f"{rest} more"] if rest > 0 else words)
@@ -207,7 +207,7 @@ def join_first_words(words: Sequence[str], most: int = 3) -> str:
 def list_first_and_count_rest(words: Sequence[str], most: int) -> str:
     """Join the first ``most`` words and the number of further words as an English list: ``"a, b and 3 more"``."""
     rest = len(words) - most
-    return join_words([*words[:most], f"{rest:,} more"] if rest > 0 else words)
+    return join_as_english_list([*words[:most], f"{rest:,} more"] if rest > 0 else words)
 
 
 def format_rounds(rounds: Iterable[int]) -> str:

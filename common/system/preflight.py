@@ -27,7 +27,7 @@ HELD_S, LOOK_S = 900.0, 2.0
 
 
 @contextmanager
-def delay_exit_until_change(
+def delay_failure_until_change(
     folder: Path, tell: Callable[[str], None], refusals: tuple[type[Exception], ...], *, held: bool
 ) -> Iterator[None]:
     """Delay exceptions of the ``with`` block until a file in a folder changes, for at most ``HELD_S`` seconds.
@@ -44,13 +44,13 @@ def delay_exit_until_change(
         if held:
             tell(f"refused: {error}")
             tell(f"ends when a file in {folder} changes, or in {HELD_S / 60:.0f} min, to be started again")
-            before, until = _list_file_times(folder), time.monotonic() + HELD_S
-            while time.monotonic() < until and _list_file_times(folder) == before:
+            before, until = _file_modification_times(folder), time.monotonic() + HELD_S
+            while time.monotonic() < until and _file_modification_times(folder) == before:
                 time.sleep(LOOK_S)
         raise
 
 
-def _list_file_times(folder: Path) -> tuple[tuple[str, float], ...]:
+def _file_modification_times(folder: Path) -> tuple[tuple[str, float], ...]:
     """Return name and modification time of each file in a folder; empty if it cannot be read."""
     try:
         return tuple(sorted((path.name, path.stat().st_mtime) for path in folder.iterdir() if path.is_file()))
@@ -100,7 +100,7 @@ def occupied_folder_faults(out: Path) -> list[Fault]:
     return [Fault(f"--out {out}", problem.format(owner), "Name another folder.") for owner in owners[:1]]
 
 
-def date_faults(where: str, certificate: x509.Certificate, remedy: str) -> list[Fault]:
+def certificate_date_faults(where: str, certificate: x509.Certificate, remedy: str) -> list[Fault]:
     """Return a fault if a certificate is expired or not yet valid; else an empty list."""
     now = dt.datetime.now(dt.UTC)
     today = f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
@@ -112,7 +112,7 @@ def date_faults(where: str, certificate: x509.Certificate, remedy: str) -> list[
     return []
 
 
-def flower_faults() -> list[Fault]:
+def flower_release_faults() -> list[Fault]:
     """Return a fault if the installed release of Flower is not supported; else an empty list."""
     least, beyond = (".".join(map(str, release)) for release in FLOWER)
     try:

@@ -30,7 +30,7 @@ def physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def container_limit() -> int:
+def container_memory_limit() -> int:
     """Return the memory limit of this process's control groups (cgroups, version 1 or 2) in bytes; 2^62 for no limit.
 
     Containers, systemd services and ``systemd-run -p MemoryMax=...`` set such limits.
@@ -52,7 +52,7 @@ def container_limit() -> int:
     return min(limits)
 
 
-def keep_large_buffers() -> None:
+def reuse_large_buffers() -> None:
     """Let malloc reuse large buffers in this process; call this before threads start. Only glibc supports this."""
     if not sys.platform.startswith("linux"):
         return

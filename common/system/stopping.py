@@ -120,7 +120,7 @@ def set_resume_hint(line: Callable[[], str]) -> None:
 
 
 @contextmanager
-def removed_if_stopped(remove: Callable[[], object]) -> Iterator[None]:
+def remove_output_if_stopped(remove: Callable[[], object]) -> Iterator[None]:
     """Call ``remove``, which deletes unfinished output, if a signal stops the program inside the ``with`` block."""
     _to_remove.append(remove)
     try:
@@ -141,7 +141,7 @@ def end_with_parent(parent: int | None = None) -> None:
         os._exit(1)
 
 
-def end_with_starter() -> None:
+def end_with_parent_if_requested() -> None:
     """Call :func:`end_with_parent` if the environment variable :data:`STARTER` is set; call this first in ``main``."""
     starter = os.environ.pop(STARTER, "")  # not for programs that this one starts
     if starter:
@@ -159,7 +159,7 @@ def _is_handling_signals() -> bool:
     return signal.getsignal(signal.SIGTERM) is _handle_signal
 
 
-def _mask_signals(how: signal.Sigmasks) -> None:
+def _block_signals_around_fork(how: signal.Sigmasks) -> None:
     """Block signals before a fork, or unblock them after it, so that a signal to the child cannot end the parent."""
     if _is_handling_signals():
         signal.pthread_sigmask(how, SIGNALS)
@@ -176,8 +176,8 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(
-    before=partial(_mask_signals, signal.SIG_BLOCK),
-    after_in_parent=partial(_mask_signals, signal.SIG_UNBLOCK),
+    before=partial(_block_signals_around_fork, signal.SIG_BLOCK),
+    after_in_parent=partial(_block_signals_around_fork, signal.SIG_UNBLOCK),
     after_in_child=_after_fork_in_child,
 )
 
@@ -207,10 +207,10 @@ def _wait_for_signal(reading: int) -> None:
                 closing.ask()
             if not has_timer:
                 has_timer = True
-                threading.Thread(target=_end_after_delay, args=(closing,), daemon=True).start()
+                threading.Thread(target=_end_program_after_delay, args=(closing,), daemon=True).start()
 
 
-def _end_after_delay(closing: _GracefulShutdown) -> None:
+def _end_program_after_delay(closing: _GracefulShutdown) -> None:
     time.sleep(CLOSING_S)
     _end_program(closing.code, silently=closing.closed)
 

@@ -16,14 +16,14 @@ from rich.segment import Segment
 from common import __version__
 from common.errors import BadInput, Fault
 from common.system.files import NO_PLACE_TO_WRITE, disk_full_message
-from common.system.plain_text import HANGING, json_text, terminal_safe
+from common.system.plain_text import HANGING, escape_for_terminal, to_json_text
 from common.system.resources import raise_descriptor_limit
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-class ProgressForm(StrEnum):
+class ProgressFormat(StrEnum):
     """The values of the option ``--progress`` of ``flwr-sim``."""
 
     auto = "auto"
@@ -43,12 +43,12 @@ class LogForm(StrEnum):
 _log_form = [LogForm.text]
 
 
-def _set_log_form(form: LogForm) -> LogForm:
+def _set_log_format(form: LogForm) -> LogForm:
     _log_form[:] = [form]
     return form
 
 
-def log_form() -> LogForm:
+def current_log_format() -> LogForm:
     """Return the value of ``--log-format`` in this process; text if the command has no such option."""
     return _log_form[0]
 
@@ -56,7 +56,7 @@ def log_form() -> LogForm:
 LogFormat = Annotated[
     LogForm,
     typer.Option(
-        "--log-format", callback=_set_log_form, help="Of the lines on what happens: text, or an object a line."
+        "--log-format", callback=_set_log_format, help="Of the lines on what happens: text, or an object a line."
     ),
 ]
 
@@ -80,7 +80,7 @@ class PlainConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render as rich does, then escape the text of every segment."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=terminal_safe(segment.text))
+            yield segment if segment.control else segment._replace(text=escape_for_terminal(segment.text))
 
 
 def make_command_line_program(name: str, purpose: str, exit_codes: str) -> typer.Typer:
@@ -202,7 +202,7 @@ def run_program(
         stopped: Further exception types with a message for a person; their exit code is ``exit_code``, or 1.
         prints_result: True if output that is lost on a full disk is a failure; False for a log.
     """
-    _set_log_form(LogForm.text)
+    _set_log_format(LogForm.text)
     raise_descriptor_limit()
     with _drop_unwritable_output(prints_result=prints_result):
         try:
@@ -228,33 +228,33 @@ def run_program(
 
 def _print_error(kind: str, text: str) -> None:
     """Print on standard error the reason why the program ends, in the format of ``--log-format``."""
-    if log_form() is LogForm.json:
-        json_printer(sys.stderr)({"level": "error", "message": terminal_safe(text)})
+    if current_log_format() is LogForm.json:
+        make_json_printer(sys.stderr)({"level": "error", "message": escape_for_terminal(text)})
     else:
         console = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
         console.print(f"[bold red]{kind}[/] {escape(text)}")
 
 
-def event_printer(console: Console) -> Callable[[str], None]:
+def make_event_printer(console: Console) -> Callable[[str], None]:
     """Return a function that prints a log line for an event, with date, time and time zone.
 
     With ``--log-format json`` a line is an object with ``time``, ``level`` and ``message``. Further lines of a text are
     indented, so that untrusted text cannot imitate an event.
     """
-    if log_form() is LogForm.json:
-        write = json_printer(console.file)
-        return lambda text: write({"level": "info", "message": terminal_safe(text)})
+    if current_log_format() is LogForm.json:
+        write = make_json_printer(console.file)
+        return lambda text: write({"level": "info", "message": escape_for_terminal(text)})
 
-    def tell(text: str) -> None:
-        first, *others = terminal_safe(text).split("\n")
+    def print_event(text: str) -> None:
+        first, *others = escape_for_terminal(text).split("\n")
         lines = "\n".join([first, *(line if line.startswith(HANGING) else f"{HANGING}{line}" for line in others)])
         console.print(f"[dim]{local_timestamp()}[/]  {escape(lines)}", soft_wrap=True, highlight=False)
         console.file.flush()
 
-    return tell
+    return print_event
 
 
-def progress_form(requested: ProgressForm, console: Console) -> ProgressForm:
+def choose_progress_format(requested: ProgressFormat, console: Console) -> ProgressFormat:
     """Return the progress display for a requested ``--progress`` value and a console.
 
     ``auto`` becomes ``bar`` on a terminal, and ``lines`` otherwise. A quiet console has no progress display.
@@ -263,23 +263,23 @@ def progress_form(requested: ProgressForm, console: Console) -> ProgressForm:
         BadInput: If ``bar`` is requested without a terminal.
     """
     if console.quiet:
-        return ProgressForm.none
+        return ProgressFormat.none
     # is_terminal alone is what FORCE_COLOR says, which build servers set for a log file
     drawn = console.is_terminal and console.file.isatty() and not console.is_dumb_terminal
-    if requested is ProgressForm.bar and not drawn:
+    if requested is ProgressFormat.bar and not drawn:
         problem = "needs a terminal that can draw, and standard output is none."
         raise BadInput([Fault("--progress bar", problem, "Use lines, json, or leave it out.")])
-    return (ProgressForm.bar if drawn else ProgressForm.lines) if requested is ProgressForm.auto else requested
+    return (ProgressFormat.bar if drawn else ProgressFormat.lines) if requested is ProgressFormat.auto else requested
 
 
-def json_printer(file: IO[str]) -> Callable[[Mapping[str, Any]], None]:
+def make_json_printer(file: IO[str]) -> Callable[[Mapping[str, Any]], None]:
     """Return a function that writes a mapping, with ``time`` as its first field, to a file as one line of JSON."""
 
-    def tell(fields: Mapping[str, Any]) -> None:
-        file.write(json_text({"time": local_timestamp(), **fields}) + "\n")
+    def print_json(fields: Mapping[str, Any]) -> None:
+        file.write(to_json_text({"time": local_timestamp(), **fields}) + "\n")
         file.flush()
 
-    return tell
+    return print_json
 
 
 def local_timestamp() -> str:

@@ -14,7 +14,7 @@ from common.errors import (
     SAVE_AS_UTF8,
     BadInput,
     Fault,
-    explain_not_utf8_line,
+    describe_non_utf8_file,
     quote_names,
     suggest_nearest_name,
 )
@@ -87,7 +87,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(content.decode("utf-8-sig"))  # Windows' editors put a mark in front
     except UnicodeDecodeError as error:
-        problem = explain_not_utf8_line(content, content.count(b"\n", 0, error.start) + 1)
+        problem = describe_non_utf8_file(content, content.count(b"\n", 0, error.start) + 1)
         remedy = "Name a TOML file." if problem == PICTURE else SAVE_AS_UTF8
         raise BadInput([Fault(path.name, problem, remedy)]) from None
     except ValueError as error:
@@ -140,9 +140,9 @@ def validation_faults(
     faults = []
     for details in error.errors(include_url=False):
         steps = [str(step) for step in details["loc"]]
-        table, keys, kinds = _locate_fault(root, steps)
+        table, keys, kinds = _locate_validation_error(root, steps)
         where = f"{file_name}: {'.'.join(keys)}" if keys else file_name
-        problem, remedy = describe_validation_error(details), near_literal(details)
+        problem, remedy = describe_validation_error(details), suggest_nearest_literal(details)
         if details["type"] == "extra_forbidden":
             allowed = (*table, *(extra if len(steps) == 1 else ()))
             remedy = suggest_nearest_name(steps[-1], allowed) or f"Known: {quote_names(allowed)}."
@@ -156,7 +156,7 @@ def validation_faults(
     return faults
 
 
-def toml_text(value: str | int | float | bool | Sequence[str]) -> str:
+def to_toml_text(value: str | int | float | bool | Sequence[str]) -> str:
     """Format a string, number, boolean or list as TOML."""
     text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")
@@ -182,7 +182,7 @@ def describe_validation_error(error: Mapping[str, Any]) -> str:
     return f"{problem}; got {value if len(value) <= _LONGEST_VALUE else f'{value[:_LONGEST_VALUE]}...'}."
 
 
-def near_literal(error: Mapping[str, Any]) -> str:
+def suggest_nearest_literal(error: Mapping[str, Any]) -> str:
     """Suggest the allowed value nearest to a wrong one; empty if the error already lists all allowed values."""
     if error["type"] != "literal_error" or not isinstance(error.get("input"), str):
         return ""
@@ -190,7 +190,9 @@ def near_literal(error: Mapping[str, Any]) -> str:
     return suggest_nearest_name(error["input"], options) if len(options) > _FEW_OPTIONS else ""
 
 
-def _locate_fault(root: type[BaseModel], steps: Sequence[str]) -> tuple[tuple[str, ...], list[str], set[str]]:
+def _locate_validation_error(
+    root: type[BaseModel], steps: Sequence[str]
+) -> tuple[tuple[str, ...], list[str], set[str]]:
     """Translate the location of a pydantic error into keys of the TOML file.
 
     Returns:
@@ -208,17 +210,17 @@ def _locate_fault(root: type[BaseModel], steps: Sequence[str]) -> tuple[tuple[st
         keys.append(step)
         table = tuple(name for member in members for name in member.model_fields)
         fields = [member.model_fields[step] for member in members if step in member.model_fields]
-        members = tuple(m for field in fields for m in _models_in((field.annotation, *field.metadata)))
+        members = tuple(m for field in fields for m in _pydantic_models_in((field.annotation, *field.metadata)))
     return table, keys, {_kind_key_value(member) for member in members if "kind" in member.model_fields}
 
 
-def _models_in(annotations: Iterable[Any]) -> Iterable[type[BaseModel]]:
+def _pydantic_models_in(annotations: Iterable[Any]) -> Iterable[type[BaseModel]]:
     """Yield the pydantic models in type annotations, also those inside unions and optional types."""
     for annotation in annotations:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield annotation
         else:
-            yield from _models_in(get_args(annotation))
+            yield from _pydantic_models_in(get_args(annotation))
 
 
 def _kind_key_value(member: type[BaseModel]) -> str:

@@ -1,6 +1,6 @@
 """Bounds of the fields of records, checked on receipt: length and characters of text, range of numbers.
 
-A field's bound is an annotation of its type (``Annotated``), which :func:`refuse_out_of_bounds` reads. A test requires
+A field's bound is an annotation of its type (``Annotated``), which :func:`check_field_bounds` reads. A test requires
 a bound for every text and number of every record. :mod:`strategies.engine.exchange` checks the limits that depend on
 the round.
 """
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from common.errors import WireError
 from common.metrics.auroc import LARGEST_METRIC
 from common.plugins import MOST_METRICS
-from common.system.plain_text import is_plain, make_printable_line, printable_lines
+from common.system.plain_text import is_plain_text, make_printable_line, make_printable_lines
 
 MOST_IMAGES = 10**9
 """Most images of one site: more is an error or a lie, and would outweigh every other site."""
@@ -25,8 +25,8 @@ MOST_SITES = 10_000
 MOST_ROUNDS = 10**9
 MOST_LOSS = 1e6
 """Largest mean cross-entropy, in nats an image. A model with that loss is broken; a larger number says nothing more. An
-honest site reports this number for a larger loss and for one that is not finite (:func:`reported_loss`), so no site is
-left out for an honest report."""
+honest site reports this number for a larger loss and for one that is not finite (:func:`clip_reported_loss`), so no
+site is left out for an honest report."""
 MOST_SECONDS = 1e8
 """About three years."""
 MOST_EPOCHS = 10**6
@@ -37,7 +37,7 @@ thousand such numbers still add up in float32."""
 
 
 @dataclass(frozen=True)
-class NumberRange:
+class NumberRangeBound:
     """The bound of a number: from ``least`` to ``most``. NaN is accepted here; the codec rejects it if not allowed."""
 
     least: float
@@ -57,7 +57,7 @@ class PlainLineBound:
     longest: int = 200
 
     def fault(self, value: Any) -> str:
-        if len(value) <= self.longest and is_plain(value):
+        if len(value) <= self.longest and is_plain_text(value):
             return ""
         expected = f"must be one line of at most {self.longest} printable characters"
         actual = "characters that cannot be printed" if len(value) <= self.longest else f"{len(value):,} characters"
@@ -89,7 +89,7 @@ class ListBound:
     """The bound of a list: at most ``most`` entries, and a bound for each entry."""
 
     most: int
-    bound: NumberRange | PlainLineBound
+    bound: NumberRangeBound | PlainLineBound
 
     def fault(self, value: Any) -> str:
         if len(value) > self.most:
@@ -98,10 +98,10 @@ class ListBound:
             return ""
         # All entries at once where nothing is wrong. A NaN among them makes min and max NaN or is ignored; no other
         # entry hides behind it.
-        if isinstance(self.bound, NumberRange):
+        if isinstance(self.bound, NumberRangeBound):
             fits = self.bound.least <= min(value) and max(value) <= self.bound.most
         else:
-            fits = max(map(len, value)) <= self.bound.longest and is_plain("".join(value))
+            fits = max(map(len, value)) <= self.bound.longest and is_plain_text("".join(value))
         if fits:
             return ""
         return next(
@@ -109,20 +109,24 @@ class ListBound:
         )
 
 
-Bound = NumberRange | PlainLineBound | LongTextBound | FreeTextBound | ListBound
+Bound = NumberRangeBound | PlainLineBound | LongTextBound | FreeTextBound | ListBound
 BOUNDS = typing.get_args(Bound)
 
 NAME = PlainLineBound()
-SHARE = NumberRange(0.0, 1.0 + 1e-9)
+SHARE = NumberRangeBound(0.0, 1.0 + 1e-9)
 """Range of AUROC, average precision and balanced accuracy; rounding may end just above 1."""
-VALIDATION_LOSS = NumberRange(0.0, MOST_LOSS)
+VALIDATION_LOSS = NumberRangeBound(0.0, MOST_LOSS)
 """Range of a validation loss: a mean of cross-entropies (:mod:`strategies.local.losses`), never below 0."""
-TRAIN_LOSS = NumberRange(-MOST_LOSS, MOST_LOSS)
+TRAIN_LOSS = NumberRangeBound(-MOST_LOSS, MOST_LOSS)
 """Range of a training loss: the loss of a method may hold divergences, which rounding can put below 0."""
-COUNT = NumberRange(0, MOST_IMAGES)
-COUNT_OR_UNKNOWN = NumberRange(-1, MOST_IMAGES)
-ROUND = NumberRange(0, MOST_ROUNDS)
-SECONDS, EPOCHS, EPSILON = NumberRange(0.0, MOST_SECONDS), NumberRange(0, MOST_EPOCHS), NumberRange(0.0, MOST_EPSILON)
+COUNT = NumberRangeBound(0, MOST_IMAGES)
+COUNT_OR_UNKNOWN = NumberRangeBound(-1, MOST_IMAGES)
+ROUND = NumberRangeBound(0, MOST_ROUNDS)
+SECONDS, EPOCHS, EPSILON = (
+    NumberRangeBound(0.0, MOST_SECONDS),
+    NumberRangeBound(0, MOST_EPOCHS),
+    NumberRangeBound(0.0, MOST_EPSILON),
+)
 
 Text = Annotated[str, NAME]
 ClassNames = Annotated[tuple[str, ...], ListBound(MOST_CLASSES, NAME)]
@@ -130,7 +134,7 @@ SiteNames = Annotated[tuple[str, ...], ListBound(MOST_SITES, NAME)]
 RoundNumber = Annotated[int, ROUND]
 Count = Annotated[int, COUNT]
 Figures = Annotated[
-    tuple[float, ...], ListBound(MOST_CLASSES * MOST_METRICS, NumberRange(-LARGEST_METRIC, LARGEST_METRIC))
+    tuple[float, ...], ListBound(MOST_CLASSES * MOST_METRICS, NumberRangeBound(-LARGEST_METRIC, LARGEST_METRIC))
 ]
 MetricNames = Annotated[tuple[str, ...], ListBound(MOST_METRICS, NAME)]
 Counts = Annotated[tuple[int, ...], ListBound(MOST_CLASSES, COUNT_OR_UNKNOWN)]
@@ -149,11 +153,11 @@ def escape_free_text(record: type, values: dict[str, Any]) -> dict[str, Any]:
     """Return a record's field values, with text for people (:class:`FreeTextBound`) escaped and cut."""
     for name, bound in field_bounds_of_record(record).items():
         if isinstance(bound, FreeTextBound) and values[name]:
-            values = {**values, name: printable_lines(values[name])}
+            values = {**values, name: make_printable_lines(values[name])}
     return values
 
 
-def refuse_out_of_bounds(record: object) -> None:
+def check_field_bounds(record: object) -> None:
     """Raise :class:`WireError` if any field of this record is out of bounds."""
     kind: type = type(record)
     for name, bound in field_bounds_of_record(kind).items():
@@ -162,13 +166,13 @@ def refuse_out_of_bounds(record: object) -> None:
             raise WireError(f"{kind.__name__}.{name} {fault}.")
 
 
-def refuse_unprintable(names: Iterable[str], what: str, most: int = MOST_CLASSES) -> None:
+def refuse_unprintable_names(names: Iterable[str], what: str, most: int = MOST_CLASSES) -> None:
     """Raise :class:`WireError` if there are too many names, or one is too long or has unprintable characters."""
     if fault := ListBound(most, NAME).fault(tuple(names)):
         raise WireError(f"{what}: {fault}.")
 
 
-def reported_loss(loss: float | None) -> float | None:
+def clip_reported_loss(loss: float | None) -> float | None:
     """Clip a loss to :data:`MOST_LOSS` before a site reports it; NaN becomes :data:`MOST_LOSS`, too."""
     if loss is None:
         return None

@@ -26,7 +26,7 @@ _BYTES, _BLAKE3 = "bytes", "blake3"
 _CACHED = "_polyclinic_blake3"
 
 
-def canonical_pieces(content: RecordDict) -> Iterator[bytes]:
+def iterate_canonical_bytes(content: RecordDict) -> Iterator[bytes]:
     """Yield the canonical bytes of a record in pieces, without copying its arrays."""
     line, runs = _canonical_header_line(content)
     yield line
@@ -59,7 +59,7 @@ def parse_canonical_record(data: bytes) -> RecordDict:
 
     content = RecordDict()
     for name, entries in described.items():
-        values = {key: _read_value(entry, take) for key, entry in entries.items()}
+        values = {key: _read_canonical_value(entry, take) for key, entry in entries.items()}
         if values and all(isinstance(value, Array) for value in values.values()):
             content[name] = record = ArrayRecord()  # which would copy arrays that it is made from
             for key, value in values.items():
@@ -73,7 +73,7 @@ def parse_canonical_record(data: bytes) -> RecordDict:
     return content
 
 
-def _read_value(entry: Any, take: Callable[[int], bytes]) -> Any:
+def _read_canonical_value(entry: Any, take: Callable[[int], bytes]) -> Any:
     """Return the value of one entry of the first line; ``take(size)`` returns the next bytes after that line."""
     if not isinstance(entry, dict):
         return entry
@@ -133,7 +133,7 @@ class RecordField:
     size: int
 
 
-def list_fields(content: RecordDict) -> list[RecordField]:
+def list_record_fields(content: RecordDict) -> list[RecordField]:
     """List the fields of a record with their names in the Flower record; an array's name is ``record/name``."""
     fields = [
         RecordField(f"{name}/{key}", tuple(array.shape), len(array.data))

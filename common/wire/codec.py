@@ -30,13 +30,13 @@ from common.wire.bounds import (
     MOST_IMAGES,
     MOST_SITES,
     MOST_STATISTIC,
+    check_field_bounds,
     escape_free_text,
-    refuse_out_of_bounds,
-    refuse_unprintable,
+    refuse_unprintable_names,
 )
 from common.wire.canonical_bytes import SIGNATURE, WIDTH
 from common.wire.fleet_protocol import WIRE_VERSION
-from common.wire.records import FORMS, Arrays, Form, ModelGroups, Record, ScoreCounts, no_scores
+from common.wire.records import FORMS, Arrays, Form, ModelGroups, Record, ScoreCounts, empty_score_counts
 from common.wire.secure_aggregation import Integers
 
 MOST_DIMENSIONS = 64
@@ -59,7 +59,7 @@ WrittenArrays = dict[int, tuple[NDArray[np.float32], Array]]
 """Flower arrays by the ``id`` of the numpy array, which is kept too so that no other object gets its ``id``."""
 
 
-def field_names(record: type[Record]) -> tuple[str, ...]:
+def record_field_names(record: type[Record]) -> tuple[str, ...]:
     """Return the names of a record class's fields."""
     return tuple(field.name for field in dataclasses.fields(record))
 
@@ -72,13 +72,13 @@ def encode_record(record: Record, written: WrittenArrays | None = None) -> Recor
             many sites is packed and hashed once.
     """
     content, fields = RecordDict(), ConfigRecord({_VERSION: WIRE_VERSION, _RECORD: type(record).__name__})
-    for name, kind in _schema(typing.cast(type, type(record))).items():
+    for name, kind in _record_schema(typing.cast(type, type(record))).items():
         value = getattr(record, name)
         if isinstance(kind, _ValueField):
             if value is not None:
                 fields[name] = list(value) if kind.is_list else value
         elif kind is ModelGroups:
-            _write_groups(content, fields, name, value, {} if written is None else written)
+            _write_model_groups(content, fields, name, value, {} if written is None else written)
         elif kind == Arrays:
             fields[f"{name}.names"] = sorted(value)
             for key, array in value.items():
@@ -102,14 +102,14 @@ def decode_record(content: RecordDict, expected: type[R]) -> R:
         WireError: If the content is not a valid record of the class ``expected``.
     """
     name, values = expected.__name__, dict[str, Any]()
-    fields, schema = _checked_fields(content, name), _schema(typing.cast(type, expected))
+    fields, schema = _check_record_fields(content, name), _record_schema(typing.cast(type, expected))
     if unknown := sorted(key for key in content if key != _FIELDS and schema.get(key) not in (ModelGroups, Integers)):
         raise WireError(f"{name} does not have {', '.join(unknown)}.")
     for key, kind in schema.items():
         if isinstance(kind, _ValueField):
             values[key] = kind.read(fields, key, name)
         elif kind is ModelGroups:
-            values[key] = _read_groups(content, fields, key)
+            values[key] = _read_model_groups(content, fields, key)
         elif kind == Arrays:
             values[key] = _read_arrays(fields, key)
         elif kind == Integers:
@@ -119,7 +119,7 @@ def decode_record(content: RecordDict, expected: type[R]) -> R:
     if fields:
         raise WireError(f"{name} does not have {', '.join(sorted(fields))}.")
     record = expected(**escape_free_text(expected, values))
-    refuse_out_of_bounds(record)
+    check_field_bounds(record)
     return record
 
 
@@ -154,7 +154,7 @@ class _ValueField:
 
 
 @functools.cache
-def _schema(record: type) -> dict[str, Any]:
+def _record_schema(record: type) -> dict[str, Any]:
     """Return field name -> type of a record class: an array type, or a :class:`_ValueField` for other fields."""
     schema: dict[str, Any] = {}
     for name, kind in typing.get_type_hints(record).items():
@@ -165,7 +165,7 @@ def _schema(record: type) -> dict[str, Any]:
     return schema
 
 
-def _checked_fields(content: RecordDict, expected: str) -> dict[str, Any]:
+def _check_record_fields(content: RecordDict, expected: str) -> dict[str, Any]:
     """Return the small fields of a record, after checks of its wire version and class name."""
     record = content.get(_FIELDS)
     fields = dict(record) if isinstance(record, ConfigRecord) else {}
@@ -182,7 +182,7 @@ def _checked_fields(content: RecordDict, expected: str) -> dict[str, Any]:
     return fields
 
 
-def _write_groups(
+def _write_model_groups(
     content: RecordDict, fields: ConfigRecord, name: str, groups: ModelGroups, written: WrittenArrays
 ) -> None:
     if (trunk := groups.trunk) is not None:
@@ -203,7 +203,7 @@ def _read_arrays(fields: dict[str, Any], name: str) -> Arrays:
     keys = fields.pop(f"{name}.names", None)
     if not isinstance(keys, list) or not set(map(type, keys)) <= {str} or "/" in "".join(keys):
         raise WireError(f"{name} must name its arrays.")
-    refuse_unprintable(keys, f"names of {name}", MOST_SITES)
+    refuse_unprintable_names(keys, f"names of {name}", MOST_SITES)
     arrays = dict[str, NDArray[np.float32]]()
     for key in keys:
         where = f"{name}/{key}"
@@ -227,11 +227,11 @@ def _read_arrays(fields: dict[str, Any], name: str) -> Arrays:
     return arrays
 
 
-def _read_groups(content: RecordDict, fields: dict[str, Any], name: str) -> ModelGroups:
+def _read_model_groups(content: RecordDict, fields: dict[str, Any], name: str) -> ModelGroups:
     class_names = fields.pop(f"{name}.classes", None)
     if not isinstance(class_names, list) or not set(map(type, class_names)) <= {str}:
         raise WireError(f"class names of {name} must be a list of str.")
-    refuse_unprintable(class_names, f"class names of {name}")
+    refuse_unprintable_names(class_names, f"class names of {name}")
     norm = _read_numbers(fields.pop(f"{name}.norm", None), f"norm of {name}")
     weight = _read_numbers(fields.pop(f"{name}.weight", None), f"weight of {name}")
     bias = _read_numbers(fields.pop(f"{name}.bias", None), f"bias of {name}")
@@ -255,7 +255,7 @@ def _read_groups(content: RecordDict, fields: dict[str, Any], name: str) -> Mode
         raise WireError(f"{where} must be {', '.join(FORMS)} as {RAW}, not {array.dtype} as {array.stype}.")
     form = array.dtype
     one_length = len(array.shape) == 1 and type(array.shape[0]) is int
-    if not one_length or len(array.data) != packed_size(array.shape[0], form):
+    if not one_length or len(array.data) != packed_byte_count(array.shape[0], form):
         raise WireError(f"{where} announces shape {tuple(array.shape)} and has {len(array.data)} bytes.")
     try:
         return ModelGroups(unpack_numbers(array.data, array.shape[0], form), norm, head, form)
@@ -278,7 +278,7 @@ def _read_integers(content: RecordDict, name: str) -> Integers:
 def _read_counts(fields: dict[str, Any], name: str, record: str) -> ScoreCounts:
     data, width = fields.pop(name, None), fields.pop(f"{name}/{WIDTH}", None)
     if data == b"" and width is None:
-        return no_scores()
+        return empty_score_counts()
     if not isinstance(data, bytes) or type(width) is not int:
         raise WireError(f"{record}.{name} must be the bytes of counts, with how many bytes each takes.")
     try:
@@ -333,19 +333,19 @@ BLOCK = 1024
 _LARGEST, _LOWEST = 127, -126  # 2**-126 is float32's smallest normal number
 
 
-def round_to_form(values: Float32, form: Form) -> Float32:
+def round_to_number_format(values: Float32, form: Form) -> Float32:
     """Round numbers ``(n,)`` to values that the number format ``form`` can represent; the result is float32."""
     if form == "float16":
         largest = np.finfo(np.float16).max
         return np.clip(values, -largest, largest).astype(np.float16).astype(np.float32)
     if form == "int8":
         exponents = _block_exponents(values)
-        return _multiply_by_scales(_quantise_to_int8(values, exponents), exponents)
+        return _dequantise_int8(_quantise_to_int8(values, exponents), exponents)
     return values
 
 
 def pack_numbers(values: Float32, form: Form) -> bytes:
-    """Pack numbers that :func:`round_to_form` has rounded into little-endian bytes of the format ``form``."""
+    """Pack numbers that :func:`round_to_number_format` has rounded into little-endian bytes of the format ``form``."""
     if form == "float16":
         return values.astype("<f2").tobytes()
     if form == "int8":
@@ -360,7 +360,7 @@ def unpack_numbers(data: bytes, n: int, form: Form) -> Float32:
     Raises:
         ValueError: If the number of bytes is not that of ``n`` numbers, or the scale of an int8 block is invalid.
     """
-    if len(data) != (expected := packed_size(n, form)):
+    if len(data) != (expected := packed_byte_count(n, form)):
         raise ValueError(f"{n} numbers as {form} take {expected} bytes, not {len(data)}")
     if form == "float16":
         return np.frombuffer(data, "<f2").astype(np.float32)
@@ -369,11 +369,11 @@ def unpack_numbers(data: bytes, n: int, form: Form) -> Float32:
         exponents = np.frombuffer(data, np.int8, blocks)
         if (exponents < _LOWEST).any() or (exponents > 127 - 7).any():
             raise ValueError(f"the scale of a block is 2**{_LOWEST} to 2**120")
-        return _multiply_by_scales(np.frombuffer(data, np.int8, n, blocks), exponents)
+        return _dequantise_int8(np.frombuffer(data, np.int8, n, blocks), exponents)
     return np.frombuffer(data, "<f4")
 
 
-def packed_size(n: int, form: Form) -> int:
+def packed_byte_count(n: int, form: Form) -> int:
     """Return the number of bytes of ``n`` numbers packed in the format ``form``."""
     return n + _count_blocks(n) if form == "int8" else n * (4 if form == "float32" else 2)
 
@@ -411,13 +411,13 @@ def _block_exponents(values: Float32) -> NDArray[np.int8]:
 
 
 def _quantise_to_int8(values: Float32, exponents: NDArray[np.int8]) -> NDArray[np.int8]:
-    whole = np.rint(np.ldexp(values, -_repeat_for_each_number(exponents, len(values))))
+    whole = np.rint(np.ldexp(values, -_repeat_block_exponents(exponents, len(values))))
     return np.clip(whole, -_LARGEST, _LARGEST).astype(np.int8)
 
 
-def _multiply_by_scales(whole: NDArray[np.int8], exponents: NDArray[np.int8]) -> Float32:
-    return np.ldexp(whole.astype(np.float32), _repeat_for_each_number(exponents, len(whole)))
+def _dequantise_int8(whole: NDArray[np.int8], exponents: NDArray[np.int8]) -> Float32:
+    return np.ldexp(whole.astype(np.float32), _repeat_block_exponents(exponents, len(whole)))
 
 
-def _repeat_for_each_number(exponents: NDArray[np.int8], n: int) -> NDArray[np.int32]:
+def _repeat_block_exponents(exponents: NDArray[np.int8], n: int) -> NDArray[np.int32]:
     return np.repeat(exponents.astype(np.int32), BLOCK)[:n]

@@ -70,7 +70,7 @@ ConfirmMessageReceivedResponse:
 _FIELD = descriptor_pb2.FieldDescriptorProto
 
 
-def make_protobuf_classes(package: str, messages: str) -> dict[str, Any]:
+def make_protobuf_message_classes(package: str, messages: str) -> dict[str, Any]:
     """Create protobuf message classes from a text in the format of :data:`MESSAGES`.
 
     Args:
@@ -97,7 +97,9 @@ def make_protobuf_classes(package: str, messages: str) -> dict[str, Any]:
     return made
 
 
-_CLASSES = {name.rpartition(".")[2]: made for name, made in make_protobuf_classes("polyclinic.fleet", MESSAGES).items()}
+_CLASSES = {
+    name.rpartition(".")[2]: made for name, made in make_protobuf_message_classes("polyclinic.fleet", MESSAGES).items()
+}
 
 # Our names for messages whose own names say too little beside Flower's classes; the others go by Flower's names.
 Envelope, MetadataFields, RecordDictFields = (_CLASSES[name] for name in ("Message", "Metadata", "RecordDict"))
@@ -120,7 +122,7 @@ def choose_small_objects(contents: Iterable[tuple[str, int]]) -> list[str]:
     return chosen
 
 
-def name_by_sha256(contents: Iterable[bytes]) -> dict[str, bytes]:
+def index_by_sha256(contents: Iterable[bytes]) -> dict[str, bytes]:
     """Return SHA-256 -> content for these objects; the hash is an object's name in Flower."""
     return {hashlib.sha256(content).hexdigest(): content for content in contents}
 
@@ -137,7 +139,7 @@ CONTENT_OF_PUSH = _CLASSES["PushObjectRequest"].DESCRIPTOR.fields_by_name["objec
 CONTENT_OF_PULL = _CLASSES["PullObjectResponse"].DESCRIPTOR.fields_by_name["object_content"].number
 
 
-def extract_field(data: bytes, field: int) -> tuple[bytes, memoryview]:
+def extract_protobuf_field(data: bytes, field: int) -> tuple[bytes, memoryview]:
     """Split one bytes field off a serialised protobuf message, without a copy of the field's content.
 
     Returns:
@@ -165,7 +167,7 @@ def extract_field(data: bytes, field: int) -> tuple[bytes, memoryview]:
     return b"".join(rest), content
 
 
-def append_field(message: bytes, field: int, content: bytes | memoryview) -> bytes:
+def append_protobuf_field(message: bytes, field: int, content: bytes | memoryview) -> bytes:
     """Append a bytes field to a serialised protobuf message."""
     return b"".join((message, _encode_varint(field << 3 | LENGTH_DELIMITED), _encode_varint(len(content)), content))
 

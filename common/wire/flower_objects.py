@@ -44,7 +44,7 @@ class _CachedArrayChunk(ArrayChunk):
     def __init__(self, data: memoryview) -> None:
         self._content = b"".join((f"{ArrayChunk.__qualname__}  {len(data)}".encode(), _DIVIDER, data))
         self._name = hashlib.sha256(self._content).hexdigest()
-        super().__init__(_unpack_body(self._content))
+        super().__init__(_object_body(self._content))
 
     @property
     def object_id(self) -> str:
@@ -54,7 +54,7 @@ class _CachedArrayChunk(ArrayChunk):
         return self._content
 
 
-def cut_arrays(message: Message) -> None:
+def split_arrays_into_chunks(message: Message) -> None:
     """Split the arrays of a message into chunks once before it is sent; Flower would do so several times."""
     for record in message.content.array_records.values() if message.has_content() else ():
         for array in record.values():
@@ -66,7 +66,7 @@ def cut_arrays(message: Message) -> None:
                 vars(array)["_chunks"] = [(part.object_id, part) for part in parts]
 
 
-def set_identity(node_id: int, run_id: int) -> None:
+def set_flower_node_identity(node_id: int, run_id: int) -> None:
     """Set the node id and the run id that Flower writes into all later messages of this process."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, node_id
 
@@ -76,24 +76,24 @@ def set_message_id(message: Message, name: str) -> None:
     message.metadata.__dict__["_message_id"] = name
 
 
-def set_source(message: Message, node_id: int) -> None:
+def set_message_source(message: Message, node_id: int) -> None:
     """Set the id of the node that sent a message in its metadata."""
     message.metadata.__dict__["_src_node_id"] = node_id
 
 
-def metadata_of(message: Message) -> dict[str, Any]:
+def message_metadata(message: Message) -> dict[str, Any]:
     """Return all metadata of a message as a mapping that can be written as JSON."""
     return dict(vars(message.metadata))
 
 
 def rebuild_message(content: RecordDict | Error, metadata: Mapping[str, Any]) -> Message:
-    """Rebuild a message from its content and the result of :func:`metadata_of` in another process of the same run."""
+    """Rebuild a message from its content and :func:`message_metadata`, in another process of the same run."""
     message = Message(content, reply_to=Message(RecordDict(), 1, MessageType.TRAIN))
     vars(message.metadata).update(metadata)
     return message
 
 
-def split_message(message: Message) -> tuple[Any, dict[str, bytes]]:
+def split_message_into_objects(message: Message) -> tuple[Any, dict[str, bytes]]:
     """Split a message into Flower's objects, and set the message's id, which is the hash of its objects.
 
     Returns:
@@ -108,7 +108,7 @@ def split_message(message: Message) -> tuple[Any, dict[str, bytes]]:
         return ObjectTree(object_id=part.object_id, children=children)
 
     with no_object_id_recompute():
-        cut_arrays(message)
+        split_arrays_into_chunks(message)
         tree = collect(message)
     set_message_id(message, tree.object_id)
     return tree, contents
@@ -136,7 +136,7 @@ def count_array_bytes(content: RecordDict, most: float = math.inf) -> int:
     return weight
 
 
-def join_message(message_id: str, contents: Mapping[str, bytes | memoryview], most: float) -> Message:
+def rebuild_message_from_objects(message_id: str, contents: Mapping[str, bytes | memoryview], most: float) -> Message:
     """Rebuild a received message from its objects.
 
     An array can contain the same chunk many times, and a record the same array, although the sender transferred it
@@ -182,18 +182,18 @@ def _join_arrays(
         kind, below, _ = content[: content.index(_DIVIDER)].decode().split(" ")
         if kind == "Array":
             children = below.split(",")
-            body = json.loads(_unpack_body(content).tobytes())
+            body = json.loads(_object_body(content).tobytes())
             places = body["arraychunk_ids"]
-            sizes = {place: max(len(_unpack_body(contents[children[place]])), PER_ARRAY) for place in set(places)}
+            sizes = {place: max(len(_object_body(contents[children[place]])), PER_ARRAY) for place in set(places)}
             for place in places:
                 room -= sizes[place]
                 if room < 0:  # before anything is made of them
                     raise MessageTooLarge(f"array {name[:8]} would take too much memory")
-            chunks = [_unpack_body(contents[children[place]]) for place in places]
+            chunks = [_object_body(contents[children[place]]) for place in places]
             data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             yield name, Array(dtype=body["dtype"], shape=tuple(body["shape"]), stype=body["stype"], data=bytes(data))
 
 
-def _unpack_body(content: bytes | memoryview) -> memoryview:
+def _object_body(content: bytes | memoryview) -> memoryview:
     head = bytes(content[:LONGEST_HEAD]) if _is_array_chunk(content) else bytes(content)
     return memoryview(content)[head.index(_DIVIDER) + 1 :]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from common.errors import WireError, quote_names
 from common.metrics.benefit import MODELS
-from common.metrics.score_histograms import ScoreHistogram, parse_histograms
+from common.metrics.score_histograms import ScoreHistogram, parse_score_histograms
 from common.models.network import Head
 from common.models.state import ModelState
 from common.wire.bounds import (
@@ -40,7 +40,7 @@ from common.wire.bounds import (
     ListBound,
     LongTextBound,
     MetricNames,
-    NumberRange,
+    NumberRangeBound,
     PlainLineBound,
     RoundNumber,
     Shares,
@@ -66,7 +66,7 @@ Arrays = Mapping[str, NDArray[np.float32]]
 NO_ARRAYS: Arrays = MappingProxyType({})
 
 
-def no_arrays() -> Arrays:
+def empty_arrays() -> Arrays:
     """Return :data:`NO_ARRAYS`; used as ``default_factory`` of dataclass fields."""
     return NO_ARRAYS
 
@@ -78,7 +78,7 @@ ScoreCounts = NDArray[np.int64]
 """Counts by score in one flat array: ``BINS`` counts of the first class, then those of the next."""
 
 
-def no_scores() -> ScoreCounts:
+def empty_score_counts() -> ScoreCounts:
     """Return an empty array of counts; used as ``default_factory`` of dataclass fields."""
     return np.zeros(0, np.int64)
 
@@ -115,7 +115,7 @@ class ModelGroups:
             arrays |= {"head.weight": self.head.weight, "head.bias": self.head.bias}
         return arrays
 
-    def map_arrays(self, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> "ModelGroups":
+    def apply_to_arrays(self, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> "ModelGroups":
         """Return a copy of these groups with ``change`` applied to each array, including the head's."""
         head = self.head
         return replace(
@@ -147,7 +147,7 @@ class ModelGroups:
             raise WireError(f"a whole model has trunk, norm and head; there is no {quote_names(lacking)}.")
         return ModelState(self.trunk, self.norm, self.head)
 
-    def fill_missing_from(self, others: "ModelGroups") -> "ModelGroups":
+    def fill_missing_groups(self, others: "ModelGroups") -> "ModelGroups":
         """Return a copy of these groups, with missing groups replaced by those of ``others``."""
         return ModelGroups(
             others.trunk if self.trunk is None else self.trunk,
@@ -156,12 +156,12 @@ class ModelGroups:
         )
 
 
-def arrays_under(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def arrays_with_prefix(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return the arrays whose names begin with ``prefix/``, keyed by the name without that prefix."""
     return {name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")}
 
 
-def is_run_name(run: str) -> bool:
+def is_valid_run_name(run: str) -> bool:
     """Return True if a run may have this name, which each site uses as the name of a folder.
 
     A valid name is not a path and has no capital letters, because some file systems ignore case.
@@ -183,8 +183,8 @@ def check_head_rows(head: Head | None, class_names: Sequence[str]) -> None:
 
 
 def check_run_name(run: str) -> None:
-    """Raise :class:`WireError` if a run's name is not valid (:func:`is_run_name`)."""
-    if not is_run_name(run):
+    """Raise :class:`WireError` if a run's name is not valid (:func:`is_valid_run_name`)."""
+    if not is_valid_run_name(run):
         raise WireError(f"run must be small letters, digits, dashes and underscores, not {run[:80]!r}.")
 
 
@@ -295,7 +295,7 @@ class Request:
     contract: Text
     class_names: ClassNames
     counted: RoundNumber
-    best: Annotated[int, NumberRange(-1, MOST_ROUNDS)]
+    best: Annotated[int, NumberRangeBound(-1, MOST_ROUNDS)]
     left_out: Annotated[str, FreeTextBound()]
     model: ModelGroups
     frozen: ModelGroups = field(default=ModelGroups(), kw_only=True)
@@ -313,7 +313,7 @@ class TrainRequest(Request):
         statistics: Further arrays that the method sends to this site.
     """
 
-    statistics: Arrays = field(default_factory=no_arrays)
+    statistics: Arrays = field(default_factory=empty_arrays)
 
     @property
     def is_ranking_round(self) -> bool:
@@ -328,7 +328,7 @@ class EvaluateRequest(Request):
     test: bool
 
 
-def _check_correct(images: int | None, correct: int | None) -> None:
+def _check_correct_counts(images: int | None, correct: int | None) -> None:
     if (images is None) != (correct is None) or (images or 0) < (correct or 0) or min(images or 0, correct or 0) < 0:
         counts = ["an unknown number of" if number is None else number for number in (images, correct)]
         raise WireError(f"of {counts[0]} test images {counts[1]} cannot be right.")
@@ -363,14 +363,14 @@ class TrainReply:
     run: Text
     round: RoundNumber
     site: Text
-    train_samples: Annotated[int, NumberRange(1, MOST_IMAGES)]
+    train_samples: Annotated[int, NumberRangeBound(1, MOST_IMAGES)]
     train_loss: Annotated[float | None, TRAIN_LOSS]
     validation_loss: MaybeLoss
     validation_auroc: MaybeShare
     seconds: Annotated[float, SECONDS]
     update: ModelGroups
     epochs: Annotated[int, EPOCHS] = 1
-    statistics: Arrays = field(default_factory=no_arrays)
+    statistics: Arrays = field(default_factory=empty_arrays)
     test_images: MaybeCount = None
     test_correct: MaybeCount = None
     epsilon: Annotated[float | None, EPSILON] = None
@@ -379,7 +379,7 @@ class TrainReply:
     def __post_init__(self) -> None:
         if self.train_samples < 1:
             raise WireError(f"train_samples must be positive, not {self.train_samples}.")
-        _check_correct(self.test_images, self.test_correct)
+        _check_correct_counts(self.test_images, self.test_correct)
 
 
 @dataclass(frozen=True)
@@ -429,17 +429,17 @@ class EvaluateReply:
     test_images: MaybeCount = None
     test_correct: MaybeCount = None
     histogram_classes: ClassNames = ()
-    positive_scores: ScoreCounts = field(default_factory=no_scores)
-    negative_scores: ScoreCounts = field(default_factory=no_scores)
+    positive_scores: ScoreCounts = field(default_factory=empty_score_counts)
+    negative_scores: ScoreCounts = field(default_factory=empty_score_counts)
     validation_classes: ClassNames = ()
-    validation_positive_scores: ScoreCounts = field(default_factory=no_scores)
-    validation_negative_scores: ScoreCounts = field(default_factory=no_scores)
+    validation_positive_scores: ScoreCounts = field(default_factory=empty_score_counts)
+    validation_negative_scores: ScoreCounts = field(default_factory=empty_score_counts)
     metric_names: MetricNames = ()
     metric_values: Figures = ()
     masked_classes: ClassNames = ()
 
     def __post_init__(self) -> None:
-        _check_correct(self.test_images, self.test_correct)
+        _check_correct_counts(self.test_images, self.test_correct)
         columns = (self.auroc, self.average_precision, self.balanced_accuracy, self.positives, self.negatives)
         if any(len(column) != len(self.class_names) for column in columns):
             raise WireError("each metric must have one entry a class.")
@@ -464,12 +464,12 @@ class EvaluateReply:
     @property
     def histograms(self) -> dict[str, ScoreHistogram]:
         """Return class -> score histogram of the site's test part, for the classes that the site reports."""
-        return parse_histograms(self.histogram_classes, self.positive_scores, self.negative_scores)
+        return parse_score_histograms(self.histogram_classes, self.positive_scores, self.negative_scores)
 
     @property
     def validation_histograms(self) -> dict[str, ScoreHistogram]:
         """Return class -> score histogram of the validation part, for the classes that the site reports."""
-        return parse_histograms(
+        return parse_score_histograms(
             self.validation_classes, self.validation_positive_scores, self.validation_negative_scores
         )
 
@@ -477,7 +477,7 @@ class EvaluateReply:
 # ---------------------------------------------------------------------- comparison with training alone
 
 
-Differences = Annotated[tuple[float, ...], ListBound(len(MODELS), NumberRange(-1.0 - 1e-9, 1.0 + 1e-9))]
+Differences = Annotated[tuple[float, ...], ListBound(len(MODELS), NumberRangeBound(-1.0 - 1e-9, 1.0 + 1e-9))]
 """Differences of two mean AUROCs."""
 
 

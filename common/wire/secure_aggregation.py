@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import WireError
-from common.wire.bounds import MOST_SITES, ListBound, NumberRange, PlainLineBound, RoundNumber, SiteNames, Text
+from common.wire.bounds import MOST_SITES, ListBound, NumberRangeBound, PlainLineBound, RoundNumber, SiteNames, Text
 
 Integers = NDArray[np.uint32]
 """A flat vector of integers modulo 2**32."""
@@ -21,7 +21,7 @@ KEY_LINE = PlainLineBound(1_000)
 """Bound of one line with a public key and its comment."""
 SegmentNames = Annotated[tuple[str, ...], ListBound(10**6, PlainLineBound())]
 """One site name for each site and segment."""
-Numbers = Annotated[int, NumberRange(0, 2**40)]
+Numbers = Annotated[int, NumberRangeBound(0, 2**40)]
 TEST_ROUND = 0
 """The round number under which a run's test figures are summed; no update is masked in it."""
 
@@ -42,7 +42,7 @@ class KeysRequest(_StepRecord):
     """
 
     members: SiteNames
-    divisor: Annotated[int, NumberRange(1, MOST_SITES)]
+    divisor: Annotated[int, NumberRangeBound(1, MOST_SITES)]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class SharesAnswer(_StepRecord):
     letters: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        _check_one_each("letters", self.recipients, self.letters)
+        _check_one_entry_each("letters", self.recipients, self.letters)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class MaskedRequest(_StepRecord):
     numbers: Numbers
 
     def __post_init__(self) -> None:
-        _check_one_each("letters", self.senders, self.letters)
+        _check_one_entry_each("letters", self.senders, self.letters)
 
 
 @dataclass(frozen=True)
@@ -151,12 +151,12 @@ class RevealAnswer(_StepRecord):
     key_shares: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        _check_one_each("segments", self.owners, self.segments)
-        _check_one_each("shares", self.owners, self.shares)
-        _check_one_each("key_shares", self.gone, self.key_shares)
+        _check_one_entry_each("segments", self.owners, self.segments)
+        _check_one_entry_each("shares", self.owners, self.shares)
+        _check_one_entry_each("key_shares", self.gone, self.key_shares)
 
 
-def _check_one_each(what: str, sites: tuple[str, ...], entries: tuple[object, ...]) -> None:
+def _check_one_entry_each(what: str, sites: tuple[str, ...], entries: tuple[object, ...]) -> None:
     if len(sites) != len(entries):
         raise WireError(f"{what} must have one entry a site.")
 

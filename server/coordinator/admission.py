@@ -12,10 +12,10 @@ from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_ne
 from common.security.identity import (
     SiteAdmissionRequest,
     SiteConnectionKit,
+    check_public_key,
     check_site_name,
-    checked_key,
     is_same_key,
-    write_toml,
+    write_toml_section,
 )
 from common.system.toml import TomlSection, read_toml, validate_tables
 from server.coordinator.authority import authority_certificate
@@ -43,7 +43,7 @@ class AdmittedSite(TomlSection):
     old_keys: tuple[str, ...] = ()
 
     _name = field_validator("site")(check_site_name)
-    _key = field_validator("public_key")(checked_key)
+    _key = field_validator("public_key")(check_public_key)
 
     @field_validator("classes")
     @classmethod
@@ -58,7 +58,7 @@ class AdmittedSite(TomlSection):
     @field_validator("old_keys")
     @classmethod
     def _check_old_keys(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(checked_key(key) for key in keys)
+        return tuple(check_public_key(key) for key in keys)
 
 
 def admitted_sites(coordinator: CoordinatorFolder) -> dict[str, AdmittedSite]:
@@ -148,7 +148,7 @@ def admit(
     if max_images is not None:
         site["max_images"] = max_images
     admitted = validate_tables(AdmittedSite, site, "flwr-server admit")
-    write_toml(_site_file(coordinator, request.site), admitted, "Admitted by flwr-server admit.")
+    write_toml_section(_site_file(coordinator, request.site), admitted, "Admitted by flwr-server admit.")
     return write_connection_kit(coordinator, admitted)
 
 
@@ -162,7 +162,7 @@ def write_connection_kit(coordinator: CoordinatorFolder, site: AdmittedSite) -> 
         ca_certificate=authority_certificate(coordinator),
     )
     path = coordinator.folder / "kits" / f"{site.site}.kit"
-    write_toml(path, kit, f"For {site.site}. Holds no secret.")
+    write_toml_section(path, kit, f"For {site.site}. Holds no secret.")
     return path
 
 
@@ -186,7 +186,7 @@ def revoke(coordinator: CoordinatorFolder, name: str) -> AdmittedSite:
         BadInput: If no such site was admitted, or the site is revoked already.
     """
     site = unrevoked_site(coordinator, name).model_copy(update={"revoked": _utc_now_text()})
-    write_toml(_site_file(coordinator, name), site, "Admitted by flwr-server admit, revoked since.")
+    write_toml_section(_site_file(coordinator, name), site, "Admitted by flwr-server admit, revoked since.")
     return site
 
 

@@ -18,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from common.errors import BadInput, Fault
 from common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE, write_secret_file
 from common.system.files import write_atomically
-from common.system.preflight import date_faults
+from common.system.preflight import certificate_date_faults
 from server.coordinator.folder import CoordinatorFolder
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 397
@@ -32,8 +32,8 @@ _ALWAYS = ("localhost", "127.0.0.1")  # by which flwr-server reaches its own Sup
 def make_certificate_authority(coordinator: CoordinatorFolder) -> None:
     """Create the authority's key and certificate; never overwrite an existing key."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = subject_name(f"{coordinator.file.name} (Polyclinic authority)")
-    builder = certificate_builder(name, name, key.public_key(), AUTHORITY_DAYS, is_authority=True)
+    name = certificate_subject_name(f"{coordinator.file.name} (Polyclinic authority)")
+    builder = make_certificate_builder(name, name, key.public_key(), AUTHORITY_DAYS, is_authority=True)
     certificate = builder.sign(key, hashes.SHA256())
     write_secret_file(coordinator.authority / "ca.key", _key_as_pem(key))
     write_atomically(coordinator.ca_certificate, certificate.public_bytes(form.Encoding.PEM))
@@ -104,7 +104,7 @@ def _write_certificate(
     """Write a new key, ``STEM.key``, and its certificate by the authority, ``STEM.crt``, with these extensions."""
     authority_key, authority = _read_authority(coordinator)
     key = ec.generate_private_key(ec.SECP256R1())
-    builder = certificate_builder(subject_name(name), authority.subject, key.public_key(), days)
+    builder = make_certificate_builder(certificate_subject_name(name), authority.subject, key.public_key(), days)
     for extension, critical in extensions:
         builder = builder.add_extension(extension, critical=critical)
     key_path = coordinator.authority / f"{stem}.key"
@@ -128,7 +128,7 @@ def authority_certificate(coordinator: CoordinatorFolder) -> str:
     return certificate.public_bytes(form.Encoding.PEM).decode()
 
 
-def days_until_expiry(coordinator: CoordinatorFolder) -> float:
+def days_until_certificate_expiry(coordinator: CoordinatorFolder) -> float:
     """Return the number of days until the server's certificate expires.
 
     Raises:
@@ -157,8 +157,8 @@ def certificate_faults(coordinator: CoordinatorFolder) -> list[Fault]:
     authority = x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes())
     too_old = "Without a valid authority no hospital connects: start a new folder, and send new kits."
     if dates := [
-        *date_faults("authority/server.crt", certificate, remedy),
-        *date_faults("authority/ca.crt", authority, too_old),
+        *certificate_date_faults("authority/server.crt", certificate, remedy),
+        *certificate_date_faults("authority/ca.crt", authority, too_old),
     ]:
         return dates
     try:
@@ -170,7 +170,7 @@ def certificate_faults(coordinator: CoordinatorFolder) -> list[Fault]:
     return [Fault("authority/server.crt", f"is not for the host {host}.", remedy) for host in missing]
 
 
-def certificate_builder(
+def make_certificate_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float, *, is_authority: bool = False
 ) -> x509.CertificateBuilder:
     """Return the builder of a certificate that this authority signs, its own or the server's."""
@@ -201,7 +201,7 @@ def certificate_builder(
     )
 
 
-def subject_name(common_name: str) -> x509.Name:
+def certificate_subject_name(common_name: str) -> x509.Name:
     """Return the subject of a certificate, with the common name cut to 64 characters."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
 

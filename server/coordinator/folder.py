@@ -19,7 +19,7 @@ from pydantic import Field, field_validator
 from common.errors import BadInput, Fault
 from common.security.identity import check_site_name
 from common.system.files import is_locked, lock_file_or_refuse, make_private_folder, write_atomically
-from common.system.toml import TomlSection, read_toml, toml_text, validate_tables
+from common.system.toml import TomlSection, read_toml, to_toml_text, validate_tables
 
 FILE = "coordinator.toml"
 _HOST = re.compile(
@@ -29,7 +29,7 @@ _HOST = re.compile(
 Port = Field(ge=1, le=65535)
 
 
-def checked_host(host: str) -> str:
+def normalize_host(host: str) -> str:
     """Check a host name or an IP address without scheme and port; return it in normalized form.
 
     Raises:
@@ -64,7 +64,7 @@ class CoordinatorFile(TomlSection):
     @field_validator("hosts")
     @classmethod
     def _check_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(checked_host(host) for host in hosts)
+        return tuple(normalize_host(host) for host in hosts)
 
     @field_validator("listen")
     @classmethod
@@ -129,7 +129,7 @@ def read_coordinator(folder: Path) -> CoordinatorFolder:
     return CoordinatorFolder(folder, validate_tables(CoordinatorFile, read_toml(folder / FILE), FILE))
 
 
-def make_private(coordinator: CoordinatorFolder, tell: Callable[[str], None]) -> None:
+def restrict_folder_to_owner(coordinator: CoordinatorFolder, tell: Callable[[str], None]) -> None:
     """Restrict the folder to the current account (mode 700), because it holds keys, logs and the names of sites."""
     if make_private_folder(coordinator.folder):
         tell(f"other accounts could look into {coordinator.folder}; now only this one can (mode 700)")
@@ -138,7 +138,7 @@ def make_private(coordinator: CoordinatorFolder, tell: Callable[[str], None]) ->
 def write_coordinator(folder: Path, file: CoordinatorFile) -> CoordinatorFolder:
     """Write ``coordinator.toml``; return the folder with the new content."""
     lines = ["# Polyclinic coordinator. After a change of hosts: flwr-server init DIR --renew."]
-    lines += [f"{key} = {toml_text(value)}" for key, value in file.model_dump().items()]
+    lines += [f"{key} = {to_toml_text(value)}" for key, value in file.model_dump().items()]
     write_atomically(folder / FILE, ("\n".join(lines) + "\n").encode())
     return CoordinatorFolder(folder, file)
 

@@ -13,13 +13,13 @@ from server.coordinator.folder import (
     FILE,
     CoordinatorFile,
     CoordinatorFolder,
-    checked_host,
+    normalize_host,
     read_coordinator,
     write_coordinator,
 )
 
 
-def make_folder(folder: Path, name: str, hosts: Sequence[str], *, listen: str, port: int) -> list[str]:
+def make_coordinator_folder(folder: Path, name: str, hosts: Sequence[str], *, listen: str, port: int) -> list[str]:
     """Create a coordinator's folder with settings and certificates; never overwrite an existing one.
 
     Returns:
@@ -39,10 +39,10 @@ def make_folder(folder: Path, name: str, hosts: Sequence[str], *, listen: str, p
     if not name:
         faults.append(Fault("--name", "is missing: the federation's name."))
     else:
-        faults += _value_faults("--name", check_site_name, [name])
+        faults += _option_value_faults("--name", check_site_name, [name])
     if not hosts:
         faults.append(Fault("--host", "is missing: a name or address by which hospitals reach this machine."))
-    raise_faults([*faults, *_value_faults("--host", checked_host, hosts)])
+    raise_faults([*faults, *_option_value_faults("--host", normalize_host, hosts)])
     tree = {"name": name, "hosts": tuple(hosts), "listen": listen, "port": port}
     coordinator = CoordinatorFolder(folder, validate_tables(CoordinatorFile, tree, "flwr-server init"))
     with remove_outputs_on_failure(folder, coordinator.authority, folder / FILE):
@@ -69,9 +69,9 @@ def renew_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
         BadInput: If the folder is not a coordinator's folder, or a host is not valid.
     """
     coordinator = read_coordinator(folder)
-    raise_faults(_value_faults("--host", checked_host, hosts))
+    raise_faults(_option_value_faults("--host", normalize_host, hosts))
     if hosts:
-        chosen = tuple(checked_host(host) for host in hosts)
+        chosen = tuple(normalize_host(host) for host in hosts)
         coordinator = write_coordinator(folder, coordinator.file.model_copy(update={"hosts": chosen}))
     issue_server_certificate(coordinator)
     lines = [
@@ -85,7 +85,7 @@ def renew_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
     return lines
 
 
-def _value_faults(option: str, check: Callable[[str], object], values: Sequence[str]) -> list[Fault]:
+def _option_value_faults(option: str, check: Callable[[str], object], values: Sequence[str]) -> list[Fault]:
     faults = []
     for value in values:
         try:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from common.config import ExperimentFile
 from common.errors import Fault, quote_names, raise_faults
-from common.system.preflight import flower_faults, port_faults, writable_folder_faults
+from common.system.preflight import flower_release_faults, port_faults, writable_folder_faults
 from server.coordinator.admission import unrevoked_sites
 from server.coordinator.authority import certificate_faults
 from server.coordinator.folder import CoordinatorFolder, is_command_running
@@ -13,7 +13,7 @@ from server.coordinator.state import is_control_socket_listening
 
 def find_faults_before_start(coordinator: CoordinatorFolder) -> list[Fault]:
     """Check certificates, file rights, disk space, Flower's version, and that the hospitals' port is free."""
-    faults = [*certificate_faults(coordinator), *flower_faults()]
+    faults = [*certificate_faults(coordinator), *flower_release_faults()]
     for folder in (coordinator.state, coordinator.log.parent):
         faults += writable_folder_faults(folder)
     if is_command_running(coordinator, "start"):
@@ -27,7 +27,7 @@ def find_faults_before_run(coordinator: CoordinatorFolder, out: Path, *, resume:
     Args:
         resume: True for a resumed run, which is not refused for a missing SuperLink but waits for it.
     """
-    faults = [*certificate_faults(coordinator), *writable_folder_faults(out), *flower_faults()]
+    faults = [*certificate_faults(coordinator), *writable_folder_faults(out), *flower_release_faults()]
     return (
         faults
         if resume or is_control_socket_listening(coordinator.state)

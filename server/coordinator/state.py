@@ -18,13 +18,13 @@ SOCKET = "control.sock"
 _lock = threading.Lock()
 
 
-def write_connections(state: Path, online: Mapping[str, bool]) -> None:
+def write_site_connections(state: Path, online: Mapping[str, bool]) -> None:
     """Write to ``state/connections.json`` whether each site is connected."""
     content = {"pid": os.getpid(), "online": dict(online)}
     write_atomically(state / CONNECTIONS, json.dumps(content).encode(), durable=False)
 
 
-def read_connections(state: Path) -> dict[str, bool] | None:
+def read_site_connections(state: Path) -> dict[str, bool] | None:
     """Return whether each site is connected, by site; None if ``flwr-server start`` does not run."""
     try:
         content = json.loads((state / CONNECTIONS).read_text(encoding="utf-8"))

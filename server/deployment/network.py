@@ -19,7 +19,7 @@ from common.models.network import network_build_faults
 from common.simulation import simulation_image_store
 from common.system.files import is_disk_full, make_private_folder, remove_partial_files
 from server.coordinator.admission import admitted_sites, make_claim_limits_reader
-from server.coordinator.folder import CoordinatorFolder, lock_coordinator, make_private
+from server.coordinator.folder import CoordinatorFolder, lock_coordinator, restrict_folder_to_owner
 from server.coordinator.preflight import make_no_superlink_fault
 from server.coordinator.state import read_sign_offs
 from server.deployment.superlink.control_client import is_superlink_answering
@@ -34,7 +34,7 @@ from server.federation.set_up import OpenedRunFolder
 from server.runs.live_status import CurrentRun, JsonLinesReader, add_to_run_history
 from server.runs.reporter import RunReporter
 from strategies.engine.events import RunStopped
-from strategies.method_list import prefix_with_file
+from strategies.method_list import prefix_fault_with_file
 from strategies.methods.base import find_coordinator_image_faults
 from strategies.privacy.gradients import private_network_faults
 from strategies.registry import build_experiment_strategy
@@ -42,7 +42,7 @@ from strategies.registry import build_experiment_strategy
 Tell = Callable[[str], None]
 
 
-def lead_with_exit_code(
+def lead_run_with_exit_code(
     lead: Callable[[], dict[str, Any]], out: Path, resume_command: Sequence[str], tell: Tell
 ) -> dict[str, Any]:
     """Lead a run and return its summary; turn an interruption or a crash into a message and an exit code.
@@ -111,7 +111,7 @@ class NetworkBackend:
         faults += network_build_faults(experiment.model, file.base_folder) + timer_order_faults(list_timers(experiment))
         if not faults:
             faults += private_network_faults(make_plan(experiment), method.site)
-        raise_faults([prefix_with_file(file, fault) for fault in faults])
+        raise_faults([prefix_fault_with_file(file, fault) for fault in faults])
         if not is_superlink_answering(self.coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
             raise BadInput([make_no_superlink_fault(self.coordinator)])
 
@@ -124,7 +124,7 @@ class NetworkBackend:
         coordinator, experiment, out = self.coordinator, self.file.experiment, opening.folder.path
         for folder in (coordinator.state, coordinator.state / OBJECTS):
             remove_partial_files(folder)
-        make_private(coordinator, self.tell)
+        restrict_folder_to_owner(coordinator, self.tell)
         if make_private_folder(out):
             self.tell(f"other accounts could look into {out}; now only this one can (mode 700)")
         present = CurrentRun(str(out.resolve()), experiment.run.name or experiment.run.method)
@@ -144,7 +144,7 @@ class NetworkBackend:
         reader.poll()  # calls that were refused before this run are none of its events
 
         def refused_calls() -> list[dict[str, Any]]:  # an event has a time of its own
-            calls = reader.read_new()
+            calls = reader.read_new_lines()
             return [{name: value for name, value in call.items() if name not in ("time", "run")} for call in calls]
 
         return RunContext(

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 from common.errors import BadInput, raise_faults
 from server.coordinator.admission import unrevoked_sites
-from server.coordinator.authority import RENEW_BEFORE_DAYS, days_until_expiry
-from server.coordinator.folder import CoordinatorFolder, lock_coordinator, make_private
-from server.coordinator.state import read_sign_offs, write_connections
+from server.coordinator.authority import RENEW_BEFORE_DAYS, days_until_certificate_expiry
+from server.coordinator.folder import CoordinatorFolder, lock_coordinator, restrict_folder_to_owner
+from server.coordinator.state import read_sign_offs, write_site_connections
 from server.deployment.superlink.control_client import ControlClient, SuperLinkGone, openssh_key_to_pem
-from server.deployment.superlink.database import set_aside_if_unusable
+from server.deployment.superlink.database import set_aside_unusable_database
 from server.deployment.superlink.process import START_TIMEOUT_S, SuperLink
 from server.deployment.superlink.registrations import RegisteredSite
 from server.deployment.timers import list_timers, timer_order_faults
@@ -26,7 +26,7 @@ def serve_superlink(coordinator: CoordinatorFolder, tell: Tell) -> None:
         BadInput: If a timer is shorter than one that has to end before it, or the SuperLink does not start.
     """
     raise_faults(timer_order_faults(list_timers(None)))
-    make_private(coordinator, tell)
+    restrict_folder_to_owner(coordinator, tell)
     with lock_coordinator(coordinator, "start"):
         link = SuperLink(coordinator)
         try:
@@ -36,7 +36,7 @@ def serve_superlink(coordinator: CoordinatorFolder, tell: Tell) -> None:
             synchronize_registrations(coordinator, control)
             where = f"{coordinator.public_address} (listening on {coordinator.fleet_address}, TLS)"
             tell(f"ready: hospitals connect to {where}")
-            if (days := days_until_expiry(coordinator)) < RENEW_BEFORE_DAYS:
+            if (days := days_until_certificate_expiry(coordinator)) < RENEW_BEFORE_DAYS:
                 tell(f"the certificate expires in {days:.0f} days: flwr-server init {coordinator.folder} --renew")
             tell(f"admitted sites: {', '.join(unrevoked_sites(coordinator)) or 'none yet'}")
             _keep_superlink_running(coordinator, link, control, tell)
@@ -46,7 +46,7 @@ def serve_superlink(coordinator: CoordinatorFolder, tell: Tell) -> None:
 
 def _start_superlink(coordinator: CoordinatorFolder, link: SuperLink, tell: Tell) -> None:
     """Start the SuperLink; if its database is unusable, first set the database aside."""
-    if event := set_aside_if_unusable(coordinator):
+    if event := set_aside_unusable_database(coordinator):
         tell(event)
     link.start()
 
@@ -56,7 +56,7 @@ def _keep_superlink_running(
 ) -> None:
     """Loop for ever: restart a SuperLink that ended, synchronize registrations, report changed connections."""
     before, problem = dict[str, bool](), ""
-    write_connections(coordinator.state, before)
+    write_site_connections(coordinator.state, before)
     while True:
         if (code := link.exit_code()) is not None:
             tell(f"the SuperLink ended with {code}; starting it again. Runs and registrations are in its database")
@@ -85,7 +85,7 @@ def _keep_superlink_running(
             else:
                 tell(f"{site} is gone: it gives no sign of life, and did not sign off")
         if now != before:
-            write_connections(coordinator.state, now)
+            write_site_connections(coordinator.state, now)
         before = now
         time.sleep(POLL_S)
 
@@ -95,7 +95,7 @@ def synchronize_registrations(coordinator: CoordinatorFolder, control: ControlCl
 
     The commands ``admit`` and ``revoke`` only write files; this function makes them effective.
     """
-    nodes = control.nodes()
+    nodes = control.list_registered_sites()
     admitted = {openssh_key_to_pem(site.public_key): site for site in unrevoked_sites(coordinator).values()}
     revoked = [node for node in nodes if node.public_key not in admitted]
     for node in revoked:  # before the registrations: a name may have gone to a new key
@@ -103,4 +103,4 @@ def synchronize_registrations(coordinator: CoordinatorFolder, control: ControlCl
     missing = admitted.keys() - {node.public_key for node in nodes}
     for key in missing:
         control.register(admitted[key].site, admitted[key].public_key)
-    return control.nodes() if revoked or missing else nodes
+    return control.list_registered_sites() if revoked or missing else nodes

@@ -15,7 +15,7 @@ from common import __version__
 from common.errors import quote_names
 from common.security.identity import public_key_fingerprint
 from server.coordinator.admission import admitted_sites
-from server.coordinator.authority import days_until_expiry
+from server.coordinator.authority import days_until_certificate_expiry
 from server.coordinator.folder import CoordinatorFolder, is_command_running
 from server.coordinator.state import read_sign_offs
 from server.deployment.superlink.control_client import ControlClient, SuperLinkGone, is_superlink_answering
@@ -29,7 +29,7 @@ def status_fields(coordinator: CoordinatorFolder) -> dict[str, Any]:
     up, online = is_superlink_answering(coordinator), set[str]()
     if up:
         with suppress(SuperLinkGone), closing(ControlClient(coordinator, answer_s=5.0)) as control:
-            online = {node.name for node in control.nodes() if node.online}
+            online = {node.name for node in control.list_registered_sites() if node.online}
     present, signed_off, sites = read_current_run(coordinator.state), read_sign_offs(coordinator.state), {}
     for name, site in admitted_sites(coordinator).items():
         state = "connected" if name in online else "stopped" if name in signed_off else "not connected"
@@ -48,14 +48,14 @@ def status_fields(coordinator: CoordinatorFolder) -> dict[str, Any]:
         "address": coordinator.public_address,
         "release": __version__,
         "superlink": "up" if up else "starting" if is_command_running(coordinator, "start") else "down",
-        "certificate_days": days_until_expiry(coordinator),
+        "certificate_days": days_until_certificate_expiry(coordinator),
         "sites": sites,
         "run": asdict(present) if present else None,
         "time": time.time(),
     }
 
 
-def status_tables(status: Mapping[str, Any]) -> RenderableType:
+def format_status_tables(status: Mapping[str, Any]) -> RenderableType:
     """Format the output of ``flwr-server status`` as tables for the terminal."""
     up = LINK[status["superlink"]]
     heading = f"{status['name']} at {status['address']}: SuperLink {up}; "
@@ -103,7 +103,7 @@ def _describe_run(run: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def runs_table(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
+def format_runs_table(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Format the list of runs as a table for the terminal."""
     if not runs:
         return Text("no run yet")

@@ -51,7 +51,7 @@ def supervise_run(
     stop_requested = threading.Event()
     child: subprocess.Popen[bytes] | None = None
 
-    def stop() -> None:  # by SIGTERM or Ctrl-C; runs in a thread of its own
+    def stop_child() -> None:  # by SIGTERM or Ctrl-C; runs in a thread of its own
         stop_requested.set()
         if child is not None:
             child.terminate()
@@ -59,7 +59,7 @@ def supervise_run(
     # The child ends when this process does, by Linux's signal and not by preexec_fn: that one makes gRPC's fork
     # handlers run in the child, and of a process that has used gRPC one child in twenty was aborted.
     environment = {**os.environ, STARTER: str(os.getpid())}
-    with stop_on_signals(), graceful_shutdown(int(RunExitCode.ON_REQUEST), stop):
+    with stop_on_signals(), graceful_shutdown(int(RunExitCode.ON_REQUEST), stop_child):
         deaths, before = 0, done()
         while True:
             command = [*PROGRAM, *arguments, "--once", *["--resume"] * resume]

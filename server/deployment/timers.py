@@ -37,7 +37,7 @@ class Timer:
 
 
 @dataclass(frozen=True)
-class TimerOrder:
+class TimerOrderRule:
     """A rule that one timer must be shorter than another, and the consequence if it is not."""
 
     inner: str
@@ -46,13 +46,17 @@ class TimerOrder:
 
 
 ORDER = (
-    TimerOrder("heartbeat of a site", "site taken for lost", "a site would be taken for lost between two heartbeats"),
-    TimerOrder("heartbeat of a site", "participation.roll_call_deadline_s", "a site that is there could be missed"),
-    TimerOrder("heartbeat of a site", "participation.round_deadline_s", "a site at work could be left out unheard"),
-    TimerOrder("TLS check of a site", "call of a site", "a call would end before it is checked who answers"),
-    TimerOrder("call of a site", "SuperLink away during a run", "a run would stop while its sites still try"),
-    TimerOrder("heartbeat of a run", "run taken for dead", "a run would be taken for dead between two heartbeats"),
-    TimerOrder("SuperLink's start", "SuperLink away during a run", "a run would stop while the SuperLink comes back"),
+    TimerOrderRule(
+        "heartbeat of a site", "site taken for lost", "a site would be taken for lost between two heartbeats"
+    ),
+    TimerOrderRule("heartbeat of a site", "participation.roll_call_deadline_s", "a site that is there could be missed"),
+    TimerOrderRule("heartbeat of a site", "participation.round_deadline_s", "a site at work could be left out unheard"),
+    TimerOrderRule("TLS check of a site", "call of a site", "a call would end before it is checked who answers"),
+    TimerOrderRule("call of a site", "SuperLink away during a run", "a run would stop while its sites still try"),
+    TimerOrderRule("heartbeat of a run", "run taken for dead", "a run would be taken for dead between two heartbeats"),
+    TimerOrderRule(
+        "SuperLink's start", "SuperLink away during a run", "a run would stop while the SuperLink comes back"
+    ),
 )
 
 

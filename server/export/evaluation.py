@@ -23,21 +23,21 @@ from common.data.tables.csv import TableColumns
 from common.data.tables.roles import image_column, patient_column
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.metrics.auroc import ClassMetrics, mean_and_sd, per_class
-from common.metrics.bootstrap import AurocIntervals, auroc_intervals
+from common.metrics.bootstrap import AurocIntervals, bootstrap_auroc_intervals
 from common.metrics.calibration import DecisionCounts, count_decisions
 from common.models.network import SplitNetwork, labels_for_head_rows
 from common.models.saved import load_model
-from common.system.plain_text import count_with_noun, format_interval, format_number, join_words
+from common.system.plain_text import count_with_noun, format_interval, format_number, join_as_english_list
 from server.export.prediction import Cell, rows_to_csv, score_pictures
 from server.export.preflight import (
-    LabelledInput,
+    EvaluationInput,
     add_options_to_faults,
-    csv_columns,
     data_of_experiment,
+    make_npz_spec,
     missing_class_column_faults,
-    npz_spec,
+    read_labelled_csv_columns,
 )
-from server.reporting.run_claims import UNKNOWN_PATIENTS, few_images_limitations, reason_without_auroc
+from server.reporting.run_claims import UNKNOWN_PATIENTS, few_images_sentences, reason_without_auroc
 from server.runs.reader import RunSummary, read_run
 
 SpecT = TypeVar("SpecT", NpzSpec, FolderSpec)
@@ -67,7 +67,7 @@ class Evaluation:
         return mean_and_sd(result.auroc for result in self.results.values())[0]
 
 
-def evaluate_saved_model(folder: Path, labelled: LabelledInput) -> Evaluation:
+def evaluate_saved_model(folder: Path, labelled: EvaluationInput) -> Evaluation:
     """Test a saved model on the classes that the model and the labelled data share.
 
     Args:
@@ -88,13 +88,13 @@ def evaluate_saved_model(folder: Path, labelled: LabelledInput) -> Evaluation:
         patients=len(np.unique(test.patients)) if patients_known(test.patients) else None,
         results=per_class(scores, labels, shared),
         decisions={name: count_decisions(scores[:, c], labels[:, c]) for c, name in enumerate(shared)},
-        intervals=auroc_intervals(scores, labels, test.patients, shared, np.random.default_rng(0)),
+        intervals=bootstrap_auroc_intervals(scores, labels, test.patients, shared, np.random.default_rng(0)),
         skipped=test.skipped,
         source=source,
     )
 
 
-def _read_test_images(network: SplitNetwork, folder: Path, labelled: LabelledInput) -> tuple[ImageSet, str]:
+def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationInput) -> tuple[ImageSet, str]:
     """Read the labelled images that the model was not trained on; return the images and a description of them."""
     data = labelled.data
     if data.suffix == ".toml":
@@ -102,13 +102,13 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: LabelledInp
     summary = read_run(folder).summary if (folder / "summary.json").is_file() else None
     if data.suffix == ".npz":
         npz_of_run = _data_spec_of_run(summary, NpzSpec)
-        npz, patient_key = npz_spec(labelled, npz_of_run), labelled.patient_column
+        npz, patient_key = make_npz_spec(labelled, npz_of_run), labelled.patient_column
         with add_options_to_faults(labelled):
             if patient_key is None and npz_of_run and f"test_{npz_of_run.patient_key}" in read_headers(data):
                 patient_key = npz_of_run.patient_key
             npz = npz.model_copy(update={"patient_key": patient_key})
             return load_npz_test(npz, Path(), user_image_store()), f"the test part of {data.name}"
-    columns = csv_columns(labelled)
+    columns = read_labelled_csv_columns(labelled)
     of_run = _data_spec_of_run(summary, FolderSpec)
     if summary is None or of_run is None or summary.table_sha256 != hashlib.sha256(data.read_bytes()).hexdigest():
         splits = load_dataset(_make_csv_spec(network, of_run, labelled, columns), Path(), user_image_store())
@@ -142,7 +142,7 @@ def _data_spec_of_run(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | 
 
 
 def _make_csv_spec(
-    network: SplitNetwork, of_run: FolderSpec | None, labelled: LabelledInput, columns: TableColumns
+    network: SplitNetwork, of_run: FolderSpec | None, labelled: EvaluationInput, columns: TableColumns
 ) -> FolderSpec:
     """Return the data spec of a csv: columns by option, else as in the run's settings, else guessed from the cells."""
 
@@ -208,7 +208,7 @@ def _class_figures(evaluation: Evaluation, name: str) -> dict[str, Any]:
     }
 
 
-def as_csv(evaluation: Evaluation) -> bytes:
+def evaluation_as_csv(evaluation: Evaluation) -> bytes:
     """Return the evaluation as a csv with one row per class."""
     names = ("class", "auroc", "auroc_low", "auroc_high", "average_precision", "sensitivity", "specificity")
     rows: list[list[Cell]] = [[*names, "positives", "negatives"]]
@@ -237,10 +237,10 @@ def format_evaluation(evaluation: Evaluation) -> Group:
         ]
         table.add_row(Text(name), *cells)
     limits = (Text(f"! {limit}", style="yellow") for limit in evaluation_limitations(evaluation))
-    return Group(table, Text(evaluation_result(evaluation)), *limits)
+    return Group(table, Text(evaluation_result_sentence(evaluation)), *limits)
 
 
-def evaluation_result(evaluation: Evaluation) -> str:
+def evaluation_result_sentence(evaluation: Evaluation) -> str:
     """Return a sentence with the mean AUROC and the classes and images that it is computed from."""
     patients = "" if evaluation.patients is None else f" of {count_with_noun(evaluation.patients, 'patient')}"
     over = f"{count_with_noun(evaluation.images, 'image')}{patients} ({evaluation.source})"
@@ -259,10 +259,11 @@ def evaluation_limitations(evaluation: Evaluation) -> Iterator[str]:
         if reason := reason_without_auroc(result):
             yield f"“{name}” was not tested: {reason}."
         else:
-            yield from few_images_limitations(name, result.positives or 0, result.negatives or 0, "image")
+            yield from few_images_sentences(name, result.positives or 0, result.negatives or 0, "image")
     if blind := [f"“{name}”" for name, decided in evaluation.decisions.items() if decided.sensitivity == 0]:
         yield (
-            f"At a threshold of 0.5 the model finds none of the positive images of {join_words(blind)} (sensitivity 0)."
+            f"At a threshold of 0.5 the model finds none of the positive images of {join_as_english_list(blind)} "
+            "(sensitivity 0)."
         )
     if evaluation.patients is None:
         yield UNKNOWN_PATIENTS

@@ -26,9 +26,9 @@ from common.models.trained import merge_low_rank
 from common.models.zoo.spec import ModelSpec
 from common.system.files import output_file_faults, partial_path, remove_outputs_on_failure, write_atomically
 from server.export.pictures import read_unlabelled_pictures
-from server.export.prediction import image_form_of
+from server.export.prediction import image_format_for_model
 from server.export.preflight import ExportFormat, data_of_experiment, default_export_file
-from server.reporting.model_card import CARD, model_card
+from server.reporting.model_card import CARD, render_model_card
 from server.runs.reader import read_run
 
 TOLERANCE = 1e-4
@@ -45,7 +45,7 @@ LUMINANCE = (0.299, 0.587, 0.114)
 REQUIRED_PACKAGES = {ExportFormat.onnx: ("onnx", "onnxruntime", "onnxscript"), ExportFormat.torchscript: ()}
 
 
-class OutputsDiffer(ProgramCannotContinue):
+class ExportedOutputsDiffer(ProgramCannotContinue):
     """Raised if the exported model gives other probabilities than the saved one; the exported file is then removed."""
 
 
@@ -84,7 +84,7 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
 
     Raises:
         BadInput: If the folder holds no model, a library is missing, or the destination exists.
-        OutputsDiffer: If a probability differs by more than ``TOLERANCE``; the new file is removed.
+        ExportedOutputsDiffer: If a probability differs by more than ``TOLERANCE``; the new file is removed.
     """
     missing = [name for name in REQUIRED_PACKAGES[form] if importlib.util.find_spec(name) is None]
     problem = f"needs {', '.join(missing)}, not installed here."
@@ -98,10 +98,10 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
     write = _write_onnx if form is ExportFormat.onnx else _write_torchscript
     with remove_outputs_on_failure(destination, part):
         run = write(model, export_metadata(saved), part)
-        largest = float(np.max([largest_difference(model, run, batch) for batch in pixels]))  # NaN stays
+        largest = float(np.max([largest_probability_difference(model, run, batch) for batch in pixels]))  # NaN stays
         if not largest <= TOLERANCE:
             problem = f"the exported model's probabilities differ from ours by up to {largest:.2g}"
-            raise OutputsDiffer(f"{problem}, more than {TOLERANCE:g}; {destination} was not written")
+            raise ExportedOutputsDiffer(f"{problem}, more than {TOLERANCE:g}; {destination} was not written")
         part.replace(destination)
     return ExportCheck(destination, sum(map(len, pixels)), largest)
 
@@ -123,7 +123,7 @@ def export_metadata(saved: SavedModelDescription) -> dict[str, str]:
     }
 
 
-def largest_difference(model: nn.Module, run: Callable[[Pixels], Scores], batch: Pixels) -> float:
+def largest_probability_difference(model: nn.Module, run: Callable[[Pixels], Scores], batch: Pixels) -> float:
     """Return the largest difference of probabilities, over the whole batch and its first image alone; may be NaN."""
     pairs = [(compute_probabilities(model, images), run(images)) for images in (batch[:1], batch)]
     if any(ours.shape != exported.shape for ours, exported in pairs):
@@ -190,13 +190,13 @@ def export_run_model(
 
     Raises:
         BadInput: If something cannot be read or written.
-        OutputsDiffer: If the exported model gives other probabilities.
+        ExportedOutputsDiffer: If the exported model gives other probabilities.
     """
     destination = out or default_export_file(folder, form)
     spec = load_model(folder).spec
     card, path = None, destination.parent / CARD
     if (folder / "summary.json").is_file():
-        card = model_card(folder)
+        card = render_model_card(folder)
         is_own = path.parent.resolve() == folder.resolve()
         if not is_own and path.is_file() and path.read_text(encoding="utf-8") != card:
             problem = "is another model's card, and nothing is written over."
@@ -219,7 +219,7 @@ def read_comparison_images(folder: Path, spec: ModelSpec, check: Path | None) ->
             test = None if data is None else load_dataset(data, Path(), user_image_store()).test
         if test is not None and len(test):
             return (
-                _image_batches(test.select_rows(_spread_rows(len(test))).images, spec),
+                _image_batches(test.select_rows(_evenly_spaced_rows(len(test))).images, spec),
                 "test images of the run's own experiment",
             )
         generator, size = np.random.default_rng(0), spec.image_size
@@ -228,14 +228,14 @@ def read_comparison_images(folder: Path, spec: ModelSpec, check: Path | None) ->
         return noise, "synthetic images, noise: for real ones name --check"
     if check.suffix == ".toml":
         test = load_dataset(*data_of_experiment(check), user_image_store()).test
-        return _image_batches(test.select_rows(_spread_rows(len(test))).images, spec), f"images of {check}"
-    pictures = read_unlabelled_pictures(check, image_form_of(folder, load_model(folder)))
+        return _image_batches(test.select_rows(_evenly_spaced_rows(len(test))).images, spec), f"images of {check}"
+    pictures = read_unlabelled_pictures(check, image_format_for_model(folder, load_model(folder)))
     if not len(pictures.images):
         raise BadInput([Fault(f"--check {check}", "holds no image that can be read.")])
-    return _image_batches(pictures.images[_spread_rows(len(pictures.images))], spec), f"images of {check}"
+    return _image_batches(pictures.images[_evenly_spaced_rows(len(pictures.images))], spec), f"images of {check}"
 
 
-def _spread_rows(count: int) -> NDArray[np.intp]:
+def _evenly_spaced_rows(count: int) -> NDArray[np.intp]:
     """Return at most :data:`MOST_COMPARED` row indices out of ``count``, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, min(MOST_COMPARED, count)).round().astype(np.intp))
 

@@ -53,7 +53,7 @@ def refuse_without_pictures(data: Path) -> None:
         BadInput: If :func:`read_unlabelled_pictures` would certainly find no image.
     """
     if _is_npz(data):
-        _images_key(data)
+        _npz_images_key(data)
         return
     files, _ = _list_picture_files(data)
     if len(files) <= MOST_EXAMINED and not any(map(_may_be_picture, files)):
@@ -85,7 +85,7 @@ def read_unlabelled_pictures(data: Path, form: ImageForm) -> UnlabelledPictures:
         BadInput: If the data holds no image.
     """
     if _is_npz(data):
-        key = _images_key(data)
+        key = _npz_images_key(data)
         raise_faults(size_faults(data, read_headers(data, str(data))[key].size, form.rendering.largest_mb, str(data)))
         with open_arrays(data, str(data)) as arrays:
             images = arrays[key]
@@ -127,7 +127,7 @@ def _list_picture_files(data: Path) -> tuple[list[Path], list[str]]:
     return sorted(pictures), sorted(others)
 
 
-def _images_key(data: Path) -> str:
+def _npz_images_key(data: Path) -> str:
     """Return the key of an npz file's image array: ``images``, else e.g. ``train_images`` of its first part.
 
     Raises:

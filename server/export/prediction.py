@@ -40,7 +40,7 @@ class _RunPictureSettings(BaseModel):
     jpeg_draft: bool = False
 
 
-def image_form_of(folder: Path, network: SplitNetwork, rendering: PictureRendering | None = None) -> ImageForm:
+def image_format_for_model(folder: Path, network: SplitNetwork, rendering: PictureRendering | None = None) -> ImageForm:
     """Return how files are converted to a saved model's input: as in the run, if the folder is a run's.
 
     Args:
@@ -75,7 +75,7 @@ def predict_to_csv(
     """
     raise_faults(output_file_faults(destination))
     network = load_model(folder)
-    pictures, probabilities = score_files(network, data, image_form_of(folder, network, rendering))
+    pictures, probabilities = score_files(network, data, image_format_for_model(folder, network, rendering))
     header = ["image", *network.class_names, "unreadable"]
     read = [[name, *row.tolist(), None] for name, row in zip(pictures.names, probabilities, strict=True)]
     unread = [[name, *[None] * len(network.class_names), why] for name, why in pictures.unreadable.items()]
@@ -118,12 +118,12 @@ spreadsheets cut a line at ``;``, also within quotes that do not open the line."
 def rows_to_csv(rows: Iterable[Iterable[Cell]]) -> bytes:
     """Return rows as csv in UTF-8; an apostrophe before texts that a spreadsheet would execute as a formula."""
 
-    def harmless(cell: Cell) -> Cell:
+    def escape_cell(cell: Cell) -> Cell:
         if isinstance(cell, str):
             return _FORMULA.sub("'", escape_unplain_characters(cell))
         return cell if cell is None or isinstance(cell, int) else round(float(cell), 6)
 
     lines = io.StringIO(newline="")
     writer = csv.writer(lines, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
-    writer.writerows(map(harmless, row) for row in rows)
+    writer.writerows(map(escape_cell, row) for row in rows)
     return lines.getvalue().encode()

@@ -43,7 +43,7 @@ def export_format_of(name: str) -> ExportFormat:
         raise BadInput([Fault("--to", problem, suggest_nearest_name(name, ExportFormat))]) from None
 
 
-def refuse_wrong_paths(folder: Path, data: Path | None = None, out: Path | None = None) -> None:
+def refuse_wrong_model_paths(folder: Path, data: Path | None = None, out: Path | None = None) -> None:
     """Check that the folder holds a model, the images exist, and the output file does not.
 
     Raises:
@@ -95,7 +95,7 @@ def rendering_from_options(
 
 
 @dataclass(frozen=True)
-class LabelledInput:
+class EvaluationInput:
     """The command-line arguments of ``evaluate`` that describe labelled images.
 
     Attributes:
@@ -113,7 +113,7 @@ class LabelledInput:
     patient_column: str | None = None
 
 
-def refuse_unlabelled(folder: Path, labelled: LabelledInput) -> None:
+def refuse_unlabelled_input(folder: Path, labelled: EvaluationInput) -> None:
     """Check by names, headers and columns that a file has labelled images for a model, without decoding any.
 
     Raises:
@@ -125,7 +125,7 @@ def refuse_unlabelled(folder: Path, labelled: LabelledInput) -> None:
     elif labelled.data.suffix == ".npz":
         with add_options_to_faults(labelled):
             headers, column = read_headers(labelled.data), labelled.patient_column
-            raise_faults(array_key_faults(npz_spec(labelled), labelled.data, headers, ("test",)))
+            raise_faults(array_key_faults(make_npz_spec(labelled), labelled.data, headers, ("test",)))
             if column is not None and (key := f"test_{column}") not in headers:
                 problem = f'{labelled.data.name} has no array "{key}"; its arrays are {quote_names(headers)}.'
                 raise BadInput([Fault("--patient-column", problem, suggest_nearest_name(key, headers))])
@@ -136,11 +136,13 @@ def refuse_unlabelled(folder: Path, labelled: LabelledInput) -> None:
             if (folder / "summary.json").is_file():
                 data = json.loads((folder / "summary.json").read_bytes())["experiment"]["data"] or {}
                 finding_column = data.get("finding_column")
-        raise_faults(missing_class_column_faults(labelled.data, csv_columns(labelled), class_names, finding_column))
+        raise_faults(
+            missing_class_column_faults(labelled.data, read_labelled_csv_columns(labelled), class_names, finding_column)
+        )
 
 
 @contextmanager
-def add_options_to_faults(labelled: LabelledInput) -> Iterator[None]:
+def add_options_to_faults(labelled: EvaluationInput) -> Iterator[None]:
     """Within the context, name the command-line option in an error instead of the ``[data]`` key."""
     words = {"data.path": str(labelled.data), "data.classes": "--classes", "data.patient_key": "--patient-column"}
     try:
@@ -171,7 +173,7 @@ def missing_class_column_faults(
     return [Fault(str(data), f"has columns {quote_names(columns)}; expected {expected}.")]
 
 
-def _useless_option_faults(labelled: LabelledInput) -> list[Fault]:
+def _useless_option_faults(labelled: EvaluationInput) -> list[Fault]:
     """Return a fault for each option that has no meaning for this kind of file."""
     of_csv: dict[str, object] = {"--images": labelled.pictures, "--image-column": labelled.image_column}
     useless: dict[str, object] = {"--classes": labelled.class_names}
@@ -199,7 +201,7 @@ def data_of_experiment(path: Path) -> tuple[DataSpec, Path]:
     return file.experiment.data, file.base_folder
 
 
-def npz_spec(labelled: LabelledInput, of_run: NpzSpec | None = None) -> NpzSpec:
+def make_npz_spec(labelled: EvaluationInput, of_run: NpzSpec | None = None) -> NpzSpec:
     """Return the data spec of the npz file, with the named classes or else those of the run's npz file."""
     spec = NpzSpec(kind="npz", path=str(labelled.data.resolve()), classes=tuple(labelled.class_names))
     if of_run is None or labelled.class_names:
@@ -207,7 +209,7 @@ def npz_spec(labelled: LabelledInput, of_run: NpzSpec | None = None) -> NpzSpec:
     return spec.model_copy(update={key: getattr(of_run, key) for key in ("classes", "keep", "image_size", "resize")})
 
 
-def csv_columns(labelled: LabelledInput) -> TableColumns:
+def read_labelled_csv_columns(labelled: EvaluationInput) -> TableColumns:
     """Read the csv's columns, and check that those named by options exist.
 
     Raises:

@@ -18,7 +18,7 @@ from common.wire.codec import encode_record
 from common.wire.records import BenefitReply, BenefitRequest, ModelGroups
 from server.federation.recorder import RunTotals
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.state import select_groups_to_send
+from strategies.engine.state import select_request_groups
 
 QUERY = f"{MessageType.QUERY}.benefit"
 
@@ -46,12 +46,12 @@ def collect_benefit_comparisons(
     seconds = benefit_deadline_s(coordinator.deadline_s, totals.round_seconds, share)
     epochs = {site: totals.epochs[site] for site in tested if totals.epochs[site]}  # local epochs, of those asked
     server_round = coordinator.state.round
-    requests = coordinator.new_requests(server_round)
+    requests = coordinator.begin_exchange(server_round)
     requests.deadline_s, messages = seconds, list[Message]()
     for site, count in sorted(epochs.items()):
-        own = select_groups_to_send(initial, requests.context.contract.sites[site])
+        own = select_request_groups(initial, requests.context.contract.sites[site])
         request = requests.make_request_record(
-            partial(BenefitRequest, initial=own, epochs=count), site, coordinator.result
+            partial(BenefitRequest, initial=own, epochs=count), site, coordinator.result_model
         )
         requests.expected[site] = ModelGroups()
         messages.append(requests.make_message(site, QUERY, encode_record(request, requests.written)))

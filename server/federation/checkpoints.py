@@ -161,13 +161,13 @@ def _hash_checkpoint(content: Parts, facts: Any) -> str:
     return digest.hexdigest()
 
 
-def refuse_other_experiment(checkpoint: Checkpoint, experiment: Experiment, out: Path) -> None:
+def refuse_checkpoint_of_other_experiment(checkpoint: Checkpoint, experiment: Experiment, out: Path) -> None:
     """Raise :class:`BadInput` unless a checkpoint can be continued with this experiment.
 
     The number of rounds may differ only if the rounds already done do not depend on it, as they do with a learning rate
     schedule.
     """
-    refuse_changes(checkpoint.experiment, experiment, out)
+    refuse_experiment_changes(checkpoint.experiment, experiment, out)
     rounds, before, done = experiment.run.rounds, checkpoint.experiment["run"]["rounds"], checkpoint.state.round
     if done and rounds != before:
         last = build_experiment_strategy(experiment).last_rounds
@@ -197,7 +197,7 @@ def describe_new_run_from(out: Path) -> str:
     return f"begin a new run from its backbone, with a new head: --out NEW --set model.weights={weights}"
 
 
-def refuse_changes(before: Mapping[str, Any], experiment: Experiment, out: Path) -> None:
+def refuse_experiment_changes(before: Mapping[str, Any], experiment: Experiment, out: Path) -> None:
     """Raise :class:`BadInput` if an experiment differs from that of the run in more than its rounds and name.
 
     Args:

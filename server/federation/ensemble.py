@@ -17,8 +17,8 @@ from common.data.images.pixels import pixels_on_device
 from common.metrics.auroc import (
     ClassMetrics,
     FinalTestSummary,
+    average_metrics_over_models,
     mean_and_sd,
-    mean_metrics,
     per_class,
     summarise_test_results,
 )
@@ -77,7 +77,7 @@ def ensemble_result(
     return {"test": asdict(replace(pooled, multi_class=one_class)), "per_site": per_site}
 
 
-def evaluate_own_models(
+def evaluate_local_models(
     folders: Iterable[Path], contract: LabelContract, images: ImageSet, device: str, precision: Precision
 ) -> FinalTestSummary:
     """Test each site's local model on its classes; return per class the mean of the metrics over the sites.
@@ -91,7 +91,7 @@ def evaluate_own_models(
         tested = per_class(_score_images(network, images, device, precision), labels, network.class_names)
         for name, metrics in tested.items():
             of_class[name].append(metrics)
-    means = {name: mean_metrics(metrics) for name, metrics in of_class.items()}
+    means = {name: average_metrics_over_models(metrics) for name, metrics in of_class.items()}
     return summarise_test_results(means, contract.shared_classes, contract.unique_classes, OWN_MODELS)
 
 

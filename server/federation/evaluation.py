@@ -18,24 +18,24 @@ from common.metrics.auroc import (
     SUMS,
     ClassMetrics,
     FinalTestSummary,
+    average_metrics_over_models,
     load_metrics,
-    mean_metrics,
     per_class,
     summarise_test_results,
 )
-from common.metrics.bootstrap import auroc_intervals
+from common.metrics.bootstrap import bootstrap_auroc_intervals
 from common.metrics.calibration import compute_score_quality, operating_points
 from common.metrics.measured import LARGEST_ERROR, ValueWithError
 from common.metrics.multi_class import compute_multi_class_metrics
 from common.metrics.pooled import (
-    PooledClass,
+    PooledClassMetrics,
     SiteSampleIntervals,
-    SummedHistogram,
+    SummedScoreHistogram,
     estimate_from_sampled_sites,
     pool_site_histograms,
-    sum_histograms,
+    sum_site_histograms,
 )
-from common.metrics.score_histograms import ScoreHistogram, score_histogram
+from common.metrics.score_histograms import ScoreHistogram, compute_score_histogram
 from common.models.gpu import move_network_to_device
 from common.models.network import Precision, SplitNetwork, compute_scores, labels_for_head_rows
 from common.models.saved import save_model
@@ -46,7 +46,7 @@ from server.federation.checkpoints import Checkpoint
 from server.federation.ensemble import (
     OWN_MODELS,
     ensemble_result,
-    evaluate_own_models,
+    evaluate_local_models,
     local_model_folders,
     site_summary_entry,
 )
@@ -139,7 +139,7 @@ def save_and_test_model(
     coordinator: Coordinator,
     replies: ExchangeReplies[EvaluateReply],
     setting: RunContext,
-    sums: Mapping[str, SummedHistogram],
+    sums: Mapping[str, SummedScoreHistogram],
 ) -> RunOutcome:
     """Save the global model, if the method has one; test the final model or models.
 
@@ -151,17 +151,17 @@ def save_and_test_model(
     setting.folder.append_absences("test", replies.absent)
     contract, coverage = coordinator.sites.contract, setting.coverage or coordinator.sites.contract
     groups = coverage.shared_classes, coverage.unique_classes
-    metrics_of_site = {answer.site: _class_metrics(answer) for answer in answers}
+    metrics_of_site = {answer.site: _metrics_by_class(answer) for answer in answers}
     of_owners: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
     for results in metrics_of_site.values():
         for name, metrics in results.items():
             of_owners[name].append(metrics)
-    over_sites = {name: mean_metrics(metrics) for name, metrics in of_owners.items()}
+    over_sites = {name: average_metrics_over_models(metrics) for name, metrics in of_owners.items()}
     histograms: Histograms | None = None
     ensemble: Mapping[str, Any] | None = None
     external: FinalTestSummary | None = None
     if coordinator.method.site.has_global_model:
-        model = coordinator.result
+        model = coordinator.result_model
         write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
         sha256 = save_model(setting.folder.path, network, label_contract_sha256=contract.hash).model_sha256
         test = summarise_test_results(over_sites, *groups, SITES_PARTS)
@@ -175,11 +175,11 @@ def save_and_test_model(
         test = summarise_test_results(over_sites, *groups, OWN_MODELS)
         folders = local_model_folders(setting.folder.path, coverage)  # none where they lie at the hospitals
         if folders and setting.external is not None:
-            external = evaluate_own_models(folders, coverage, setting.external, setting.device, setting.precision)
+            external = evaluate_local_models(folders, coverage, setting.external, setting.device, setting.precision)
         images, site_tests = setting.test, setting.site_tests
         if coordinator.method.site.shares_nothing and folders and site_tests is not None and images:
             ensemble = ensemble_result(folders, coverage, images, site_tests(), setting.device, setting.precision)
-    drawn = coordinator.drawn_to_test
+    drawn = coordinator.sites_drawn_for_test
     test = _add_histogram_figures(test, coordinator, answers, histograms, groups, sums, real=setting.site_tests is None)
     if test.mean_auroc is None and test.pooled is None and not any(answer.class_names for answer in answers):
         withheld = ""
@@ -203,7 +203,7 @@ def _add_histogram_figures(
     answers: Sequence[EvaluateReply],
     own: Histograms | None,
     groups: tuple[Collection[str], Collection[str]],
-    masked_sums: Mapping[str, SummedHistogram],
+    masked_sums: Mapping[str, SummedScoreHistogram],
     *,
     real: bool,
 ) -> FinalTestSummary:
@@ -218,11 +218,11 @@ def _add_histogram_figures(
         masked_sums: Class -> sum of histograms from secure aggregation; empty without it.
         real: Whether each site has test images of its own.
     """
-    contract, drawn = coordinator.sites.contract, coordinator.drawn_to_test
+    contract, drawn = coordinator.sites.contract, coordinator.sites_drawn_for_test
     testers = frozenset(contract.sites if drawn is None else drawn)
     owners = {name: [site for site in contract.owners(name) if site in testers] for name in contract.class_names}
-    validation = sum_histograms({answer.site: answer.validation_histograms for answer in answers}, owners)
-    sums = masked_sums or sum_histograms({answer.site: answer.histograms for answer in answers}, owners)
+    validation = sum_site_histograms({answer.site: answer.validation_histograms for answer in answers}, owners)
+    sums = masked_sums or sum_site_histograms({answer.site: answer.histograms for answer in answers}, owners)
     chosen_on = {name: of_sites.histogram for name, of_sites in validation.items()}
     tested = {name: of_sites.histogram for name, of_sites in sums.items()} if own is None else own
     points = operating_points(chosen_on, tested, coordinator.plan.evaluation.sensitivity)
@@ -238,7 +238,7 @@ def _add_histogram_figures(
     return replace(test, pooled=of_all, operating_points=points)
 
 
-def class_result_from_histograms(of_class: PooledClass | None) -> ClassMetrics:
+def class_result_from_histograms(of_class: PooledClassMetrics | None) -> ClassMetrics:
     """Compute a class's metrics from its summed histograms; a metric with too large an error becomes None."""
     if of_class is None:
         return ClassMetrics(None, None, None, None, None)
@@ -272,11 +272,11 @@ def _test_global_model(
     generator = np.random.default_rng(derive_seed(plan.run.seed, "intervals"))
     more, patients = load_metrics(plan.evaluation.metrics), images.patients
     resampled: Literal["patients", "images"] = "patients" if patients_known(patients) else "images"
-    spread = {name: score_histogram(scores[:, c], labels[:, c]) for c, name in enumerate(names)}
+    spread = {name: compute_score_histogram(scores[:, c], labels[:, c]) for c, name in enumerate(names)}
     test = replace(
         summarise_test_results(per_class(scores, labels, names, more), *groups, GLOBAL_MODEL),
         multi_class=compute_multi_class_metrics(scores, labels) if task == "multi_class" else None,
-        intervals=replace(auroc_intervals(scores, labels, patients, names, generator), over=resampled),
+        intervals=replace(bootstrap_auroc_intervals(scores, labels, patients, names, generator), over=resampled),
         quality=compute_score_quality(scores, labels, names, task),
     )
     return test, spread
@@ -302,15 +302,15 @@ def _make_sample_intervals(
     return estimate_from_sampled_sites(values, shares, len(drawn), every)
 
 
-def _class_metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:
+def _metrics_by_class(answer: EvaluateReply) -> dict[str, ClassMetrics]:
     """Convert the columns of a test reply to one record per class, with None for NaN."""
     return {
         name: ClassMetrics(
             auroc=_nan_to_none(answer.auroc[row]),
             average_precision=_nan_to_none(answer.average_precision[row]),
             balanced_accuracy=_nan_to_none(answer.balanced_accuracy[row]),
-            positives=count_or_none(answer.positives[row]),
-            negatives=count_or_none(answer.negatives[row]),
+            positives=disclosed_count_or_none(answer.positives[row]),
+            negatives=disclosed_count_or_none(answer.negatives[row]),
             more={
                 metric: _nan_to_none(answer.metric_values[row * len(answer.metric_names) + column])
                 for column, metric in enumerate(answer.metric_names)
@@ -320,7 +320,7 @@ def _class_metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:
     }
 
 
-def count_or_none(count: int) -> int | None:
+def disclosed_count_or_none(count: int) -> int | None:
     """Return a count from a site's reply; None if the site does not disclose it."""
     return None if count == UNKNOWN_COUNT else count
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from common import __version__
 from common.config import Experiment, list_plugin_identities
 from common.errors import quote_names
-from common.metrics.multi_class import CorrectCount, round_accuracy
+from common.metrics.multi_class import CorrectCount, compute_round_accuracy
 from common.models.state import ModelState, ModelStateLayout
 from common.security.audit import AuditLog
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
@@ -113,7 +113,7 @@ class RunTotals:
             return
         (record, learned), self._pending = self._pending, None
         self.tallies[record.round] = validation.tallies
-        accuracy = round_accuracy(validation.tallies) if validation.tallies else None
+        accuracy = compute_round_accuracy(validation.tallies) if validation.tallies else None
         site_losses = dict[str, dict[str, float | None]]()
         for site in record.sites:
             losses = record.train_loss.get(site), validation.loss.get(site)
@@ -164,7 +164,8 @@ class RunTotals:
 
 
 class RunRecorder(RunCallbacks):
-    """Writes the run folder: :meth:`begin` after the roll call, then callbacks, then :meth:`done` or :meth:`stopped`.
+    """Writes the run folder: :meth:`begin` after the roll call, then callbacks, then :meth:`record_end` or
+    :meth:`record_stop`.
 
     Attributes:
         totals: Sums over rounds and sites.
@@ -196,7 +197,7 @@ class RunRecorder(RunCallbacks):
         sha256 = experiment_sha256(self.experiment)
         if setting.resumed is None:
             run = self.experiment.run
-            self.ledger.began(
+            self.ledger.record_start(
                 FederationState(0, initial),
                 run=setting.run,
                 name=run.name or run.method,
@@ -208,15 +209,15 @@ class RunRecorder(RunCallbacks):
                 classes=list(sites.contract.class_names),
             )
         else:
-            self.ledger.resumed(setting.resumed.state, experiment_sha256=sha256)
+            self.ledger.record_resumption(setting.resumed.state, experiment_sha256=sha256)
         for reply in setting.left_replies(setting.run):
-            self.ledger.arrived_before_resume(reply)
+            self.ledger.record_reply_before_resume(reply)
         for site, member in sorted(sites.members.items()):
-            self.ledger.enrolled(setting.resumed.state.round if setting.resumed else 0, site, member)
-        self._note_left_out("roll call")
-        self._note_releases(sites.members)
+            self.ledger.record_enrolment(setting.resumed.state.round if setting.resumed else 0, site, member)
+        self._record_left_out_sites("roll call")
+        self._record_site_releases(sites.members)
         for watcher in self.watchers:
-            watcher.began(list(sites.contract.sites), self.experiment.run.rounds)
+            watcher.show_run_start(list(sites.contract.sites), self.experiment.run.rounds)
         images = {site: member.answer.train_samples for site, member in sites.members.items()}
         for site, share in find_dominant_sites(images).items():
             setting.folder.append_event("heavy_site", site=site, images=images[site], share=round(share, 6))
@@ -245,7 +246,7 @@ class RunRecorder(RunCallbacks):
             raise RunStopped(problem + missing)
         try:
             judged = _VALIDATION.validate_python(checkpoint.last_validation)
-            self.coordinator.resume(checkpoint.state, judged)
+            self.coordinator.set_resume_state(checkpoint.state, judged)
             self.totals.restore(checkpoint.totals, number)
             self.coordinator.sites.bytes_down.update(self.totals.bytes_down)
             self.coordinator.sites.bytes_up.update(self.totals.bytes_up)
@@ -254,7 +255,7 @@ class RunRecorder(RunCallbacks):
             remedy = "Put a copy of checkpoints/ back, or take a new --out."
             raise RunStopped(f"resume: {problem} {remedy}") from None
 
-    def _note_releases(self, sites: Iterable[str]) -> None:
+    def _record_site_releases(self, sites: Iterable[str]) -> None:
         """Show the Polyclinic release of these sites; record releases that differ from the coordinator's."""
         members = self.coordinator.sites.members
         releases = {site: members[site].answer.version for site in sorted(sites)}
@@ -262,21 +263,21 @@ class RunRecorder(RunCallbacks):
             if release != __version__:
                 self.setting.folder.append_event("other_release", site=site, release=release, coordinator=__version__)
         for watcher in self.watchers:
-            watcher.enrolled(releases)
+            watcher.show_enrolled_sites(releases)
 
-    def _note_left_out(self, when: int | str) -> None:
+    def _record_left_out_sites(self, when: int | str) -> None:
         """Record sites that newly declined to take part or could not be admitted to the run, with the reason."""
         new = dict[str, str]()
         for site, reason in self.coordinator.sites.left_out.items():
             if self._left_out.get(site) != reason:
                 self._left_out[site] = new[site] = reason
-        self.ledger.left_out(when, new)
+        self.ledger.record_left_out_sites(when, new)
         for site, reason in new.items():
             self.setting.folder.append_event("left_out", round=when, site=site, reason=reason)
             for watcher in self.watchers:
-                watcher.left_out(site, reason)
+                watcher.show_left_out_site(site, reason)
 
-    def _note_refused_calls(self) -> None:
+    def _record_refused_calls(self) -> None:
         """Record an event for each newly refused call: its caller, and the site that it was about if another."""
         for call in self.setting.refused_calls():
             self.setting.folder.append_event("refused_call", **call)
@@ -286,47 +287,47 @@ class RunRecorder(RunCallbacks):
     def on_waiting_for_sites(self, waiting: WaitingStatus) -> None:
         """Show which sites the run waits for."""
         for watcher in self.watchers:
-            watcher.waiting(waiting)
+            watcher.show_waiting_sites(waiting)
 
     def on_late_join(self, server_round: int, site: str) -> None:
         """Record a site that joins after the roll call."""
         sites = self.coordinator.sites
         self.setting.folder.append_event("joined", round=server_round, site=site, hash=sites.contract.hash)
-        self.ledger.enrolled(server_round, site, sites.members[site])
-        self._note_releases([site])
+        self.ledger.record_enrolment(server_round, site, sites.members[site])
+        self._record_site_releases([site])
         for watcher in self.watchers:
-            watcher.joined(server_round, site)
+            watcher.show_joined_site(server_round, site)
 
     def on_reply(self, arrival: ReplyArrival) -> None:
         """Record a reply in the audit."""
-        self.ledger.arrived(arrival)
+        self.ledger.record_reply(arrival)
 
     def on_absent_sites(self, phase: str, absent: Mapping[str, str]) -> None:
         """Record the sites that missed an exchange."""
         self.setting.folder.append_absences(phase, absent)
-        self.ledger.left_out(phase, absent)
+        self.ledger.record_left_out_sites(phase, absent)
 
     def on_round_end(self, record: RoundRecord, state: FederationState) -> None:
         """Record a finished round: its line, its audit entry, then its checkpoint."""
         coordinator = self.coordinator
         self.totals.add_round(record, state, coordinator.method.round_figures(coordinator.final_round_context()))
-        self._note_left_out(record.round)  # late joiners that declined
-        self.ledger.aggregated(record, state, coordinator.sites.contract.hash)
+        self._record_left_out_sites(record.round)  # late joiners that declined
+        self.ledger.record_aggregation(record, state, coordinator.sites.contract.hash)
         judged, sites = asdict(coordinator.last_validation), coordinator.sites
         self.totals.bytes_down, self.totals.bytes_up = sites.bytes_down, sites.bytes_up
         self.checkpoints.save(
             Checkpoint(self.setting.run, state, self._experiment_json, self.totals.state_for_checkpoint(), judged)
         )
         for watcher in self.watchers:
-            watcher.round_done(record, state)
-        self._note_refused_calls()
+            watcher.show_finished_round(record, state)
+        self._record_refused_calls()
 
     def on_exclusion(self, server_round: int, site: str, reason: str) -> None:
         """Record that a site is excluded for the rest of the run."""
         self.setting.folder.append_event("excluded", round=server_round, site=site, reason=reason)
         self.ledger.audit.append(event="excluded", round=server_round, site=site, reason=reason)
         for watcher in self.watchers:
-            watcher.excluded(server_round, site, reason)
+            watcher.show_excluded_site(server_round, site, reason)
 
     def on_rollback(self, rolled_back: RollbackEvent) -> FederationState | None:
         """Record a rollback; return the earlier state from its checkpoint, None if that checkpoint is missing."""
@@ -339,7 +340,7 @@ class RunRecorder(RunCallbacks):
         self.setting.folder.append_event("rolled_back", **facts)
         self.ledger.audit.append(event="rolled_back", round=rolled_back.to, because=rolled_back.because)
         for watcher in self.watchers:
-            watcher.rolled_back(rolled_back)
+            watcher.show_rollback(rolled_back)
         return state
 
     def on_state_reset(self, state: FederationState) -> FederationValidation:
@@ -357,22 +358,22 @@ class RunRecorder(RunCallbacks):
 
     # ------------------------------------------------------------------ the end
 
-    def stopped(self, reason: str) -> None:
+    def record_stop(self, reason: str) -> None:
         """Record why the run stops before its last round."""
         self.totals.write_pending_round(self.coordinator.last_validation, self.coordinator.state)
-        self._note_refused_calls()
+        self._record_refused_calls()
         self.setting.folder.append_event("stopped", reason=reason)
 
-    def done(self, summary: Mapping[str, Any]) -> None:
+    def record_end(self, summary: Mapping[str, Any]) -> None:
         """Write the receipt and the summary of a finished run."""
         folder = self.setting.folder
         result = {"result_round": self.coordinator.result_round, "model_sha256": summary["model_sha256"]}
         self.ledger.audit.append(event="result", **result)
         if reason := write_receipt(self.ledger.audit):
             folder.append_event("no_receipt", reason=reason)
-        self._note_refused_calls()
+        self._record_refused_calls()
         folder.write_summary(summary)
-        self.ledger.figures_hashed(folder.path)
+        self.ledger.record_file_hashes(folder.path)
         folder.append_event("done", model_sha256=summary["model_sha256"])
 
 

@@ -13,18 +13,18 @@ from flwr.serverapp import Grid
 from common.config import Experiment, make_plan
 from common.data.load import refuse_unknown_test_classes
 from common.errors import BadInput, Fault, raise_faults
-from common.metrics.multi_class import best_client_accuracies
+from common.metrics.multi_class import find_best_client_accuracies
 from common.models.network import build
 from common.models.state import FrozenPart, initial_frozen_part, layout_of, read_state
 from common.models.zoo.registry import plugin_head_faults
 from server.federation.benefit import collect_benefit_comparisons
-from server.federation.evaluation import RunContext, RunOutcome, count_or_none, save_and_test_model
+from server.federation.evaluation import RunContext, RunOutcome, disclosed_count_or_none, save_and_test_model
 from server.federation.recorder import RunRecorder, RunTotals, software_versions
 from server.runs.progress import NullProgress
-from strategies.engine.claims import find_excess_claims
+from strategies.engine.claims import find_excess_claim_faults
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import RunStopped
-from strategies.engine.secure_aggregation import open_test_histograms
+from strategies.engine.secure_aggregation import unmask_test_histograms
 from strategies.engine.sequential import make_coordinator
 from strategies.engine.state import make_array_record
 from strategies.privacy.mechanism import compute_epsilon, make_site_privacy
@@ -51,11 +51,11 @@ def run_federation(
         setting.run,
         callbacks=recorder,
         registered=setting.registered,
-        admission=() if setting.claims is None else (partial(find_excess_claims, setting.claims),),
+        admission=() if setting.claims is None else (partial(find_excess_claim_faults, setting.claims),),
         scratch=setting.folder.path,
         frozen=frozen,
     )
-    contract = coordinator.sites.roll_call(grid, setting.sites)
+    contract = coordinator.sites.call_roll(grid, setting.sites)
     while True:
         classes = contract.class_names
         setting.folder.append_event("roll_call", sites=list(contract.sites), classes=list(classes), hash=contract.hash)
@@ -68,7 +68,7 @@ def run_federation(
     if setting.external is not None:
         refuse_unknown_test_classes(setting.external, contract.class_names)
     if setting.own is not None:
-        coordinator.receive_own_images(setting.own, contract.class_names, setting.device)
+        coordinator.receive_coordinator_images(setting.own, contract.class_names, setting.device)
     initial = read_state(network)
     recorder.begin(coordinator, layout_of(network), initial)
     try:
@@ -79,14 +79,16 @@ def run_federation(
             )
         recorder.totals.write_pending_round(coordinator.last_validation, coordinator.state)
         tested = coordinator.test(grid)
-        outcome = save_and_test_model(network, coordinator, tested, setting, open_test_histograms(coordinator, tested))
+        outcome = save_and_test_model(
+            network, coordinator, tested, setting, unmask_test_histograms(coordinator, tested)
+        )
         benefits = collect_benefit_comparisons(coordinator, initial, tested.accepted, recorder.totals)
     except RunStopped as error:
-        recorder.stopped(str(error))
+        recorder.record_stop(str(error))
         raise
     summary = _make_summary(experiment, setting, coordinator, outcome, recorder.totals, time.monotonic() - began)
     summary["benefit"] = benefits
-    recorder.done(summary)
+    recorder.record_end(summary)
     return summary
 
 
@@ -120,7 +122,11 @@ def _make_summary(
     total: float,
 ) -> dict[str, Any]:
     """Return the content of ``summary.json``."""
-    accuracy, train, aggregate = best_client_accuracies(totals.tallies), totals.train_seconds, totals.aggregate_seconds
+    accuracy, train, aggregate = (
+        find_best_client_accuracies(totals.tallies),
+        totals.train_seconds,
+        totals.aggregate_seconds,
+    )
     idle = max(total - train - aggregate, 0.0)
     return {
         "name": experiment.run.name or experiment.run.method,
@@ -128,7 +134,7 @@ def _make_summary(
         "backend": setting.backend,
         "ended": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "rounds": coordinator.state.round,
-        "best_round": coordinator.chosen_round,
+        "best_round": coordinator.round_chosen_by_validation,
         "criterion": coordinator.state.criterion,
         "seed": experiment.run.seed,
         "excluded": dict(coordinator.state.excluded),
@@ -137,9 +143,9 @@ def _make_summary(
             site: {
                 "classes": list(coordinator.sites.contract.sites[site]),
                 "train_samples": member.answer.train_samples,
-                "validation_samples": count_or_none(member.answer.validation_samples),
+                "validation_samples": disclosed_count_or_none(member.answer.validation_samples),
                 "positives": dict(
-                    zip(member.answer.class_names, map(count_or_none, member.answer.positives), strict=False)
+                    zip(member.answer.class_names, map(disclosed_count_or_none, member.answer.positives), strict=False)
                 )
                 or dict(setting.positives.get(site, {})),
                 "smallest_count": member.answer.smallest_count,
@@ -158,7 +164,7 @@ def _make_summary(
         "notes": list(setting.notes),
         "test": asdict(outcome.test),
         "per_site": dict(outcome.per_site),
-        "drawn_to_test": coordinator.drawn_to_test,
+        "drawn_to_test": coordinator.sites_drawn_for_test,
         "ensemble": outcome.ensemble,
         "external": outcome.external and asdict(outcome.external),
         "learned": dict(coordinator.method.summary_figures(coordinator.final_round_context())),

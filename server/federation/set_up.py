@@ -17,11 +17,11 @@ from server.federation.checkpoints import (
     Checkpoint,
     CheckpointFolder,
     describe_new_run_from,
-    refuse_changes,
-    refuse_other_experiment,
+    refuse_checkpoint_of_other_experiment,
+    refuse_experiment_changes,
 )
 from server.runs.folder import RunFolder
-from server.runs.tracking import TrackingStore, open_store, track_run
+from server.runs.tracking import TrackingStore, open_mlflow_store, track_run
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def read_finished_summary(out: Path, experiment: Experiment, *, resume: bool) ->
         remedy = "Remove it to have it written again: the run then goes on from its last checkpoint."
         raise BadInput([Fault(str(path), "is damaged or was edited: it is no JSON.", remedy)]) from None
     if isinstance(began := summary.get("experiment"), dict):
-        refuse_changes(began, experiment, out)
+        refuse_experiment_changes(began, experiment, out)
         rounds, wished = began["run"]["rounds"], experiment.run.rounds
         if rounds > wished:
             problem = f"is done: a run of {rounds} rounds. The experiment asks for {wished}."
@@ -98,7 +98,7 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
             folder.append_event("begun_anew")
             yield OpenedRunFolder(folder, uuid.uuid4().hex)
             return
-        refuse_other_experiment(checkpoint, experiment, out)
+        refuse_checkpoint_of_other_experiment(checkpoint, experiment, out)
         folder.remove_summary_and_pages()
         folder.append_event("resumed", round=checkpoint.state.round)
         yield OpenedRunFolder(folder, checkpoint.run, checkpoint)
@@ -146,7 +146,7 @@ def lead_run(
         if pages and not (out / "report.html").is_file():  # it was stopped after its summary
             write_run_pages(out)
         return summary
-    store = open_store(track)
+    store = open_mlflow_store(track)
     place.check_before_run(resume=resume)
     with (
         place.lock_out_other_runs(),

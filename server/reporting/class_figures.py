@@ -10,7 +10,7 @@ from matplotlib.markers import TICKDOWN, TICKLEFT
 from matplotlib.transforms import Affine2D, Transform
 from numpy.typing import NDArray
 
-from common.metrics.calibration import Calibration, DecisionCounts, RankingCurve, wilson_interval
+from common.metrics.calibration import Calibration, DecisionCounts, RocCurve, wilson_interval
 from server.reporting.svg import (
     BLUE,
     INK,
@@ -59,10 +59,10 @@ def draw_reliability(calibrations: Mapping[str, Calibration]) -> Markup:
     return _draw_panels(calibrations, draw, "reliability", labels, about)
 
 
-def draw_roc_curves(curves: Mapping[str, RankingCurve]) -> Markup:
+def draw_roc_curves(curves: Mapping[str, RocCurve]) -> Markup:
     """Draw the ROC curve of each class: sensitivity with its interval by false positive rate."""
 
-    def draw(axes: Axes, at: Transform, curve: RankingCurve) -> None:
+    def draw(axes: Axes, at: Transform, curve: RocCurve) -> None:
         detected, alarms = np.array(curve.detected, float), np.array(curve.alarms, float)
         positives = np.full_like(detected, detected[-1])
         _draw_rate_with_interval(axes, at, alarms / alarms[-1], detected, positives, guessing=(0, 1))
@@ -71,10 +71,10 @@ def draw_roc_curves(curves: Mapping[str, RankingCurve]) -> Markup:
     return _draw_panels(curves, draw, "roc", labels, "ROC curves, class by class.")
 
 
-def draw_precision_recall(curves: Mapping[str, RankingCurve]) -> Markup:
+def draw_precision_recall(curves: Mapping[str, RocCurve]) -> Markup:
     """Draw the precision-recall curve of each class: precision with its interval by sensitivity."""
 
-    def draw(axes: Axes, at: Transform, curve: RankingCurve) -> None:
+    def draw(axes: Axes, at: Transform, curve: RocCurve) -> None:
         detected, alarms = np.array(curve.detected[1:], float), np.array(curve.alarms[1:], float)
         share, recall = detected[-1] / (detected[-1] + alarms[-1]), detected / detected[-1]
         _draw_rate_with_interval(axes, at, recall, detected, detected + alarms, guessing=(share, share))

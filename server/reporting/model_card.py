@@ -26,11 +26,11 @@ def write_model_card(folder: Path) -> Path | None:
     """Write the model card into a finished run's folder; return None if the run has no global model."""
     if not (folder / DESCRIPTION).is_file():
         return None
-    write_atomically(folder / CARD, model_card(folder).encode())
+    write_atomically(folder / CARD, render_model_card(folder).encode())
     return folder / CARD
 
 
-def model_card(folder: Path) -> str:
+def render_model_card(folder: Path) -> str:
     """Return the model card as Markdown, from ``summary.json``, ``rounds.jsonl`` and ``model.json`` of the run folder.
 
     Raises:

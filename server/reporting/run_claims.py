@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 from common.data.base.image_set import describe_skipped
 from common.metrics.auroc import FEWEST_POSITIVES, GLOBAL_MODEL, SUMS, ClassMetrics, FinalTestSummary, mean_and_sd
-from common.metrics.benefit import FederationBenefit, benefit_sentence
+from common.metrics.benefit import FederationBenefit, format_benefit_sentence
 from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, format_value_with_error
 from common.system.plain_text import (
     count_with_noun,
     format_interval,
     format_number,
     format_rounds,
-    join_first_words,
-    join_words,
+    join_as_english_list,
+    join_first_and_count,
     list_first_and_count_rest,
 )
 from server.runs.reader import RunFolderContent, RunSummary
@@ -63,7 +63,7 @@ def run_result(run: RunFolderContent) -> str:
                 f"{format_value_with_error(mean)} on {describe_count_in_mean(summary, group.classes, 'the ')} that "
                 f"{owners}"
             )
-    groups = f": {join_words(subsets)}" if subsets else ""
+    groups = f": {join_as_english_list(subsets)}" if subsets else ""
     result = (
         f"the mean AUROC {images} is {format_value_with_error(headline.mean)}{interval} over "
         f"{classes_in_mean(summary)}{groups}"
@@ -143,7 +143,7 @@ def classes_in_mean(summary: RunSummary) -> str:
     left_out = summary.test.headline_auroc().left_out
     if not left_out:
         return describe_count_in_mean(summary, names)
-    rare = join_words([f"{name} ({count:,})" for name, count in left_out.items()])
+    rare = join_as_english_list([f"{name} ({count:,})" for name, count in left_out.items()])
     return f"{describe_count_in_mean(summary, names)} that {FEWEST_POSITIVES} test images or more show, without {rare}"
 
 
@@ -211,23 +211,23 @@ def prominent_limitations(run: RunFolderContent) -> list[str]:
     if alone := [each.site for each in choices if each.benefit and each.benefit.recommended_training == "alone"]:
         compared = count_with_noun(sum(each.benefit is not None for each in choices), "site")
         better = f"{_verb_form(alone, 'is', 'are')} better off alone than with this model"
-        limits.append(f"{len(alone)} of {compared} that compared {better}: {join_first_words(alone, MOST_NAMED)}.")
-    limits += [*_untested_classes(summary), *_lost_sites(run), *_classes_without_sites(run)]
+        limits.append(f"{len(alone)} of {compared} that compared {better}: {join_first_and_count(alone, MOST_NAMED)}.")
+    limits += [*_untested_class_sentences(summary), *_lost_site_sentences(run), *_orphaned_class_sentences(run)]
     if names := classes_with_hidden_counts(summary):
         verb = _verb_form(names, "is", "are")
-        few = f"{_quote(names)} {verb} annotated only by sites with too few patients to tell a count"
+        few = f"{_quote_names(names)} {verb} annotated only by sites with too few patients to tell a count"
         rows = _verb_form(names, "this row was", "these rows were")
         limits.append(f"{few}: where a site's policy has train_hidden_classes = false, {rows} not trained there.")
     closed = [set(line.closed_rows) for line in run.rounds]
     if names := [name for name in summary.classes if closed and all(name in rows for rows in closed)]:
         rows = f"{_verb_form(names, 'its head row', 'their head rows')} stayed masked in every round"
         few = "fewer hospitals than smallest_cohort sent it"
-        limits.append(f"{_quote(names)} {_verb_form(names, 'was', 'were')} not learned: {rows}, because {few}.")
+        limits.append(f"{_quote_names(names)} {_verb_form(names, 'was', 'were')} not learned: {rows}, because {few}.")
     if summary.patients_known is False:
         limits.append(UNKNOWN_PATIENTS)
     if sentence := describe_skipped(summary.skipped_images):
         limits.append(sentence)
-    limits += [*summary.notes, *_chance_level_classes(test), *_classes_with_unfit_threshold(test)]
+    limits += [*summary.notes, *_chance_level_sentences(test), *_unfit_threshold_sentences(test)]
     by_validation = (summary.experiment.get("evaluation") or {}).get("checkpoint", "best") == "best"
     if by_validation and 1 < summary.rounds == summary.best_round:
         limits.append(
@@ -248,7 +248,7 @@ def further_limitations(run: RunFolderContent) -> list[str]:
     for name in summary.classes:
         positives, negatives = test.image_counts_of_class(name) if name in test.per_class else (None, None)
         if positives is not None and negatives is not None and test.per_class[name].auroc is not None:
-            limits += few_images_limitations(name, positives, negatives, "test image")
+            limits += few_images_sentences(name, positives, negatives, "test image")
     samples = {site: record.validation_samples for site, record in summary.sites.items()}
     few = [f"{site} ({n})" for site, n in samples.items() if n is not None and n < FEWEST_POSITIVES]
     if few and summary.best_round is not None:
@@ -257,9 +257,9 @@ def further_limitations(run: RunFolderContent) -> list[str]:
     if summary.drawn_to_test is not None and test.note == GLOBAL_MODEL:
         covered = {name for site in summary.drawn_to_test for name in summary.sites[site].classes}
         if untested := [name for name in summary.classes if name not in covered and summary.owners.get(name, ())]:
-            drawn = f"No site that annotates {_quote(untested)} was drawn to test the model"
+            drawn = f"No site that annotates {_quote_names(untested)} was drawn to test the model"
             limits.append(f"{drawn}: no site’s figures are of it.")
-    limits += [*_single_site_classes(run), *_rounds_missed(run)]
+    limits += [*_single_site_sentences(run), *_missed_round_sentences(run)]
     unknown = "it does not show how far figures move with another seed"
     limits.append(f"This is one run, with seed {summary.seed}: {unknown}.")
     if compared := sum(each.benefit is not None for each in site_benefit_sentences(run)):
@@ -275,7 +275,7 @@ def further_limitations(run: RunFolderContent) -> list[str]:
     return limits
 
 
-def _untested_classes(summary: RunSummary) -> Iterator[str]:
+def _untested_class_sentences(summary: RunSummary) -> Iterator[str]:
     """Yield sentences on classes without an AUROC, by reason, and on sites that did not test the model."""
     by_reason: dict[str, list[str]] = {}
     for name in summary.classes:
@@ -283,15 +283,17 @@ def _untested_classes(summary: RunSummary) -> Iterator[str]:
             by_reason.setdefault(reason, []).append(name)
     every = count_with_noun(len(summary.classes), "class", "classes")
     for reason, names in by_reason.items():
-        yield f"{len(names)} of {every} {_verb_form(names, 'was', 'were')} not tested: {_quote(names)} ({reason})."
+        yield (
+            f"{len(names)} of {every} {_verb_form(names, 'was', 'were')} not tested: {_quote_names(names)} ({reason})."
+        )
     sites = testing_sites(summary)
     silent = [site for site in sites if site not in summary.per_site]
     if silent and summary.test.note != GLOBAL_MODEL:
         of_all = count_with_noun(len(sites), "site" if summary.drawn_to_test is None else "drawn site")
-        yield f"{len(sites) - len(silent)} of {of_all} tested the model; {_quote(silent)} did not."
+        yield f"{len(sites) - len(silent)} of {of_all} tested the model; {_quote_names(silent)} did not."
 
 
-def _lost_sites(run: RunFolderContent) -> Iterator[str]:
+def _lost_site_sentences(run: RunFolderContent) -> Iterator[str]:
     """Yield a sentence for each site that was absent at the end, except sites that were excluded as harmful."""
     absent = run.rounds[-1].absent.keys() if run.rounds else set[str]()
     for site in sorted(absent - run.summary.excluded.keys()):
@@ -303,7 +305,7 @@ def _lost_sites(run: RunFolderContent) -> Iterator[str]:
             yield f"{site} took part in no round{without}."
 
 
-def _classes_without_sites(run: RunFolderContent) -> Iterator[str]:
+def _orphaned_class_sentences(run: RunFolderContent) -> Iterator[str]:
     """Yield sentences on classes whose sites were all absent while other classes were still trained."""
     summary = run.summary
     if summary.is_initial_model_tested:
@@ -319,14 +321,14 @@ def _classes_without_sites(run: RunFolderContent) -> Iterator[str]:
     for last, names in sorted(by_round.items()):
         if last:
             since = f"after round {last:,}; the model is that of round {end:,}"
-            yield f"No site that annotates {_quote(names)} took part {since}."
+            yield f"No site that annotates {_quote_names(names)} took part {since}."
         else:
             why = f"no site that annotates {_verb_form(names, 'it', 'them')} took part"
             scores = _verb_form(names, "its score is", "their scores are")
-            yield f"{_quote(names)} {_verb_form(names, 'was', 'were')} never trained: {why}; {scores} no result."
+            yield f"{_quote_names(names)} {_verb_form(names, 'was', 'were')} never trained: {why}; {scores} no result."
 
 
-def _chance_level_classes(test: FinalTestSummary) -> Iterator[str]:
+def _chance_level_sentences(test: FinalTestSummary) -> Iterator[str]:
     """Yield sentences on classes whose AUROC interval includes 0.5 or lies below it, allowing for the AUROC's error."""
     if test.intervals:
         images, bounds = "", {name: (*ends, 0.0) for name, ends in test.intervals.per_class.items()}
@@ -345,26 +347,26 @@ def _chance_level_classes(test: FinalTestSummary) -> Iterator[str]:
     ):
         if names:
             interval = f"the 95 % interval{images} {where} an AUROC of 0.5"
-            yield f"{_quote(names)} {_verb_form(names, 'is', 'are')} {detected} than by chance: {interval}."
+            yield f"{_quote_names(names)} {_verb_form(names, 'is', 'are')} {detected} than by chance: {interval}."
 
 
-def _classes_with_unfit_threshold(test: FinalTestSummary) -> Iterator[str]:
+def _unfit_threshold_sentences(test: FinalTestSummary) -> Iterator[str]:
     """Yield sentences on classes for which the threshold 0.5 is unsuitable, for instance if no positive is detected."""
     pooled = test.pooled.per_class.items() if test.pooled else ()
     decisions = test.quality.decisions if test.quality else {name: each.decisions for name, each in pooled}
     if names := [name for name, each in decisions.items() if each.false_negatives and not each.true_positives]:
-        images = f"none of the positive test images of {_quote(names)}"
+        images = f"none of the positive test images of {_quote_names(names)}"
         yield f"At a threshold of 0.5 the model finds {images} (sensitivity 0)."
     results = test.per_class.items()
     figures = [
-        (name, each.figure_with_error("auroc"), each.figure_with_error("balanced_accuracy")) for name, each in results
+        (name, each.metric_with_error("auroc"), each.metric_with_error("balanced_accuracy")) for name, each in results
     ]
     if names := [n for n, a, b in figures if a and b and a.low >= RANKED_WELL and b.high <= DECIDED_BADLY]:
         reason = f"balanced accuracy {DECIDED_BADLY} or less at an AUROC of {RANKED_WELL} or more"
-        yield f"A threshold of 0.5 does not fit {_quote(names)}: {reason}."
+        yield f"A threshold of 0.5 does not fit {_quote_names(names)}: {reason}."
 
 
-def few_images_limitations(name: str, positives: int, negatives: int, images: str) -> Iterator[str]:
+def few_images_sentences(name: str, positives: int, negatives: int, images: str) -> Iterator[str]:
     """Yield a sentence if a class has few positive or few negative images.
 
     Args:
@@ -376,7 +378,7 @@ def few_images_limitations(name: str, positives: int, negatives: int, images: st
         yield f"The figures for “{name}” rest on {count_with_noun(least, f'{kind} {images}')}."
 
 
-def _single_site_classes(run: RunFolderContent) -> Iterator[str]:
+def _single_site_sentences(run: RunFolderContent) -> Iterator[str]:
     """Yield sentences on classes that only one site annotates, because the model learns that site's way of reading."""
     summary, hidden, active = run.summary, classes_with_hidden_counts(run.summary), _active_sites(run)
     if summary.is_initial_model_tested or len(summary.sites) < 2:
@@ -385,7 +387,7 @@ def _single_site_classes(run: RunFolderContent) -> Iterator[str]:
         if names := [n for n in summary.classes if summary.owners.get(n, ()) == (site,) and n not in hidden]:
             reading = f"the model has learned that site's way of reading {_verb_form(names, 'it', 'them')}"
             alone = f"{_verb_form(names, 'is', 'are')} annotated by {site} alone"
-            yield f"{join_words([f'“{name}”' for name in names])} {alone}: {reading}."
+            yield f"{join_as_english_list([f'“{name}”' for name in names])} {alone}: {reading}."
 
 
 def classes_with_hidden_counts(summary: RunSummary) -> list[str]:
@@ -400,7 +402,7 @@ def classes_with_hidden_counts(summary: RunSummary) -> list[str]:
     return [name for name, counts in positives.items() if counts and all(count is None for count in counts)]
 
 
-def _rounds_missed(run: RunFolderContent) -> Iterator[str]:
+def _missed_round_sentences(run: RunFolderContent) -> Iterator[str]:
     """Yield sentences on sites that missed rounds, and on sites whose updates were clipped for their length."""
     missed: dict[str, list[int]] = {}
     clipped: dict[str, list[tuple[int, str]]] = {}
@@ -417,7 +419,7 @@ def _rounds_missed(run: RunFolderContent) -> Iterator[str]:
         yield f"The update of {site} was too long in {len(updates)} of {every}; in round {last:,} {done}."
 
 
-def _quote(names: Iterable[str]) -> str:
+def _quote_names(names: Iterable[str]) -> str:
     return list_first_and_count_rest([f"“{name}”" for name in names], MOST_NAMED)
 
 
@@ -442,7 +444,7 @@ def site_benefit_sentences(run: RunFolderContent) -> list[SiteBenefitSentence]:
     choices = []
     for site, answer in sorted(run.summary.benefit.items()):
         if answer.benefit is not None:
-            sentence = benefit_sentence(site, answer.benefit, run.summary.sites[site].classes)
+            sentence = format_benefit_sentence(site, answer.benefit, run.summary.sites[site].classes)
         else:
             compared = f"was not compared with training alone ({answer.reason})"
             why = compared if answer.reason else f"says nothing ({WITHHELD_BY_SITE})"

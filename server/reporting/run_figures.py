@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from common.metrics.measured import ValueWithError
 from common.metrics.measured import format_value_with_error as figure_text
-from common.metrics.multi_class import BestClientAccuracies, accuracy_density
+from common.metrics.multi_class import BestClientAccuracies, estimate_accuracy_density
 from common.system.plain_text import NOT_APPLICABLE, format_number
 from server.reporting.page import AnnotatedClassGroup
 from server.reporting.svg import (
@@ -125,9 +125,9 @@ def _draw_curve(
     axes.plot(rounds, values, line, color=color, marker=marker, markersize=4.5, markevery=places, label=name)
 
 
-def draw_density_of_sites(accuracies: Sequence[float]) -> Markup:
+def draw_accuracy_density(accuracies: Sequence[float]) -> Markup:
     """Draw the kernel density of the sites' accuracies, with a tick per site; empty without a density."""
-    curve = accuracy_density(accuracies, 2001)  # twelve sites within one per cent still give a smooth curve
+    curve = estimate_accuracy_density(accuracies, 2001)  # twelve sites within one per cent still give a smooth curve
     if curve is None:
         return Markup("")
     grid, density = curve
@@ -155,7 +155,7 @@ def draw_auroc_bars(
         positions = label_class_rows(axes, groups)
         for group in groups:
             for name in group.classes:
-                _draw_bar(axes, positions[name], aurocs.get(name), _FILLS[group.kind], intervals.get(name))
+                _draw_auroc_bar(axes, positions[name], aurocs.get(name), _FILLS[group.kind], intervals.get(name))
         ends = [end for interval in intervals.values() for end in interval]
         values = [*(auroc.value for auroc in aurocs.values() if auroc is not None), *ends]
         axes.set(xlim=(min([0.45, *(value - 0.06 for value in values)]), 1.0), xlabel="AUROC")
@@ -165,7 +165,7 @@ def draw_auroc_bars(
         return inline_svg(figure, "bars", "Bar chart: AUROC of every class; the table beside it has the numbers.")
 
 
-def _draw_bar(
+def _draw_auroc_bar(
     axes: Axes, row: float, measured: ValueWithError | None, fill: tuple[str, str], interval: tuple[float, float] | None
 ) -> None:
     if measured is None:

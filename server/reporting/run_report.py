@@ -28,7 +28,7 @@ def write_run_report(folder: Path) -> Path:
     summary = (run := read_run(folder)).summary
     groups, sites, best = group_classes_by_annotation(summary), list(summary.sites), summary.client_accuracy
     intervals = summary.test.intervals or summary.test.sampled
-    aurocs = {name: result.figure_with_error("auroc") for name, result in summary.test.per_class.items()}
+    aurocs = {name: result.metric_with_error("auroc") for name, result in summary.test.per_class.items()}
     drawn = 0 < len(sites) <= SITES_SHOWN and 0 < len(sites) * len(run.rounds) <= DOTS_SHOWN
     prototypes = summary.learned.prototypes
     missed: dict[tuple[str, str], list[int]] = {}  # site, reason -> rounds
@@ -71,7 +71,7 @@ def write_run_report(folder: Path) -> Path:
         of_sums=summary.test.note == SUMS,
         participation=run_figures.draw_participation(run.rounds, sites) if drawn else "",
         accuracy_by_round=run_figures.draw_accuracy_by_round(run.rounds, best) if best else "",
-        density=run_figures.draw_density_of_sites(list(best.per_site.values())) if best else "",
+        density=run_figures.draw_accuracy_density(list(best.per_site.values())) if best else "",
         order=run_figures.draw_model_pass_order(run.rounds, sites),
         prototypes=run_figures.draw_prototype_similarity(prototypes) if prototypes else "",
         difficulty=run_figures.draw_difficulty_by_round(run.rounds),

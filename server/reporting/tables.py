@@ -20,7 +20,7 @@ SITES_MARKED = 12
 BEST = "★"
 
 
-def coverage_table(summaries: Mapping[str, RunSummary]) -> Table:
+def label_coverage_table(summaries: Mapping[str, RunSummary]) -> Table:
     """Return a table by class of the sites that annotate the class, and each method's AUROC.
 
     Args:
@@ -40,7 +40,7 @@ def coverage_table(summaries: Mapping[str, RunSummary]) -> Table:
         table.add_row(Text(group.title, style="italic dim"))
         for name in group.classes:
             results = [summary.test.per_class.get(name) for summary in summaries.values()]
-            aurocs = [result.figure_with_error("auroc") if result else None for result in results]
+            aurocs = [result.metric_with_error("auroc") if result else None for result in results]
             marks = ["●" if name in record.classes else "" for record in first.sites.values()]
             if not marked:
                 marks = [f"{len(first.owners.get(name, ()))} of {len(first.sites)}"]
@@ -65,7 +65,7 @@ def _format_marking_best(values: Sequence[ValueWithError | None]) -> list[Text]:
 
 def format_run_result(run: RunFolderContent) -> Group:
     """Format a finished run for the terminal: a table by class, the result, and its limitations."""
-    table, result = coverage_table({run.summary.name_in_tables: run.summary}), Text(run_result(run))
+    table, result = label_coverage_table({run.summary.name_in_tables: run.summary}), Text(run_result(run))
     return Group(table, result, *_limitation_lines(prominent_limitations(run)))
 
 

@@ -17,7 +17,7 @@ from common.security.audit import FILE, AuditLog
 from common.security.signatures import SignedStatement, unverified_signature_or_none
 from common.system.files import write_atomically
 from common.system.plain_text import MOST_WORDS, make_printable_line
-from common.wire.canonical_bytes import canonical_pieces, record_sha256
+from common.wire.canonical_bytes import iterate_canonical_bytes, record_sha256
 from common.wire.codec import encode_record, payload_bytes
 from common.wire.records import TrainReply
 from strategies.engine.events import ReplyArrival, RoundRecord, RunStopped
@@ -55,14 +55,14 @@ class RunAudit:
         self.audit = AuditLog(run_folder, durable=durable)
         self._updates = run_folder / UPDATES
 
-    def began(self, initial: FederationState, **facts: Any) -> None:
+    def record_start(self, initial: FederationState, **facts: Any) -> None:
         """Record the start of a run with its initial model."""
         sha256 = state_sha256(initial.model, self.layout)
         self.audit.append(event="run", initial_model_sha256=sha256, updates_kept=self.keep, **facts)
         if self.keep:
             write_atomically(self._updates / INITIAL, serialize_state(initial), durable=self.durable)
 
-    def resumed(self, state: FederationState, **facts: Any) -> None:
+    def record_resumption(self, state: FederationState, **facts: Any) -> None:
         """Compare a checkpoint's models with the audit, then record that the run is resumed from the checkpoint.
 
         Raises:
@@ -88,7 +88,7 @@ class RunAudit:
                 raise RunStopped(f"resume: {problem} {remedy}")
         self.audit.append(event="resumed", round=state.round, **facts)
 
-    def enrolled(self, server_round: int, site: str, member: RunMember) -> None:
+    def record_enrolment(self, server_round: int, site: str, member: RunMember) -> None:
         """Record that a site joins the run at this round, with its answer to the roll call."""
         content = encode_record(member.answer)
         sha256 = record_sha256(content)
@@ -99,12 +99,12 @@ class RunAudit:
         if self.keep:
             self._store_record("roll-call", site, content)
 
-    def left_out(self, server_round: int | str, absent: Mapping[str, str]) -> None:
+    def record_left_out_sites(self, server_round: int | str, absent: Mapping[str, str]) -> None:
         """Record the sites that declined, were not admitted to the run, or missed an exchange, with reasons."""
         for site, reason in absent.items():
             self.audit.append(event="left_out", round=server_round, site=site, reason=make_printable_line(reason))
 
-    def arrived(self, arrival: ReplyArrival) -> None:
+    def record_reply(self, arrival: ReplyArrival) -> None:
         """Record the arrival of a reply, even if the reply is rejected."""
         facts: dict[str, Any] = {"counts": not arrival.reason}
         if arrival.reason:
@@ -119,31 +119,31 @@ class RunAudit:
             self._store_record(updates_folder_of_round(arrival.round), arrival.site, content)
         self.audit.append(event="received", **about, **facts)
 
-    def arrived_before_resume(self, arrival: ReplyArrival) -> None:
+    def record_reply_before_resume(self, arrival: ReplyArrival) -> None:
         """Record a reply that arrived while the run was interrupted, unless the audit contains it already."""
         signed = arrival.content and unverified_signature_or_none(arrival.content)
         if signed and all(entry.get("signature") != signed.signature for entry in self.audit.entries()):
-            self.arrived(arrival)
+            self.record_reply(arrival)
 
-    def aggregated(self, record: RoundRecord, state: FederationState, contract: str) -> None:
+    def record_aggregation(self, record: RoundRecord, state: FederationState, contract: str) -> None:
         """Record a completed round with its aggregated replies and the resulting model."""
         self.audit.append(
             event="aggregated",
             round=record.round,
             sites=list(record.sites),
-            left_out=shorten_reasons(record.absent) if record.absent else {},
+            left_out=shorten_absence_reasons(record.absent) if record.absent else {},
             contract_sha256=contract,
             model_sha256=state_sha256(state.model, self.layout),
         )
 
-    def figures_hashed(self, folder: Path) -> None:
+    def record_file_hashes(self, folder: Path) -> None:
         """Record the hashes of the files with the run's metrics, so that later changes are detected."""
         there = [name for name in FIGURES if (folder / name).is_file()]
         hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in there}
         self.audit.append(event="figures", sha256=hashes)
 
     def _store_record(self, folder: str, site: str, content: RecordDict) -> None:
-        data = b"".join(canonical_pieces(content))
+        data = b"".join(iterate_canonical_bytes(content))
         write_atomically(self._updates / folder / update_file_of_site(site), data, durable=self.durable)
 
 
@@ -152,7 +152,7 @@ def _signature_fields(signed: SignedStatement | None) -> dict[str, Any]:
     return {"of_a_hospital": True, **(signed.model_dump() if signed else {})}
 
 
-def shorten_reasons(absent: Mapping[str, str]) -> dict[str, str]:
+def shorten_absence_reasons(absent: Mapping[str, str]) -> dict[str, str]:
     """Shorten the reasons of all sites to fit into one audit line; the complete reasons have lines of their own."""
     most = max(SHORTEST_REASON, min(MOST_WORDS, ALL_REASONS // max(len(absent), 1)))
     return {site: make_printable_line(reason, most) for site, reason in absent.items()}

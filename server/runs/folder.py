@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import BadInput, Fault, raise_faults
-from common.security.audit import audit_files
+from common.security.audit import list_audit_files
 from common.system.files import (
     add_file_name_to_errors,
     is_file,
@@ -19,7 +19,7 @@ from common.system.files import (
     remove_partial_files,
     write_atomically,
 )
-from common.system.plain_text import json_text
+from common.system.plain_text import to_json_text
 from server.runs.live_status import SIGNED_OFF
 from server.runs.tracking import Tracker, final_test_scalars, round_scalars
 
@@ -28,17 +28,17 @@ DEMO_MARK = "demo.txt"
 """File in the folder of a demo, which the next demo may remove."""
 
 
-def new_folder_faults(path: Path) -> list[Fault]:
+def new_run_folder_faults(path: Path) -> list[Fault]:
     """Return a fault if no new run can be written to this folder."""
     has_run = os.path.isfile(path / "events.jsonl")  # no error where the folder cannot be looked into
     go_on = " To go on with the run in it: --resume." if has_run else ""
     return output_folder_faults(path, f"Name another folder, or remove this one.{go_on}")
 
 
-def resumed_folder_faults(path: Path) -> list[Fault]:
+def resumed_run_folder_faults(path: Path) -> list[Fault]:
     """Return a fault if no run in this folder can be resumed or started with ``--resume``."""
     if not path.is_dir():
-        return new_folder_faults(path)
+        return new_run_folder_faults(path)
     try:
         holds_another = any(path.iterdir()) and not any((path / name).is_file() for name in ("events.jsonl", SUMMARY))
     except OSError as error:
@@ -65,7 +65,7 @@ def verification_path_faults(path: Path) -> list[Fault]:
     The verification itself reports a missing or damaged receipt beside an audit.
     """
     if path.is_dir():
-        if (path / RECEIPT).is_file() or audit_files(path):
+        if (path / RECEIPT).is_file() or list_audit_files(path):
             return []
         return [Fault(str(path), "holds no run that is done.", f"Name the {RECEIPT} of a run, or the run's folder.")]
     if not is_file(path):
@@ -74,7 +74,7 @@ def verification_path_faults(path: Path) -> list[Fault]:
         begins = path.read_bytes().lstrip()
     except OSError as error:
         return [Fault(str(path), f"cannot be read: {error.strerror}.")]
-    if (path.name == RECEIPT and audit_files(path.parent)) or (begins.startswith(b"{") and b'"audit"' in begins):
+    if (path.name == RECEIPT and list_audit_files(path.parent)) or (begins.startswith(b"{") and b'"audit"' in begins):
         return []
     return [Fault(str(path), "is no receipt of a run.", f"Name the {RECEIPT} of a run, or the run's folder.")]
 
@@ -98,7 +98,7 @@ class RunFolder:
         Raises:
             BadInput: If the folder is not empty or cannot be created.
         """
-        raise_faults(new_folder_faults(path))
+        raise_faults(new_run_folder_faults(path))
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -197,15 +197,15 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""
-        text = json_text(summary, indent=1) + "\n"
+        text = to_json_text(summary, indent=1) + "\n"
         write_atomically(self.path / SUMMARY, text.encode())
         self._send_to_trackers(final_test_scalars(summary), summary["rounds"])
 
     def _send_to_trackers(self, values: Mapping[str, float], step: int) -> None:
         for tracker in self.trackers:
-            tracker.scalars(values, step)
+            tracker.store_scalars(values, step)
 
     def _append_line(self, name: str, line: Mapping[str, Any]) -> None:
         path = self.path / name
         with add_file_name_to_errors(path), path.open("a", encoding="utf-8") as file:
-            file.write(json_text(line) + "\n")
+            file.write(to_json_text(line) + "\n")

@@ -130,7 +130,7 @@ class JsonLinesReader:
                     self.all.append(value)
         return (len(self.all), self._inode) != before
 
-    def read_new(self) -> list[dict[str, Any]]:
+    def read_new_lines(self) -> list[dict[str, Any]]:
         """Return the lines since the last call; all lines if the file was replaced."""
         known, inode = len(self.all), self._inode
         self.poll()
@@ -143,7 +143,7 @@ def add_to_run_history(state: Path, present: CurrentRun) -> None:
         file.write(json.dumps({**asdict(present), "noted": time.time()}) + "\n")
 
 
-def run_history(state: Path) -> list[dict[str, Any]]:
+def read_run_history(state: Path) -> list[dict[str, Any]]:
     """Read the history; return the last state of every run that was started or resumed, oldest first.
 
     Field ``ended`` is a Unix time, or None for a run that is active or was killed. Field ``there`` is false if the

@@ -13,7 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from common.system.plain_text import count_with_noun, format_duration
-from common.system.terminal import PlainConsole, ProgressForm, event_printer, json_printer, progress_form
+from common.system.terminal import (
+    PlainConsole,
+    ProgressFormat,
+    choose_progress_format,
+    make_event_printer,
+    make_json_printer,
+)
 from strategies.engine.events import RollbackEvent, RoundRecord, WaitingStatus, describe_exclusion
 from strategies.engine.state import FederationState
 
@@ -40,31 +46,31 @@ class NullProgress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Do nothing at the end of the run."""
 
-    def waiting(self, waiting: WaitingStatus) -> None:
+    def show_waiting_sites(self, waiting: WaitingStatus) -> None:
         """Do nothing, because a simulation never waits for sites."""
 
-    def enrolled(self, releases: Mapping[str, str]) -> None:
+    def show_enrolled_sites(self, releases: Mapping[str, str]) -> None:
         """Do nothing, because all simulated sites have this release."""
 
-    def joined(self, server_round: int, site: str) -> None:
+    def show_joined_site(self, server_round: int, site: str) -> None:
         """Do nothing, because no site joins a simulation late."""
 
-    def left_out(self, site: str, reason: str) -> None:
+    def show_left_out_site(self, site: str, reason: str) -> None:
         """Do nothing, because ``events.jsonl`` has the reason."""
 
-    def rolled_back(self, rolled_back: RollbackEvent) -> None:
-        self.note(rolled_back.sentence)
+    def show_rollback(self, rolled_back: RollbackEvent) -> None:
+        self.show_note(rolled_back.sentence)
 
-    def excluded(self, server_round: int, site: str, reason: str) -> None:
-        self.note(describe_exclusion(server_round, site, reason))
+    def show_excluded_site(self, server_round: int, site: str, reason: str) -> None:
+        self.show_note(describe_exclusion(server_round, site, reason))
 
-    def note(self, sentence: str) -> None:
+    def show_note(self, sentence: str) -> None:
         """Show a sentence about an event of the run; this class shows nothing."""
 
-    def began(self, sites: Sequence[str], rounds: int) -> None:
+    def show_run_start(self, sites: Sequence[str], rounds: int) -> None:
         self.sites, self.rounds, self._began = len(sites), rounds, time.monotonic()
 
-    def round_done(self, record: RoundRecord, state: FederationState) -> None:
+    def show_finished_round(self, record: RoundRecord, state: FederationState) -> None:
         self.round, self._here = record.round, self._here + 1
         pace = (time.monotonic() - self._began) / self._here  # a resumed run has rounds that were not made here
         self.seconds_left = pace * (self.rounds - record.round)
@@ -86,15 +92,15 @@ class ProgressBar(NullProgress):
     def __exit__(self, *exception: object) -> None:
         self._live.stop()
 
-    def note(self, sentence: str) -> None:
+    def show_note(self, sentence: str) -> None:
         self._live.console.print(sentence, markup=False)
 
-    def began(self, sites: Sequence[str], rounds: int) -> None:
-        super().began(sites, rounds)
+    def show_run_start(self, sites: Sequence[str], rounds: int) -> None:
+        super().show_run_start(sites, rounds)
         self._facts = f"{count_with_noun(len(sites), 'site')}, first round"
 
-    def round_done(self, record: RoundRecord, state: FederationState) -> None:
-        super().round_done(record, state)
+    def show_finished_round(self, record: RoundRecord, state: FederationState) -> None:
+        super().show_finished_round(record, state)
         self._round_ended, self._facts = time.monotonic(), "  ".join(round_facts(record))
 
     def _draw(self) -> Group:
@@ -132,16 +138,16 @@ class ProgressEvents(NullProgress):
         reason = "" if kind is None else str(error) or kind.__name__
         self._tell("", {"event": "ended", "run": self.title, "ok": kind is None, "reason": reason})
 
-    def note(self, sentence: str) -> None:
+    def show_note(self, sentence: str) -> None:
         self._tell(sentence, {"event": "note", "run": self.title, "text": sentence})
 
-    def began(self, sites: Sequence[str], rounds: int) -> None:
-        super().began(sites, rounds)
+    def show_run_start(self, sites: Sequence[str], rounds: int) -> None:
+        super().show_run_start(sites, rounds)
         line = f"{self.title}: {count_with_noun(len(sites), 'site')}, {count_with_noun(rounds, 'round')}"
         self._tell(line, {"event": "began", "run": self.title, "sites": list(sites), "rounds": rounds})
 
-    def round_done(self, record: RoundRecord, state: FederationState) -> None:
-        super().round_done(record, state)
+    def show_finished_round(self, record: RoundRecord, state: FederationState) -> None:
+        super().show_finished_round(record, state)
         assert self.seconds_left is not None
         left = f"about {format_duration(self.seconds_left)} left" if record.round < self.rounds else "the test is left"
         facts = ", ".join([*round_facts(record), format_duration(record.seconds), left])
@@ -163,25 +169,25 @@ class ProgressEvents(NullProgress):
         )
 
 
-def choose_tell(form: ProgressForm) -> Tell | None:
+def choose_tell(form: ProgressFormat) -> Tell | None:
     """Return the function that prints events to standard error in this form; None for forms without events."""
-    if form is ProgressForm.lines:
-        print_line = event_printer(PlainConsole(stderr=True))
+    if form is ProgressFormat.lines:
+        print_line = make_event_printer(PlainConsole(stderr=True))
         return lambda line, event: print_line(line) if line else None
-    if form is ProgressForm.json:
-        print_object = json_printer(sys.stderr)
+    if form is ProgressFormat.json:
+        print_object = make_json_printer(sys.stderr)
         return lambda line, event: print_object(event)
     return None
 
 
-def make_run_progress(form: ProgressForm, console: Console, title: str) -> NullProgress:
+def make_run_progress(form: ProgressFormat, console: Console, title: str) -> NullProgress:
     """Return the progress display of a run: the bar on the console, or lines or JSON objects on standard error.
 
     Raises:
         BadInput: If a bar is requested without a terminal.
     """
-    form = progress_form(form, console)
-    if form is ProgressForm.bar:
+    form = choose_progress_format(form, console)
+    if form is ProgressFormat.bar:
         return ProgressBar(console, title)
     return ProgressEvents(tell, title) if (tell := choose_tell(form)) else NullProgress(title)
 

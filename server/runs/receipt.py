@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from common.config import Experiment
 from common.errors import BadInput, Fault
 from common.plugins import PluginIdentity
-from common.security.audit import AuditEntry, AuditLog, check_audit
+from common.security.audit import AuditEntry, AuditLog, check_audit_log
 from common.security.signatures import CHAINED
 from common.system.files import write_atomically
 from common.wire.records import RollCallAnswer, TrainReply
@@ -216,7 +216,7 @@ class ReceiptDraft:
 
 def write_receipt(audit: AuditLog) -> str:
     """Write the receipt of a finished run next to its audit; return the reason if that fails."""
-    checked = check_audit(audit.folder)
+    checked = check_audit_log(audit.folder)
     head = AuditHead(entries=checked.entries, sha256=checked.sha256)
     try:
         receipt = make_receipt(audit.entries()).model_copy(update={"audit": head})

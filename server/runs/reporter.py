@@ -11,7 +11,7 @@ from typing import Self
 
 from common import __version__
 from common.system.files import write_atomically
-from common.system.plain_text import count_with_noun, join_first_words
+from common.system.plain_text import count_with_noun, join_first_and_count
 from server.runs.live_status import FILE, CurrentRun, describe_sign_off
 from server.runs.progress import NullProgress, round_facts
 from strategies.engine.events import RoundRecord, WaitingStatus
@@ -55,11 +55,11 @@ class RunReporter(NullProgress):
         present.state = "done" if kind is None else "stopped" if issubclass(kind, Exception) else "interrupted"
         present.waiting_for = present.lost = ()
         if error is not None and kind is not SystemExit:
-            self._note_error(str(error) or type(error).__name__)
+            self._store_last_error(str(error) or type(error).__name__)
         self._write_current_run()
         self._note(present)
 
-    def waiting(self, waiting: WaitingStatus) -> None:
+    def show_waiting_sites(self, waiting: WaitingStatus) -> None:
         present, stopped = self._present, self._signed_off()
         if waiting.phase == "roll call" and waiting.sites:
             notes = {site: f" ({describe_sign_off(when)})" for site, when in stopped.items()}
@@ -72,7 +72,7 @@ class RunReporter(NullProgress):
                 what, until = f"{site} {describe_sign_off(when)}", "it is started"
             else:
                 what, until = f"lost contact with {site}", "it is back"
-            self._note_error(f"round {waiting.round}: {what}")
+            self._store_last_error(f"round {waiting.round}: {what}")
             self._tell(f"{what}; it gets its work again when {until}")
         present.phase, present.round = waiting.phase, waiting.round
         stopped_before = stopped.keys() & self._lost - set(waiting.lost)  # and have only just been asked
@@ -81,41 +81,41 @@ class RunReporter(NullProgress):
         present.deadline = time.time() + waiting.deadline_s
         self._write_current_run()
 
-    def enrolled(self, releases: Mapping[str, str]) -> None:
+    def show_enrolled_sites(self, releases: Mapping[str, str]) -> None:
         self._present.releases.update(releases)
         for site, release in releases.items():
             if release != __version__:
                 self._tell(f"{site} runs release {release}, this coordinator {__version__}")
 
-    def began(self, sites: Sequence[str], rounds: int) -> None:
-        super().began(sites, rounds)
+    def show_run_start(self, sites: Sequence[str], rounds: int) -> None:
+        super().show_run_start(sites, rounds)
         self._present.sites, self._present.rounds = tuple(sites), rounds
         self._tell(f"{count_with_noun(len(sites), 'site')} taking part: {', '.join(sites)}")
 
-    def joined(self, server_round: int, site: str) -> None:
+    def show_joined_site(self, server_round: int, site: str) -> None:
         self._present.sites = tuple(sorted({*self._present.sites, site}))
         self._tell(f"{site} joins in round {server_round}")
 
-    def left_out(self, site: str, reason: str) -> None:
+    def show_left_out_site(self, site: str, reason: str) -> None:
         self._present.left_out[site] = f"roll call: {reason}"
-        self._note_error(f"{site}: {reason}")
+        self._store_last_error(f"{site}: {reason}")
         self._tell(f"the run goes on without {site}: {reason}")
 
-    def excluded(self, server_round: int, site: str, reason: str) -> None:
+    def show_excluded_site(self, server_round: int, site: str, reason: str) -> None:
         self._present.left_out[site] = f"from round {server_round} on: {reason}"
-        super().excluded(server_round, site, reason)
+        super().show_excluded_site(server_round, site, reason)
 
-    def note(self, sentence: str) -> None:
-        self._note_error(sentence)
+    def show_note(self, sentence: str) -> None:
+        self._store_last_error(sentence)
         self._tell(sentence)
 
-    def round_done(self, record: RoundRecord, state: FederationState) -> None:
-        super().round_done(record, state)
+    def show_finished_round(self, record: RoundRecord, state: FederationState) -> None:
+        super().show_finished_round(record, state)
         assert self.seconds_left is not None
         present = self._present
         present.waiting_for, present.seconds_left = (), self.seconds_left
         sites, *facts = round_facts(record)
-        without = f", without {join_first_words(sorted(record.absent))}" if record.absent else ""
+        without = f", without {join_first_and_count(sorted(record.absent))}" if record.absent else ""
         left = f"{self.seconds_left:.0f} s" if self.seconds_left < 90 else f"{self.seconds_left / 60:.0f} min"
         facts = [sites + without, *facts, f"{record.seconds:.1f} s, about {left} left"]
         self._tell(f"round {record.round} of {present.rounds}: {', '.join(facts)}")
@@ -129,7 +129,7 @@ class RunReporter(NullProgress):
         for site, reason in record.absent.items():
             present.left_out[site] = f"round {record.round}: {reason}"
             if site not in self._lost | revoked or self._absent.get(site) != reason:  # of these each reason once
-                self._note_error(f"round {record.round}: {site}: {reason}")
+                self._store_last_error(f"round {record.round}: {site}: {reason}")
                 self._tell(f"round {record.round} went without {site}: {reason}")
         self._absent = dict(record.absent)
         for site, done in record.shortened.items():
@@ -137,7 +137,7 @@ class RunReporter(NullProgress):
             present.shortened[site] = f"round {record.round}: {done}"
         self._write_current_run()
 
-    def _note_error(self, text: str) -> None:
+    def _store_last_error(self, text: str) -> None:
         self._present.last_error = text
         self._present.last_error_time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 

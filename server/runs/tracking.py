@@ -44,7 +44,7 @@ class TrackingStore(StrEnum):
 class Tracker(Protocol):
     """Receives the metrics of a run."""
 
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
+    def store_scalars(self, values: Mapping[str, float], step: int) -> None:
         """Store the metrics (tag -> value) of round ``step`` durably."""
 
     def close(self, ending: Ending) -> None:
@@ -170,19 +170,19 @@ class TensorBoardTracker:
 
         folder.mkdir(exist_ok=True)  # it is there where a run goes on
         self._records = RecordWriter(str(folder / f"events.out.tfevents.{time.time_ns()}"))
-        self._write(Event(file_version="brain.Event:2"))
+        self._write_event(Event(file_version="brain.Event:2"))
 
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
+    def store_scalars(self, values: Mapping[str, float], step: int) -> None:
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
-        self._write(Event(step=step, summary=summary))
+        self._write_event(Event(step=step, summary=summary))
 
     def close(self, ending: Ending) -> None:
         self._records.close()
 
-    def _write(self, event: "Event") -> None:
+    def _write_event(self, event: "Event") -> None:
         event.wall_time = time.time()
         self._records.write(event.SerializeToString())
         self._records.flush()
@@ -195,7 +195,7 @@ NewRun = Callable[["Experiment", Callable[[str], None]], "MLflowTracker"]
 """Begins a run of an experiment in a store; the second argument is called with the reason once the store fails."""
 
 
-def open_store(track: TrackingStore | None) -> NewRun | None:
+def open_mlflow_store(track: TrackingStore | None) -> NewRun | None:
     """Open the MLflow store at ``MLFLOW_TRACKING_URI``, or else MLflow's default in the current folder.
 
     A run opens the store first, so that a missing store is an error at the start and not at the end.
@@ -257,7 +257,7 @@ class MLflowTracker:
     _names: dict[str, str] = field(default_factory=dict)
     _works: bool = True
 
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
+    def store_scalars(self, values: Mapping[str, float], step: int) -> None:
         def log() -> None:
             from mlflow.entities import Metric
 

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from common.config import Experiment
-from common.contract import LabelDeclaration, merge_declarations
+from common.contract import LabelDeclaration, merge_label_declarations
 from common.errors import BadInput, Fault, WireError, quote_names
 from common.models.network import build
 from common.models.saved import load_model, read_description
@@ -23,12 +23,12 @@ from common.models.state import ModelState, ModelStateLayout, layout_of, read_st
 from common.models.zoo.spec import DESCRIPTION
 from common.plugins import identify_plugin
 from common.security.audit import FILE as AUDIT
-from common.security.audit import AuditLog, check_audit
+from common.security.audit import AuditLog, check_audit_log
 from common.security.authorship import check_authorship
-from common.system.plain_text import join_words
+from common.system.plain_text import join_as_english_list
 from common.wire.canonical_bytes import parse_canonical_record, record_sha256
 from common.wire.codec import R, decode_record
-from common.wire.records import Arrays, RollCallAnswer, TrainReply, no_arrays
+from common.wire.records import Arrays, RollCallAnswer, TrainReply, empty_arrays
 from server.runs.audit_log import INITIAL, UPDATES, update_file_of_site, updates_folder_of_round
 from server.runs.receipt import FILE, Receipt, ReceiptRound, experiment_sha256, make_receipt, read_receipt
 from strategies.aggregation.bounds import Lengths, shorten_long_updates
@@ -57,7 +57,7 @@ def verify_run(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Ve
     """
     path = path / FILE if path.is_dir() else path
     report = VerificationReport()
-    audit = check_audit(path.parent)
+    audit = check_audit_log(path.parent)
     report.faults += audit.faults
     report.unknown += audit.notes
     if not audit.faults and audit.entries:
@@ -67,7 +67,7 @@ def verify_run(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Ve
     except BadInput as error:
         report.faults += error.faults
         return report
-    _check_against_audit(report, path, receipt)
+    _check_receipt_against_audit(report, path, receipt)
     authorship = check_authorship(receipt.model_dump(mode="json"), keys)
     report.right, report.unknown = report.right + authorship.right, report.unknown + authorship.notes
     report.faults += authorship.faults
@@ -95,7 +95,7 @@ def verify_run(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Ve
     return report
 
 
-def _check_against_audit(report: VerificationReport, path: Path, receipt: Receipt) -> None:
+def _check_receipt_against_audit(report: VerificationReport, path: Path, receipt: Receipt) -> None:
     """Check that the receipt follows from the audit's entries, and that the next entry has the receipt's hash."""
     entries = list(AuditLog(path.parent).entries())
     before, after = entries[: receipt.audit.entries], entries[receipt.audit.entries :]
@@ -148,7 +148,7 @@ def _check_figure_files(report: VerificationReport, folder: Path) -> None:
             faults.append(Fault(name, "is not the file that the run wrote: changed."))
     report.faults += faults
     if not faults:
-        report.right.append(f"{join_words(list(hashes[-1]))}: as the run wrote them")
+        report.right.append(f"{join_as_english_list(list(hashes[-1]))}: as the run wrote them")
 
 
 def _check_plugins(report: VerificationReport, receipt: Receipt) -> bool:
@@ -245,7 +245,7 @@ class AggregationReplay:
     method: Method
     model: ModelState
     moments: Moments = field(default_factory=lambda: MappingProxyType({}))
-    statistics: Arrays = field(default_factory=no_arrays)
+    statistics: Arrays = field(default_factory=empty_arrays)
     lengths: Mapping[str, Lengths] = field(default_factory=lambda: MappingProxyType({}))
     answers: dict[str, RollCallAnswer] = field(default_factory=dict)
 
@@ -320,7 +320,7 @@ class AggregationReplay:
             LabelDeclaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
             for answer in answers.values()
         ]
-        contract = merge_declarations(declarations, self.receipt.classes)
+        contract = merge_label_declarations(declarations, self.receipt.classes)
         task, seed = self.experiment.model.task, self.experiment.run.seed
         return RoundContext(task, contract, answers, self.statistics, server_round, seed)
 

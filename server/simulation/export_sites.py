@@ -10,7 +10,7 @@ from common.config import ExperimentFile
 from common.errors import BadInput, Fault, raise_faults
 from common.simulation import images_of_simulated_site
 from common.system.files import remove_outputs_on_failure, write_atomically
-from common.system.toml import toml_text
+from common.system.toml import to_toml_text
 from server.simulation.simulate import check_experiment
 
 NOTHING = "(no class)"
@@ -49,14 +49,14 @@ def export_simulated_sites(file: ExperimentFile, out: Path) -> list[Path]:
 def _site_toml(site: str, class_names: tuple[str, ...]) -> str:
     columns = class_names if len(class_names) > 1 else (*class_names, NOTHING)
     lines = [
-        f"name = {toml_text(site)}",
+        f"name = {to_toml_text(site)}",
         "",
         "[data]",
         'kind = "npz"',
         'path = "images.npz"',
         'patient_key = "patient"',
-        f"classes = {toml_text(columns)}",
-        f"annotates = {toml_text(class_names)}",
+        f"classes = {to_toml_text(columns)}",
+        f"annotates = {to_toml_text(class_names)}",
         "",
         "[policy]                       # for rehearsals; with patients see docs/hospital-it.md",
         "label_counts = true",

@@ -24,13 +24,13 @@ from common.simulation import (
     POOLED,
     SimulatedData,
     clear_data_cache,
-    simulated_data,
+    load_simulated_data,
+    load_undivided_data,
     simulation_image_store,
     site_test_images,
-    undivided_data,
 )
 from common.system.plain_text import list_first_and_count_rest
-from common.system.terminal import ProgressForm
+from common.system.terminal import ProgressFormat
 from server.federation.evaluation import RunContext
 from server.federation.run import run_federation
 from server.federation.set_up import OpenedRunFolder, lead_run
@@ -46,7 +46,7 @@ from server.simulation.backends.ray_grid import SimulatedRunFacts, run_on_ray
 from server.simulation.backends.ray_process import RayProcess, start_ray_process
 from strategies.local.arithmetic import choose_arithmetic, set_arithmetic
 from strategies.local.plugin_calls import find_plugin_faults
-from strategies.method_list import prefix_with_file
+from strategies.method_list import prefix_fault_with_file
 from strategies.methods.base import Method, find_coordinator_image_faults
 from strategies.privacy.gradients import private_network_faults
 from strategies.registry import build_experiment_strategy
@@ -63,7 +63,7 @@ def simulate(
     *,
     resume: bool = False,
     web_port: int | None = None,
-    progress: ProgressForm = ProgressForm.auto,
+    progress: ProgressFormat = ProgressFormat.auto,
     pages: bool = True,
     ray_process: RayProcess | None = None,
 ) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Simulation:
     file: ExperimentFile
     console: Console
     web_port: int | None
-    progress: ProgressForm
+    progress: ProgressFormat
     ray_process: RayProcess | None = None
     durable: bool = field(default=False, init=False)
     method: Method = field(init=False)
@@ -126,7 +126,7 @@ class Simulation:
     def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run all rounds in simulation, and choose sample images for the report."""
         experiment, folder, data = self._choose_arithmetic(opening), opening.folder, self.data
-        refuse_other_data(opening, self.data)
+        refuse_changed_data(opening, self.data)
         setting = self._make_run_context(opening, experiment.training.precision)
         for part in ("train", "validation", "test"):
             for skipped in getattr(data.splits, part).skipped:
@@ -168,7 +168,7 @@ class Simulation:
             site_tests=lambda: site_test_images(data),
             coverage=data.label_contract,
             resumed=opening.resumed,
-            positives=data.positive_counts,
+            positives=data.positive_training_counts,
             table_sha256=table and hashlib.sha256((self.file.base_folder / table).read_bytes()).hexdigest(),
             patients_known=data.patients_known,
             skipped=self._skipped_images(),
@@ -215,7 +215,9 @@ class Simulation:
         text, path = experiment.model_dump_json(), setting.folder.path.resolve()
         if self.ray_process is not None:
             note = setting.folder.append_event
-            run = SimulatedRunFacts(text, base, path, self._site_names(), undivided_data(self.experiment, base), note)
+            run = SimulatedRunFacts(
+                text, base, path, self._site_names(), load_undivided_data(self.experiment, base), note
+            )
             run_on_ray(main, run, self.ray_process)
         else:
             run_inline(main, import_site_app(text, base, path), setting.sites)
@@ -235,7 +237,7 @@ class Simulation:
         return "cuda" if torch.cuda.is_available() and self.experiment.simulation.gpus_per_site != 0 else "cpu"
 
 
-def refuse_other_data(opening: OpenedRunFolder, data: SimulatedData) -> None:
+def refuse_changed_data(opening: OpenedRunFolder, data: SimulatedData) -> None:
     """Record a hash of a new run's data; raise :class:`BadInput` if a resumed run had other data."""
     folder, sha256 = opening.folder, hash_dataset(data.splits)
     noted = [event["sha256"] for event in folder.events() if event["event"] == "data_read"]
@@ -263,7 +265,7 @@ def check_experiment(
         method = build_experiment_strategy(experiment)
     except BadInput as error:
         faults += error.faults
-    faults += _section_faults(experiment)
+    faults += _simulation_setting_faults(experiment)
     faults += network_build_faults(experiment.model, file.base_folder)
     if experiment.data is not None:
         faults += dataset_faults(experiment.data, file.base_folder)
@@ -275,19 +277,19 @@ def check_experiment(
         faults += partition_faults(class_names, experiment.partition)
     if not faults:
         faults += private_network_faults(make_plan(experiment), method.site)
-    raise_faults([prefix_with_file(file, fault) for fault in faults])
+    raise_faults([prefix_fault_with_file(file, fault) for fault in faults])
     try:
-        data = simulated_data(experiment, file.base_folder, tell)
+        data = load_simulated_data(experiment, file.base_folder, tell)
         contract = data.label_contract
         raise_faults(find_coordinator_image_faults(method, data.server))
         classes = contract.class_names
         raise_faults(plugin_head_faults(experiment.model, len(classes)))
         missing = method.site.counts_missing_as
-        raise_faults(find_plugin_faults(experiment, len(classes), missing, has_unknown=data.has_unknown))
+        raise_faults(find_plugin_faults(experiment, len(classes), missing, has_unknown=data.has_unknown_labels))
         if method.site.pooled == "no":
             raise_faults(method.contract_faults(contract))
     except BadInput as error:
-        raise BadInput(prefix_with_file(file, fault) for fault in error.faults) from None
+        raise BadInput(prefix_fault_with_file(file, fault) for fault in error.faults) from None
     if method.site.pooled == "no":
         raise_faults(_participation_faults(experiment, len(contract.sites), file.path.name))
     return method, data
@@ -307,7 +309,7 @@ def read_external_test_set(
         if images is not None:
             refuse_unknown_test_classes(images, data.label_contract.class_names)
     except BadInput as error:
-        raise BadInput(prefix_with_file(file, fault) for fault in error.faults) from None
+        raise BadInput(prefix_fault_with_file(file, fault) for fault in error.faults) from None
     return images
 
 
@@ -320,7 +322,7 @@ def _participation_faults(experiment: Experiment, sites: int, file_name: str) ->
     return [Fault(f"{file_name}: {key}", f"is {count}, {few}") for key, count in counts.items() if count > sites]
 
 
-def _section_faults(experiment: Experiment) -> list[Fault]:
+def _simulation_setting_faults(experiment: Experiment) -> list[Fault]:
     """Return faults of tables that a simulation needs, of a missing GPU, and of secure aggregation on Ray."""
     absent = [name for name in ("data", "partition") if getattr(experiment, name) is None]
     faults = [Fault(f"[{name}]", "is missing; a simulation needs it.", "See experiments/.") for name in absent]

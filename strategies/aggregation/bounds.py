@@ -49,7 +49,7 @@ def measure_update_lengths(update: ModelGroups) -> dict[str, float]:
     lengths = {}
     for part, values in ((TRUNK, update.trunk), (NORM, update.norm)):
         if values is not None:
-            lengths[part] = _measure_length(values)
+            lengths[part] = _measure_array_length(values)
     if update.head is not None:
         lengths[ROW] = float(_measure_row_lengths(update.head).max(initial=0.0))
     return lengths
@@ -73,7 +73,7 @@ def shorten_update(update: ModelGroups, lengths: Lengths, medians: Lengths, clip
 
     The sentence is empty if no part was too long.
     """
-    relative = compare_with_medians(lengths, medians)
+    relative = divide_lengths_by_medians(lengths, medians)
     if max(relative.values(), default=0.0) <= clip:
         return update, ""
     long = {part: times for part, times in relative.items() if times > clip}
@@ -117,7 +117,7 @@ def shorten_long_updates(
     return result, done
 
 
-def compare_with_medians(lengths: Lengths, medians: Lengths) -> dict[str, float]:
+def divide_lengths_by_medians(lengths: Lengths, medians: Lengths) -> dict[str, float]:
     """Return each part's length divided by the part's median length, for the parts that have a median."""
     relative = dict[str, float]()
     for part, length in lengths.items():
@@ -137,7 +137,7 @@ def _measure_row_lengths(head: Head) -> Float64:
     return np.asarray(np.sqrt(squares), np.float64)  # (classes,)
 
 
-def _measure_length(values: Float32) -> float:
+def _measure_array_length(values: Float32) -> float:
     total, starts = 0.0, range(0, len(values), BLOCK)
     with np.errstate(over="ignore"):
         for start in starts:

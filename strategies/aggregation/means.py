@@ -46,7 +46,7 @@ def sum_in_order(values: Iterable[float]) -> float:
     return total
 
 
-def add_update(state: Float32, update: Float64) -> Float32:
+def add_update_to_values(state: Float32, update: Float64) -> Float32:
     """Return model values plus an update, added in float64 and then rounded to float32."""
     return (state.astype(np.float64) + update).astype(np.float32)
 
@@ -54,15 +54,15 @@ def add_update(state: Float32, update: Float64) -> Float32:
 def run_in_blocks(n: int, work: Callable[[slice], None]) -> None:
     """Call ``work`` with consecutive slices that together cover ``n`` numbers; two threads share long arrays."""
 
-    def stretch(begin: int) -> None:
+    def run_stretch(begin: int) -> None:
         for start in range(begin, min(begin + STRETCH, n), BLOCK):
             work(slice(start, min(start + BLOCK, n)))
 
     if n <= STRETCH:
-        stretch(0)
+        run_stretch(0)
         return
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(stretch, range(0, n, STRETCH)))
+        list(pool.map(run_stretch, range(0, n, STRETCH)))
 
 
 # ---------------------------------------------------------------------- means of flat arrays
@@ -87,10 +87,10 @@ class FlatMean(ABC):
         """Return the whole mean."""
         result = np.empty(self._size, np.float64)
 
-        def fill(block: slice) -> None:
+        def fill_block(block: slice) -> None:
             result[block] = self.mean_of_block(block)
 
-        run_in_blocks(self._size, fill)
+        run_in_blocks(self._size, fill_block)
         return result
 
     def add_mean_to_values(self, state: Float32) -> Float32:
@@ -99,10 +99,10 @@ class FlatMean(ABC):
             raise ValueError(f"expected shape {state.shape}, got {(self._size,)}")
         result = np.empty_like(state)
 
-        def move(block: slice) -> None:
-            result[block] = add_update(state[block], self.mean_of_block(block))
+        def add_block(block: slice) -> None:
+            result[block] = add_update_to_values(state[block], self.mean_of_block(block))
 
-        run_in_blocks(self._size, move)
+        run_in_blocks(self._size, add_block)
         return result
 
 
@@ -131,10 +131,10 @@ class RunningMean(FlatMean):
             raise ValueError(f"expected shape {self._sum.shape}, got {array.shape}")
         times = np.float64(weight)
 
-        def add(block: slice) -> None:
+        def add_block(block: slice) -> None:
             self._sum[block] += times * array[block]
 
-        run_in_blocks(len(array), add)
+        run_in_blocks(len(array), add_block)
         self.weight += weight
 
     def mean_of_block(self, block: slice) -> Float64:
@@ -231,10 +231,10 @@ class WholeHeadMean:
         return self._weight / divisor, self._bias / divisor, np.ones(len(self._names), np.bool_)
 
 
-def move_head(head: Head, mean: HeadArrays) -> Head:
+def add_mean_to_head(head: Head, mean: HeadArrays) -> Head:
     """Return a head with the mean update added to each row; the mean update of a row that no site sent is 0."""
     weight, bias, _ = mean
-    return Head(head.class_names, add_update(head.weight, weight), add_update(head.bias, bias))
+    return Head(head.class_names, add_update_to_values(head.weight, weight), add_update_to_values(head.bias, bias))
 
 
 # ---------------------------------------------------------------------- means of updates, group by group
@@ -259,7 +259,7 @@ class UpdateMeans:
         return ModelState(
             trunk=self.trunk.add_mean_to_values(model.trunk) if self.trunk else model.trunk,
             norm=self.norm.add_mean_to_values(model.norm) if self.norm else model.norm,
-            head=move_head(model.head, self.head.mean) if self.head else model.head,
+            head=add_mean_to_head(model.head, self.head.mean) if self.head else model.head,
         )
 
     def apply_server_optimizer(self, optimizer: ServerOptimizer, moments: Moments) -> tuple[ModelState, Moments]:
@@ -271,7 +271,7 @@ class UpdateMeans:
         trunk, norm, head = self.model.trunk, self.model.norm, self.model.head
         if self.trunk:
             step, moments = compute_server_step(optimizer, self.trunk.mean, moments, "trunk")
-            trunk = add_update(trunk, step)
+            trunk = add_update_to_values(trunk, step)
         if self.norm:
             norm = self.norm.add_mean_to_values(norm)
         if self.head:
@@ -280,7 +280,7 @@ class UpdateMeans:
                 update = np.append(weight[row], bias[row])  # (features + 1,)
                 step, moments = compute_server_step(optimizer, update, moments, f"head {head.class_names[row]}")
                 weight[row], bias[row] = step[:-1], step[-1]
-            head = move_head(head, (weight, bias, sent))
+            head = add_mean_to_head(head, (weight, bias, sent))
         return ModelState(trunk, norm, head), MappingProxyType(dict(moments))
 
 

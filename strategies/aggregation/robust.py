@@ -65,11 +65,11 @@ class RobustMeanRule(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _by_name(cls, value: Any) -> Any:
+    def _parse_name_only(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _only_its_own_keys(self) -> "RobustMeanRule":
+    def _check_own_keys(self) -> "RobustMeanRule":
         if others := sorted(self.model_fields_set - {"kind", *KEYS[self.kind]}):
             raise ValueError(f"{', '.join(others)} is no key of {self.kind}")
         return self
@@ -202,10 +202,10 @@ def apply_by_coordinate(part: Sequence[Float32], rule: Callable[[Float64], Float
     """
     result = np.empty(part[0].shape, np.float64)
 
-    def fill(block: slice) -> None:
+    def fill_block(block: slice) -> None:
         result[block] = rule(_stack_block(part, block))
 
-    run_in_blocks(len(result), fill)
+    run_in_blocks(len(result), fill_block)
     return result
 
 
@@ -213,7 +213,7 @@ def _stack_block(part: Sequence[Float32], block: slice) -> Float64:
     return np.stack([values[block] for values in part]).astype(np.float64)  # (sites, block)
 
 
-def inner_products(updates: Sequence[ModelGroups]) -> Float64:
+def update_inner_products(updates: Sequence[ModelGroups]) -> Float64:
     """Return the inner product of every two sites' updates over all model parts, ``(sites, sites)``."""
     named = [update.to_named_arrays() for update in updates]
     products = np.zeros((len(updates), len(updates)))
@@ -225,11 +225,11 @@ def inner_products(updates: Sequence[ModelGroups]) -> Float64:
     return products
 
 
-def distances_from_mean(products: Float64, weights: Float64) -> Float64:
+def distances_from_mean_model(products: Float64, weights: Float64) -> Float64:
     """Return the distance of each site's model from the weighted mean model, ``(sites,)``.
 
     Args:
-        products: The sites' :func:`inner_products`.
+        products: The sites' :func:`update_inner_products`.
         weights: Weights ``(sites,)``; they need not sum to one.
     """
     shares = weights / weights.sum()
@@ -237,8 +237,8 @@ def distances_from_mean(products: Float64, weights: Float64) -> Float64:
     return _square_root(np.diag(products) - 2 * with_mean + shares @ with_mean)
 
 
-def distances_between(products: Float64) -> Float64:
-    """Return the distance between every two sites' models, ``(sites, sites)``, from their :func:`inner_products`."""
+def distances_between_models(products: Float64) -> Float64:
+    """Return the distance between every two sites' models, ``(sites, sites)``, from :func:`update_inner_products`."""
     squares = np.diag(products)
     return _square_root(squares[:, None] + squares[None, :] - 2 * products)
 

@@ -22,8 +22,8 @@ from common.models.state import Array, ModelState
 from common.wire.records import ModelGroups, TrainReply
 from strategies.aggregation.bounds import (
     Lengths,
-    compare_with_medians,
     compute_median_lengths,
+    divide_lengths_by_medians,
     measure_update_lengths,
     shorten_update,
 )
@@ -67,33 +67,33 @@ class StreamingAggregator:
     def collect_update(self, reply: TrainReply) -> TrainReply:
         """Add an update to the means, or store it until all earlier sites are added; return the reply without it."""
         self._weights[reply.site] = site_weight(reply, self._weighting)
-        self._waiting.put(reply.site, reply.update, briefly=self._next[0] == reply.site)
-        self._add()
+        self._waiting.store_update(reply.site, reply.update, briefly=self._next[0] == reply.site)
+        self._add_next_updates()
         return replace(reply, update=ModelGroups())
 
-    def leave_out_site(self, site: str) -> None:
+    def skip_site(self, site: str) -> None:
         """Stop waiting for a site's update, so that the updates of later sites can be added."""
         self._next.remove(site)
-        self._add()
+        self._add_next_updates()
 
     def restore_updates(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
         """Return the replies unchanged and without updates, because a streaming aggregator does not store updates."""
         return replies
 
-    def mean_updates(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
+    def compute_update_means(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
         """Return the means of all collected updates."""
         return MergedUpdates(self.means())
 
     def means(self) -> UpdateMeans:
         """Add the updates that still wait for missing sites, and return the means of all collected updates."""
         self._next = deque(sorted(self._waiting))
-        self._add()
+        self._add_next_updates()
         return self._means.means
 
-    def _add(self) -> None:
+    def _add_next_updates(self) -> None:
         while self._next and self._next[0] in self._waiting:
             site = self._next.popleft()
-            self._means.add(self._waiting.take(site), self._weights[site])
+            self._means.add(self._waiting.pop_update(site), self._weights[site])
 
 
 class BufferedAggregator:
@@ -111,13 +111,13 @@ class BufferedAggregator:
 
     def collect_update(self, reply: TrainReply) -> TrainReply:
         """Store the update of an accepted reply; return the reply without it."""
-        self._waiting.put(reply.site, reply.update)
+        self._waiting.store_update(reply.site, reply.update)
         return replace(reply, update=ModelGroups())
 
-    def leave_out_site(self, site: str) -> None:
+    def skip_site(self, site: str) -> None:
         """Delete a site's stored update, if there is one."""
         if site in self._waiting:
-            self._waiting.take(site)
+            self._waiting.pop_update(site)
 
     def restore_updates(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
         """Return the replies with their stored updates."""
@@ -126,7 +126,7 @@ class BufferedAggregator:
             whole[site] = replace(reply, update=self._waiting[site])
         return whole
 
-    def mean_updates(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
+    def compute_update_means(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
         """Return the means of the updates in the replies, by the method's weights or its robust mean."""
         return merge_updates(self._method, context, self._model, replies)
 
@@ -232,7 +232,7 @@ def pass_through_site(
         if not usual:
             of_model = measure_update_lengths(ModelGroups.from_model(model))
             usual = {part: length / clip for part, length in of_model.items() if length}
-        if (times := max(compare_with_medians(own, usual).values(), default=0.0)) > UNTRAINED * clip:
+        if (times := max(divide_lengths_by_medians(own, usual).values(), default=0.0)) > UNTRAINED * clip:
             reason = f"its update is {times:.3g} times as long as usual: no training moves so far"
             return SitePassResult(model, lengths, reason=reason)
         update, done = shorten_update(reply.update, own, usual, clip)
@@ -256,23 +256,23 @@ class WaitingUpdates(Mapping[str, ModelGroups]):
         self._folder, self._updates, self._bytes = folder, dict[str, ModelGroups](), 0
         self._file, self._places = TrunkFile(folder), dict[str, slice]()
 
-    def put(self, site: str, update: ModelGroups, *, briefly: bool = False) -> None:
+    def store_update(self, site: str, update: ModelGroups, *, briefly: bool = False) -> None:
         """Store a site's update in memory, or the update's trunk on disk if memory is full.
 
         Args:
             briefly: True if the update is removed again at once; then it stays in memory in any case.
         """
         if site in self._updates:
-            self.take(site)
+            self.pop_update(site)
         trunk = update.trunk
         if trunk is not None and trunk.size and not briefly and self._bytes + trunk.nbytes > IN_MEMORY:
-            place = self._file.put(trunk)
+            place = self._file.append_trunk(trunk)
             if place is not None:
                 self._places[site], update = place, replace(update, trunk=None)
         self._updates[site] = update
         self._bytes += _count_trunk_bytes(update)
 
-    def take(self, site: str) -> ModelGroups:
+    def pop_update(self, site: str) -> ModelGroups:
         """Remove a site's update and return it."""
         update = self[site]
         self._bytes -= _count_trunk_bytes(self._updates.pop(site))
@@ -283,7 +283,7 @@ class WaitingUpdates(Mapping[str, ModelGroups]):
 
     def __getitem__(self, site: str) -> ModelGroups:
         update, place = self._updates[site], self._places.get(site)
-        return update if place is None else replace(update, trunk=self._file.trunk(place))
+        return update if place is None else replace(update, trunk=self._file.read_trunk(place))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._updates)
@@ -308,7 +308,7 @@ class TrunkFile:
         self._file: IO[bytes] | None = None
         self._mapped = np.empty(0, np.float32)
 
-    def put(self, trunk: Array) -> slice | None:
+    def append_trunk(self, trunk: Array) -> slice | None:
         """Append a trunk; return the slice of the file that holds the trunk, or None if the disk is full."""
         try:
             if self._file is None:
@@ -327,7 +327,7 @@ class TrunkFile:
         first = start // trunk.itemsize
         return slice(first, first + trunk.size)
 
-    def trunk(self, place: slice) -> Array:
+    def read_trunk(self, place: slice) -> Array:
         """Return the trunk in a slice of the file, a read-only float32 array ``(n,)``."""
         if len(self._mapped) < place.stop:
             assert self._file is not None

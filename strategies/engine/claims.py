@@ -29,7 +29,7 @@ ClaimsBySite = Callable[[], Mapping[str, SiteClaimLimits]]
 ANYTHING = SiteClaimLimits()
 
 
-def find_excess_claims(claims: ClaimsBySite, members: Iterable["RunMember"]) -> list[Fault]:
+def find_excess_claim_faults(claims: ClaimsBySite, members: Iterable["RunMember"]) -> list[Fault]:
     """Return a fault for each site whose stated classes or images exceed its admission limits."""
     faults, limits = list[Fault](), claims()
     for member in members:

@@ -59,7 +59,7 @@ from strategies.methods.base import Method, RoundContext
 class Coordinator:
     """Leads one run of a method: :meth:`start`, then :meth:`test`.
 
-    A caller that needs the run's classes before :meth:`start` calls ``sites.roll_call`` and :meth:`settle_model_layout`
+    A caller that needs the run's classes before :meth:`start` calls ``sites.call_roll`` and :meth:`settle_model_layout`
     first.
 
     Args:
@@ -136,25 +136,25 @@ class Coordinator:
         self._use_layers(self._layers(layout.variance_slices))
         return self.sites.settle_model_layout(layout.signature)
 
-    def receive_own_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
+    def receive_coordinator_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
         """Receive the coordinator's own images; this class ignores the images, and a subclass trains on them."""
 
-    def resume(self, state: FederationState, last_validation: FederationValidation) -> None:
+    def set_resume_state(self, state: FederationState, last_validation: FederationValidation) -> None:
         """Set the stored state from which :meth:`start` continues, and the validation figures of the stored model."""
         self._resumed, self.last_validation = state, last_validation
 
     @property
-    def result(self) -> ModelState:
+    def result_model(self) -> ModelState:
         """Return the current result model of the run: the last or the best one, as the experiment chooses."""
         return self.state.model if self.plan.evaluation.checkpoint == "last" else self.state.best_or_last_model
 
     @property
     def result_round(self) -> int:
-        """Return the round of :attr:`result`; -1 if the best model is chosen and no model is validated yet."""
+        """Return the round of :attr:`result_model`; -1 if the best model is chosen and no model is validated yet."""
         return self.state.round if self.plan.evaluation.checkpoint == "last" else self.state.best_round
 
     @property
-    def chosen_round(self) -> int | None:
+    def round_chosen_by_validation(self) -> int | None:
         """Return the round of the best model, as chosen by the mean of the sites' validation figures.
 
         None if the last model is the result, if each site chooses its own best round, or if no model is validated yet.
@@ -171,9 +171,10 @@ class Coordinator:
     def start(
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float | None = None
     ) -> Result:
-        """Train ``num_rounds`` rounds from the initial model, or continue from the state given to :meth:`resume`.
+        """Train ``num_rounds`` rounds from the initial model, or continue from the state given to
+        :meth:`set_resume_state`.
 
-        Makes the roll call first, unless ``sites.roll_call`` was called before.
+        Makes the roll call first, unless ``sites.call_roll`` was called before.
 
         Args:
             initial_arrays: The initial model, built from the plan's seed or weights file; hospitals build the same
@@ -194,7 +195,7 @@ class Coordinator:
         self.grid, self.deadline_s = grid, self.participation.round_deadline_s if timeout is None else timeout
         if not self.sites.members:
             connected = len(list(grid.get_node_ids()))
-            contract = self.sites.roll_call(grid, max(connected, self.participation.min_sites, 1))
+            contract = self.sites.call_roll(grid, max(connected, self.participation.min_sites, 1))
             self.settle_model_layout(layout_of(build(self.plan.model, contract.class_names, self.plan.run.seed)))
         initial = read_model(initial_arrays, self.sites.contract.class_names, self.plan)
         self.state, result = self._resumed or FederationState(0, initial), Result()
@@ -202,7 +203,7 @@ class Coordinator:
             self._before_rounds()
         while True:
             try:
-                while (server_round := self.state.round + 1) <= num_rounds and not self._is_over():
+                while (server_round := self.state.round + 1) <= num_rounds and not self._should_stop_early():
                     loss = self._train_round(server_round).mean_train_loss
                     metrics = MetricRecord({} if loss is None else {"train-loss": loss})
                     result.train_metrics_clientapp[server_round] = metrics
@@ -212,19 +213,21 @@ class Coordinator:
                 continue
             break
         flat = not is_state_dict(initial_arrays)
-        result.arrays = make_array_record(self.result) if flat else make_state_dict_record(self.result, self.plan)
+        result.arrays = (
+            make_array_record(self.result_model) if flat else make_state_dict_record(self.result_model, self.plan)
+        )
         return result
 
     def _before_rounds(self) -> None:
         """Prepare a new run before the first round; this class does nothing, and subclasses override the method."""
 
-    def _is_over(self) -> bool:
+    def _should_stop_early(self) -> bool:
         """Return True if the best model is older than ``evaluation.patience`` rounds, so that the run ends early."""
         patience, best = self.plan.evaluation.patience, self.state.best_round
-        return patience is not None and best >= 0 and self._validated_round - best >= patience
+        return patience is not None and best >= 0 and self._newest_validated_round - best >= patience
 
     @property
-    def _validated_round(self) -> int:
+    def _newest_validated_round(self) -> int:
         """Return the newest round whose model is validated: sites validate a round's model in the next round."""
         return self.state.round - 1
 
@@ -243,7 +246,7 @@ class Coordinator:
     def configure_train(self, server_round: int, grid: Grid) -> list[Message]:
         """Return the training messages of a round: one for each drawn site, with the head rows of that site."""
         self._begin_round(server_round, grid)
-        requests = self.new_requests(server_round)
+        requests = self.begin_exchange(server_round)
         chosen = self.sites.draw_training_sites(server_round, self.state.excluded)
         for layer in self.layers:
             chosen = layer.choose_sites(chosen)
@@ -271,15 +274,15 @@ class Coordinator:
             self.method, self.state.model, self.requests.expected, self._scratch, buffered=self._buffered
         )
         received = self.collect_replies(replies, TrainReply, aggregator)
-        validation = FederationValidation.of_replies(received.accepted)
+        validation = FederationValidation.from_replies(received.accepted)
         for layer in self.layers:
             layer.on_validation(validation, received.absent)
-        self.refuse_too_few(server_round, received)
+        self.refuse_too_few_replies(server_round, received)
         outcome = self._merge_updates(
             replace(received, accepted=aggregator.restore_updates(received.accepted)), aggregator, context
         )
         accepted, absent = outcome.received.accepted, outcome.received.absent
-        validation = FederationValidation.of_replies(accepted)
+        validation = FederationValidation.from_replies(accepted)
         model, moments = update_global_model(self.method, server_round, outcome.merged.means, self.state.moments)
         state = make_state_after_round(
             record_validation(self.state, validation, site_method.criterion_for(self.plan.evaluation)),
@@ -293,7 +296,7 @@ class Coordinator:
         for layer in self.layers:
             state = layer.after_round(state, validation)
         self.state = state
-        record = RoundRecord.of_replies(
+        record = RoundRecord.from_replies(
             server_round,
             accepted,
             absent=absent,
@@ -316,14 +319,14 @@ class Coordinator:
         arrived = time.monotonic()
 
         def merge_by_method(replies: ExchangeReplies[TrainReply]) -> RoundOutcome:
-            return RoundOutcome(replies, aggregator.mean_updates(context, replies.accepted), arrived)
+            return RoundOutcome(replies, aggregator.compute_update_means(context, replies.accepted), arrived)
 
         merge: Merge = merge_by_method
         for layer in reversed(self.layers):
             merge = layer.wrap_merge(merge)
         return merge(received)
 
-    def refuse_too_few(self, server_round: int, received: ExchangeReplies[TrainReply]) -> None:
+    def refuse_too_few_replies(self, server_round: int, received: ExchangeReplies[TrainReply]) -> None:
         """Raise :class:`TooFewSites` if fewer replies of a round count than needed."""
         if len(received.accepted) < self._needed_reply_count(received):
             raise make_too_few_sites_error(f"round {server_round}", received, len(self.requests.expected))
@@ -340,13 +343,13 @@ class Coordinator:
 
     def configure_evaluate(self) -> list[Message]:
         """Return the messages that request the validation loss of the model after the last round."""
-        return self.evaluate_messages(self.state.round, self.state.model, self._validation_sites(), test=False)
+        return self.make_evaluate_messages(self.state.round, self.state.model, self._validation_sites(), test=False)
 
     def aggregate_evaluate(self, replies: Iterable[Message]) -> None:
         """Record the sites' validation figures of the last model, which may become the best model."""
         received = self.collect_replies(replies, EvaluateReply)
         self.callbacks.on_absent_sites("evaluate", received.absent)
-        self.last_validation = FederationValidation.of_replies(received.accepted)
+        self.last_validation = FederationValidation.from_replies(received.accepted)
         for layer in self.layers:
             layer.on_validation(self.last_validation, received.absent)
         criterion = self.method.site.criterion_for(self.plan.evaluation)
@@ -359,9 +362,9 @@ class Coordinator:
         Raises:
             TooFewSites: If fewer than ``min_sites`` answer and no global model exists that could be tested instead.
         """
-        self.grid, drawn = grid, self.drawn_to_test
+        self.grid, drawn = grid, self.sites_drawn_for_test
         sites = self._all_sites() if drawn is None else drawn
-        messages = self.evaluate_messages(self.state.round, self.result, sites, test=True)
+        messages = self.make_evaluate_messages(self.state.round, self.result_model, sites, test=True)
         replies = self.exchange_messages(messages, "test", self.state.round)
         received = self.collect_replies(replies, EvaluateReply)
         needed = self._needed_reply_count(received)
@@ -370,7 +373,7 @@ class Coordinator:
         return received
 
     @property
-    def drawn_to_test(self) -> tuple[str, ...] | None:
+    def sites_drawn_for_test(self) -> tuple[str, ...] | None:
         """Return the sites drawn for the final test, which cover all classes if possible; None if all sites test."""
         if not self._samples_sites:
             return None
@@ -402,7 +405,7 @@ class Coordinator:
 
     # ------------------------------------------------------------------ one exchange
 
-    def new_requests(self, server_round: int) -> ExchangeRequests:
+    def begin_exchange(self, server_round: int) -> ExchangeRequests:
         """Start a new exchange, and return the object that makes its requests."""
         self.requests = ExchangeRequests(
             method=self.method,
@@ -419,11 +422,11 @@ class Coordinator:
         )
         return self.requests
 
-    def evaluate_messages(
+    def make_evaluate_messages(
         self, server_round: int, model: ModelState, sites: Collection[str], *, test: bool
     ) -> list[Message]:
         """Return messages that request an evaluation on the sites' validation images or test images."""
-        requests = self.new_requests(server_round)
+        requests = self.begin_exchange(server_round)
         return [requests.make_evaluate_message(site, model, test=test) for site in sorted(sites)]
 
     def exchange_messages(
@@ -447,7 +450,7 @@ class Coordinator:
         ends = time.monotonic() + seconds
         good = self.sites.needed_reply_count(len(sent)) if enough is None else enough
 
-        def waiting(silent: Collection[int], lost: Collection[int]) -> None:
+        def report_waiting_sites(silent: Collection[int], lost: Collection[int]) -> None:
             waited_for = silent if len(sent) - len(lost) < good else set(silent) - set(lost)
             sites = tuple(sorted(map(names.__getitem__, waited_for)))
             gone = tuple(sorted(map(names.__getitem__, lost)))
@@ -456,7 +459,9 @@ class Coordinator:
             )
 
         registered = self.sites.registered
-        return send_and_receive(self.grid, sent, waiting, deadline_s=seconds, enough=good, registered=registered)
+        return send_and_receive(
+            self.grid, sent, report_waiting_sites, deadline_s=seconds, enough=good, registered=registered
+        )
 
     def collect_replies(
         self, replies: Iterable[Message], expected: type[Reply], aggregator: Aggregator | None = None

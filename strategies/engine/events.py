@@ -36,7 +36,7 @@ class FederationValidation:
     tallies: Mapping[str, CorrectCount] = field(default_factory=dict)
 
     @classmethod
-    def of_replies(cls, replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]) -> "FederationValidation":
+    def from_replies(cls, replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]) -> "FederationValidation":
         """Collect the validation figures from replies; a site that sent none is omitted."""
         loss, auroc, tallies = dict[str, float](), dict[str, float](), dict[str, CorrectCount]()
         for site, reply in replies.items():
@@ -104,7 +104,7 @@ class RoundRecord:
     arithmetic: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of_replies(cls, server_round: int, replies: Mapping[str, TrainReply], **figures: Any) -> "RoundRecord":
+    def from_replies(cls, server_round: int, replies: Mapping[str, TrainReply], **figures: Any) -> "RoundRecord":
         """Make the record of a round from the sites' replies and from further figures of the coordinator."""
         return cls(
             round=server_round,

@@ -28,7 +28,7 @@ from common.errors import WireError, quote_names
 from common.models.state import FROZEN_PART_MISSING, FrozenPart, ModelState
 from common.system.plain_text import make_printable_line
 from common.wire.codec import R, WrittenArrays, decode_record, encode_record, payload_bytes
-from common.wire.flower_objects import set_source
+from common.wire.flower_objects import set_message_source
 from common.wire.records import (
     Arrays,
     BenefitReply,
@@ -40,7 +40,7 @@ from common.wire.records import (
     TrainRequest,
 )
 from strategies.engine.events import ReplyArrival, TooFewSites
-from strategies.engine.state import FederationState, select_groups_expected, select_groups_to_send
+from strategies.engine.state import FederationState, select_reply_groups, select_request_groups
 from strategies.local.site_method import largest_epoch_count
 from strategies.methods.base import Method, RoundContext
 
@@ -87,7 +87,7 @@ class FrozenPartDelivery:
     held: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
 
-    def for_site(self, site: str, *, held_before: bool) -> ModelGroups:
+    def frozen_part_for_site(self, site: str, *, held_before: bool) -> ModelGroups:
         """Return the frozen part if a site still needs it, otherwise empty groups.
 
         Args:
@@ -120,7 +120,7 @@ class SendTime:
     wall: float = field(default_factory=time.time)
 
     @property
-    def longest_s(self) -> float:
+    def longest_work_s(self) -> float:
         """Return the longest time in seconds that a site can have worked on the request so far."""
         return SLACK * max(time.monotonic() - self.monotonic, time.time() - self.wall) + SLACK_S
 
@@ -170,7 +170,7 @@ class ExchangeRequests:
         request = self.make_request_record(partial(TrainRequest, statistics=statistics), site, model)
         annotated = self.context.contract.sites[site]
         self.expected[site] = (
-            select_groups_expected(request.model, self.method.site, annotated) if update else ModelGroups()
+            select_reply_groups(request.model, self.method.site, annotated) if update else ModelGroups()
         )
         return self.make_message(site, MessageType.TRAIN, encode_record(request, self.written))
 
@@ -205,8 +205,10 @@ class ExchangeRequests:
             counted=self.state.counted.get(site, 0),
             best=self.best,
             left_out=self.state.left_out.get(site, ""),
-            model=select_groups_to_send(model, rows),
-            frozen=ModelGroups() if self.frozen is None else self.frozen.for_site(site, held_before=held_before),
+            model=select_request_groups(model, rows),
+            frozen=ModelGroups()
+            if self.frozen is None
+            else self.frozen.frozen_part_for_site(site, held_before=held_before),
         )
 
 
@@ -236,16 +238,16 @@ def send_and_receive(
         registered: Returns the nodes of the sites that may take part; None for all.
     """
     unanswered = OutstandingMessages(grid, time.monotonic() + deadline_s)
-    unanswered.send(messages)
+    unanswered.send_messages(messages)
     pause_s = FIRST_POLL_S
     waiting(*unanswered.unanswered_and_lost_nodes)
     while (unanswered.pending or unanswered.lost) and time.monotonic() < unanswered.deadline:
         arrived = False
-        for reply in unanswered.pull_good_replies():
+        for reply in unanswered.pull_replies():
             arrived = True
             if not reply.has_error():
                 yield reply
-        changed = (bool(unanswered.lost) and unanswered.resend_or_give_up(registered)) or arrived
+        changed = (bool(unanswered.lost) and unanswered.resend_to_reconnected_sites(registered)) or arrived
         lost_are_needed = unanswered.good < enough <= unanswered.good + len(unanswered.lost)
         if not unanswered.pending and not lost_are_needed:
             break
@@ -253,11 +255,11 @@ def send_and_receive(
             waiting(*unanswered.unanswered_and_lost_nodes)
             pause_s = FIRST_POLL_S  # more may be on its way
         elif unanswered.pending or unanswered.lost:
-            pause_s = pause_longer(pause_s)
+            pause_s = sleep_between_polls(pause_s)
     yield from unanswered.errors.values()
 
 
-def pause_longer(pause_s: float) -> float:
+def sleep_between_polls(pause_s: float) -> float:
     """Sleep between two polls without replies, and return the length of the next pause, which is longer."""
     time.sleep(pause_s)
     return min(pause_s * 1.3, MAX_POLL_S)
@@ -285,20 +287,20 @@ class OutstandingMessages:
         lost = set(self.lost)
         return lost.union(message.metadata.dst_node_id for message in self.pending.values()), lost
 
-    def send(self, messages: Sequence[Message]) -> None:
+    def send_messages(self, messages: Sequence[Message]) -> None:
         """Send messages; a message to a site that is no longer registered is answered with an error at once."""
         accepted = push_messages(self._grid, messages)
         self.pending |= accepted
         for message in messages:
             if message.metadata.message_id not in accepted:
-                self._answer_for_unregistered(message)
+                self._record_registration_error(message)
 
-    def _answer_for_unregistered(self, message: Message) -> None:
+    def _record_registration_error(self, message: Message) -> None:
         refusal = Message(Error(REVOKED, NOT_REGISTERED), reply_to=message)
-        set_source(refusal, message.metadata.dst_node_id)
+        set_message_source(refusal, message.metadata.dst_node_id)
         self.errors[message.metadata.dst_node_id] = refusal
 
-    def pull_good_replies(self) -> Iterator[Message]:
+    def pull_replies(self) -> Iterator[Message]:
         """Yield all replies that have arrived since the last call, and store errors for the end of the exchange."""
         for reply in self._grid.pull_messages(list(self.pending)) if self.pending else ():
             if (message := self.pending.pop(reply.metadata.reply_to_message_id, None)) is None:
@@ -307,7 +309,7 @@ class OutstandingMessages:
             if gone and time.monotonic() >= self.deadline - CLOCKS_DIFFER_S:
                 continue  # the deadline is here; the SuperLink saw it first
             node = message.metadata.dst_node_id
-            set_source(reply, node)  # errors that the SuperLink makes come from node 1
+            set_message_source(reply, node)  # errors that the SuperLink makes come from node 1
             self.lost.pop(node, None)
             self.errors.pop(node, None)
             if reply.has_error():
@@ -318,7 +320,7 @@ class OutstandingMessages:
                 self.good += 1
             yield reply
 
-    def resend_or_give_up(self, registered: Callable[[], Collection[int]] | None) -> bool:
+    def resend_to_reconnected_sites(self, registered: Callable[[], Collection[int]] | None) -> bool:
         """Resend messages to sites that have reconnected, and stop waiting for sites that are no longer registered.
 
         Returns:
@@ -326,13 +328,13 @@ class OutstandingMessages:
         """
         revoked = sorted(set(self.lost) - set(registered())) if registered else []
         for node in revoked:
-            self._answer_for_unregistered(self.lost.pop(node))
+            self._record_registration_error(self.lost.pop(node))
         back = sorted(set(self.lost) & set(self._grid.get_node_ids())) if self.lost else []
         ttl, messages = max(self.deadline - time.monotonic(), 1.0), list[Message]()
         for lost in [self.lost.pop(node) for node in back]:
             old = lost.metadata
             messages.append(Message(lost.content, old.dst_node_id, old.message_type, group_id=old.group_id, ttl=ttl))
-        self.send(messages)
+        self.send_messages(messages)
         return bool(revoked or back)
 
 
@@ -367,7 +369,7 @@ class ExchangeReplies(Generic[Reply]):
     bytes_up: Mapping[str, int]
     unfit: frozenset[str] = frozenset()
 
-    def without(self, dropped: Mapping[str, str]) -> "ExchangeReplies[Reply]":
+    def without_sites(self, dropped: Mapping[str, str]) -> "ExchangeReplies[Reply]":
         """Return the replies without those of the dropped sites, which are recorded as absent.
 
         Args:
@@ -451,7 +453,7 @@ def check_exchange_replies(
             continue
         absent[site] = reason
         if aggregator is not None:
-            aggregator.leave_out_site(site)
+            aggregator.skip_site(site)
         # Any other error comes from an honest site that cannot continue, or stands for a disconnected site.
         if message.has_content() or message.error.code == REFUSED_REPLY:
             unfit.add(site)
@@ -479,7 +481,7 @@ def find_reply_mismatch(
                 return f"statistics are {shapes}, expected {due}"
         if record.epochs > (most := largest_epoch_count(method.site, requests.plan)):
             return f"says that it trained {record.epochs:,} epochs, and was asked for at most {most:,}"
-        if record.seconds > (longest := requests.sent_at[site].longest_s):
+        if record.seconds > (longest := requests.sent_at[site].longest_work_s):
             return f"says that it trained for {record.seconds:,.0f} s, and was asked at most {longest:,.0f} s ago"
         return ""
     masked = record.masked_classes if isinstance(record, EvaluateReply) else ()

@@ -18,8 +18,8 @@ from common.wire.records import EvaluateReply, ModelGroups, TrainReply
 from strategies.aggregation.bounds import (
     Lengths,
     cap_image_counts,
-    compare_with_medians,
     compute_median_lengths,
+    divide_lengths_by_medians,
     measure_update_lengths,
     shorten_long_updates,
 )
@@ -151,19 +151,19 @@ class NormBoundLayer(CoordinatorRoundLayer):
         lengths = list(map(self._lengths.__getitem__, replies))
         medians = compute_median_lengths(lengths)
         for measured in lengths:
-            if max(compare_with_medians(measured, medians).values(), default=0.0) > self.clip:
+            if max(divide_lengths_by_medians(measured, medians).values(), default=0.0) > self.clip:
                 return True
         return False
 
     def wrap_merge(self, merge: Merge) -> Merge:
         """Return a function that shortens long updates before ``merge`` merges them."""
 
-        def bound(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
+        def merge_bounded_updates(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
             replies, shortened = shorten_long_updates(received.accepted, self.clip, self._lengths)
             outcome = merge(replace(received, accepted=replies))
             return replace(outcome, received=received, merged=replace(outcome.merged, shortened=shortened))
 
-        return bound
+        return merge_bounded_updates
 
 
 # ---------------------------------------------------------------------- rollback of a collapsed model
@@ -321,14 +321,14 @@ class RollbackLayer(CoordinatorRoundLayer):
     def wrap_merge(self, merge: Merge) -> Merge:
         """Return a function that merges the updates, after a trial of leave-one-site-out models if one is due."""
 
-        def tried(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
-            losses = FederationValidation.of_replies(received.accepted).loss
+        def merge_after_trial(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
+            losses = FederationValidation.from_replies(received.accepted).loss
             too_long = self._bound.has_long_updates(received.accepted)
             if self.is_trial_due(self._coordinator.state, losses, len(received.accepted), too_long=too_long):
                 received = self._exclude_harmful_site(merge, received)
             return merge(received)
 
-        return tried
+        return merge_after_trial
 
     def _exclude_harmful_site(self, merge: Merge, received: ExchangeReplies[TrainReply]) -> ExchangeReplies[TrainReply]:
         """Exclude the site whose update harms most from the run, and return the replies without that site.
@@ -342,7 +342,7 @@ class RollbackLayer(CoordinatorRoundLayer):
             some = {site: received.accepted[site] for site in sites if site != out}
             means = merge(replace(received, accepted=some)).merged.means
             model, _ = update_global_model(coordinator.method, server_round, means, coordinator.state.moments)
-            return self._validate(server_round, sites, model)
+            return self._validate_at_sites(server_round, sites, model)
 
         site, reason = find_harmful_site(
             validate_without_site(), {site: validate_without_site(out=site) for site in sites}
@@ -353,16 +353,16 @@ class RollbackLayer(CoordinatorRoundLayer):
             return received
         coordinator.callbacks.on_exclusion(server_round, site, reason)
         coordinator.state = replace(state, excluded={**state.excluded, site: reason})
-        received = replace(received.without({site: reason}), unfit=received.unfit | {site})
-        coordinator.refuse_too_few(server_round, received)
+        received = replace(received.without_sites({site: reason}), unfit=received.unfit | {site})
+        coordinator.refuse_too_few_replies(server_round, received)
         return received
 
-    def _validate(self, server_round: int, sites: Collection[str], model: ModelState) -> FederationValidation:
+    def _validate_at_sites(self, server_round: int, sites: Collection[str], model: ModelState) -> FederationValidation:
         """Request a validation of a trial model from the sites, and return their figures."""
         coordinator, training = self._coordinator, self._coordinator.requests
-        messages = coordinator.evaluate_messages(server_round, model, sites, test=False)
+        messages = coordinator.make_evaluate_messages(server_round, model, sites, test=False)
         replies = coordinator.exchange_messages(messages, "evaluate", server_round)
-        validation = FederationValidation.of_replies(coordinator.collect_replies(replies, EvaluateReply).accepted)
+        validation = FederationValidation.from_replies(coordinator.collect_replies(replies, EvaluateReply).accepted)
         for site, size in coordinator.requests.bytes_down.items():
             training.bytes_down[site] = training.bytes_down.get(site, 0) + size
         coordinator.requests = training

@@ -16,7 +16,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from common.config import ParticipationSection, Plan
-from common.contract import LabelContract, LabelDeclaration, label_declaration_faults, merge_declarations
+from common.contract import LabelContract, LabelDeclaration, label_declaration_faults, merge_label_declarations
 from common.data.base.names import normalize_spelling
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.security.signatures import SignedStatement, unverified_signature_or_none
@@ -30,9 +30,9 @@ from strategies.engine.exchange import (
     NODE_UNAVAILABLE,
     REVOKED,
     decode_reply,
-    pause_longer,
     push_messages,
     send_and_receive,
+    sleep_between_polls,
 )
 from strategies.methods.base import Method, RoundContext
 
@@ -159,9 +159,9 @@ class RollCaller:
         self.send_roll_call(timeout_s)
         while self._asked and time.monotonic() < deadline:
             if not (members := self.receive_answers()) and self._asked:
-                pause_s = pause_longer(pause_s)
+                pause_s = sleep_between_polls(pause_s)
             new += members
-        self.give_up(timeout_s)
+        self.stop_waiting(timeout_s)
         return new
 
     def send_roll_call(self, timeout_s: float) -> None:
@@ -193,24 +193,26 @@ class RollCaller:
             elif answer.run != self.call.run:
                 self.refused[node] = f"answer belongs to run {answer.run}, expected {self.call.run}"
             elif self.registered and (name := self.registered().get(node, "")) != answer.site:
-                self.refuse(node, "name", f'it calls itself "{answer.site}", but its key is registered for "{name}".')
+                self.refuse_site(
+                    node, "name", f'it calls itself "{answer.site}", but its key is registered for "{name}".'
+                )
             else:
                 sizes = payload_bytes(self._content), payload_bytes(reply.content)
                 self.members[node] = RunMember(node, answer, *sizes, unverified_signature_or_none(reply.content))
                 new.append(self.members[node])
         return new
 
-    def give_up(self, timeout_s: float) -> None:
+    def stop_waiting(self, timeout_s: float) -> None:
         """Stop waiting for sites that have not answered."""
         self.refused |= dict.fromkeys(self._asked.values(), f"no answer within {timeout_s:.0f} s")
         self._asked.clear()
 
-    def name_of(self, node: int) -> str:
+    def site_name_of_node(self, node: int) -> str:
         """Return the registered name of a node's site; in simulation ``node`` and the node's id."""
         names = self.registered() if self.registered else {}
         return names.get(node, f"node {node}")
 
-    def refuse(self, node: int, kind: str, reason: str) -> None:
+    def refuse_site(self, node: int, kind: str, reason: str) -> None:
         """Record why a site cannot take part, send the reason to the site, and wait for its confirmation."""
         self.members.pop(node, None)
         self.refused[node] = reason
@@ -219,7 +221,7 @@ class RollCaller:
         noted = send_and_receive(self.grid, [message], lambda at_work, lost: None, deadline_s=REFUSAL_NOTED_S, enough=0)
         list(noted)
 
-    def refuse_faulty(self, faults: Iterable[Fault], kind: str) -> None:
+    def refuse_faulty_sites(self, faults: Iterable[Fault], kind: str) -> None:
         """Refuse every site that has a fault, and send each site its faults."""
         by_site: dict[str, list[str]] = {}
         for fault in faults:
@@ -227,9 +229,11 @@ class RollCaller:
                 by_site.setdefault(fault.site, []).append(str(fault))
         for node, member in list(self.members.items()):
             if reasons := by_site.get(member.answer.site):
-                self.refuse(node, kind, "\n".join(reasons))
+                self.refuse_site(node, kind, "\n".join(reasons))
 
-    def wait_for(self, expected: int, needed: int, deadline_s: float, on_wait: Callable[[WaitingStatus], None]) -> None:
+    def wait_for_sites(
+        self, expected: int, needed: int, deadline_s: float, on_wait: Callable[[WaitingStatus], None]
+    ) -> None:
         """Make the roll call: ask every site for its name and the classes that it annotates.
 
         Args:
@@ -256,10 +260,10 @@ class RollCaller:
                 on_wait(WaitingStatus("roll call", 0, missing, (), left))
                 shown = missing
             if not members:
-                pause_s = pause_longer(pause_s)
-        self.give_up(deadline_s)
+                pause_s = sleep_between_polls(pause_s)
+        self.stop_waiting(deadline_s)
         if len(self.members) < needed:
-            reasons = "; ".join(f"{self.name_of(node)}: {why}" for node, why in sorted(self.refused.items()))
+            reasons = "; ".join(f"{self.site_name_of_node(node)}: {why}" for node, why in sorted(self.refused.items()))
             present = quote_names(sorted(member.answer.site for member in self.members.values())) or "none"
             absent = f" Not there: {quote_names(self.missing_site_names)}." if self.missing_site_names else ""
             answered = f"{len(self.members)} of {needed} sites answered the roll call ({present})."
@@ -317,7 +321,7 @@ def find_minority_spellings(declarations: Sequence[LabelDeclaration]) -> list[Fa
     return faults
 
 
-def find_coverage_faults(method: Method, declarations: Sequence[LabelDeclaration]) -> list[Fault]:
+def find_class_coverage_faults(method: Method, declarations: Sequence[LabelDeclaration]) -> list[Fault]:
     """Return a fault for each site whose classes differ from most sites', if the method needs equal classes."""
     usual = _strict_majority(Counter(frozenset(declaration.canonical_names) for declaration in declarations))
     if not method.site.full_coverage or usual is None:
@@ -386,7 +390,7 @@ class RunMembership:
         """Return how many replies to a number of requests are needed: ``min_sites``, or all if ``min_sites`` is 0."""
         return self.participation.min_sites or requests
 
-    def roll_call(self, grid: Grid, expected: int) -> LabelContract:
+    def call_roll(self, grid: Grid, expected: int) -> LabelContract:
         """Ask every site for its name and the classes that it annotates; make the label contract.
 
         Args:
@@ -399,43 +403,43 @@ class RunMembership:
         section = self.participation
         self._roll = roll = RollCaller(grid, RollCall(self.run, self.plan.model_dump_json()), self.registered)
         needed = section.min_sites or expected
-        roll.wait_for(expected, needed, section.roll_call_deadline_s, self.callbacks.on_waiting_for_sites)
+        roll.wait_for_sites(expected, needed, section.roll_call_deadline_s, self.callbacks.on_waiting_for_sites)
         for rule in self.admission:
-            self._leave_out(rule(roll.members.values()), "labels")
+            self._refuse_faulty_sites(rule(roll.members.values()), "labels")
         if section.min_sites:  # else every site is needed: merging says all that is wrong at once
-            self._leave_out(find_label_faults(roll.declarations), "labels")
-            self._leave_out(find_minority_spellings(roll.declarations), "labels")
-            self._leave_out(find_coverage_faults(self.method, roll.declarations), "labels")
-        return self._settle_labels()
+            self._refuse_faulty_sites(find_label_faults(roll.declarations), "labels")
+            self._refuse_faulty_sites(find_minority_spellings(roll.declarations), "labels")
+            self._refuse_faulty_sites(find_class_coverage_faults(self.method, roll.declarations), "labels")
+        return self._make_label_contract()
 
-    def _leave_out(self, faults: Sequence[Fault], kind: str) -> None:
+    def _refuse_faulty_sites(self, faults: Sequence[Fault], kind: str) -> None:
         """Refuse the sites with faults, and continue without them.
 
         Raises:
             BadInput: If too few sites are left.
         """
-        self._roll.refuse_faulty(faults, kind)
+        self._roll.refuse_faulty_sites(faults, kind)
         needed = self.participation.min_sites
         if not needed or len(self._roll.members) < needed:
             raise_faults(faults)
 
-    def _settle_labels(self) -> LabelContract:
+    def _make_label_contract(self) -> LabelContract:
         """Make the run's label contract and list of members from the answers to the roll call."""
         try:
-            self.contract = merge_declarations(self._roll.declarations)
+            self.contract = merge_label_declarations(self._roll.declarations)
         except BadInput as error:
-            self._roll.refuse_faulty(error.faults, "labels")
+            self._roll.refuse_faulty_sites(error.faults, "labels")
             raise
         raise_faults(self.method.contract_faults(self.contract))
         on_roll = {member.answer.site: member for member in self._roll.members.values()}
         for site in self.members.keys() - on_roll.keys():
             del self.members[site]
         for site in on_roll.keys() - self.members.keys():
-            self._enrol(on_roll[site])
+            self._add_member(on_roll[site])
         raise_faults(self.method.roll_call_faults(self.round_context(0, NO_ARRAYS)))
         return self.contract
 
-    def _enrol(self, member: RunMember) -> None:
+    def _add_member(self, member: RunMember) -> None:
         site = member.answer.site
         self.members[site] = member
         self.bytes_down[site] += member.bytes_down
@@ -444,7 +448,7 @@ class RunMembership:
     @property
     def left_out(self) -> dict[str, str]:
         """Return the sites that were refused or did not answer the roll call, with the reasons."""
-        return {self._roll.name_of(node): reason for node, reason in sorted(self._roll.refused.items())}
+        return {self._roll.site_name_of_node(node): reason for node, reason in sorted(self._roll.refused.items())}
 
     def round_context(self, server_round: int, statistics: Arrays) -> RoundContext:
         """Return the data for the method's rules in a round: label contract, roll call answers and statistics."""
@@ -465,25 +469,27 @@ class RunMembership:
         """
         self._layout = layout
         faults = find_layout_faults(self.members.values(), layout)
-        self._leave_out(faults, "version")
-        return self._settle_labels() if faults else self.contract
+        self._refuse_faulty_sites(faults, "version")
+        return self._make_label_contract() if faults else self.contract
 
     def admit_late_joiners(self, server_round: int) -> None:
         """Make the roll call for newly connected sites, and admit those that fit the run's classes and model."""
         for member in self._roll.ask_newcomers(JOIN_DEADLINE_S):
             if faults := find_layout_faults([member], self._layout):
-                self._roll.refuse_faulty(faults, "version")
+                self._roll.refuse_faulty_sites(faults, "version")
                 continue
             declarations = [other.declaration for other in (*self.members.values(), member)]
             try:
                 raise_faults([fault for rule in self.admission for fault in rule([member])])
-                contract = merge_declarations(declarations, self.contract.class_names)
+                contract = merge_label_declarations(declarations, self.contract.class_names)
                 raise_faults(self.method.contract_faults(contract))
             except BadInput as error:
-                self._roll.refuse_faulty([replace(fault, site=member.answer.site) for fault in error.faults], "labels")
+                self._roll.refuse_faulty_sites(
+                    [replace(fault, site=member.answer.site) for fault in error.faults], "labels"
+                )
                 continue
             self.contract = contract
-            self._enrol(member)
+            self._add_member(member)
             self.callbacks.on_late_join(server_round, member.answer.site)
 
     def draw_training_sites(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:

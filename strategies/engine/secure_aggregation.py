@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from flwr.app import MessageType, RecordDict
 
-from common.metrics.pooled import SummedHistogram
+from common.metrics.pooled import SummedScoreHistogram
 from common.metrics.score_histograms import BINS, ScoreHistogram
 from common.models.state import ModelState
 from common.system.plain_text import make_printable_line
@@ -25,7 +25,7 @@ from strategies.privacy.secure_aggregation.coordinator import (
     UnmaskedSum,
 )
 from strategies.privacy.secure_aggregation.noise_shares import make_distributed_noise
-from strategies.privacy.secure_aggregation.vectors import ONE, SegmentLayout, max_update_value, split_vector
+from strategies.privacy.secure_aggregation.vectors import ONE, SegmentLayout, max_update_value, split_update_vector
 
 if TYPE_CHECKING:
     from strategies.engine.coordinator import Coordinator
@@ -116,9 +116,9 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
 
     def wrap_merge(self, merge: Merge) -> Merge:
         """Return a function that unmasks the sum of the masked updates; it replaces ``merge``."""
-        return self._open_masked_sum
+        return self._unmask_update_sum
 
-    def _open_masked_sum(self, received: ExchangeReplies[TrainReply]) -> RoundOutcome:
+    def _unmask_update_sum(self, received: ExchangeReplies[TrainReply]) -> RoundOutcome:
         """Return the mean of the masked updates of the sites that trained and answered all stages of masking.
 
         Raises:
@@ -138,7 +138,7 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
         bound, shares = max_update_value(coordinator.plan, method), make_distributed_noise(coordinator.plan, method)
         request = MaskedSumRequest(queries.run, queries.round, sent, classes, layout, bound, shares)
         try:
-            opened = MaskedSummation(request, queries).open_sum()
+            opened = MaskedSummation(request, queries).unmask_sum()
         except MaskingFailed as error:
             reasons = "; ".join(f"{site}: {why}" for site, why in {**received.absent, **queries.absent}.items())
             raise TooFewSites(f"round {queries.round}, secure aggregation: {error} {reasons}".strip()) from None
@@ -147,13 +147,13 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
         sizes = {site: size + queries.bytes_up.get(site, 0) for site, size in received.bytes_up.items()}
         coordinator.sites.bytes_up.update(queries.bytes_up)
         summed = ExchangeReplies(summed_replies, {**received.absent, **gone}, sizes)
-        coordinator.refuse_too_few(queries.round, summed)
+        coordinator.refuse_too_few_replies(queries.round, summed)
         return RoundOutcome(summed, MergedUpdates(convert_sum_to_means(opened, model)), time.monotonic(), opened.closed)
 
 
-def open_test_histograms(
+def unmask_test_histograms(
     coordinator: "Coordinator", tested: ExchangeReplies[EvaluateReply]
-) -> dict[str, SummedHistogram]:
+) -> dict[str, SummedScoreHistogram]:
     """Return for each class the sum of the sites' masked histograms of test scores, if it could be unmasked.
 
     The result is empty in a run without secure aggregation, and if the sum cannot be unmasked; the callbacks then
@@ -171,7 +171,7 @@ def open_test_histograms(
     try:
         opened = MaskedSummation(
             MaskedSumRequest(queries.run, TEST_ROUND, rows, classes, layout, float(ONE)), queries
-        ).open_sum()
+        ).unmask_sum()
         counts = opened.vector.reshape(len(classes), 2, BINS).astype(np.int64)
         sums = {name: ScoreHistogram(*counts[row]) for row, name in enumerate(classes) if name in opened.rows}
     except (MaskingFailed, ValueError) as error:  # counts below 0 are no sum of histograms
@@ -182,13 +182,13 @@ def open_test_histograms(
         return {}
     finally:
         coordinator.sites.bytes_up.update(queries.bytes_up)
-    return {name: SummedHistogram(histogram, opened.rows[name]) for name, histogram in sums.items()}
+    return {name: SummedScoreHistogram(histogram, opened.rows[name]) for name, histogram in sums.items()}
 
 
 def convert_sum_to_means(opened: UnmaskedSum, model: ModelState) -> UpdateMeans:
     """Convert an unmasked sum of updates into mean updates of trunk, batch normalisation and head."""
     request, part = opened.request, 1 / opened.divisor
-    trunk, norm, weight, bias = split_vector(request.layout, request.classes, opened.vector)
+    trunk, norm, weight, bias = split_update_vector(request.layout, request.classes, opened.vector)
     whole = sum_in_order(part for _ in opened.survivors)
     names = model.head.class_names
     totals = np.array([sum_in_order(part for _ in opened.rows.get(name, ())) for name in request.classes])

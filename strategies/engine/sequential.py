@@ -27,7 +27,7 @@ from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import CoordinatorTrainingRecord, FederationValidation, RoundRecord, RunStopped
 from strategies.engine.exchange import ExchangeReplies, make_too_few_sites_error
 from strategies.engine.state import make_state_after_round, record_validation
-from strategies.local.objective import Examples, pair_with_labels, plain
+from strategies.local.objective import Examples, pair_pixels_with_labels, plain
 from strategies.local.optimisation import make_optimizer, restore_optimizer_state, save_optimizer_state
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import (
@@ -39,7 +39,7 @@ from strategies.local.training import (
     train_until_settled,
     validate_network,
 )
-from strategies.methods.base import Method, SequentialMethod, ServerTraining
+from strategies.methods.base import Method, SequentialMethod, ServerTrainingSettings
 
 COORDINATOR = "coordinator"
 """Name of the coordinator in figures by site."""
@@ -63,17 +63,17 @@ class CoordinatorTraining:
             self.frozen.write_to(network)
         self.network = move_network_to_device(network, self.device)
 
-        def examples(images: ImageSet) -> Examples:
-            return pair_with_labels(images, pixels_on_device(images, self.device), self.class_names)
+        def make_examples(images: ImageSet) -> Examples:
+            return pair_pixels_with_labels(images, pixels_on_device(images, self.device), self.class_names)
 
-        self.train, self.validation = examples(self.images.train), examples(self.images.validation)
+        self.train, self.validation = make_examples(self.images.train), make_examples(self.images.validation)
 
     def load_model(self, model: ModelState) -> None:
         """Load a model into the network."""
         write_state(self.network, trunk=model.trunk, norm=model.norm, head=model.head)
 
     def train_model(
-        self, model: ModelState, server_round: int, server: ServerTraining, optimizer_state: Moments
+        self, model: ModelState, server_round: int, server: ServerTrainingSettings, optimizer_state: Moments
     ) -> tuple[ModelState, Moments, CoordinatorTrainingRecord]:
         """Train a model until its loss settles; return the trained model, the optimiser's new state, and figures.
 
@@ -138,19 +138,19 @@ class SequentialCoordinator(Coordinator):
     method: SequentialMethod
     _own: CoordinatorTraining | None = None
 
-    def receive_own_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
+    def receive_coordinator_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
         """Receive the coordinator's own images, for validation and, in methods such as UniFed, for training."""
         frozen = self.frozen.part if self.frozen else None
         self._own = CoordinatorTraining(own, self.plan, self.method.site, class_names, device, frozen)
 
-    def _is_over(self) -> bool:
+    def _should_stop_early(self) -> bool:
         """Return True if the best mixed model is older than the method's patience in rounds (specs 2.4, step 7)."""
         server, best = self.method.server_training, self.state.best_round
         settled = server is not None and best > 0 and self.state.round - best >= server.patience
-        return settled or super()._is_over()
+        return settled or super()._should_stop_early()
 
     @property
-    def _validated_round(self) -> int:
+    def _newest_validated_round(self) -> int:
         """Return the newest round whose model is validated: here each round ends with the validation of its model."""
         return self.state.round
 
@@ -158,7 +158,7 @@ class SequentialCoordinator(Coordinator):
         """Train one epoch at all sites from the same model, if the method orders sites by their losses."""
         if not self.method.site.ranks_sites:
             return
-        requests = self.new_requests(0)
+        requests = self.begin_exchange(0)
         statistics, sites = self.method.statistics_for(requests.context), sorted(self.sites.members)
         messages = [
             requests.make_train_message(site, self.state.model, statistics(site), update=False) for site in sites
@@ -185,7 +185,7 @@ class SequentialCoordinator(Coordinator):
         self._begin_round(server_round, self.grid)
         done = self._pass_model(server_round)
         arrived, before, validated = time.monotonic(), self.state, self.last_validation
-        model, moments, coordinator = self._mix_with_own_training(done.result, server_round)
+        model, moments, coordinator = self._mix_with_coordinator_model(done.result, server_round)
         statistics = self.method.aggregate_statistics(
             self.sites.round_context(server_round, before.statistics), done.replies
         )
@@ -194,8 +194,8 @@ class SequentialCoordinator(Coordinator):
         )
         self.state = replace(state, lengths=done.lengths)
         seconds = time.monotonic() - arrived - (coordinator.seconds if coordinator else 0.0)
-        self._validate(server_round)
-        record = RoundRecord.of_replies(
+        self._validate_current_model(server_round)
+        record = RoundRecord.from_replies(
             server_round,
             done.replies,
             absent=done.absent,
@@ -223,7 +223,7 @@ class SequentialCoordinator(Coordinator):
         done = ModelPass(self.state.model, self.state.model, self.state.lengths)
         needed, unfit = self.sites.needed_reply_count(len(order)), set[str]()
         for place, site in enumerate(order):
-            message = self.new_requests(server_round).make_train_message(
+            message = self.begin_exchange(server_round).make_train_message(
                 site, done.model, statistics(site), update=True
             )
             dispensable = len(done.replies) + len(order) - place - 1 >= needed
@@ -256,7 +256,7 @@ class SequentialCoordinator(Coordinator):
             left = self.plan.run.rounds - reply.round
             done.result = self.method.after_hop(left, len(done.replies), done.result, done.model)
 
-    def _mix_with_own_training(
+    def _mix_with_coordinator_model(
         self, hospitals: ModelState, server_round: int
     ) -> tuple[ModelState, Moments, CoordinatorTrainingRecord | None]:
         """Train the previous model on the coordinator's images, and mix the result with the hospitals' model."""
@@ -270,13 +270,13 @@ class SequentialCoordinator(Coordinator):
             raise RunStopped(f"round {server_round}, the coordinator's own training: {error}") from error
         return mix_models(hospitals, trained, server.alpha), MappingProxyType(dict(moments)), record
 
-    def _validate(self, server_round: int) -> None:
+    def _validate_current_model(self, server_round: int) -> None:
         """Validate the current model on the coordinator's images; without such images, or on request, at the sites."""
         at_sites = self.plan.evaluation.test_each_round or not (self._own and self._own.validation.has_known_labels)
         validation = FederationValidation()
         if at_sites:
             replies = self.exchange_messages(self.configure_evaluate(), "evaluate", server_round)
-            validation = FederationValidation.of_replies(self.collect_replies(replies, EvaluateReply).accepted)
+            validation = FederationValidation.from_replies(self.collect_replies(replies, EvaluateReply).accepted)
         if self._own and self._own.validation.has_known_labels:
             validation = replace(self._own.validate_model(self.state.model), tallies=validation.tallies)
         self.last_validation = validation

@@ -47,7 +47,7 @@ from common.models.network import Head, build
 from common.models.state import ModelState, read_state, write_state
 from common.system.files import Parts
 from common.system.toml import TomlSection
-from common.wire.records import Arrays, ModelGroups, arrays_under, no_arrays
+from common.wire.records import Arrays, ModelGroups, arrays_with_prefix, empty_arrays
 from strategies.aggregation.bounds import Lengths
 from strategies.aggregation.means import sum_in_order
 from strategies.aggregation.server_optimizer import Moments
@@ -102,7 +102,7 @@ class FederationState:
     next_trial: int = 0
     lengths: Mapping[str, Lengths] = field(default_factory=lambda: MappingProxyType({}))
     moments: Moments = field(default_factory=lambda: MappingProxyType({}))
-    statistics: Arrays = field(default_factory=no_arrays)
+    statistics: Arrays = field(default_factory=empty_arrays)
 
     @property
     def best_or_last_model(self) -> ModelState:
@@ -110,7 +110,7 @@ class FederationState:
         return self.model if self.best is None else self.best
 
 
-def select_groups_to_send(model: ModelState, rows: Sequence[str]) -> ModelGroups:
+def select_request_groups(model: ModelState, rows: Sequence[str]) -> ModelGroups:
     """Return the parts of the global model that a site with these head rows receives.
 
     Parts that sites keep local are included, because a site needs them in its first round, or after its disk was lost.
@@ -118,7 +118,7 @@ def select_groups_to_send(model: ModelState, rows: Sequence[str]) -> ModelGroups
     return ModelGroups(model.trunk, model.norm, model.head.select_rows(tuple(rows)))
 
 
-def select_groups_expected(sent: ModelGroups, method: SiteMethod, annotated: Collection[str]) -> ModelGroups:
+def select_reply_groups(sent: ModelGroups, method: SiteMethod, annotated: Collection[str]) -> ModelGroups:
     """Return the model parts that a site with these classes sends back: those that the method averages."""
     head = sent.head.select_rows(method.rows_sent(sent.head.class_names, annotated)) if sent.head else None
     return ModelGroups(
@@ -316,12 +316,12 @@ def deserialize_state(content: bytes) -> FederationState:
         names = facts.pop("class_names")
         facts |= {name: MappingProxyType(fact) for name, fact in facts.items() if isinstance(fact, dict)}
         return FederationState(
-            model=ModelGroups.from_named_arrays(arrays_under("model", tensors), names).to_model(),
-            best=ModelGroups.from_named_arrays(arrays_under("best", tensors), names).to_model()
+            model=ModelGroups.from_named_arrays(arrays_with_prefix("model", tensors), names).to_model(),
+            best=ModelGroups.from_named_arrays(arrays_with_prefix("best", tensors), names).to_model()
             if "best/trunk" in tensors
             else None,
-            moments=MappingProxyType(arrays_under("moments", tensors)),
-            statistics=MappingProxyType(arrays_under("statistics", tensors)),
+            moments=MappingProxyType(arrays_with_prefix("moments", tensors)),
+            statistics=MappingProxyType(arrays_with_prefix("statistics", tensors)),
             **facts,
         )
     except (SafetensorError, LookupError, TypeError) as error:

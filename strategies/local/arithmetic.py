@@ -80,7 +80,7 @@ def choose_arithmetic(plan: Plan, device: str, folder: Path, *, durable: bool) -
     except (OSError, ValueError, TypeError, AttributeError):  # a damaged file: the choices can be measured again
         stored = {}
     if about not in stored:
-        stored[about] = find_fastest(time_training_steps(plan, list_arithmetics()))
+        stored[about] = find_fastest_arithmetic(time_training_steps(plan, list_arithmetics()))
         newest = dict(list(stored.items())[-MOST_KEPT:])
         text = json.dumps({name: vars(arithmetic) for name, arithmetic in newest.items()}, indent=1)
         write_atomically(folder / FILE, text.encode(), durable=durable)
@@ -99,7 +99,7 @@ def list_arithmetics() -> Sequence[Arithmetic]:
     return [Arithmetic(precision, memory_format) for precision in precisions for memory_format in formats]
 
 
-def find_fastest(seconds: Mapping[Arithmetic, float]) -> Arithmetic:
+def find_fastest_arithmetic(seconds: Mapping[Arithmetic, float]) -> Arithmetic:
     """Return the arithmetic with the shortest step, or the default if no other is clearly faster.
 
     Args:

@@ -74,7 +74,7 @@ def missing_as_negative_loss(logits: Tensor, labels: Tensor, annotated: Tensor) 
 
 def softmax_over_all_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     """Return the mean cross-entropy over the images whose class is known, with a softmax over all classes."""
-    return mean_of_chosen(is_class_known(labels), cross_entropy_per_image(logits, labels))
+    return mean_over_mask(known_class_mask(labels), cross_entropy_per_image(logits, labels))
 
 
 def softmax_over_known_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
@@ -93,12 +93,12 @@ def cross_entropy_per_image(logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits, labels.nan_to_num().argmax(dim=1), reduction="none")
 
 
-def is_class_known(labels: Tensor) -> Tensor:
+def known_class_mask(labels: Tensor) -> Tensor:
     """Return a mask of the images whose class is known, bool ``(batch,)``."""
     return (labels == 1).any(dim=1)
 
 
-def mean_of_chosen(chosen: Tensor, values: Tensor) -> Tensor:
+def mean_over_mask(chosen: Tensor, values: Tensor) -> Tensor:
     """Return the mean of the values that a mask selects; 0 without gradient if the mask selects none."""
     return torch.where(chosen, values, 0.0).sum() / chosen.sum().clamp(min=1)
 
@@ -216,7 +216,7 @@ def _multi_class_loss(
     losses = cross_entropy_per_image(mask_unknown_logits(logits, labels) if missing == "masked" else logits, labels)
     if spec.loss == "focal":
         losses = losses * (1 - torch.exp(-losses)) ** spec.focal_gamma
-    is_known = is_class_known(labels)
+    is_known = known_class_mask(labels)
     weighs = is_known.float()
     if weights is not None:
         weighs = torch.where(is_known, weights[labels.nan_to_num().argmax(dim=1)], 0.0)

@@ -90,7 +90,7 @@ class Examples:
         return len(self) > 0 and not bool(self.labels.isnan().all())
 
 
-def pair_with_labels(images: ImageSet, pixels: Tensor | Pixels, class_names: tuple[str, ...]) -> Examples:
+def pair_pixels_with_labels(images: ImageSet, pixels: Tensor | Pixels, class_names: tuple[str, ...]) -> Examples:
     """Combine pixels with the images' labels for these classes, on the device of the pixels."""
     annotated = torch.zeros(len(class_names), dtype=torch.bool)
     for row, name in enumerate(class_names):
@@ -183,7 +183,7 @@ def teacher_decay(steps: int, decay: float) -> float:
 
 
 @torch.no_grad()
-def move_teacher(teacher: Model, student: Model, decay: float) -> None:
+def update_teacher_average(teacher: Model, student: Model, decay: float) -> None:
     """Move a teacher's parameters and running statistics by the fraction ``1 - decay`` towards the student's."""
     now = student.state_dict()
     for name, mean in teacher.state_dict().items():

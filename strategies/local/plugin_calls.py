@@ -12,7 +12,7 @@ from common.data.images.augmentation import augment
 from common.errors import BadInput, Fault
 from common.metrics.auroc import compute_plugin_metric, load_metrics
 from common.models.zoo.spec import Task
-from common.plugins import PLUGIN, describe_plugin
+from common.plugins import PLUGIN, plugin_user_name
 from strategies.local.losses import PLAIN_LOSSES, Missing, make_training_loss
 from strategies.local.optimisation import learning_rate_factor, make_optimizer
 
@@ -53,7 +53,7 @@ def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, *
     for argument, name, call in calls:
         if not name.startswith(PLUGIN):
             continue
-        where, usage = describe_plugin(argument, name), _SIGNATURES[argument]
+        where, usage = plugin_user_name(argument, name), _SIGNATURES[argument]
         try:
             with torch.random.fork_rng(devices=[]):
                 call()

@@ -182,7 +182,7 @@ class StopCriterion:
         """Return True if validation images should decide but none of them has a known label."""
         return self.validation is not None and not self.validation.has_known_labels
 
-    def loss_after(self, network: SplitNetwork, losses: Losses, spec: TrainingSection) -> float:
+    def loss_after_epoch(self, network: SplitNetwork, losses: Losses, spec: TrainingSection) -> float:
         """Return the loss after an epoch for the stopping rule; NaN if there is none."""
         if self.validation is None:
             return float(losses.mean())
@@ -206,7 +206,7 @@ def train_until_settled(
     every, settling, best = list[Losses](), criterion.early_stopping, read_state(network)
     while not settling.stopped:
         every.append(train_epoch(network, exercise, optimizer, generator))
-        settling = settling.after(criterion.loss_after(network, every[-1], exercise.spec))
+        settling = settling.after(criterion.loss_after_epoch(network, every[-1], exercise.spec))
         if settling.best_epoch == settling.epochs - 1:
             best = read_state(network)
     write_state(network, trunk=best.trunk, norm=best.norm, head=best.head)

@@ -14,21 +14,21 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from common.wire.codec import round_to_form
+from common.wire.codec import round_to_number_format
 from common.wire.records import Form, ModelGroups
 
 
-def measure_length(update: ModelGroups) -> float:
+def measure_update_length(update: ModelGroups) -> float:
     """Return the Euclidean length of an update: all model parts together as one vector."""
     return float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in update.to_named_arrays().values())))
 
 
-def clip_to_length(update: ModelGroups, bound: float) -> ModelGroups:
+def clip_update_to_length(update: ModelGroups, bound: float) -> ModelGroups:
     """Scale an update down to the Euclidean length ``bound`` if it is longer."""
-    length = measure_length(update)
+    length = measure_update_length(update)
     if length <= bound:
         return update
-    return update.map_arrays(lambda array: scale_array(array, bound / length))
+    return update.apply_to_arrays(lambda array: scale_array(array, bound / length))
 
 
 def scale_array(array: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
@@ -49,5 +49,5 @@ def compress_trunk(update: ModelGroups, unsent: ModelGroups, form: Form) -> tupl
     if form == "float32" or update.trunk is None:
         return update, ModelGroups()
     exact = update.trunk if unsent.trunk is None else update.trunk + unsent.trunk
-    sent = round_to_form(exact, form)
+    sent = round_to_number_format(exact, form)
     return replace(update, trunk=sent, form=form), ModelGroups(trunk=exact - sent)

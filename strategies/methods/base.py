@@ -228,7 +228,7 @@ class Method(Strategy):
 
 
 @dataclass(frozen=True)
-class ServerTraining:
+class ServerTrainingSettings:
     """Settings of the coordinator's own training (UniFed), whose model is mixed with the hospitals' model.
 
     Attributes:
@@ -248,7 +248,7 @@ class SequentialMethod(Method):
     site_class = SequentialSite
 
     @property
-    def server_training(self) -> ServerTraining | None:
+    def server_training(self) -> ServerTrainingSettings | None:
         """Return the settings of the coordinator's own training; None if it does not train."""
         return None
 

@@ -41,7 +41,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from common.models.network import Model, compute_logits
 from common.models.state import ModelState
-from common.wire.records import Arrays, ModelGroups, arrays_under
+from common.wire.records import Arrays, ModelGroups, arrays_with_prefix
 from strategies.aggregation.means import Weighting, Weights, mix_tensors
 from strategies.aggregation.server_optimizer import Moments
 from strategies.local.losses import compute_positive_weights, partial_loss
@@ -239,7 +239,7 @@ class CBAFed(Method):
         if not parameters.residual_every or finished % parameters.residual_every:
             return model, moments
         if finished:
-            earlier = ModelGroups.from_named_arrays(arrays_under("earlier", moments), model.head.class_names)
+            earlier = ModelGroups.from_named_arrays(arrays_with_prefix("earlier", moments), model.head.class_names)
             share = parameters.residual_stage_one if first else parameters.residual
             model = mix_with_earlier_model(model, earlier, share)
         named = ModelGroups.from_model(model).to_named_arrays()

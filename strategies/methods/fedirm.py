@@ -52,9 +52,9 @@ from strategies.local.objective import (
     LocalRound,
     Losses,
     copy_as_teacher,
-    move_teacher,
     plain,
     teacher_decay,
+    update_teacher_average,
 )
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
 from strategies.methods.base import Method, RoundContext, SiteReply
@@ -106,7 +106,7 @@ def compute_log_relations(logits: Tensor, members: Tensor, temperature: float) -
     return torch.log_softmax(means / temperature, dim=1)
 
 
-def is_surely_present(probabilities: Tensor, entropy_below: float) -> Tensor:
+def mask_confident_positives(probabilities: Tensor, entropy_below: float) -> Tensor:
     """Return a mask of the entries with a probability above 0.5 and an entropy below a bound in nats."""
     entropy: Tensor = torch.special.entr(probabilities) + torch.special.entr(1 - probabilities)
     return (probabilities > 0.5) & (entropy < entropy_below)
@@ -142,12 +142,12 @@ def average_relations(relations: Mapping[str, Floats]) -> NDArray[np.float64]:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def unlabelled_weight_share(finished: int, rounds: int) -> float:
+def unlabelled_weight_ramp(finished: int, rounds: int) -> float:
     """Return the unlabelled terms' weight as a fraction: ``exp(-5 (1 - w / W)^2)`` after w of W rounds, then 1."""
     return math.exp(-5 * (1 - min(1.0, finished / rounds)) ** 2) if rounds else 1.0
 
 
-def make_teacher(model: Model) -> Model:
+def copy_as_dropout_teacher(model: Model) -> Model:
     """Return a frozen copy of the model: batch normalisation in evaluation mode, dropout in training mode."""
     teacher = copy_as_teacher(model)
     for module in teacher.modules():
@@ -190,12 +190,12 @@ class FedIRMRound:
     def __init__(self, context: ClientContext, parameters: FedIRMParameters) -> None:
         self.context, self.parameters = context, parameters
         self.missing = ~context.examples.annotated
-        self.weight = parameters.unlabelled_weight * unlabelled_weight_share(context.round - 1, parameters.ramp_rounds)
+        self.weight = parameters.unlabelled_weight * unlabelled_weight_ramp(context.round - 1, parameters.ramp_rounds)
         positives = compute_positive_weights(context.examples.labels) if parameters.balanced else None
         self.supervised = partial(partial_loss, positive_weight=positives)
         self.matches = bool(context.round > parameters.supervised_rounds and self.missing.any())
         if self.matches:
-            self.steps, self.teacher = 0, make_teacher(context.network)
+            self.steps, self.teacher = 0, copy_as_dropout_teacher(context.network)
         nothing = np.full((len(self.missing), len(self.missing)), np.nan, np.float32)
         relations = context.statistics.get("relations", nothing)
         self.federation = torch.from_numpy(relations.copy()).to(self.missing.device)[self.missing]
@@ -203,13 +203,13 @@ class FedIRMRound:
     def objective(self, model: Model, batch: Batch) -> Tensor:
         """Return the partial loss, plus weighted consistency with the teacher and divergence from global relations."""
         if self.steps:  # the teacher follows the step that the student has made since the last batch
-            move_teacher(self.teacher, model, teacher_decay(self.steps, self.parameters.teacher_decay))
+            update_teacher_average(self.teacher, model, teacher_decay(self.steps, self.parameters.teacher_decay))
         self.steps += 1
         student = batch.logits(model, batch.view())
         with torch.no_grad():
             teachers = [batch.logits(self.teacher, batch.view()) for _ in range(self.parameters.passes)]
         likely = torch.stack([logits.sigmoid() for logits in teachers]).mean(dim=0)[:, self.missing]
-        members = is_surely_present(likely, self.parameters.entropy_below)
+        members = mask_confident_positives(likely, self.parameters.entropy_below)
         own = compute_log_relations(student, members, self.parameters.temperature)
         unlabelled = consistency_loss([student], teachers[:1], batch.annotated) + relation_divergence(
             own, members, self.federation
@@ -249,7 +249,7 @@ class FedIRM(Method):
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
         """Return this round's mean relations; a row that no site sent keeps its earlier value."""
         relations = {
-            site: np.where(context.contract.annotated_classes(site)[:, None], reply.statistics["relations"], np.nan)
+            site: np.where(context.contract.annotated_class_mask(site)[:, None], reply.statistics["relations"], np.nan)
             for site, reply in replies.items()
             if "relations" in reply.statistics
         }

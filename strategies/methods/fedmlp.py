@@ -85,7 +85,7 @@ class FedMLPParameters(Parameters):
     heads: Literal["all", "own"] = "all"
 
     @model_validator(mode="after")
-    def _fit_together(self) -> Self:
+    def _check_key_combination(self) -> Self:
         if self.sure_below > self.sure_above:
             raise ValueError(f"sure_below, {self.sure_below}, must not lie above sure_above, {self.sure_above}")
         if self.consistency and not self.weighted_partial_loss:
@@ -159,7 +159,7 @@ def average_over_sites(local: Mapping[str, Floats], weights: Mapping[str, float]
     return np.where(weight > 0, total / np.where(weight > 0, weight, 1.0), np.nan)
 
 
-def compute_difficulty(probabilities: Floats, low: float = 0.3, high: float = 0.7) -> Float64:
+def compute_class_difficulty(probabilities: Floats, low: float = 0.3, high: float = 0.7) -> Float64:
     """Return for each class the share of images with a certain prediction: probability below low or above high.
 
     Eq. 10 averages the share over the sites that label the class. The paper's words are "negative class difficulty",
@@ -221,21 +221,21 @@ def tag_surest_images(
         This round's new tags, -1 for every other image, ``(n,)``.
     """
 
-    def surest(rank: Floats, candidates: NDArray[np.bool_], share: float) -> NDArray[np.intp]:
+    def find_surest_images(rank: Floats, candidates: NDArray[np.bool_], share: float) -> NDArray[np.intp]:
         indices = np.flatnonzero(candidates)
         count = math.floor(share * len(indices)) if rounding == "floor" else math.ceil(share * len(indices))
         return indices[np.argsort(rank[indices], kind="stable")[: min(len(indices), count)]]
 
     new = np.full(len(z), -1, np.int8)
-    new[surest(-z, untagged & (z >= 0), tau_negative)] = 0
-    new[surest(z, untagged & (z < 0), tau_positive)] = 1
+    new[find_surest_images(-z, untagged & (z >= 0), tau_negative)] = 0
+    new[find_surest_images(z, untagged & (z < 0), tau_positive)] = 1
     return new
 
 
 # ---------------------------------------------------------------------- the two objectives, on logits
 
 
-def cross_entropies(logits: Tensor, targets: Tensor, adjustment: Tensor | None) -> Tensor:
+def cross_entropy_per_entry(logits: Tensor, targets: Tensor, adjustment: Tensor | None) -> Tensor:
     """Return the binary cross-entropy of each entry ``(batch, classes)``, 0 where the target is NaN.
 
     Args:
@@ -259,7 +259,7 @@ def supervised_loss(views: Sequence[Tensor], targets: Tensor, adjustment: Tensor
     """
     is_known, losses = (~targets.isnan()).sum().clamp(min=1), []
     for view in views:
-        losses.append(cross_entropies(view, targets, adjustment).sum() / is_known)
+        losses.append(cross_entropy_per_entry(view, targets, adjustment).sum() / is_known)
     return torch.stack(losses).mean()
 
 
@@ -306,7 +306,7 @@ def second_stage_loss(
         return supervised_loss([student], targets, adjustment)
     untagged = targets.isnan() & ~annotated
     distilled = torch.where(untagged, squared_probability_differences(student, teacher), 0.0)
-    return (cross_entropies(student, targets, adjustment) + distilled).sum() / targets.numel()
+    return (cross_entropy_per_entry(student, targets, adjustment) + distilled).sum() / targets.numel()
 
 
 # ---------------------------------------------------------------------- hospital
@@ -412,13 +412,13 @@ class FedMLPRound:
     def statistics(self, model: Model, losses: Losses) -> Arrays:
         """Return the prototypes of the labelled classes and the difficulty of the other classes.
 
-        They are sent from the last round of stage 1 on; see :func:`compute_difficulty`.
+        They are sent from the last round of stage 1 on; see :func:`compute_class_difficulty`.
         """
         if not self.parameters.detection or self.context.round < self.parameters.stage_one_rounds:
             return {}
         features, probabilities = self._features_and_probabilities(model)
         labels = np.where(self.annotated, self.labels, np.nan)
-        sure = compute_difficulty(probabilities, self.parameters.sure_below, self.parameters.sure_above)
+        sure = compute_class_difficulty(probabilities, self.parameters.sure_below, self.parameters.sure_above)
         return {
             "prototypes": compute_prototypes(features, labels).astype(np.float32),
             "difficulty": np.where(self.annotated, np.nan, sure).astype(np.float32),
@@ -467,7 +467,7 @@ class FedMLP(Method):
         sent = {site: reply for site, reply in replies.items() if "prototypes" in reply.statistics}
         if not sent:
             return context.statistics
-        own = {site: context.contract.annotated_classes(site) for site in sent}
+        own = {site: context.contract.annotated_class_mask(site) for site in sent}
         images = {site: float(reply.train_samples) for site, reply in sent.items()}
         weights = images if self.site.parameters.prototype_weighting == "samples" else dict.fromkeys(sent, 1.0)
         local = {
@@ -496,9 +496,9 @@ class FedMLP(Method):
             return {}
         prototypes = context.statistics["prototypes"]
 
-        def numbers(values: Iterable[np.floating]) -> list[float | None]:
+        def to_json_numbers(values: Iterable[np.floating]) -> list[float | None]:
             return [None if np.isnan(value) else float(value) for value in values]
 
-        positives = [numbers(row) for row in pairwise_cosines(prototypes[:, 1])]
-        signs = numbers(pairwise_cosines(pair)[0, 1] for pair in prototypes)
+        positives = [to_json_numbers(row) for row in pairwise_cosines(prototypes[:, 1])]
+        signs = to_json_numbers(pairwise_cosines(pair)[0, 1] for pair in prototypes)
         return {"prototypes": {"classes": list(context.contract.class_names), "positives": positives, "signs": signs}}

@@ -44,7 +44,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from common.models.network import Model, compute_logits
 from common.wire.records import Arrays
 from strategies.aggregation.means import Float64, Weighting, Weights
-from strategies.aggregation.robust import distances_between, inner_products
+from strategies.aggregation.robust import distances_between_models, update_inner_products
 from strategies.local.losses import Missing
 from strategies.local.objective import Batch, ClientContext, LocalRound, copy_as_teacher
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
@@ -135,7 +135,7 @@ def _fit_two_gaussians(scaled: Float64, seed: int) -> Flags:
     return np.asarray(components == mixture.means_.sum(axis=1).argmax(), np.bool_)
 
 
-def lower_noisy_weights(weights: Floats, products: Float64, noisy: Flags) -> Float64:
+def lower_noisy_site_weights(weights: Floats, products: Float64, noisy: Flags) -> Float64:
     """Multiply each noisy site's weight by ``exp(-D)``.
 
     D is the distance of the site's model from the nearest clean site's, divided by the longest such distance.
@@ -148,7 +148,7 @@ def lower_noisy_weights(weights: Floats, products: Float64, noisy: Flags) -> Flo
     plain = np.asarray(weights, np.float64)
     if noisy.all() or not noisy.any():
         return plain
-    nearest = distances_between(products)[:, ~noisy].min(axis=1)
+    nearest = distances_between_models(products)[:, ~noisy].min(axis=1)
     distance = np.where(noisy, nearest, 0.0)
     return np.asarray(plain * np.exp(-distance / (distance.max() or 1.0)), np.float64)
 
@@ -237,17 +237,17 @@ class FedNoRo(Method):
     site_class = FedNoRoSite
     site: FedNoRoSite
 
-    def is_noisy(self, context: RoundContext, site: str) -> bool:
+    def is_noisy_site(self, context: RoundContext, site: str) -> bool:
         """Return True if a site's labels count as noisy; only meaningful in stage 2."""
         if self.site.parameters.noisy == "known":
-            return not context.contract.annotated_classes(site).all()
+            return not context.contract.annotated_class_mask(site).all()
         return site not in context.statistics or bool(context.statistics[site][0])
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
         """Return for each site in stage 2: 1 if its labels count as noisy, else 0."""
         if context.round <= self.site.parameters.stage_one_rounds:
             return lambda site: {}
-        return lambda site: {"noisy": np.array([self.is_noisy(context, site)], np.float32)}
+        return lambda site: {"noisy": np.array([self.is_noisy_site(context, site)], np.float32)}
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of loss indicators in the last round of stage 1, if noisy sites are detected."""
@@ -264,14 +264,14 @@ class FedNoRo(Method):
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
         """Return in stage 2 lower weights for noisy sites; the weight falls with the distance from all clean sites."""
-        noisy: Flags = np.array([self.is_noisy(context, site) for site in replies], np.bool_)
+        noisy: Flags = np.array([self.is_noisy_site(context, site) for site in replies], np.bool_)
         if context.round <= self.site.parameters.stage_one_rounds or noisy.all() or not noisy.any():
             return weights
-        products = inner_products([reply.update for reply in replies.values()])
-        return [float(weight) for weight in lower_noisy_weights(np.asarray(weights), products, noisy)]
+        products = update_inner_products([reply.update for reply in replies.values()])
+        return [float(weight) for weight in lower_noisy_site_weights(np.asarray(weights), products, noisy)]
 
     def summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
         """Return the names of the noisy sites; empty before stage 2."""
         if context.round <= self.site.parameters.stage_one_rounds:
             return {}
-        return {"noisy": [site for site in sorted(context.contract.sites) if self.is_noisy(context, site)]}
+        return {"noisy": [site for site in sorted(context.contract.sites) if self.is_noisy_site(context, site)]}

@@ -41,9 +41,9 @@ from strategies.local.losses import (
     Missing,
     cross_entropy_per_image,
     fill_missing_labels,
-    is_class_known,
+    known_class_mask,
     mask_unknown_logits,
-    mean_of_chosen,
+    mean_over_mask,
 )
 from strategies.local.objective import Batch, ClientContext, Examples, LocalRound, plain
 from strategies.local.site_method import Parameters, Payload, SiteMethod
@@ -117,7 +117,7 @@ def compute_site_prior(context: RoundContext, everywhere: Float64, site: str) ->
     Args:
         everywhere: The federation's :func:`compute_label_prior`.
     """
-    prior = np.where(context.contract.annotated_classes(site), everywhere, 0.0)
+    prior = np.where(context.contract.annotated_class_mask(site), everywhere, 0.0)
     if context.task == "multi_class":
         prior = prior / max(prior.sum(), 1e-12)
     return prior.astype(np.float32)
@@ -168,7 +168,7 @@ def mean_label_weight(context: RoundContext) -> float:
     return float(np.average(factors, weights=weights))
 
 
-def find_uncounted_classes(context: RoundContext) -> list[Fault]:
+def find_uncounted_class_faults(context: RoundContext) -> list[Fault]:
     """Return a fault if a class's share in the federation is unknown, because its images would get the weight 0."""
     positives, images = collect_label_counts(context)
     owners = context.contract.annotation_matrix()
@@ -191,7 +191,7 @@ def find_uncounted_classes(context: RoundContext) -> list[Fault]:
 
 def weigh_classes(labels: Tensor, prior: Tensor) -> Tensor:
     """Return the weight of every class, its share in the batch over its prior, ``(rows,)``; 0 if the prior is 0."""
-    is_known = is_class_known(labels)
+    is_known = known_class_mask(labels)
     share = labels.nan_to_num().sum(dim=0) / is_known.sum().clamp(min=1)
     return _divide_by_prior(share, prior)
 
@@ -210,7 +210,7 @@ def weigh_images(labels: Tensor, prior: Tensor) -> Tensor:
     return labels.nan_to_num() @ weigh_classes(labels, prior)
 
 
-def weigh_entries(labels: Tensor, prior: Tensor) -> Tensor:
+def weigh_label_entries(labels: Tensor, prior: Tensor) -> Tensor:
     """Return the weight of every entry ``(batch, rows)`` of a multi-label task; 0 if its label is unknown."""
     is_known = ~labels.isnan()
     share = labels.nan_to_num().sum(dim=0) / is_known.sum(dim=0).clamp(min=1)
@@ -221,14 +221,14 @@ def weigh_entries(labels: Tensor, prior: Tensor) -> Tensor:
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor, reduction: Reduction) -> Tensor:
     """Return eq. 3 for a multi-class task; the softmax omits classes whose label is unknown."""
     weights = weigh_images(labels, prior)
-    is_known = is_class_known(labels)
+    is_known = known_class_mask(labels)
     losses = torch.where(is_known, cross_entropy_per_image(mask_unknown_logits(logits, labels), labels), 0.0)
     return _reduce_losses(losses * weights, weights, is_known.sum(), reduction)
 
 
 def weighted_binary_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor, reduction: Reduction) -> Tensor:
     """Return the extension of eq. 3 to multi-label tasks; ``sum`` adds over images and averages over classes."""
-    weights, is_known = weigh_entries(labels, prior), ~labels.isnan()
+    weights, is_known = weigh_label_entries(labels, prior), ~labels.isnan()
     losses = binary_cross_entropy_with_logits(logits, labels.nan_to_num(), reduction="none") * weights
     if reduction == "sum":
         return losses.sum() / is_known.any(dim=0).sum().clamp(min=1)
@@ -242,7 +242,10 @@ def _reduce_losses(weighted: Tensor, weights: Tensor, count: Tensor, reduction: 
     return weighted.sum() / divisor
 
 
-WEIGHTS: Mapping[Task, Callable[[Tensor, Tensor], Tensor]] = {"multi_class": weigh_images, "multi_label": weigh_entries}
+WEIGHTS: Mapping[Task, Callable[[Tensor, Tensor], Tensor]] = {
+    "multi_class": weigh_images,
+    "multi_label": weigh_label_entries,
+}
 
 WEIGHTED: Mapping[Task, Callable[[Tensor, Tensor, Tensor, Reduction], Tensor]] = {
     "multi_class": weighted_cross_entropy,
@@ -297,7 +300,7 @@ class ScaledFedAvgSite(SiteMethod):
         def objective(model: Model, batch: Batch) -> Tensor:
             labels = fill_missing_labels(batch.labels, batch.annotated, self.parameters.missing)
             weights = WEIGHTS[self.task](labels, prior)
-            return mean_of_chosen(weights > 0, weights) * plain(loss)(model, batch)
+            return mean_over_mask(weights > 0, weights) * plain(loss)(model, batch)
 
         return LocalRound(objective)
 
@@ -318,7 +321,7 @@ class FedSLD(Method):
 
     def roll_call_faults(self, context: RoundContext) -> list[Fault]:
         """Return a fault if a class's share in the federation is unknown."""
-        return find_uncounted_classes(context)
+        return find_uncounted_class_faults(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
         """Return for each site the federation's label prior over the classes of the site's head rows."""
@@ -340,7 +343,7 @@ class ScaledFedAvg(Method):
 
     def roll_call_faults(self, context: RoundContext) -> list[Fault]:
         """Return a fault if a class's share in the federation is unknown."""
-        return find_uncounted_classes(context)
+        return find_uncounted_class_faults(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
         """Return one learning rate factor for all sites, or each site's prior for the factors of its batches."""

@@ -32,11 +32,18 @@ from torch import Tensor
 from common.models.network import Model
 from common.models.state import read_state, write_state
 from common.system.hashing import derive_seed
-from common.wire.records import Arrays, ModelGroups, arrays_under
+from common.wire.records import Arrays, ModelGroups, arrays_with_prefix
 from strategies.aggregation.means import Float64, Weighting, Weights
-from strategies.aggregation.robust import distances_from_mean, inner_products
+from strategies.aggregation.robust import distances_from_mean_model, update_inner_products
 from strategies.local.losses import compute_positive_weights, partial_loss
-from strategies.local.objective import Batch, ClientContext, LocalRound, copy_as_teacher, move_teacher, teacher_decay
+from strategies.local.objective import (
+    Batch,
+    ClientContext,
+    LocalRound,
+    copy_as_teacher,
+    teacher_decay,
+    update_teacher_average,
+)
 from strategies.local.site_method import Parameters, SiteMethod
 from strategies.methods.base import Method, RoundContext, SiteReply
 from strategies.methods.fedmlp import consistency_loss
@@ -68,7 +75,7 @@ class RSCFedParameters(Parameters):
 # ---------------------------------------------------------------------- maths
 
 
-def draw_group(sites: Sequence[str], size: int, seed: tuple[int, ...]) -> list[int]:
+def draw_consensus_group(sites: Sequence[str], size: int, seed: tuple[int, ...]) -> list[int]:
     """Draw the sites of one sub-consensus at random; return their indices, sorted."""
     ranked = sorted(range(len(sites)), key=lambda place: derive_seed(*seed, sites[place], "consensus"))
     return sorted(ranked[:size])
@@ -95,7 +102,7 @@ def compute_consensus_weights(
 
 def weigh_group_by_distance(products: Float64, weights: Float64, images: Float64, scale: float) -> Float64:
     """Return the site weights in one sub-consensus, lower with the distance from its mean; they sum to 1."""
-    distances = scale * distances_from_mean(products, weights) / images
+    distances = scale * distances_from_mean_model(products, weights) / images
     raw = weights * np.exp(distances.min() - distances)  # 1 for the closest site: a large beta leaves one
     return np.asarray(raw / raw.sum(), np.float64)
 
@@ -126,7 +133,7 @@ class RSCFedRound:
     def __init__(self, context: ClientContext, parameters: RSCFedParameters) -> None:
         self.parameters = parameters
         self.teacher = copy_as_teacher(context.network)
-        if stored := arrays_under("teacher", context.method_state):
+        if stored := arrays_with_prefix("teacher", context.method_state):
             groups = ModelGroups.from_named_arrays(stored, context.network.class_names)
             write_state(self.teacher, trunk=groups.trunk, norm=groups.norm, head=groups.head)
         self.steps = int(context.method_state["steps"][0]) if stored else 0
@@ -154,7 +161,7 @@ class RSCFedRound:
 
     def _update_teacher(self, model: Model) -> None:
         if self.teacher_is_behind:
-            move_teacher(self.teacher, model, teacher_decay(self.steps, self.parameters.teacher_decay))
+            update_teacher_average(self.teacher, model, teacher_decay(self.steps, self.parameters.teacher_decay))
             self.steps, self.teacher_is_behind = self.steps + 1, False
 
 
@@ -171,9 +178,9 @@ class RSCFed(Method):
         """Return each site's weight in the mean of this round's sub-consensus models."""
         parameters, seed = self.site.parameters, (context.seed, context.round)
         models = range(parameters.consensus_models)
-        groups = [draw_group(list(replies), parameters.consensus_sites, (*seed, number)) for number in models]
+        groups = [draw_consensus_group(list(replies), parameters.consensus_sites, (*seed, number)) for number in models]
         images = np.array([float(reply.train_samples) for reply in replies.values()])
-        products = inner_products([reply.update for reply in replies.values()])
+        products = update_inner_products([reply.update for reply in replies.values()])
         shares = compute_consensus_weights(
             products, np.asarray(weights, np.float64), images, groups, parameters.distance_scale
         )

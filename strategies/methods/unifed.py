@@ -23,7 +23,13 @@ from strategies.local.early_stopping import EarlyStopping
 from strategies.local.losses import Missing
 from strategies.local.objective import ClientContext, LocalRound, Losses, plain
 from strategies.local.site_method import Parameters, Payload, SequentialSite, Statistic
-from strategies.methods.base import RoundContext, SequentialMethod, ServerTraining, SiteReply, convert_to_json_numbers
+from strategies.methods.base import (
+    RoundContext,
+    SequentialMethod,
+    ServerTrainingSettings,
+    SiteReply,
+    convert_to_json_numbers,
+)
 
 SlopeRule = Literal["least_squares", "endpoints"]
 """``least_squares`` is the paper's eq. 2. ``endpoints`` is the authors' code: the mean of successive differences, which
@@ -91,7 +97,7 @@ def loss_slope(losses: Sequence[float], rule: SlopeRule = "least_squares") -> fl
     return float((steps * (values - values.mean())).sum() / (steps * steps).sum())
 
 
-def sort_easiest_first(slopes: Mapping[str, float]) -> tuple[str, ...]:
+def sort_sites_easiest_first(slopes: Mapping[str, float]) -> tuple[str, ...]:
     """Return the sites sorted from the fastest falling loss to the slowest; ties by name, NaN last."""
 
     return tuple(sorted(slopes, key=lambda site: (math.inf if math.isnan(slopes[site]) else slopes[site], site)))
@@ -137,14 +143,14 @@ class UniFed(SequentialMethod):
     site: UniFedSite
 
     @property
-    def server_training(self) -> ServerTraining | None:
+    def server_training(self) -> ServerTrainingSettings | None:
         """Return the settings of the coordinator's training, which lasts until the loss settles in each round."""
         return _make_server_training(self.site.parameters, self.site.parameters.alpha)
 
     def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Return the sites sorted by their latest slope; sites without a slope come last."""
         slopes = {site: float(slope[0]) for site, slope in context.statistics.items() if site in sites}
-        return [*sort_easiest_first(slopes), *(site for site in sites if site not in slopes)]
+        return [*sort_sites_easiest_first(slopes), *(site for site in sites if site not in slopes)]
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of the slope, which is one number."""
@@ -191,7 +197,7 @@ class ServerOnly(SequentialMethod):
     site: ServerOnlySite
 
     @property
-    def server_training(self) -> ServerTraining:
+    def server_training(self) -> ServerTrainingSettings:
         """Return the settings of the coordinator's training, whose model is not mixed with models of sites."""
         return _make_server_training(self.site.parameters, 0.0)
 
@@ -200,6 +206,6 @@ class ServerOnly(SequentialMethod):
         return ()
 
 
-def _make_server_training(parameters: ServerOnlyParameters, alpha: float) -> ServerTraining:
+def _make_server_training(parameters: ServerOnlyParameters, alpha: float) -> ServerTrainingSettings:
     settling = EarlyStopping(parameters.server_patience, parameters.tolerance, parameters.epoch_cap)
-    return ServerTraining(settling, alpha, parameters.global_patience)
+    return ServerTrainingSettings(settling, alpha, parameters.global_patience)

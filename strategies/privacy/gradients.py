@@ -38,11 +38,11 @@ from strategies.local.site_method import SiteMethod
 from strategies.local.training import MiniBatch, TrainingTask
 from strategies.privacy.image_gradients import (
     check_images_independent,
+    pop_image_gradients,
     record_image_gradients,
     refuse_plan_on_error,
-    refuse_torch_draws,
+    refuse_torch_random_draws,
     replace_dropout,
-    take_image_gradients,
 )
 from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource, make_secret_noise
 
@@ -110,15 +110,15 @@ class PrivateEpochTrainer:
         frozen = exercise.frozen
         train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
         losses = np.zeros(self.steps, np.float32)
-        rows = group_rows_by_unit(torch.arange(len(exercise.examples)) if self.owners is None else self.owners)
+        rows = group_rows_by_owner(torch.arange(len(exercise.examples)) if self.owners is None else self.owners)
         device = next(network.parameters()).device
         image = exercise.examples.images[torch.zeros(1, dtype=torch.int64)]
         with replace_dropout(network, self.noise):
             with refuse_plan_on_error():
                 check_images_independent(network, choose_micro_batch_size(exercise.spec.batch_size), image.shape[1:])
-            with refuse_torch_draws(device), record_image_gradients(network) as learning:
-                with refuse_plan_on_error(), refuse_torch_draws(device):  # before any image is seen
-                    self._try_with_zeros(network, exercise, learning, generator)
+            with refuse_torch_random_draws(device), record_image_gradients(network) as learning:
+                with refuse_plan_on_error(), refuse_torch_random_draws(device):  # before any image is seen
+                    self._try_network_with_zeros(network, exercise, learning, generator)
                 for step in range(self.steps):
                     drawn = [
                         rows[number] for number in self.noise.draw_poisson_sample(len(rows), self.sample_rate).tolist()
@@ -156,7 +156,7 @@ class PrivateEpochTrainer:
             del each  # before the next pack needs as much
         return sums, loss / max(images, 1)
 
-    def _try_with_zeros(
+    def _try_network_with_zeros(
         self,
         network: SplitNetwork,
         exercise: TrainingTask,
@@ -177,7 +177,7 @@ class PrivateEpochTrainer:
         batch = MiniBatch(rows, nothing, examples.labels[rows], examples.annotated, None, arithmetic, generator)
         batch.logits(network, batch.view()).sum().backward()  # type: ignore[no-untyped-call]
         for parameter in learning:
-            take_image_gradients(parameter, len(rows))
+            pop_image_gradients(parameter, len(rows))
 
     def _gradients_per_owner(
         self,
@@ -201,7 +201,7 @@ class PrivateEpochTrainer:
             losses.sum().backward()  # type: ignore[no-untyped-call]
             loss += float(losses.detach().sum())
             for parameter, gradients in zip(learning, each, strict=True):
-                gradients.index_add_(0, whose.to(gradients.device), take_image_gradients(parameter, size)[: len(part)])
+                gradients.index_add_(0, whose.to(gradients.device), pop_image_gradients(parameter, size)[: len(part)])
         return loss, each
 
     def _loss_per_image(
@@ -212,26 +212,26 @@ class PrivateEpochTrainer:
         rows = rows.to(examples.images.device)
         labels, annotated = examples.labels[rows], examples.annotated
 
-        def augmented(images: Tensor) -> Tensor:
+        def augment_images(images: Tensor) -> Tensor:
             off = exercise.augmentation == AugmentationSpec()
-            draws = None if off else self.noise.uniform((DRAWS, len(images)))
+            draws = None if off else self.noise.draw_uniform((DRAWS, len(images)))
             return images if draws is None else apply_weak_changes(images, exercise.augmentation, draws)
 
         arithmetic = autocast(rows.device, spec.precision)
-        batch = MiniBatch(rows, examples.images[rows], labels, annotated, augmented, arithmetic, generator)
+        batch = MiniBatch(rows, examples.images[rows], labels, annotated, augment_images, arithmetic, generator)
         return compute_losses_by_image(self.loss, batch.logits(network, batch.view()), labels, annotated)
 
 
 def compute_losses_by_image(loss: Loss, logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     """Return the loss of each image alone, ``(batch,)``."""
 
-    def of_image(row: Tensor, entries: Tensor) -> Tensor:
+    def loss_of_image(row: Tensor, entries: Tensor) -> Tensor:
         return loss(row[None], entries[None], annotated)
 
-    return torch.vmap(of_image)(logits, labels)
+    return torch.vmap(loss_of_image)(logits, labels)
 
 
-def group_rows_by_unit(owners: Tensor) -> tuple[Tensor, ...]:
+def group_rows_by_owner(owners: Tensor) -> tuple[Tensor, ...]:
     """Return the rows of each owner (image or patient), in the order of the owners' numbers.
 
     Args:

@@ -57,7 +57,7 @@ class SecretDropout(nn.Module):
             self.sizes.append(math.prod(shape))
         if self.p == 0:
             return values
-        mask = self.noise.uniform(shape, values.device) >= self.p
+        mask = self.noise.draw_uniform(shape, values.device) >= self.p
         return values * mask / max(1 - self.p, 1e-12)
 
 
@@ -81,7 +81,7 @@ def replace_dropout(network: nn.Module, noise: NoiseSource) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refuse_torch_draws(device: torch.device) -> Iterator[None]:
+def refuse_torch_random_draws(device: torch.device) -> Iterator[None]:
     """Check that nothing inside the context draws from torch's generators, as stochastic depth does.
 
     Raises:
@@ -160,7 +160,7 @@ def record_image_gradients(network: SplitNetwork) -> Iterator[list[nn.Parameter]
             setattr(module, "inplace", True)  # noqa: B010
 
 
-def take_image_gradients(parameter: nn.Parameter, images: int) -> Tensor:
+def pop_image_gradients(parameter: nn.Parameter, images: int) -> Tensor:
     """Return each image's gradient of a parameter, ``(images, *its shape)``, and remove it from the parameter.
 
     If a layer saw several windows of each image, one image after the other, the windows' gradients are added.
@@ -265,7 +265,7 @@ def _try_random_images(probe: SplitNetwork, first: Tensor, second: Tensor, seed:
             stays = (numbers >> bit) % 2 == value
             mixed = torch.where(stays.view(-1, *[1] * (first.dim() - 1)), first, second)
             after, _ = gradients(mixed, weights[:images])
-            if not _are_rows_alike([rows[stays] for rows in before[0]], [rows[stays] for rows in after]):
+            if not _are_gradients_alike([rows[stays] for rows in before[0]], [rows[stays] for rows in after]):
                 raise _mixed_images_error()
     with torch.no_grad():
         probe.eval()(second)
@@ -295,14 +295,14 @@ def _compute_trial_gradients(
     (probe(images) * weights).sum().backward()
     wholes = [parameter.grad for parameter in learning]
     rows = [len(parameter.grad_sample) for parameter in learning]  # type: ignore[attr-defined]
-    by_image = [take_image_gradients(parameter, len(images)) for parameter in learning]
+    by_image = [pop_image_gradients(parameter, len(images)) for parameter in learning]
     sums = [gradients.sum(dim=0)[None].flatten(1) for gradients in by_image]
-    if not _are_rows_alike([whole[None].flatten(1) for whole in wholes if whole is not None], sums):
+    if not _are_gradients_alike([whole[None].flatten(1) for whole in wholes if whole is not None], sums):
         raise _mixed_images_error()
     return [gradients.flatten(1) for gradients in by_image], [count / len(images) for count in (*rows, *masks)]
 
 
-def _are_rows_alike(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+def _are_gradients_alike(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
     """Return True if all rows are finite and not zero, and differ by no more than rounding errors."""
     lengths = torch.stack([rows.norm(dim=1) for rows in before])  # (parameters, rows)
     apart = torch.stack([(rows - others).norm(dim=1) for rows, others in zip(before, after, strict=True)])

@@ -31,7 +31,7 @@ from common.models.zoo.registry import meta_backbone
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Arrays, ModelGroups
 from strategies.local.site_method import SiteMethod
-from strategies.local.updates import clip_to_length, scale_array
+from strategies.local.updates import clip_update_to_length, scale_array
 from strategies.privacy.gradients import PrivateEpochTrainer
 from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource
 
@@ -103,15 +103,15 @@ def find_noise_multiplier(
     if accountant == "rdp":
         return enough
 
-    def cost(noise_multiplier: float) -> float:
+    def epsilon_of_noise(noise_multiplier: float) -> float:
         return compute_epsilon([NoisySteps(noise_multiplier, sample_rate, count)], delta, accountant)
 
     too_little = enough / 2
-    while cost(too_little) <= epsilon:
+    while epsilon_of_noise(too_little) <= epsilon:
         too_little /= 2
-    while epsilon - cost(enough) > _TOLERANCE and enough - too_little > _TOLERANCE**2 * enough:
+    while epsilon - epsilon_of_noise(enough) > _TOLERANCE and enough - too_little > _TOLERANCE**2 * enough:
         middle = (enough + too_little) / 2
-        enough, too_little = (middle, too_little) if cost(middle) <= epsilon else (enough, middle)
+        enough, too_little = (middle, too_little) if epsilon_of_noise(middle) <= epsilon else (enough, middle)
     return enough
 
 
@@ -141,21 +141,21 @@ class ReplyNoise:
         parts = bool(update.to_named_arrays()) + bool(statistics)
         spread = 2 * self.noise_multiplier * parts**0.5
         if not all(np.isfinite(array).all() for array in update.to_named_arrays().values()):
-            update = update.map_arrays(np.zeros_like)  # that training diverged says something too
-        short = clip_to_length(update, self.max_update_norm * SHRUNK)
+            update = update.apply_to_arrays(np.zeros_like)  # that training diverged says something too
+        short = clip_update_to_length(update, self.max_update_norm * SHRUNK)
         numbers = {name: np.nan_to_num(array, nan=0.0) for name, array in sorted(statistics.items())}
-        bounded = shorten_arrays(numbers, self.max_statistics_norm * SHRUNK)
+        bounded = clip_arrays(numbers, self.max_statistics_norm * SHRUNK)
         of_update = NoiseQuantizationGrid(spread * self.max_update_norm, self.max_update_norm)
         of_statistics = NoiseQuantizationGrid(spread * self.max_statistics_norm, self.max_statistics_norm)
         noisy = {name: self._add_noise(array, of_statistics) for name, array in bounded.items()}
-        return short.map_arrays(lambda array: self._add_noise(array, of_update)), noisy
+        return short.apply_to_arrays(lambda array: self._add_noise(array, of_update)), noisy
 
     def _add_noise(self, array: Array, grid: NoiseQuantizationGrid) -> Array:
         steps = grid.round_to_steps(torch.from_numpy(np.array(array, np.float64)))
         return grid.release_with_noise(steps, self.noise).numpy()
 
 
-def shorten_arrays(arrays: Mapping[str, Array], bound: float) -> Mapping[str, Array]:
+def clip_arrays(arrays: Mapping[str, Array], bound: float) -> Mapping[str, Array]:
     """Clip arrays, taken as one vector, to a length of at most ``bound``."""
     length = float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays.values())))
     return arrays if length <= bound else {name: scale_array(array, bound / length) for name, array in arrays.items()}

@@ -39,18 +39,18 @@ class BitStream:
         """Start the stream of a key of ``KEY_BYTES`` bytes, which must never be used for another stream."""
         self._stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
 
-    def words(self, count: int) -> Words:
+    def draw_words(self, count: int) -> Words:
         """Return the next ``count`` uniform random integers of 64 bits."""
         return np.frombuffer(self._stream.update(bytes(8 * count)), "<u8").astype(np.uint64, copy=False)
 
-    def draw_one_in_events(self, count: int, divisor: int) -> NDArray[np.bool_]:
+    def draw_bernoulli_events(self, count: int, divisor: int) -> NDArray[np.bool_]:
         """Draw ``count`` random booleans that are True with probability 1 / ``divisor`` exactly."""
-        words = self.words(count)
+        words = self.draw_words(count)
         whole = (1 << WORD_BITS) // divisor * divisor
         if whole < 1 << WORD_BITS:
             while (outside := np.flatnonzero(words >= np.uint64(whole))).size:
                 words = words.copy()
-                words[outside] = self.words(outside.size)
+                words[outside] = self.draw_words(outside.size)
         happened: NDArray[np.bool_] = words % np.uint64(divisor) == 0
         return happened
 
@@ -77,15 +77,15 @@ def _try_discrete_gaussian(count: int, bits: BitStream, scale_bits: int) -> Inte
     magnitude, positive = _try_discrete_laplace(count, bits, scale_bits)
     # (|y| - s)^2 / (2 s^2), in units of 2^-(2 scale_bits + 1)
     distance = np.abs(magnitude - (1 << scale_bits)).astype(np.uint64)
-    accepted = _draw_exp_events(distance * distance, bits, 2 * scale_bits + 1)
+    accepted = _draw_exp_bernoulli_events(distance * distance, bits, 2 * scale_bits + 1)
     return np.where(positive, magnitude, -magnitude)[accepted]
 
 
 def _try_discrete_laplace(count: int, bits: BitStream, scale_bits: int) -> tuple[Integers, NDArray[np.bool_]]:
     """Make ``count`` attempts at a discrete Laplace of scale s (algorithm 2); return accepted sizes and signs."""
-    words = bits.words(count)
+    words = bits.draw_words(count)
     fraction = words >> np.uint64(WORD_BITS - scale_bits) if scale_bits else np.zeros(count, np.uint64)
-    accepted = _draw_exp_events(fraction, bits, scale_bits)
+    accepted = _draw_exp_bernoulli_events(fraction, bits, scale_bits)
     words, fraction = words[accepted], fraction[accepted]
     magnitude = (_draw_run_lengths(words.size, bits) << scale_bits) + fraction.astype(np.int64)
     positive = (words & np.uint64(1)).astype(bool)
@@ -97,18 +97,18 @@ def _draw_run_lengths(count: int, bits: BitStream) -> Integers:
     """Draw ``(count,)`` run lengths: numbers of successes in a row, each with probability exp(-1)."""
     lengths, active = np.zeros(count, np.int64), np.arange(count)
     while active.size:
-        active = active[_draw_exp_events(np.ones(active.size, np.uint64), bits, 0)]
+        active = active[_draw_exp_bernoulli_events(np.ones(active.size, np.uint64), bits, 0)]
         lengths[active] += 1
     return lengths
 
 
-def _draw_exp_events(exponent: Words, bits: BitStream, unit_bits: int) -> NDArray[np.bool_]:
+def _draw_exp_bernoulli_events(exponent: Words, bits: BitStream, unit_bits: int) -> NDArray[np.bool_]:
     """Draw random booleans that are True with probability ``exp(-exponent / 2^unit_bits)`` (algorithm 1)."""
     whole, rest = exponent >> np.uint64(unit_bits), exponent & np.uint64((1 << unit_bits) - 1)
     shift = np.uint64(WORD_BITS - unit_bits)
 
     def below_one(active: NDArray[np.intp]) -> NDArray[np.bool_]:
-        return bits.words(active.size) >> shift < rest[active] if unit_bits else np.zeros(active.size, bool)
+        return bits.draw_words(active.size) >> shift < rest[active] if unit_bits else np.zeros(active.size, bool)
 
     survived = _draw_by_alternating_series(rest.size, below_one, bits)
     active = np.flatnonzero(survived & (whole > 0))
@@ -141,7 +141,7 @@ def _draw_by_alternating_series(
     while active.size:
         passed = happened(active)
         if k > 1:
-            passed &= bits.draw_one_in_events(active.size, k)
+            passed &= bits.draw_bernoulli_events(active.size, k)
         result[active[~passed]] = k % 2 == 1
         active, k = active[passed], k + 1
     return result
@@ -172,9 +172,9 @@ class NoiseSource:
         drawn = draw_discrete_gaussian(math.prod(shape), self.bits).astype(np.float64)
         return torch.from_numpy(drawn).reshape(shape).to(device)
 
-    def uniform(self, shape: torch.Size | tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
+    def draw_uniform(self, shape: torch.Size | tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
         """Draw uniform numbers in [0, 1) of this shape: float32 multiples of 2^-24."""
-        words = self.bits.words(math.prod(shape)) >> np.uint64(64 - _FLOAT_BITS)
+        words = self.bits.draw_words(math.prod(shape)) >> np.uint64(64 - _FLOAT_BITS)
         return torch.from_numpy(words.astype(np.float32) * np.float32(2.0**-_FLOAT_BITS)).reshape(shape).to(device)
 
     def draw_poisson_sample(self, n: int, rate: float) -> Tensor:
@@ -182,7 +182,7 @@ class NoiseSource:
 
         Each is drawn independently with probability ``rate``, rounded down to a multiple of 2^-53.
         """
-        words = self.bits.words(n) >> np.uint64(64 - _RATE_BITS)
+        words = self.bits.draw_words(n) >> np.uint64(64 - _RATE_BITS)
         return torch.from_numpy(np.flatnonzero(words < np.uint64(int(rate * 2**_RATE_BITS))))
 
 

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from client.site.site_file import make_site_toml
 from common.security.identity import public_key_line
-from common.system.toml import toml_text
+from common.system.toml import to_toml_text
 from server.coordinator.authority import make_certificate_authority
 from server.coordinator.folder import CoordinatorFile, CoordinatorFolder
 from tests.bad_input.catalogue import Case, Ended, client
@@ -42,7 +42,7 @@ def kit_text(**other: str) -> str:
 
 
 def _text(fields: dict[str, str]) -> str:
-    return "".join(f"{key} = {toml_text(value)}\n" for key, value in fields.items())
+    return "".join(f"{key} = {to_toml_text(value)}\n" for key, value in fields.items())
 
 
 # ---------------------------------------------------------------------- site.toml

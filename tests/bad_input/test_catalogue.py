@@ -56,7 +56,7 @@ EVERY = [
 @pytest.fixture
 def restored_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Leave this process as it was: ``start`` handles SIGTERM and changes malloc for a process of its own."""
-    monkeypatch.setattr(client.cli, "keep_large_buffers", lambda: None)
+    monkeypatch.setattr(client.cli, "reuse_large_buffers", lambda: None)
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)

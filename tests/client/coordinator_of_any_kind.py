@@ -241,7 +241,7 @@ def _forged(
         if keys.site == to:
             yield keys
         elif how in changes:
-            text = stated.model_copy(update=changes[how]).signed_text()
+            text = stated.model_copy(update=changes[how]).text_to_sign()
             own = {
                 "signature": crypto.sign_masking_statement(text, STRANGER),
                 "identity": public_key_line(STRANGER, ""),
@@ -293,7 +293,7 @@ def _without_known_masks(
     for other in attempt.fellows[name]:
         for ours, theirs in ((name, other), (other, name)):
             if ours in keys:
-                shared = crypto.agree_secret(keys[ours], attempt.statements[theirs].masking_key)
+                shared = crypto.agree_shared_secret(keys[ours], attempt.statements[theirs].masking_key)
                 common = tuple(row for row in rows[name] if row in rows[other])
                 crypto.add_mask(
                     vector, LAYOUT.slices_of_classes(rows[name], common, body=True), shared, subtract=name < other

@@ -193,7 +193,7 @@ class Hospitals:
                     if answer is not None:
                         yield name, answer
 
-        return MaskedSummation(summation, ask).open_sum()
+        return MaskedSummation(summation, ask).unmask_sum()
 
     def plain(self, of: Plan, name: str, change: Change = honest) -> np.ndarray:
         """The update that a hospital would send without masks, as one vector."""

@@ -34,7 +34,7 @@ from common.config import make_plan
 from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
 from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
-from common.wire.codec import field_names
+from common.wire.codec import record_field_names
 from strategies.registry import describe_statistics
 
 CLASSES = PHANTOM_CLASSES[:3]
@@ -69,7 +69,7 @@ def figures(attempt: AttackResult) -> tuple[int, int]:
 def test_every_field_that_can_leave_has_an_attack_or_a_reason() -> None:
     """A new field of a record fails here until coverage.py says who looks at it."""
     assert {name: set(fields) for name, fields in BY_FIELD.items()} == {
-        record.__name__: set(field_names(record)) for record in SENT
+        record.__name__: set(record_field_names(record)) for record in SENT
     }
     assert set(BY_STATISTIC) == set(describe_statistics())
     by_field = [by for fields in BY_FIELD.values() for by in fields.values()]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.security.audit import AuditLog
-from common.security.identity import create_key, public_key_line
+from common.security.identity import create_private_key, public_key_line
 from tests.network.real import flwr_client
 from tests.receipts import RUN, message_of, signed_reply, the_receipt
 from tests.server.commands import Ended
@@ -38,7 +38,7 @@ def audit(command: str, folder: Path, *arguments: object) -> Ended:
 @pytest.fixture
 def receipt(folder: Path) -> Path:
     """A receipt of a run of this site alone, whose replies it signed."""
-    key = create_key(folder / "north.key")
+    key = create_private_key(folder / "north.key")
     replies = [
         signed_reply(key, "north", "RollCallAnswer", 0, 1, CALL),
         signed_reply(key, "north", "TrainReply", 1, 2, UPDATE),

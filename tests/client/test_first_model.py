@@ -111,8 +111,8 @@ def test_the_first_model_of_a_coordinator_without_avx2_is_trained(tmp_path: Path
     """torch draws normal numbers otherwise there, in the last bits; ATEN_CPU_CAPABILITY stands for such a machine."""
     of = changed_plan(SURGICAL, model={"architecture": "efficientnet_lite0", "image_size": 32})
     program = (
-        "import sys, numpy; from common.config import parse_plan; from tests.client.rounds import beginning; "
-        "numpy.save(sys.argv[2], beginning(parse_plan(sys.argv[1])).trunk)"
+        "import sys, numpy; from common.config import parse_plan_json; from tests.client.rounds import beginning; "
+        "numpy.save(sys.argv[2], beginning(parse_plan_json(sys.argv[1])).trunk)"
     )
     command = [sys.executable, "-c", program, of.model_dump_json(), str(tmp_path / "trunk.npy")]
     subprocess.run(command, check=True, env={**os.environ, "ATEN_CPU_CAPABILITY": "default"})

@@ -16,7 +16,7 @@ from client.site.settings import read_site_settings
 from client.site.site import Site
 from common.config import Plan
 from common.errors import BadInput, WireError
-from common.security.audit import AuditLog, check_audit
+from common.security.audit import AuditLog, check_audit_log
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import encode_record
 from common.wire.records import EvaluateReply, TrainReply
@@ -197,7 +197,7 @@ def test_the_audit_has_what_passed_by_names_shapes_sizes_and_hash_and_no_value(t
     update = record_of(reply, TrainReply).update
     assert ["update/trunk", [len(update.trunk)], 4 * len(update.trunk)] in left["fields"]
     assert ["train_loss", None, len(str(reply.content["fields"]["train_loss"]))] in left["fields"]
-    assert check_audit(tmp_path).faults == []
+    assert check_audit_log(tmp_path).faults == []
 
 
 def test_where_the_audit_cannot_be_written_nothing_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

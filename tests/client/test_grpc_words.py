@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable
 from client.connection.fleet_client import FleetClient, RunOver
 from common.security.call_signatures import ANOTHER_PROCESS
-from common.system.plain_text import MOST_WORDS, is_plain
+from common.system.plain_text import MOST_WORDS, is_plain_text
 from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE
 from server.coordinator.folder import CoordinatorFolder
 from tests.client.handshakes import answers, coordinator_in, grpc_server, listening, tls_of
@@ -83,7 +83,7 @@ def test_words_of_the_other_end_come_as_one_plain_line_without_a_trace(
     with asking(handler, coordinator) as link, pytest.raises(raised) as caught:
         link.hello()
     words = str(caught.value)
-    assert is_plain(words)
+    assert is_plain_text(words)
     assert "Source Location" not in words
     assert len(words) < 2 * MOST_WORDS
 

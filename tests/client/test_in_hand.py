@@ -38,12 +38,12 @@ from client.connection.status import ClientStatus
 from client.site.settings import open_site, read_site_settings
 from client.site.site_file import make_site_folder
 from common.errors import WireVersionError
-from common.security.call_signatures import WAIT, requested_wait_s
+from common.security.call_signatures import WAIT, parse_wait_header_s
 from common.security.identity import SiteConnectionKit, read_admission_request
 from common.wire.fleet_protocol import object_ids_of_tree
-from common.wire.flower_objects import join_message
+from common.wire.flower_objects import rebuild_message_from_objects
 from server.coordinator.authority import signing_key_and_certificate
-from server.deployment.superlink.request_signing import Recipient, RequestSigner
+from server.deployment.superlink.request_signing import RequestRecipient, RequestSigner
 from tests.client.handshakes import coordinator_in, tls_of
 from tests.network.real import ROOT
 
@@ -128,7 +128,7 @@ class Desk(FleetServicer):
     def replies(self) -> list[Message]:
         """Those of which everything has arrived."""
         trees = [tree for tree in self._announced if self._objects.keys() >= set(object_ids_of_tree(tree))]
-        return [join_message(tree.object_id, dict(self._objects), 1e9) for tree in trees]
+        return [rebuild_message_from_objects(tree.object_id, dict(self._objects), 1e9) for tree in trees]
 
     def _perhaps_fail(self, call: str, context: grpc.ServicerContext) -> None:
         if self.trouble.get(call):
@@ -255,7 +255,9 @@ def hospital_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hos
     make_site_folder(folder, "north")
     (folder / "site.toml").write_text(SITE, encoding="utf-8")
     public_key = read_admission_request(folder / "north.request").public_key
-    signing = RequestSigner(*signing_key_and_certificate(coordinator), lambda: {5: Recipient("north", public_key)})
+    signing = RequestSigner(
+        *signing_key_and_certificate(coordinator), lambda: {5: RequestRecipient("north", public_key)}
+    )
     server = grpc.server(ThreadPoolExecutor(4))
     port = server.add_secure_port("127.0.0.1:0", tls_of(coordinator))
     kit = SiteConnectionKit(
@@ -369,7 +371,7 @@ def test_a_message_whose_content_is_gone_is_confirmed_so_that_it_does_not_come_a
     hospital.desk.lost = True
     assert hospital.start() == ExitCode.CLOCK
     assert (hospital.begun, hospital.desk.confirmed, hospital.left) == (0, [hospital.desk.name], None)
-    assert [requested_wait_s(wait) for wait in hospital.desk.waits] == [WAIT_S, WAIT_S]
+    assert [parse_wait_header_s(wait) for wait in hospital.desk.waits] == [WAIT_S, WAIT_S]
 
 
 @pytest.mark.parametrize(("call", "failures"), [("PushMessages", 4), ("PullObject", 12)], ids=["sent", "fetched"])

@@ -12,7 +12,7 @@ from client.preview.data_dictionary import MEANING, OF_EACH, SENT, STATISTICS
 from client.site.policy import LEVELS, TRUST, Level, Policy
 from client.site.site_file import make_site_folder
 from common.config import Plan
-from common.wire.codec import field_names
+from common.wire.codec import record_field_names
 from common.wire.records import EvaluateReply, TrainReply
 from strategies.registry import describe_statistics
 from tests.client.rounds import OWN, changed_plan, judged, plan, private_plan, record_of, site, trained
@@ -92,7 +92,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "what-leaves.md"
 def test_every_field_that_can_leave_is_explained_and_no_other() -> None:
     assert set(SENT) == set(ANSWERS.values())
     assert {name: set(fields) for name, fields in MEANING.items()} == {
-        record.__name__: set(field_names(record)) for record in SENT
+        record.__name__: set(record_field_names(record)) for record in SENT
     }
     assert set(STATISTICS) == set(describe_statistics())
 
@@ -100,7 +100,7 @@ def test_every_field_that_can_leave_is_explained_and_no_other() -> None:
 def test_the_page_says_the_same() -> None:
     lines = list[str]()
     for record in SENT:
-        own = [name for name in field_names(record) if name not in OF_EACH]
+        own = [name for name in record_field_names(record) if name not in OF_EACH]
         explained = [f"- `{name}`: {MEANING[record.__name__][name]}" for name in own]
         lines += [f"### {record.__name__}", "", *(explained or ["Nothing else: the site has noted a refusal."]), ""]
     lines += ["### Statistics", "", *(f"- `{name}`: {text}" for name, text in STATISTICS.items())]

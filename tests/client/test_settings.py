@@ -23,7 +23,7 @@ from common.security.identity import (
     public_key_fingerprint,
     read_admission_request,
     read_connection_kit,
-    write_toml,
+    write_toml_section,
 )
 from tests.client.handshakes import coordinator_in
 
@@ -213,7 +213,7 @@ def kit_for(folder: Path, site: str = "north") -> SiteConnectionKit:
     kit = SiteConnectionKit(
         coordinator="trial", address="fl.example:9092", site=site, public_key=line, ca_certificate=certificate
     )
-    write_toml(folder / "north.kit", kit, "")
+    write_toml_section(folder / "north.kit", kit, "")
     return kit
 
 

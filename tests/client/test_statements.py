@@ -25,13 +25,13 @@ from common.security.signatures import (
     SignatureFault,
     check_statement_matches_record,
     read_unverified_signature,
-    sign,
-    verified_reply,
+    sign_record,
+    verify_reply_signature,
 )
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode_record, encode_record, payload_bytes
 from common.wire.records import RefusalNoted, RollCall, RollCallAnswer
-from server.coordinator.authority import certificate_builder, signing_key_and_certificate, subject_name
+from server.coordinator.authority import certificate_subject_name, make_certificate_builder, signing_key_and_certificate
 from server.coordinator.folder import CoordinatorFolder
 from tests.certificates import of_version_10
 from tests.client.handshakes import coordinator_in
@@ -58,7 +58,7 @@ class Side:
         fields = {"site": "north", "key": public_key_fingerprint(public_key_line(SITE_KEY, "")), "run": RUN, "round": 0}
         fields |= {"record": "RollCall", "sha256": record_sha256(content), "nonce": "c" * 32, **changes}
         signing, certificate = by or signing_key_and_certificate(self.coordinator)
-        return sign(content, RequestStatement(**fields), signing, certificate=certificate)
+        return sign_record(content, RequestStatement(**fields), signing, certificate=certificate)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def answer(run: str = RUN) -> RecordDict:
 
 
 def statement_of(signed: RecordDict) -> ReplyStatement:
-    return verified_reply(read_unverified_signature(signed)[0], public_key_line(SITE_KEY, ""))
+    return verify_reply_signature(read_unverified_signature(signed)[0], public_key_line(SITE_KEY, ""))
 
 
 def test_a_signed_record_is_the_same_record_with_the_same_hash_and_size(statements: SiteRecordSigner) -> None:
@@ -95,7 +95,7 @@ def test_what_a_site_signs_says_who_sends_it_and_what_it_answers(statements: Sit
     with pytest.raises(SignatureFault, match="about another record"):
         check_statement_matches_record(statement, answer("another"))
     with pytest.raises(SignatureFault, match="not by the key"):
-        verified_reply(read_unverified_signature(signed)[0], public_key_line(OTHER_KEY, ""))
+        verify_reply_signature(read_unverified_signature(signed)[0], public_key_line(OTHER_KEY, ""))
 
 
 def test_accepted_replies_are_counted_from_1_and_each_names_the_one_before(statements: SiteRecordSigner) -> None:
@@ -155,8 +155,8 @@ def servers_key(side: Side) -> RecordDict:
 def own_certificate(side: Side) -> RecordDict:
     """A certificate with the right purpose that the forger issued to itself in the authority's name."""
     certificate = (
-        certificate_builder(
-            subject_name("trial (Polyclinic requests)"), side.authority.subject, OTHER_KEY.public_key(), 30
+        make_certificate_builder(
+            certificate_subject_name("trial (Polyclinic requests)"), side.authority.subject, OTHER_KEY.public_key(), 30
         )
         .add_extension(x509.ExtendedKeyUsage([x509.ObjectIdentifier("1.3.6.1.5.5.7.3.36")]), critical=True)
         .sign(OTHER_KEY, hashes.SHA256())

@@ -16,9 +16,9 @@ from client.training.layers import evaluate_through_layers
 from client.training.task import prepare_task
 from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
-from common.metrics.score_histograms import BINS, EDGES, score_histogram
+from common.metrics.score_histograms import BINS, EDGES, compute_score_histogram
 from common.plugins import METRICS, identify_plugin, register_local_plugin
-from common.simulation import undivided_data
+from common.simulation import load_undivided_data
 from common.wire.codec import decode_record
 from common.wire.records import EvaluateReply
 from tests.client.hidden_labels import hospital, several_classes_an_image
@@ -45,7 +45,7 @@ def test_a_reply_has_the_counts_by_bin_of_each_tested_class(tmp_path: Path) -> N
     scores, labels, names = score_data_part(prepare_task(at, request), "test")
     assert tuple(reply.histograms) == names == OWN
     for row, name in enumerate(names):
-        expected = score_histogram(scores[:, row], labels[:, row])
+        expected = compute_score_histogram(scores[:, row], labels[:, row])
         assert reply.histograms[name].positives.tolist() == expected.positives.tolist()
         assert reply.histograms[name].negatives.tolist() == expected.negatives.tolist()
 
@@ -157,7 +157,7 @@ def test_each_class_has_the_figures_of_scikit_learn_at_trusted(tmp_path: Path, m
     monkeypatch.setattr("client.simulation.POLICY", Policy())
     summary = federation(tmp_path)
     file = experiment(tmp_path)
-    test = undivided_data(file.experiment, file.base_folder).test
+    test = load_undivided_data(file.experiment, file.base_folder).test
     scores = polyclinic.predict(tmp_path / "run", test.images)
     tables = [summary["test"]["per_class"], *(site["per_class"] for site in summary["per_site"].values())]
     assert [len(table) for table in tables] == [10, 5, 5, 4]

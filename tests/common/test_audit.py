@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.security import audit
-from common.security.audit import AuditLog, audit_files, check_audit
+from common.security.audit import AuditLog, check_audit_log, list_audit_files
 
 ENTRIES = 6
 ROOT = Path(__file__).parents[2]
@@ -31,11 +31,11 @@ def lines(path: Path) -> list[bytes]:
 
 
 def faults(folder: Path) -> list[str]:
-    return [str(fault) for fault in check_audit(folder).faults]
+    return [str(fault) for fault in check_audit_log(folder).faults]
 
 
 def is_sound(folder: Path, entries: int, notes: int = 0) -> bool:
-    verdict = check_audit(folder)
+    verdict = check_audit_log(folder)
     return (verdict.entries, verdict.faults, len(verdict.notes)) == (entries, [], notes)
 
 
@@ -135,7 +135,7 @@ def test_a_line_torn_by_a_kill_is_closed_off_and_named_and_the_chain_goes_on(tor
     left = AuditLog(tmp_path, durable=False).append(record="start")
     assert left.bytes == len(torn)
     assert is_sound(tmp_path, 4, notes=1)
-    assert "line 4 was torn by a kill; entry 4" in check_audit(tmp_path).notes[0]
+    assert "line 4 was torn by a kill; entry 4" in check_audit_log(tmp_path).notes[0]
 
 
 def test_a_torn_line_that_is_taken_out_or_put_in_later_is_found(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_kill_between_line_and_head_is_no_fault(ending: bytes, tmp_path: Path)
 def test_a_full_file_makes_way_and_the_chain_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "ROTATED_AT_BYTES", 500)
     written(tmp_path, 12)
-    assert [path.name for path in audit_files(tmp_path)][:2] == ["audit-000001.jsonl", "audit-000002.jsonl"]
+    assert [path.name for path in list_audit_files(tmp_path)][:2] == ["audit-000001.jsonl", "audit-000002.jsonl"]
     assert is_sound(tmp_path, 12)
     (tmp_path / "audit-000001.jsonl").unlink()
     assert "are missing before it: removed." in faults(tmp_path)[0]
@@ -193,14 +193,14 @@ def test_a_long_line_as_an_earlier_release_wrote_it_is_found_again(tmp_path: Pat
     """Raw control characters stand in it, and it is the last line of a file that is full."""
     path = written(tmp_path, 3)
     last = json.loads(lines(path)[-1])
-    raw = {"n": 4, "before": audit.line_sha256(lines(path)[-1].rstrip(b"\n")), "reason": "\u202e\x85" * 9_000_000}
+    raw = {"n": 4, "before": audit.audit_line_sha256(lines(path)[-1].rstrip(b"\n")), "reason": "\u202e\x85" * 9_000_000}
     assert last["n"] == 3
     with path.open("ab") as file:
         file.write(line := json.dumps(raw, ensure_ascii=False).encode())
         file.write(b"\n")
-    (tmp_path / audit.HEAD).write_text(json.dumps({"entries": 4, "sha256": audit.line_sha256(line)}))
+    (tmp_path / audit.HEAD).write_text(json.dumps({"entries": 4, "sha256": audit.audit_line_sha256(line)}))
     AuditLog(tmp_path, durable=False).append(record="start")
-    assert [path.name for path in audit_files(tmp_path)] == ["audit-000001.jsonl", "audit.jsonl"]
+    assert [path.name for path in list_audit_files(tmp_path)] == ["audit-000001.jsonl", "audit.jsonl"]
     assert is_sound(tmp_path, 5)
 
 
@@ -244,7 +244,7 @@ def test_a_kill_at_any_moment_leaves_an_audit_without_a_fault(how: str, tmp_path
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as writer:
             appended = sum(bool(writer.stdout.readline()) for _ in range(20 + 17 * kill))
             writer.kill()
-        verdict = check_audit(tmp_path)
+        verdict = check_audit_log(tmp_path)
         assert verdict.faults == []
         assert verdict.entries >= entries + appended
         entries = verdict.entries

@@ -15,10 +15,10 @@ from common.metrics.benefit import (
     PRINTED,
     FederationBenefit,
     SiteModel,
-    benefit_sentence,
-    side_of_zero,
+    format_benefit_sentence,
+    interval_side_of_zero,
 )
-from common.metrics.bootstrap import EstimateWithInterval, auroc_intervals, compare_mean_aurocs
+from common.metrics.bootstrap import EstimateWithInterval, bootstrap_auroc_intervals, compare_mean_aurocs
 
 CLASSES = ("edema", "hernia", "mass", "nodule")
 SOME = settings(max_examples=150, deadline=None)
@@ -39,13 +39,13 @@ def test_means_are_those_of_scikit_learn_and_differences_are_over_the_first() ->
     expected = [np.mean([roc_auc_score(labels[:, c], model[:, c]) for c in (0, 1)]) for model in scores]
     assert [mean.value for mean in means] == pytest.approx(expected)
     assert [gain.value for gain in gains] == pytest.approx([expected[1] - expected[0], expected[2] - expected[0]])
-    assert side_of_zero(gains[1].interval) == "above"
+    assert interval_side_of_zero(gains[1].interval) == "above"
 
 
 def test_a_models_interval_is_the_one_that_a_test_of_it_alone_has() -> None:
     scores, labels, patients = images(0)
     means, _ = compare_mean_aurocs(scores, labels, patients, np.random.default_rng(1))
-    alone = auroc_intervals(scores[0], labels, patients, ("a", "b"), np.random.default_rng(1))
+    alone = bootstrap_auroc_intervals(scores[0], labels, patients, ("a", "b"), np.random.default_rng(1))
     assert means[0].interval == pytest.approx(alone.mean_auroc)
 
 
@@ -108,7 +108,7 @@ def better_ways(benefit: FederationBenefit) -> set[SiteModel]:
 @SOME
 @given(benefits())
 def test_a_verdict_needs_an_interval_without_zero_and_a_model_above_chance(benefit: FederationBenefit) -> None:
-    sentence = benefit_sentence("north", benefit, CLASSES)
+    sentence = format_benefit_sentence("north", benefit, CLASSES)
     ends = {model: benefit.gain[model].interval for model in OVER_ALONE}
     above = better_ways(benefit)
     worse = ends["federated"][1] <= -PRINTED and benefit.mean["alone"].interval[0] > 0.5
@@ -121,7 +121,7 @@ def test_a_verdict_needs_an_interval_without_zero_and_a_model_above_chance(benef
 @SOME
 @given(benefits())
 def test_the_ways_that_are_named_are_those_that_are_better(benefit: FederationBenefit) -> None:
-    verdict = benefit_sentence("north", benefit, CLASSES).split(": on its own")[0]
+    verdict = format_benefit_sentence("north", benefit, CLASSES).split(": on its own")[0]
     ways = {"federated": "the federated model(?! fine)", "fine_tuned": "fine-tuned", "ensemble": "the ensemble"}
     named = {model for model, words in ways.items() if re.search(words, verdict.replace("and the federated model", ""))}
     assert named == better_ways(benefit)
@@ -130,7 +130,7 @@ def test_the_ways_that_are_named_are_those_that_are_better(benefit: FederationBe
 @SOME
 @given(benefits())
 def test_every_figure_is_said_with_its_interval_and_over_how_many_classes(benefit: FederationBenefit) -> None:
-    sentence, tested = benefit_sentence("north", benefit, CLASSES), len(benefit.compared_classes)
+    sentence, tested = format_benefit_sentence("north", benefit, CLASSES), len(benefit.compared_classes)
     assert ("over its 4 classes is" in sentence) == (tested == 4)
     assert (f"over {tested} of its 4 classes is" in sentence) == (tested < 4)
     assert sentence.count(f"intervals over {benefit.over})") == 1

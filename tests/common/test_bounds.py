@@ -10,8 +10,15 @@ from flwr.app import ConfigRecord
 
 from common.errors import WireError
 from common.system.plain_text import MOST_LINES, MOST_WORDS, make_printable_line
-from common.wire.bounds import BOUNDS, MOST_LOSS, FreeTextBound, LongTextBound, field_bounds_of_record, reported_loss
-from common.wire.codec import decode_record, encode_record, field_names
+from common.wire.bounds import (
+    BOUNDS,
+    MOST_LOSS,
+    FreeTextBound,
+    LongTextBound,
+    clip_reported_loss,
+    field_bounds_of_record,
+)
+from common.wire.codec import decode_record, encode_record, record_field_names
 from common.wire.records import BenefitRequest, EvaluateRequest, Record, Refusal, RefusalNoted, RollCall
 from common.wire.secure_aggregation import (
     KeysAnswer,
@@ -61,7 +68,7 @@ def kind_in(hint: Any) -> type | None:
 
 def texts_and_numbers(record: type) -> dict[str, type]:
     hints = typing.get_type_hints(record)
-    kinds = {name: kind_in(hints[name]) for name in field_names(record)}
+    kinds = {name: kind_in(hints[name]) for name in record_field_names(record)}
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
@@ -154,5 +161,5 @@ def test_a_field_that_nobody_knows_is_named_harmlessly(text: str) -> None:
 
 
 def test_a_site_tells_the_largest_loss_for_any_larger_one_and_for_none_at_all() -> None:
-    losses = [reported_loss(loss) for loss in (None, 0.5, 1e30, float("inf"), float("nan"))]
+    losses = [clip_reported_loss(loss) for loss in (None, 0.5, 1e30, float("inf"), float("nan"))]
     assert losses == [None, 0.5, MOST_LOSS, MOST_LOSS, MOST_LOSS]

@@ -12,13 +12,13 @@ from common.metrics.calibration import (
     DecisionCounts,
     ReliabilityBin,
     compute_calibration,
+    compute_pooled_calibration,
     compute_score_quality,
     count_decisions,
-    pooled_calibration,
-    pooled_decisions,
+    count_pooled_decisions,
 )
-from common.metrics.pooled import pool_site_histograms, sum_histograms
-from common.metrics.score_histograms import score_histogram
+from common.metrics.pooled import pool_site_histograms, sum_site_histograms
+from common.metrics.score_histograms import compute_score_histogram
 
 Floats = NDArray[np.floating]
 seeds = st.integers(0, 10_000)
@@ -52,7 +52,10 @@ def test_error_and_brier_score_are_those_of_scikit_learn(seed: int) -> None:
 @settings(max_examples=200)
 def test_calibration_from_a_histogram_lies_within_what_it_says(seed: int) -> None:
     scores, labels = random_case(seed)
-    exact, rough = compute_calibration(scores, labels), pooled_calibration(score_histogram(scores, labels))
+    exact, rough = (
+        compute_calibration(scores, labels),
+        compute_pooled_calibration(compute_score_histogram(scores, labels)),
+    )
     assert [(b.images, b.positives) for b in rough.bins] == [(b.images, b.positives) for b in exact.bins]
     assert abs(rough.expected_error - exact.expected_error) <= rough.within + 1e-12
     assert abs(rough.brier - exact.brier) <= rough.within + 1e-12
@@ -70,7 +73,7 @@ def test_decisions_are_those_of_scikit_learn_and_exact_from_a_histogram(seed: in
     assert result.specificity == pytest.approx(recall_score(labels, answer, pos_label=0))
     assert result.balanced_accuracy == pytest.approx(balanced_accuracy_score(labels, answer))
     assert result.f1 == pytest.approx(f1_score(labels, answer))
-    assert pooled_decisions(score_histogram(scores, labels)) == result
+    assert count_pooled_decisions(compute_score_histogram(scores, labels)) == result
 
 
 def test_a_case_worked_by_hand() -> None:
@@ -123,9 +126,9 @@ def test_a_task_of_yes_and_no_questions_has_decisions_for_each_class_and_no_conf
 def test_pooling_adds_up_who_told_and_names_who_did_not() -> None:
     scores, labels = random_case(8)
     halves = {"north": slice(0, None, 2), "south": slice(1, None, 2)}
-    histograms = {site: {"mass": score_histogram(scores[rows], labels[rows])} for site, rows in halves.items()}
+    histograms = {site: {"mass": compute_score_histogram(scores[rows], labels[rows])} for site, rows in halves.items()}
     owners = {"edema": ("north", "south"), "mass": ("east", "north", "south")}
-    pooled = pool_site_histograms(sum_histograms(histograms, owners), owners)
+    pooled = pool_site_histograms(sum_site_histograms(histograms, owners), owners)
     assert list(pooled.per_class) == ["mass"]
     of_class = pooled.per_class["mass"]
     assert (of_class.sites, of_class.silent) == (("north", "south"), ("east",))
@@ -138,9 +141,9 @@ def test_pooling_adds_up_who_told_and_names_who_did_not() -> None:
 def test_the_mean_of_pooled_classes_leaves_out_those_without_a_value_and_nothing_told_is_nothing_pooled() -> None:
     # mass: both pairs right, 1; hernia: no positive; edema: one of two pairs right, 1/2.
     scores = {"mass": ((0.9, 1), (0.2, 0), (0.4, 0)), "hernia": ((0.9, 0),), "edema": ((0.3, 1), (0.2, 0), (0.4, 0))}
-    site = {name: score_histogram(*np.array(rows).T) for name, rows in scores.items()}
+    site = {name: compute_score_histogram(*np.array(rows).T) for name, rows in scores.items()}
     owners = dict.fromkeys(site, ("north",))
-    pooled = pool_site_histograms(sum_histograms({"north": site}, owners), owners)
+    pooled = pool_site_histograms(sum_site_histograms({"north": site}, owners), owners)
     assert pooled.mean_auroc.value == pytest.approx(0.75)
     assert pooled.per_class["hernia"].auroc is None
-    assert pool_site_histograms(sum_histograms({"north": {}}, {"mass": ("north",)}), {"mass": ("north",)}) is None
+    assert pool_site_histograms(sum_site_histograms({"north": {}}, {"mass": ("north",)}), {"mass": ("north",)}) is None

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from common.wire.codec import BLOCK, pack_numbers, packed_size, round_to_form, unpack_numbers
+from common.wire.codec import BLOCK, pack_numbers, packed_byte_count, round_to_number_format, unpack_numbers
 from common.wire.records import FORMS, Form
 
 NUMBERS = arrays.arrays(
@@ -16,18 +16,18 @@ NUMBERS = arrays.arrays(
 
 @given(NUMBERS, st.sampled_from(FORMS))
 def test_what_was_rounded_comes_back_bit_for_bit_and_is_not_rounded_again(values: np.ndarray, form: Form) -> None:
-    once = round_to_form(values, form)
+    once = round_to_number_format(values, form)
     data = pack_numbers(once, form)
-    assert len(data) == packed_size(len(values), form)
+    assert len(data) == packed_byte_count(len(values), form)
     np.testing.assert_array_equal(unpack_numbers(data, len(values), form), once)
-    np.testing.assert_array_equal(round_to_form(once, form), once)
+    np.testing.assert_array_equal(round_to_number_format(once, form), once)
 
 
 @pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7])
 def test_each_block_has_a_scale_of_its_own(size: int) -> None:
     values = np.random.default_rng(size).normal(size=size).astype(np.float32)
     values[BLOCK:] *= 1e-4
-    once = round_to_form(values, "int8")
+    once = round_to_number_format(values, "int8")
     np.testing.assert_array_equal(unpack_numbers(pack_numbers(once, "int8"), size, "int8"), once)
     for start in range(0, size, BLOCK):
         block = slice(start, start + BLOCK)
@@ -36,14 +36,16 @@ def test_each_block_has_a_scale_of_its_own(size: int) -> None:
 
 def test_float16_errs_by_a_two_thousandth_and_ends_at_its_largest_number() -> None:
     values = np.array([1.0, 3.14159, -1e-3, 1e6, -1e30], np.float32)
-    once = round_to_form(values, "float16")
+    once = round_to_number_format(values, "float16")
     np.testing.assert_allclose(once[:3], values[:3], rtol=2**-11)
     np.testing.assert_array_equal(once[3:], [65504, -65504])
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_zeros_stay_zeros(form: Form) -> None:
-    assert not unpack_numbers(pack_numbers(round_to_form(np.zeros(2000, np.float32), form), form), 2000, form).any()
+    assert not unpack_numbers(
+        pack_numbers(round_to_number_format(np.zeros(2000, np.float32), form), form), 2000, form
+    ).any()
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from common.config import (
     SimulationSection,
     TrainingSection,
     make_plan,
-    parse_plan,
+    parse_plan_json,
     read_experiment,
-    read_tables,
+    read_experiment_tables,
 )
 from common.data.base.spec import AugmentationSpec, DataSpec
 from common.data.partition.spec import PartitionSpec
@@ -71,7 +71,7 @@ def test_every_experiment_after_a_paper_has_a_small_form(path: Path) -> None:
     assert small.run.rounds <= full.run.rounds
 
 
-@pytest.mark.parametrize("path", [path for path in EXPERIMENTS if "small" in read_tables(path)[0]], ids=str)
+@pytest.mark.parametrize("path", [path for path in EXPERIMENTS if "small" in read_experiment_tables(path)[0]], ids=str)
 def test_every_small_form_that_a_file_has_or_takes_over_reads(path: Path) -> None:
     assert read_experiment(path, ["scale=small"]).experiment.run.rounds > 0
 
@@ -107,15 +107,15 @@ def test_small_keys_stay_with_their_method_and_kind(above: str, expected: tuple[
 
 def test_who_writes_into_a_plan_s_parameters_changes_no_other_request_s(tmp_path: Path) -> None:
     text = make_plan(read(tmp_path, "method.warm_up_epochs=1")).model_dump_json()
-    parse_plan(text).method["warm_up_epochs"] = 100
-    assert parse_plan(text).method["warm_up_epochs"] == 1
+    parse_plan_json(text).method["warm_up_epochs"] = 100
+    assert parse_plan_json(text).method["warm_up_epochs"] == 1
 
 
 def test_a_plan_without_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = make_plan(read(tmp_path)).model_dump_json()
     before = config._cached_plan.cache_info().misses
     monkeypatch.setattr(config, "LONGEST_CACHED", len(text) - 1)
-    assert parse_plan(text) == parse_plan(text)
+    assert parse_plan_json(text) == parse_plan_json(text)
     assert config._cached_plan.cache_info().misses == before
 
 

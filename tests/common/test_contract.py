@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.contract import LabelDeclaration, merge_declarations
+from common.contract import LabelDeclaration, merge_label_declarations
 from common.errors import BadInput
 
 NORTH = LabelDeclaration("north", ("Effusion", "Mass"), {"Effusion": "Pleural Effusion"})
@@ -14,12 +14,12 @@ SOUTH = LabelDeclaration("south", ("Pneumonia", "Pleural Effusion"))
 
 def complaint(*declarations: LabelDeclaration, class_names: tuple[str, ...] | None = None) -> str:
     with pytest.raises(BadInput) as caught:
-        merge_declarations(declarations, class_names)
+        merge_label_declarations(declarations, class_names)
     return str(caught.value)
 
 
 def test_synonyms_bring_local_names_to_canonical_ones_in_the_sites_own_order() -> None:
-    contract = merge_declarations([SOUTH, NORTH])
+    contract = merge_label_declarations([SOUTH, NORTH])
     assert contract.class_names == ("Mass", "Pleural Effusion", "Pneumonia")
     assert dict(contract.sites) == {"north": ("Pleural Effusion", "Mass"), "south": ("Pneumonia", "Pleural Effusion")}
     assert contract.shared_classes == ("Pleural Effusion",)
@@ -29,7 +29,7 @@ def test_synonyms_bring_local_names_to_canonical_ones_in_the_sites_own_order() -
 
 
 def test_the_only_site_of_a_run_has_shared_classes_and_no_unique_ones() -> None:
-    contract = merge_declarations([SOUTH])
+    contract = merge_label_declarations([SOUTH])
     assert contract.shared_classes == contract.class_names
     assert contract.unique_classes == ()
 
@@ -37,15 +37,15 @@ def test_the_only_site_of_a_run_has_shared_classes_and_no_unique_ones() -> None:
 @given(st.permutations(["a", "b", "c", "d"]))
 def test_the_contract_and_its_hash_do_not_depend_on_who_answered_first(order: list[str]) -> None:
     sites = {"a": ("x", "y"), "b": ("z",), "c": ("y", "x"), "d": ("x", "z")}
-    merged = merge_declarations(LabelDeclaration(site, sites[site]) for site in order)
-    again = merge_declarations(LabelDeclaration(site, sites[site]) for site in "abcd")
+    merged = merge_label_declarations(LabelDeclaration(site, sites[site]) for site in order)
+    again = merge_label_declarations(LabelDeclaration(site, sites[site]) for site in "abcd")
     assert merged == again
     assert merged.hash == again.hash
 
 
 def test_another_owner_gives_another_hash() -> None:
-    first = merge_declarations([LabelDeclaration("a", ("x", "y")), LabelDeclaration("b", ("x",))])
-    second = merge_declarations([LabelDeclaration("a", ("x",)), LabelDeclaration("b", ("x", "y"))])
+    first = merge_label_declarations([LabelDeclaration("a", ("x", "y")), LabelDeclaration("b", ("x",))])
+    second = merge_label_declarations([LabelDeclaration("a", ("x",)), LabelDeclaration("b", ("x", "y"))])
     assert first.class_names == second.class_names
     assert first.hash != second.hash
 
@@ -60,7 +60,7 @@ def test_one_class_under_two_spellings_is_refused_with_the_two_lines_that_settle
 
 
 def test_names_that_merely_resemble_one_another_are_not_guessed_to_be_one() -> None:
-    contract = merge_declarations([LabelDeclaration("a", ("Lesion",)), LabelDeclaration("b", ("Lung Lesion",))])
+    contract = merge_label_declarations([LabelDeclaration("a", ("Lesion",)), LabelDeclaration("b", ("Lung Lesion",))])
     assert contract.class_names == ("Lesion", "Lung Lesion")
 
 
@@ -95,12 +95,12 @@ def test_writing_the_two_lines_mends_the_contradiction() -> None:
     south = LabelDeclaration("south", ("pleural effusion", "Mass"))
     assert '"pleural effusion" = "Pleural_Effusion"' in complaint(north, south)
     fixed = LabelDeclaration("south", south.names, {"pleural effusion": "Pleural_Effusion"})
-    assert merge_declarations([north, fixed]).shared_classes == ("Pleural_Effusion",)
+    assert merge_label_declarations([north, fixed]).shared_classes == ("Pleural_Effusion",)
 
 
 @given(st.dictionaries(st.sampled_from("pqrs"), st.permutations("abc").map(lambda names: names[:2]), min_size=1))
 def test_owners_coverage_shared_and_unique_tell_one_story(sites: dict[str, list[str]]) -> None:
-    contract = merge_declarations(LabelDeclaration(site, tuple(names)) for site, names in sites.items())
+    contract = merge_label_declarations(LabelDeclaration(site, tuple(names)) for site, names in sites.items())
     owners = contract.annotation_matrix().sum(axis=0)  # (classes,)
     assert [len(contract.owners(name)) for name in contract.class_names] == owners.tolist()
     assert [name in contract.shared_classes for name in contract.class_names] == (owners == len(sites)).tolist()

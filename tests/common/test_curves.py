@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 from sklearn.metrics import precision_recall_curve, roc_curve
 
-from common.metrics.calibration import POINTS, ranking_curve, wilson_interval
-from common.metrics.score_histograms import EDGES, bin_indices, score_histogram
+from common.metrics.calibration import POINTS, compute_roc_curve, wilson_interval
+from common.metrics.score_histograms import EDGES, compute_score_histogram, score_bin_indices
 
 Values = NDArray[np.float64]
 
@@ -25,11 +25,11 @@ def drawn(seed: int, count: int, spread: float) -> tuple[Values, Values]:
 @given(st.integers(0, 10**6), st.integers(20, 3000), st.floats(0, 4))
 def test_every_point_is_one_of_scikit_learns(seed: int, count: int, spread: float) -> None:
     scores, labels = drawn(seed, count, spread)
-    curve, labelled = ranking_curve(score_histogram(scores, labels)), ~np.isnan(labels)
+    curve, labelled = compute_roc_curve(compute_score_histogram(scores, labels)), ~np.isnan(labels)
     if len(set(labels[labelled])) < 2:
         assert curve is None
         return
-    binned = EDGES[bin_indices(scores[labelled]) + 1]  # images of one bin cannot be told apart
+    binned = EDGES[score_bin_indices(scores[labelled]) + 1]  # images of one bin cannot be told apart
     rates, sensitivities, _ = roc_curve(labels[labelled], binned, drop_intermediate=False)
     detected, alarms = np.array(curve.detected), np.array(curve.alarms)
     theirs = {(round(a, 9), round(b, 9)) for a, b in zip(rates, sensitivities, strict=True)}
@@ -46,7 +46,7 @@ def test_every_point_is_one_of_scikit_learns(seed: int, count: int, spread: floa
 @given(st.integers(0, 10**6))
 def test_the_points_that_are_kept_hardly_change_the_area(seed: int) -> None:
     scores, labels = drawn(seed, 2000, 1.5)
-    curve, labelled = ranking_curve(score_histogram(scores, labels)), ~np.isnan(labels)
+    curve, labelled = compute_roc_curve(compute_score_histogram(scores, labels)), ~np.isnan(labels)
     rates, sensitivities, _ = roc_curve(labels[labelled], scores[labelled])
     ours = np.trapezoid(np.array(curve.detected) / curve.detected[-1], np.array(curve.alarms) / curve.alarms[-1])
     assert ours == pytest.approx(np.trapezoid(sensitivities, rates), abs=0.004)
@@ -54,8 +54,8 @@ def test_the_points_that_are_kept_hardly_change_the_area(seed: int) -> None:
 
 def test_a_class_without_positives_or_negatives_has_no_curve() -> None:
     scores = np.array([0.1, 0.7])
-    assert ranking_curve(score_histogram(scores, np.zeros(2))) is None
-    assert ranking_curve(score_histogram(scores, np.ones(2))) is None
+    assert compute_roc_curve(compute_score_histogram(scores, np.zeros(2))) is None
+    assert compute_roc_curve(compute_score_histogram(scores, np.ones(2))) is None
 
 
 @given(st.integers(1, 500), st.data())

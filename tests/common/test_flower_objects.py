@@ -21,9 +21,9 @@ from common.wire.flower_objects import (
     PER_ARRAY,
     MessageTooLarge,
     count_array_bytes,
-    cut_arrays,
-    join_message,
-    split_message,
+    rebuild_message_from_objects,
+    split_arrays_into_chunks,
+    split_message_into_objects,
 )
 from tests.common.flower_messages import Record, instruction, message, of_arrays
 
@@ -57,7 +57,7 @@ def objects(whole: Message) -> dict[str, bytes]:
 
 
 def joined(whole: Message, parts: Mapping[str, Any]) -> Message:
-    return join_message(whole.object_id, parts, ANY)
+    return rebuild_message_from_objects(whole.object_id, parts, ANY)
 
 
 def update_in(whole: Message, parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def array_in(parts: dict[str, bytes]) -> str:
 def test_an_object_that_is_no_message_is_refused() -> None:
     parts = objects(message(trunk=np.array([1], np.float32)))
     with pytest.raises(ValueError, match=f"object {array_in(parts)} is no message"):
-        join_message(array_in(parts), parts, ANY)
+        rebuild_message_from_objects(array_in(parts), parts, ANY)
 
 
 DAMAGED = [b"", b"Array", b"Array  x\0{}", b"Array  1\0{"]
@@ -179,20 +179,20 @@ def test_a_message_that_lacks_a_part_is_refused(kind: bytes) -> None:
 @given(sent=records)
 def test_a_message_that_we_have_cut_is_the_one_that_flower_would_have_sent(sent: dict[str, Record]) -> None:
     theirs, ours = instruction(of_arrays(sent)), instruction(of_arrays(sent))
-    cut_arrays(ours)
+    split_arrays_into_chunks(ours)
     assert get_object_tree(ours) == get_object_tree(theirs)
     assert objects(ours) == objects(theirs)
 
 
 def test_an_array_is_cut_once_and_an_error_not_at_all() -> None:
     whole = message(trunk=np.arange(3 * CHUNK, dtype=np.float32))
-    cut_arrays(whole)
+    split_arrays_into_chunks(whole)
     (before,) = [vars(array)["_chunks"] for array in whole.content.array_records["update"].values()]
-    cut_arrays(whole)
+    split_arrays_into_chunks(whole)
     (after,) = [vars(array)["_chunks"] for array in whole.content.array_records["update"].values()]
     assert before is after
     assert len(before) == 13  # 12,000 bytes, and what numpy writes before them
-    cut_arrays(instruction(None, Error(1, "no")))
+    split_arrays_into_chunks(instruction(None, Error(1, "no")))
 
 
 def as_views(whole: Message) -> dict[str, memoryview]:
@@ -211,7 +211,7 @@ def test_what_is_large_and_no_part_of_an_array_comes_back_too() -> None:
 
 def test_a_part_that_stands_in_an_array_many_times_is_refused_before_it_takes_memory() -> None:
     whole = instruction(of_arrays({"update": {"trunk": np.zeros(CHUNK, np.uint8)}}))
-    cut_arrays(whole)
+    split_arrays_into_chunks(whole)
     (array,) = whole.content.array_records["update"].values()
     vars(array)["_chunks"] = vars(array)["_chunks"] * 400_000
     sent = objects(whole)
@@ -219,7 +219,7 @@ def test_a_part_that_stands_in_an_array_many_times_is_refused_before_it_takes_me
     tracemalloc.start()
     try:
         with pytest.raises(MessageTooLarge):
-            join_message(whole.object_id, sent, 1_000_000)
+            rebuild_message_from_objects(whole.object_id, sent, 1_000_000)
         assert tracemalloc.get_traced_memory()[1] < 60_000_000  # together 400 MB
     finally:
         tracemalloc.stop()
@@ -227,26 +227,26 @@ def test_a_part_that_stands_in_an_array_many_times_is_refused_before_it_takes_me
 
 def test_equal_parts_that_were_asked_for_are_put_together() -> None:
     made = instruction(of_arrays({"update": {"trunk": np.zeros(50 * CHUNK, np.uint8)}}))
-    _, sent = split_message(made)
+    _, sent = split_message_into_objects(made)
     most = count_array_bytes(made.content)
     assert most > 50 * CHUNK > 10 * sum(map(len, sent.values()))
-    back = join_message(made.metadata.message_id, sent, most)
+    back = rebuild_message_from_objects(made.metadata.message_id, sent, most)
     assert back.content.array_records["update"]["trunk"].numpy().sum() == 0
     with pytest.raises(MessageTooLarge):
-        join_message(made.metadata.message_id, sent, most - 1)
+        rebuild_message_from_objects(made.metadata.message_id, sent, most - 1)
 
 
 def test_an_array_that_stands_in_a_record_many_times_counts_each_time() -> None:
     made = instruction(of_arrays({"update": {str(place): np.zeros(10, np.uint8) for place in range(1000)}}))
-    _, sent = split_message(made)
+    _, sent = split_message_into_objects(made)
     assert len(sent) < 10
     assert count_array_bytes(made.content) >= 1000 * (10 + PER_ARRAY)
     with pytest.raises(MessageTooLarge):
-        join_message(made.metadata.message_id, sent, 50_000)
+        rebuild_message_from_objects(made.metadata.message_id, sent, 50_000)
 
 
 def test_a_record_that_stands_in_a_message_many_times_is_refused() -> None:
     whole = instruction(RecordDict({str(place): ConfigRecord({"a": 1}) for place in range(MOST_RECORDS + 1)}))
-    _, sent = split_message(whole)
+    _, sent = split_message_into_objects(whole)
     with pytest.raises(MessageTooLarge):
-        join_message(whole.metadata.message_id, sent, ANY)
+        rebuild_message_from_objects(whole.metadata.message_id, sent, ANY)

@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 from common.errors import BadInput
 from common.security.identity import (
     SiteAdmissionRequest,
+    check_public_key,
     check_site_name,
-    checked_key,
-    create_key,
+    create_private_key,
     is_same_key,
     public_key_fingerprint,
     public_key_line,
     read_admission_request,
     read_connection_kit,
-    read_key,
+    read_private_key,
     split_address,
-    write_toml,
+    write_toml_section,
 )
 from common.system.plain_text import PLAIN_NAME
 from tests.certificates import of_version_10, pem_of
@@ -39,28 +39,28 @@ OTHER = public_key_line(ec.derive_private_key(8, ec.SECP256R1()), "north")
 
 @pytest.mark.usefixtures("lax_umask")
 def test_a_new_key_is_its_owners_alone_and_is_the_one_that_is_read_back(tmp_path: Path) -> None:
-    key = create_key(tmp_path / "site" / "north.key")
+    key = create_private_key(tmp_path / "site" / "north.key")
     assert (tmp_path / "site" / "north.key").stat().st_mode & 0o777 == 0o600
-    assert read_key(tmp_path / "site" / "north.key").private_numbers() == key.private_numbers()
+    assert read_private_key(tmp_path / "site" / "north.key").private_numbers() == key.private_numbers()
 
 
 def test_no_two_keys_are_alike_and_none_is_written_over(tmp_path: Path) -> None:
-    keys = [create_key(tmp_path / name) for name in ("first.key", "second.key")]
+    keys = [create_private_key(tmp_path / name) for name in ("first.key", "second.key")]
     assert not is_same_key(*(public_key_line(key, "") for key in keys))
     before = (tmp_path / "first.key").read_bytes()
     with pytest.raises(FileExistsError):
-        create_key(tmp_path / "first.key")
+        create_private_key(tmp_path / "first.key")
     assert (tmp_path / "first.key").read_bytes() == before
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o620, 0o610, 0o604, 0o602, 0o601])
 def test_a_key_that_others_may_touch_is_refused_with_the_command_that_mends_it(mode: int, tmp_path: Path) -> None:
-    create_key(tmp_path / "north.key")
+    create_private_key(tmp_path / "north.key")
     (tmp_path / "north.key").chmod(mode)
     with pytest.raises(BadInput, match=rf"\(mode {mode:o}\)\. Run: chmod 600 north\.key$"):
-        read_key(tmp_path / "north.key")
+        read_private_key(tmp_path / "north.key")
     (tmp_path / "north.key").chmod(0o600)
-    read_key(tmp_path / "north.key")
+    read_private_key(tmp_path / "north.key")
 
 
 def test_a_key_is_known_again_under_any_comment_and_told_from_another_of_the_same_comment() -> None:
@@ -72,18 +72,18 @@ def test_a_key_is_known_again_under_any_comment_and_told_from_another_of_the_sam
 
 @given(st.text(max_size=20))
 def test_a_public_line_is_a_key_whatever_the_sites_name(comment: str) -> None:
-    assert checked_key(public_key_line(KEY, comment)).split(" ")[:2] == LINE.split()[:2]
+    assert check_public_key(public_key_line(KEY, comment)).split(" ")[:2] == LINE.split()[:2]
 
 
 @pytest.mark.parametrize("line", ["", "north", "ecdsa-sha2-nistp256", LINE.replace("nistp256", "nistp384"), LINE[:90]])
 def test_a_line_that_is_no_public_key_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match="is no OpenSSH public key"):
-        checked_key(line)
+        check_public_key(line)
 
 
 def is_accepted(line: str) -> bool:
     with contextlib.suppress(ValueError):
-        return bool(checked_key(line))
+        return bool(check_public_key(line))
     return False
 
 
@@ -130,7 +130,7 @@ def test_a_name_that_is_taken_stays_in_its_folder(name: str) -> None:
 
 def test_the_longest_name_can_be_the_name_of_a_file(tmp_path: Path) -> None:
     name = check_site_name("北" * 66)  # 198 bytes
-    write_toml(tmp_path / f"{name}.request", SiteAdmissionRequest(site=name, public_key=LINE), "")
+    write_toml_section(tmp_path / f"{name}.request", SiteAdmissionRequest(site=name, public_key=LINE), "")
     assert read_admission_request(tmp_path / f"{name}.request").site == name
 
 
@@ -164,7 +164,7 @@ def test_any_request_is_read_as_it_was_written(
 ) -> None:
     request = SiteAdmissionRequest(site=site, public_key=f"{LINE} {comment}")
     path = tmp_path_factory.mktemp("request") / "site.request"
-    write_toml(path, request, "For the coordinator.")
+    write_toml_section(path, request, "For the coordinator.")
     assert read_admission_request(path) == request
     assert path.read_text(encoding="utf-8").startswith("# For the coordinator.\n")
 

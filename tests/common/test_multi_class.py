@@ -14,11 +14,11 @@ from common.metrics.multi_class import (
     CorrectCount,
     MultiClassMetrics,
     RoundAccuracy,
-    accuracy_density,
-    best_client_accuracies,
     compute_confusion_matrix,
     compute_multi_class_metrics,
-    round_accuracy,
+    compute_round_accuracy,
+    estimate_accuracy_density,
+    find_best_client_accuracies,
 )
 from tests.federations import read_vectors
 
@@ -65,10 +65,10 @@ def test_the_best_accuracies_of_fedsld_are_the_vectors_and_come_from_two_rounds(
         }
         for number, row in enumerate(vector["correct_per_round_client"], start=1)
     }
-    scores = [round_accuracy(sites) for sites in rounds.values()]
+    scores = [compute_round_accuracy(sites) for sites in rounds.values()]
     assert [score.mean for score in scores if score] == pytest.approx(vector["mean_client_acc"])
     assert [score.pooled for score in scores if score] == pytest.approx(vector["pooled_acc"])
-    best = best_client_accuracies(rounds)
+    best = find_best_client_accuracies(rounds)
     assert best.best_mean_client_test_accuracy == pytest.approx(vector["expected_BMCTA"])
     assert best.best_test_accuracy == pytest.approx(vector["expected_BTA"])
     assert (best.best_mean_round, best.best_pooled_round) == (2, 3)
@@ -155,8 +155,10 @@ def test_scores_that_are_not_finite_are_a_model_that_diverged() -> None:
 
 
 def test_a_site_that_was_absent_or_tested_nothing_is_left_out_of_its_rounds_mean() -> None:
-    assert round_accuracy({"north": CorrectCount(3, 4), "south": CorrectCount(0, 0)}) == RoundAccuracy(0.75, 0.75)
-    best = best_client_accuracies(
+    assert compute_round_accuracy({"north": CorrectCount(3, 4), "south": CorrectCount(0, 0)}) == RoundAccuracy(
+        0.75, 0.75
+    )
+    best = find_best_client_accuracies(
         {1: {"north": CorrectCount(1, 4), "south": CorrectCount(1, 1)}, 2: {"north": CorrectCount(3, 4)}}
     )
     assert (best.best_mean_client_test_accuracy, best.best_mean_round) == (0.75, 2)
@@ -164,13 +166,13 @@ def test_a_site_that_was_absent_or_tested_nothing_is_left_out_of_its_rounds_mean
 
 
 def test_a_round_in_which_nobody_tested_does_not_count() -> None:
-    best = best_client_accuracies({1: {}, 2: {"north": CorrectCount(0, 4)}, 3: {"north": CorrectCount(0, 0)}})
+    best = find_best_client_accuracies({1: {}, 2: {"north": CorrectCount(0, 4)}, 3: {"north": CorrectCount(0, 0)}})
     assert (best.best_mean_round, best.best_pooled_round, best.best_test_accuracy) == (2, 2, 0.0)
-    assert best_client_accuracies({1: {}, 2: {"north": CorrectCount(0, 0)}}) is None
+    assert find_best_client_accuracies({1: {}, 2: {"north": CorrectCount(0, 0)}}) is None
 
 
 def test_of_equal_rounds_the_earlier_is_the_best() -> None:
-    best = best_client_accuracies(
+    best = find_best_client_accuracies(
         {3: {"north": CorrectCount(2, 4)}, 2: {"north": CorrectCount(1, 2)}, 1: {"north": CorrectCount(0, 2)}}
     )
     assert (best.best_mean_round, best.best_pooled_round) == (2, 2)
@@ -178,7 +180,7 @@ def test_of_equal_rounds_the_earlier_is_the_best() -> None:
 
 def test_the_density_of_two_sites_is_the_mean_of_two_bells_of_scotts_width() -> None:
     # Sample SD of .4 and .6 is .1 * sqrt(2); Scott's factor for two points is 2 ** (-1/5).
-    curve = accuracy_density([0.4, 0.6], points=5)
+    curve = estimate_accuracy_density([0.4, 0.6], points=5)
     assert curve
     grid, density = curve
     width = 0.1 * 2**0.5 * 2**-0.2
@@ -189,4 +191,4 @@ def test_the_density_of_two_sites_is_the_mean_of_two_bells_of_scotts_width() -> 
 
 @pytest.mark.parametrize("accuracies", [[], [0.8], [0.8, 0.8, 0.8]])
 def test_accuracies_without_width_have_no_density(accuracies: list[float]) -> None:
-    assert accuracy_density(accuracies) is None
+    assert estimate_accuracy_density(accuracies) is None

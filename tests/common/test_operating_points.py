@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import precision_score, recall_score
 
 from common.metrics.calibration import operating_points
-from common.metrics.score_histograms import BINS, EDGES, ScoreHistogram, score_histogram
+from common.metrics.score_histograms import BINS, EDGES, ScoreHistogram, compute_score_histogram
 
 Values = NDArray[np.float64]
 
@@ -27,7 +27,7 @@ def test_both_rules_are_a_search_over_all_borders(
     seed: int, validation: int, test: int, spread: float, target: float
 ) -> None:
     chosen, tested = drawn(seed, validation, spread), drawn(seed + 1, test, spread)
-    points = operating_points({"a": score_histogram(*chosen)}, {"a": score_histogram(*tested)}, target)
+    points = operating_points({"a": compute_score_histogram(*chosen)}, {"a": compute_score_histogram(*tested)}, target)
     shares = [_shares(*chosen, edge) for edge in EDGES]
     if shares[0] is None or np.isnan(tested[1]).all():
         assert points == {}
@@ -59,7 +59,7 @@ def test_a_target_that_some_images_reach_exactly_is_reached(positives: int, data
     share = data.draw(st.integers(1, positives)) / positives
     scores = np.arange(1, 2 * positives + 1) / (2 * positives + 1)
     labels = np.repeat([0.0, 1.0], positives)
-    histograms = {"a": score_histogram(scores, labels)}
+    histograms = {"a": compute_score_histogram(scores, labels)}
     point = operating_points(histograms, histograms, share)["a"][-1]
     reached = [edge for edge in EDGES if (scores[positives:] > edge).mean() >= share]
     assert point.rule == "sensitivity"
@@ -73,7 +73,9 @@ def ratio(part: int, rest: int) -> float | None:
 @given(st.integers(0, 10**6), st.floats(0, 4))
 def test_the_four_shares_are_scikit_learns_on_the_test_images(seed: int, spread: float) -> None:
     chosen, (scores, labels) = drawn(seed, 200, spread), drawn(seed + 1, 300, spread)
-    points = operating_points({"a": score_histogram(*chosen)}, {"a": score_histogram(scores, labels)}, 0.9)["a"]
+    points = operating_points(
+        {"a": compute_score_histogram(*chosen)}, {"a": compute_score_histogram(scores, labels)}, 0.9
+    )["a"]
     labelled = ~np.isnan(labels)
     truth = labels[labelled] == 1
     for point in points:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from common.system.plain_text import (
     MOST_LINES,
     MOST_WORDS,
+    escape_for_page,
+    escape_for_terminal,
     escape_unplain_characters,
-    is_plain,
-    json_text,
+    is_plain_text,
     make_printable_line,
-    page_safe,
-    printable_lines,
-    terminal_safe,
+    make_printable_lines,
+    to_json_text,
 )
 from tests.words import HOSTILE_TEXTS, raw_in
 
@@ -26,7 +26,7 @@ any_text = st.text(st.characters(), max_size=200)
 
 @pytest.mark.parametrize("text", HOSTILE_TEXTS.values(), ids=HOSTILE_TEXTS)
 def test_no_hostile_text_is_a_name_but_for_its_length(text: str) -> None:
-    assert not is_plain(text) or len(text) > 200
+    assert not is_plain_text(text) or len(text) > 200
 
 
 NAMES = (
@@ -37,7 +37,7 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_of_any_language_are_plain(name: str) -> None:
-    assert is_plain(name)
+    assert is_plain_text(name)
     assert make_printable_line(name) == name
 
 
@@ -62,31 +62,31 @@ def test_shown_text_is_plain_bounded_and_shown_once_for_all(text: str, most: int
 
 @given(st.lists(any_text, max_size=60).map("\n".join))
 def test_lines_are_plain_few_and_none_but_the_first_begins_where_ours_do(text: str) -> None:
-    shown = printable_lines(text)
+    shown = make_printable_lines(text)
     lines = shown.split("\n")
     assert raw_in(shown) == set()
     assert len(lines) <= MOST_LINES
     assert all(line.startswith("    ") for line in lines[1:])
-    assert printable_lines(shown) == shown
+    assert make_printable_lines(shown) == shown
 
 
 @given(any_text)
 def test_at_a_terminal_and_in_a_page_nothing_but_line_feeds_stays(text: str) -> None:
-    assert raw_in(terminal_safe(text)) == set()
-    assert page_safe(text) == terminal_safe(text)
+    assert raw_in(escape_for_terminal(text)) == set()
+    assert escape_for_page(text) == escape_for_terminal(text)
 
 
 @given(any_text)
 def test_json_holds_the_same_text_and_no_raw_character(text: str) -> None:
-    line = json_text({"reason": text})
+    line = to_json_text({"reason": text})
     assert json.loads(line) == {"reason": text}
     assert raw_in(line, allowed="") == set()
 
 
-@given(any_text.filter(is_plain))
+@given(any_text.filter(is_plain_text))
 def test_plain_text_stays_as_it_is_everywhere(text: str) -> None:
-    assert escape_unplain_characters(text) == terminal_safe(text) == make_printable_line(text) == text
-    assert text in json_text({"a": text}) or '"' in text or "\\" in text
+    assert escape_unplain_characters(text) == escape_for_terminal(text) == make_printable_line(text) == text
+    assert text in to_json_text({"a": text}) or '"' in text or "\\" in text
 
 
 class Counted(str):
@@ -108,7 +108,7 @@ def test_an_endless_text_costs_no_time(text: str) -> None:
     """Only as much of it is looked at as is shown: a walk over 14 million characters would take seconds."""
     counted = Counted(text)
     assert len(make_printable_line(counted)) <= MOST_WORDS
-    assert len(printable_lines(counted)) <= MOST_LINES * (MOST_WORDS + 4)
+    assert len(make_printable_lines(counted)) <= MOST_LINES * (MOST_WORDS + 4)
     assert counted.most_read <= 2 * MOST_LINES * MOST_WORDS
 
 

@@ -18,9 +18,9 @@ from common.errors import BadInput, Fault
 from common.system import preflight
 from common.system.preflight import (
     FLOWER,
-    date_faults,
-    delay_exit_until_change,
-    flower_faults,
+    certificate_date_faults,
+    delay_failure_until_change,
+    flower_release_faults,
     port_faults,
     writable_folder_faults,
 )
@@ -37,11 +37,11 @@ def certificate(begin: dt.datetime, end: dt.datetime) -> x509.Certificate:
 
 def test_a_certificate_is_refused_outside_its_dates_with_the_date_the_clock_and_the_remedy() -> None:
     now = dt.datetime.now(dt.UTC)
-    assert date_faults("kit", certificate(now - DAY, now + DAY), "Ask for a new kit.") == []
-    (old,) = map(str, date_faults("kit", certificate(now - 9 * DAY, now - DAY), "Ask for a new kit."))
+    assert certificate_date_faults("kit", certificate(now - DAY, now + DAY), "Ask for a new kit.") == []
+    (old,) = map(str, certificate_date_faults("kit", certificate(now - 9 * DAY, now - DAY), "Ask for a new kit."))
     assert f"expired on {now - DAY:%Y-%m-%d %H:%M} UTC; this machine's clock says {now:%Y-%m-%d}" in old
     assert old.endswith(" UTC. Ask for a new kit.")
-    (early,) = map(str, date_faults("kit", certificate(now + DAY, now + 9 * DAY), "Ask for a new kit."))
+    (early,) = map(str, certificate_date_faults("kit", certificate(now + DAY, now + 9 * DAY), "Ask for a new kit."))
     assert f"only from {now + DAY:%Y-%m-%d %H:%M} UTC; this machine's clock says" in early
     assert early.endswith("Set the clock. If it is right: ask for a new kit.")
 
@@ -79,7 +79,7 @@ def test_another_flower_is_told_with_the_line_that_installs_ours(
     installed: str, right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "version", lambda name: installed)
-    faults = list(map(str, flower_faults()))
+    faults = list(map(str, flower_release_faults()))
     assert len(faults) == (not right)
     assert all(installed in fault and 'pip install "flwr>=1.39,<1.43"' in fault for fault in faults)
 
@@ -97,7 +97,7 @@ def test_a_refused_program_that_is_started_again_waits_for_a_file_to_change(
     monkeypatch.setattr(preflight, "LOOK_S", 0.01)
     fixed = threading.Timer(0.2, (tmp_path / "site.toml").touch)
     fixed.start()
-    with pytest.raises(BadInput), delay_exit_until_change(tmp_path, lines.append, (BadInput,), held=held):
+    with pytest.raises(BadInput), delay_failure_until_change(tmp_path, lines.append, (BadInput,), held=held):
         raise BadInput([Fault("site.toml", "is not there.")])
     assert fixed.is_alive() != held
     waits = f"ends when a file in {tmp_path} changes, or in 15 min, to be started again"

@@ -9,8 +9,8 @@ from flwr.app import ConfigRecord, RecordDict
 from common.models.network import Head
 from common.wire.canonical_bytes import (
     RecordField,
-    canonical_pieces,
-    list_fields,
+    iterate_canonical_bytes,
+    list_record_fields,
     parse_canonical_record,
     record_sha256,
 )
@@ -27,9 +27,9 @@ def reply() -> TrainReply:
 
 def test_a_record_comes_back_from_its_bytes_and_has_their_hash() -> None:
     content = encode_record(reply())
-    data = b"".join(canonical_pieces(content))
+    data = b"".join(iterate_canonical_bytes(content))
     again = parse_canonical_record(data)
-    assert b"".join(canonical_pieces(again)) == data
+    assert b"".join(iterate_canonical_bytes(again)) == data
     assert decode_record(again, TrainReply).update.head.class_names == ("a", "b")
     assert record_sha256(content) == hashlib.sha256(data.partition(b"\n")[0] + b"\n").hexdigest()
 
@@ -43,7 +43,7 @@ def test_an_array_whose_bytes_are_replaced_is_hashed_anew() -> None:
 
 
 def test_every_byte_of_a_kept_record_is_held_to_its_hash() -> None:
-    data = b"".join(canonical_pieces(encode_record(reply())))
+    data = b"".join(iterate_canonical_bytes(encode_record(reply())))
     begin = data.index(b"\n") + 1
     for place in range(begin, len(data)):
         changed = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
@@ -68,7 +68,7 @@ def test_every_value_counts() -> None:
 
 
 def test_the_parts_have_names_shapes_and_sizes() -> None:
-    fields = {field.name: field for field in list_fields(encode_record(reply()))}
+    fields = {field.name: field for field in list_record_fields(encode_record(reply()))}
     assert fields["update/trunk"] == RecordField("update/trunk", (5,), 20)
     assert fields["statistics/prototypes"] == RecordField("statistics/prototypes", (2, 2), 16)
     assert fields["update.norm"] == RecordField("update.norm", (4,), 16)

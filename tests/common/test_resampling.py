@@ -10,12 +10,12 @@ from sklearn.metrics import roc_auc_score
 
 from common.metrics.bootstrap import (
     AurocIntervals,
-    RankedClass,
-    auroc_intervals,
+    RankedClassScores,
+    bootstrap_auroc_intervals,
     newcombe_auroc_interval,
-    pooled_interval,
+    pooled_auroc_interval,
 )
-from common.metrics.score_histograms import BINS, ScoreHistogram, score_histogram
+from common.metrics.score_histograms import BINS, ScoreHistogram, compute_score_histogram
 
 Floats = NDArray[np.floating]
 
@@ -38,7 +38,7 @@ def random_case(seed: int, count: int, classes: int = 1) -> tuple[Floats, Floats
 def test_a_resample_is_the_weighted_auroc_of_scikit_learn(seed: int) -> None:
     scores, labels, _ = random_case(seed, 40)
     weights = generator(seed).standard_exponential((40, 3), dtype=np.float32)
-    aurocs = RankedClass.of(scores[:, 0], labels[:, 0]).aurocs(weights)
+    aurocs = RankedClassScores.from_scores(scores[:, 0], labels[:, 0]).weighted_aurocs(weights)
     expected = [roc_auc_score(labels[:, 0], scores[:, 0], sample_weight=weights[:, r]) for r in range(3)]
     assert aurocs == pytest.approx(expected, rel=1e-5)
 
@@ -46,7 +46,7 @@ def test_a_resample_is_the_weighted_auroc_of_scikit_learn(seed: int) -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_interval_is_close_to_that_of_resampling_positives_and_negatives_by_scipy(seed: int) -> None:
     scores, labels, patients = random_case(seed, 400)
-    interval = auroc_intervals(scores, labels, patients, ["mass"], generator()).per_class["mass"]
+    interval = bootstrap_auroc_intervals(scores, labels, patients, ["mass"], generator()).per_class["mass"]
 
     def auroc(positives: Floats, negatives: Floats) -> float:
         pairs = positives[:, None] - negatives
@@ -61,8 +61,8 @@ def test_the_interval_is_close_to_that_of_resampling_positives_and_negatives_by_
 def test_the_mean_over_classes_is_taken_over_the_same_patients() -> None:
     # Two equal classes: their mean varies as much as each of them. Two independent ones: by about a factor 0.7 less.
     scores, labels, patients = random_case(7, 300, classes=2)
-    alike = auroc_intervals(scores[:, [0, 0]], labels[:, [0, 0]], patients, ["a", "b"], generator())
-    other = auroc_intervals(scores, labels, patients, ["a", "b"], generator())
+    alike = bootstrap_auroc_intervals(scores[:, [0, 0]], labels[:, [0, 0]], patients, ["a", "b"], generator())
+    other = bootstrap_auroc_intervals(scores, labels, patients, ["a", "b"], generator())
     assert alike.mean_auroc == pytest.approx(alike.per_class["a"], abs=0.03 * np.diff(alike.per_class["a"])[0])
     ratio = np.diff(other.mean_auroc)[0] / np.mean([np.diff(interval)[0] for interval in other.per_class.values()])
     assert 0.6 < ratio < 0.85
@@ -71,9 +71,9 @@ def test_the_mean_over_classes_is_taken_over_the_same_patients() -> None:
 def test_several_images_of_one_patient_count_as_one_and_make_the_interval_wider() -> None:
     scores, labels, patients = random_case(9, 100)
     copies = (np.repeat(scores, 4, axis=0), np.repeat(labels, 4, axis=0))
-    once = auroc_intervals(scores, labels, patients, ["a"], generator())
-    by_patient = auroc_intervals(*copies, np.repeat(patients, 4), ["a"], generator())
-    by_image = auroc_intervals(*copies, np.arange(400).astype(str), ["a"], generator())
+    once = bootstrap_auroc_intervals(scores, labels, patients, ["a"], generator())
+    by_patient = bootstrap_auroc_intervals(*copies, np.repeat(patients, 4), ["a"], generator())
+    by_image = bootstrap_auroc_intervals(*copies, np.arange(400).astype(str), ["a"], generator())
     assert by_patient.per_class["a"] == pytest.approx(once.per_class["a"])
     assert np.diff(by_image.per_class["a"]) < 0.6 * np.diff(by_patient.per_class["a"])
 
@@ -82,41 +82,47 @@ def test_a_class_with_one_positive_keeps_it_in_every_resample() -> None:
     scores, labels, patients = random_case(11, 60)
     labels[:] = 0
     labels[7] = 1
-    low, high = auroc_intervals(scores, labels, patients, ["a"], generator()).per_class["a"]
+    low, high = bootstrap_auroc_intervals(scores, labels, patients, ["a"], generator()).per_class["a"]
     assert 0 <= low < roc_auc_score(labels[:, 0], scores[:, 0]) < high <= 1
 
 
 def test_classes_without_an_auroc_have_no_interval_and_unknown_labels_are_left_out() -> None:
     scores, labels, patients = random_case(13, 80, classes=3)
     labels[:, 1], labels[40:, 2], scores[40:, 2] = np.nan, np.nan, np.nan
-    intervals = auroc_intervals(scores, labels, patients, ["a", "b", "c"], generator())
+    intervals = bootstrap_auroc_intervals(scores, labels, patients, ["a", "b", "c"], generator())
     assert list(intervals.per_class) == ["a", "c"]
     low, high = intervals.per_class["c"]
     assert low < roc_auc_score(labels[:40, 2], scores[:40, 2]) < high
-    assert auroc_intervals(scores[:, [1]], labels[:, [1]], patients, ["b"], generator()) == AurocIntervals(None, {})
+    assert bootstrap_auroc_intervals(scores[:, [1]], labels[:, [1]], patients, ["b"], generator()) == AurocIntervals(
+        None, {}
+    )
 
 
 def test_the_same_generator_gives_the_same_intervals() -> None:
     case = random_case(17, 50, classes=2)
-    assert auroc_intervals(*case, ["a", "b"], generator(1)) == auroc_intervals(*case, ["a", "b"], generator(1))
-    assert auroc_intervals(*case, ["a", "b"], generator(1)) != auroc_intervals(*case, ["a", "b"], generator(2))
+    assert bootstrap_auroc_intervals(*case, ["a", "b"], generator(1)) == bootstrap_auroc_intervals(
+        *case, ["a", "b"], generator(1)
+    )
+    assert bootstrap_auroc_intervals(*case, ["a", "b"], generator(1)) != bootstrap_auroc_intervals(
+        *case, ["a", "b"], generator(2)
+    )
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_interval_from_counts_by_score_encloses_that_from_the_scores_and_is_hardly_wider(seed: int) -> None:
     scores, labels, patients = random_case(seed, 400)
     scores = 1 / (1 + np.exp(-scores))
-    exact = auroc_intervals(scores, labels, patients, ["mass"], generator()).per_class["mass"]
-    pooled = pooled_interval(score_histogram(scores[:, 0], labels[:, 0]), generator(seed))
+    exact = bootstrap_auroc_intervals(scores, labels, patients, ["mass"], generator()).per_class["mass"]
+    pooled = pooled_auroc_interval(compute_score_histogram(scores[:, 0], labels[:, 0]), generator(seed))
     assert pooled is not None
     assert pooled == pytest.approx(exact, abs=0.15 * np.diff(exact)[0])
 
 
 def test_one_bin_leaves_everything_open_and_one_kind_of_image_has_no_interval() -> None:
     positives, none = 7 * np.eye(BINS, dtype=np.int64)[3], np.zeros(BINS, np.int64)
-    assert pooled_interval(ScoreHistogram(positives, positives), generator()) == pytest.approx((0, 1))
-    assert pooled_interval(ScoreHistogram(positives, none), generator()) is None
-    assert pooled_interval(ScoreHistogram(none, positives), generator()) is None
+    assert pooled_auroc_interval(ScoreHistogram(positives, positives), generator()) == pytest.approx((0, 1))
+    assert pooled_auroc_interval(ScoreHistogram(positives, none), generator()) is None
+    assert pooled_auroc_interval(ScoreHistogram(none, positives), generator()) is None
 
 
 def test_the_interval_covers_the_true_auroc_about_as_often_as_it_says() -> None:
@@ -124,8 +130,8 @@ def test_the_interval_covers_the_true_auroc_about_as_often_as_it_says() -> None:
     covered = []
     for _ in range(100):
         logits = np.concatenate([random.normal(1, 1, 60), random.normal(0, 1, 140)])
-        spread = score_histogram(1 / (1 + np.exp(-logits)), np.repeat([1.0, 0.0], [60, 140]))
-        low, high = pooled_interval(spread, random) or (1.0, 0.0)
+        spread = compute_score_histogram(1 / (1 + np.exp(-logits)), np.repeat([1.0, 0.0], [60, 140]))
+        low, high = pooled_auroc_interval(spread, random) or (1.0, 0.0)
         covered.append(low <= true <= high)
     assert 0.88 <= np.mean(covered) <= 1.0  # 0.95 and three standard errors
 
@@ -163,7 +169,7 @@ def test_the_ends_are_the_true_aurocs_from_which_the_found_one_is_no_further_tha
 
 def test_one_positive_above_all_negatives_proves_little() -> None:
     scores, labels = np.linspace(0, 1, 50)[:, None], np.eye(50)[:, [49]]
-    low, high = auroc_intervals(scores, labels, np.arange(50).astype(str), ["a"], generator()).per_class["a"]
+    low, high = bootstrap_auroc_intervals(scores, labels, np.arange(50).astype(str), ["a"], generator()).per_class["a"]
     assert low < 0.5
     assert high == 1
 
@@ -172,8 +178,10 @@ def test_one_positive_above_all_negatives_proves_little() -> None:
 def test_the_mean_of_classes_that_every_resample_ranks_alike_has_an_interval_of_some_width(seed: int) -> None:
     _, labels, patients = random_case(seed, 8 + seed, classes=1 + seed % 3)
     names = [str(c) for c in range(labels.shape[1])]
-    perfect = auroc_intervals(labels + generator(seed).random(labels.shape) / 2, labels, patients, names, generator())
-    constant = auroc_intervals(np.zeros(labels.shape), labels, patients, names, generator())
+    perfect = bootstrap_auroc_intervals(
+        labels + generator(seed).random(labels.shape) / 2, labels, patients, names, generator()
+    )
+    constant = bootstrap_auroc_intervals(np.zeros(labels.shape), labels, patients, names, generator())
     assert perfect.mean_auroc[1] == 1
     assert perfect.mean_auroc[0] <= 0.99
     assert constant.mean_auroc is not None

@@ -16,10 +16,10 @@ from common.metrics.score_histograms import (
     MIDDLES,
     TENTHS,
     ScoreHistogram,
-    bin_indices,
+    compute_score_histogram,
     pooled_auroc,
     pooled_average_precision,
-    score_histogram,
+    score_bin_indices,
 )
 
 CASES = 1000
@@ -41,7 +41,7 @@ def random_case(seed: int) -> tuple[Floats, Floats]:
 def test_auroc_and_average_precision_lie_within_their_bounds_in_a_thousand_random_cases() -> None:
     for seed in range(CASES):
         scores, labels = random_case(seed)
-        histogram = score_histogram(scores, labels)
+        histogram = compute_score_histogram(scores, labels)
         exact = roc_auc_score(labels, scores), average_precision_score(labels, scores)
         for bounded, value in zip((pooled_auroc(histogram), pooled_average_precision(histogram)), exact, strict=True):
             assert bounded.low - ROUNDING <= value <= bounded.high + ROUNDING, (seed, bounded, value)
@@ -55,7 +55,7 @@ def test_bounds_are_narrow_for_rare_and_common_findings_and_for_sure_models(
     rng = np.random.default_rng(2)
     labels = (rng.random(3000) < 0.1).astype(np.float64)
     scores = expit(rng.normal(centre, spread, 3000) + ahead * labels).astype(np.float32)
-    histogram = score_histogram(scores, labels)
+    histogram = compute_score_histogram(scores, labels)
     auroc, precision = pooled_auroc(histogram), pooled_average_precision(histogram)
     assert auroc.high - auroc.low < 0.004
     assert precision.high - precision.low < 0.02
@@ -99,8 +99,8 @@ def test_bounds_worked_by_hand() -> None:
 def test_histograms_of_sites_add_up_to_that_of_all_their_images() -> None:
     scores, labels = random_case(3)
     labels[5:9] = np.nan
-    parts = [score_histogram(scores[rows::3], labels[rows::3]) for rows in range(3)]
-    whole, total = score_histogram(scores, labels), parts[0] + parts[1] + parts[2]
+    parts = [compute_score_histogram(scores[rows::3], labels[rows::3]) for rows in range(3)]
+    whole, total = compute_score_histogram(scores, labels), parts[0] + parts[1] + parts[2]
     np.testing.assert_array_equal(total.positives, whole.positives)
     np.testing.assert_array_equal(total.negatives, whole.negatives)
     assert whole.positives.sum() == np.sum(labels == 1)
@@ -111,7 +111,7 @@ def test_bins_cover_the_scale_from_0_to_1_and_have_borders_at_every_tenth() -> N
     assert (np.diff(EDGES) > 0).all()
     assert set(TENTHS) <= set(EDGES)
     np.testing.assert_allclose(EDGES, 1 - EDGES[::-1], atol=1e-12)
-    np.testing.assert_array_equal(bin_indices(MIDDLES), np.arange(BINS))
+    np.testing.assert_array_equal(score_bin_indices(MIDDLES), np.arange(BINS))
 
 
 def test_bins_are_finer_near_0_and_1_than_in_the_middle_but_nowhere_wide() -> None:
@@ -122,12 +122,12 @@ def test_bins_are_finer_near_0_and_1_than_in_the_middle_but_nowhere_wide() -> No
 
 def test_a_border_belongs_to_the_bin_below_so_that_only_scores_above_a_half_count_as_yes() -> None:
     scores = np.array([0.0, 0.5, np.nextafter(0.5, 1), 1.0])
-    assert bin_indices(scores).tolist() == [0, DECIDED - 1, DECIDED, BINS - 1]
+    assert score_bin_indices(scores).tolist() == [0, DECIDED - 1, DECIDED, BINS - 1]
 
 
 def test_without_positives_or_without_negatives_there_is_no_value() -> None:
     for label in (0, 1):
-        histogram = score_histogram(np.array([0.2, 0.7]), np.array([label, np.nan]))
+        histogram = compute_score_histogram(np.array([0.2, 0.7]), np.array([label, np.nan]))
         assert pooled_auroc(histogram) is None
         assert pooled_average_precision(histogram) is None
 
@@ -135,8 +135,8 @@ def test_without_positives_or_without_negatives_there_is_no_value() -> None:
 @pytest.mark.parametrize("score", [-0.1, 1.5, np.nan])
 def test_a_score_that_is_no_probability_is_refused(score: float) -> None:
     with pytest.raises(ValueError, match="from 0 to 1"):
-        score_histogram(np.array([0.1, score]), np.array([0.0, 1.0]))
-    score_histogram(np.array([0.1, score]), np.array([0.0, np.nan]))
+        compute_score_histogram(np.array([0.1, score]), np.array([0.0, 1.0]))
+    compute_score_histogram(np.array([0.1, score]), np.array([0.0, np.nan]))
 
 
 @pytest.mark.parametrize("counts", [np.zeros(BINS - 1, np.int64), np.full(BINS, -1)])

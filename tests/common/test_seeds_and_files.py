@@ -93,7 +93,7 @@ def test_while_a_program_ends_nothing_is_begun(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(stopping, "os", staying)
     monkeypatch.setattr(stopping, "CLOSING_S", 0.0)
     if late:
-        stopping._end_after_delay(stopping._GracefulShutdown(3, None))
+        stopping._end_program_after_delay(stopping._GracefulShutdown(3, None))
     else:
         stopping._end_program(3)
     assert is_ending

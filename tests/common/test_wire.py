@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from common.errors import WireError
 from common.models.network import Head
-from common.system.plain_text import is_plain
+from common.system.plain_text import is_plain_text
 from common.wire.codec import RAW, decode_record, encode_record, payload_bytes
 from common.wire.records import EvaluateReply, ModelGroups, Record, RollCall, TrainReply, TrainRequest
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskedRequest, RevealAnswer, SharesRequest
@@ -37,7 +37,7 @@ def test_every_record_comes_back_as_it_went(record: Record) -> None:
 
 @given(
     trunk=st.lists(st.floats(width=32, allow_nan=False), max_size=5),
-    rows=st.lists(st.text(min_size=1, max_size=8).filter(is_plain), unique=True, max_size=4),
+    rows=st.lists(st.text(min_size=1, max_size=8).filter(is_plain_text), unique=True, max_size=4),
 )
 def test_any_groups_come_back_bit_for_bit(trunk: list[float], rows: list[str]) -> None:
     rng = np.random.default_rng(len(rows))

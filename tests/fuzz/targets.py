@@ -53,10 +53,16 @@ from common.models.saved import load_model, save_model
 from common.models.state import ModelState
 from common.models.weights import convert_checkpoint
 from common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec
-from common.security.identity import checked_key, read_admission_request, read_connection_kit, read_key, write_toml
-from common.wire.codec import decode_record, encode_record, pack_numbers, round_to_form, unpack_numbers
-from common.wire.fleet_protocol import append_field, extract_field
-from common.wire.flower_objects import join_message
+from common.security.identity import (
+    check_public_key,
+    read_admission_request,
+    read_connection_kit,
+    read_private_key,
+    write_toml_section,
+)
+from common.wire.codec import decode_record, encode_record, pack_numbers, round_to_number_format, unpack_numbers
+from common.wire.fleet_protocol import append_protobuf_field, extract_protobuf_field
+from common.wire.flower_objects import rebuild_message_from_objects
 from common.wire.records import FORMS, ModelGroups, RefusalNoted, RollCall
 from server.coordinator.authority import certificate_faults, issue_server_certificate, make_certificate_authority
 from server.coordinator.folder import FILE as COORDINATOR_FILE
@@ -158,20 +164,23 @@ def objects(data: bytes) -> None:
         contents[name.decode("latin-1")] = data[_OBJECT.size : _OBJECT.size + size]
         data = data[_OBJECT.size + size :]
     with contextlib.suppress(ValueError):
-        join_message(next(iter(contents), ""), contents, 1e9)
+        rebuild_message_from_objects(next(iter(contents), ""), contents, 1e9)
 
 
 def large_field(data: bytes) -> None:
     try:
-        rest, content = extract_field(data, 3)
+        rest, content = extract_protobuf_field(data, 3)
     except ValueError:
         return
-    assert extract_field(append_field(rest, 3, content), 3) == (rest, content)
+    assert extract_protobuf_field(append_protobuf_field(rest, 3, content), 3) == (rest, content)
 
 
 def compact_seeds() -> list[bytes]:
     values = np.linspace(-3, 5, 40, dtype=np.float32)
-    return [bytes([place, 40]) + pack_numbers(round_to_form(values, form), form) for place, form in enumerate(FORMS)]
+    return [
+        bytes([place, 40]) + pack_numbers(round_to_number_format(values, form), form)
+        for place, form in enumerate(FORMS)
+    ]
 
 
 def compact(data: bytes) -> None:
@@ -217,7 +226,7 @@ def read_again(read: Callable[[Path], Any]) -> Callable[[bytes], None]:
     def check(data: bytes) -> None:
         with folder_with(it=data) as folder, contextlib.suppress(BadInput):
             content = read(folder / "it")
-            write_toml(folder / "again", content, "Written again.")
+            write_toml_section(folder / "again", content, "Written again.")
             assert read(folder / "again") == content
 
     return check
@@ -226,7 +235,7 @@ def read_again(read: Callable[[Path], Any]) -> Callable[[bytes], None]:
 def public_key(data: bytes) -> None:
     line = data.decode("utf-8", "replace")
     with contextlib.suppress(ValueError):
-        assert checked_key(line) == line
+        assert check_public_key(line) == line
 
 
 def _coordinator(folder: str) -> CoordinatorFolder:
@@ -492,13 +501,15 @@ def picture(data: bytes) -> None:
 TARGETS = {
     "record": Target(record_seeds, record),
     "objects": Target(object_seeds, objects),
-    "large-field": Target(lambda: [append_field(b"\x08\x01", 3, b"content")], large_field),
+    "large-field": Target(lambda: [append_protobuf_field(b"\x08\x01", 3, b"content")], large_field),
     "compact": Target(compact_seeds, compact),
     "received-message": Target(received_seeds, received),
     "bundle": Target(bundle_seeds, bundle),
     "request": Target(lambda: [request_text().encode()], read_again(read_admission_request)),
     "kit": Target(lambda: [kit_text().encode()], read_again(read_connection_kit)),
-    "private-key": Target(lambda: [KEY.encode()], refused_at_most("key", lambda folder: read_key(folder / "key"))),
+    "private-key": Target(
+        lambda: [KEY.encode()], refused_at_most("key", lambda folder: read_private_key(folder / "key"))
+    ),
     "public-key": Target(lambda: [LINE.encode()], public_key),
     "certificates": Target(
         lambda: [bytes([i]) + _authority()[n] for i, n in enumerate(sorted(_authority()))], certificates

@@ -160,7 +160,7 @@ def on_the_coordinator(point: str, death: Death) -> None:
         case "between a checkpoint's two files":
             half_a_file(death.kill, checkpoints, f"{checkpoint}.json")
         case "between two rounds":
-            at(RunReporter, "round_done", death.kill, lambda reporter, record, state: record.round == ROUND)
+            at(RunReporter, "show_finished_round", death.kill, lambda reporter, record, state: record.round == ROUND)
         case "disk full":
             disk_full(death.marker, checkpoints, f"{checkpoint}.safetensors")
         case "clock +1" | "clock -1":

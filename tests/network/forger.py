@@ -30,7 +30,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
-from common.security.identity import read_connection_kit, read_key
+from common.security.identity import read_connection_kit, read_private_key
 from server.deployment.superlink.control_client import openssh_key_to_pem
 from tests.signing import SignsCalls
 
@@ -42,7 +42,7 @@ class Forger:
     """One channel, signed with the forger's own key."""
 
     def __init__(self, folder: Path, name: str, nodes: dict[str, tuple[int, str]]) -> None:
-        kit, key = read_connection_kit(folder / f"{name}.kit"), read_key(folder / f"{name}.key")
+        kit, key = read_connection_kit(folder / f"{name}.kit"), read_private_key(folder / f"{name}.key")
         credentials = grpc.ssl_channel_credentials(kit.ca_certificate.encode())
         channel = grpc.secure_channel(kit.address, credentials)
         self.stub = FleetStub(grpc.intercept_channel(channel, SignsCalls(key, key.public_key())))

@@ -29,7 +29,7 @@ def nodes_of(federation: Federation) -> Path:
     coordinator = read_coordinator(federation.coordinator.folder)
     admitted = {openssh_key_to_pem(site.public_key): site for site in unrevoked_sites(coordinator).values()}
     with closing(ControlClient(coordinator)) as control:
-        nodes = {admitted[node.public_key].site: node.node_id for node in control.nodes()}
+        nodes = {admitted[node.public_key].site: node.node_id for node in control.list_registered_sites()}
     keys = {site.site: site.public_key for site in admitted.values()}
     path = federation.folder / "nodes.json"
     path.write_text(json.dumps({name: (node, keys[name]) for name, node in nodes.items()}), encoding="utf-8")

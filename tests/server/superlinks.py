@@ -24,8 +24,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 
 from common.wire import fleet_protocol
 from server.coordinator.folder import CoordinatorFolder, read_coordinator
-from server.coordinator.init import make_folder
-from server.deployment.superlink.fleet_server import serve_hospitals
+from server.coordinator.init import make_coordinator_folder
+from server.deployment.superlink.fleet_server import start_hospital_server
 from server.deployment.superlink.messages import StoredMessage, SuperLinkStorage
 from server.deployment.superlink.object_store import ObjectFiles
 from tests.signing import SignsCalls, pem
@@ -232,7 +232,7 @@ HOSTS = ("fl.example", "fl-2.example", "192.0.2.7", "2001:db8::7")
 
 def coordinator_in(folder: Path) -> CoordinatorFolder:
     """Make a coordinator's folder with an authority and a server certificate."""
-    make_folder(folder, "trial", HOSTS, listen="0.0.0.0", port=9092)
+    make_coordinator_folder(folder, "trial", HOSTS, listen="0.0.0.0", port=9092)
     return read_coordinator(folder)
 
 
@@ -253,7 +253,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes
 @contextmanager
 def opened(link: Link, certificates: tuple[bytes, bytes, bytes], connections: int = 1000) -> Iterator[Port]:
     """Open the port for hospitals, as the SuperLink's program opens it."""
-    server, number = serve_hospitals("127.0.0.1:0", link.storage, certificates, link.folder, connections)
+    server, number = start_hospital_server("127.0.0.1:0", link.storage, certificates, link.folder, connections)
     port = Port(link, f"127.0.0.1:{number}", certificates[0])
     try:
         yield port

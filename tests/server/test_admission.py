@@ -18,7 +18,7 @@ from common.errors import BadInput
 from common.security.identity import (
     SiteAdmissionRequest,
     SiteConnectionKit,
-    create_key,
+    create_private_key,
     public_key_fingerprint,
     public_key_line,
     read_admission_request,
@@ -34,7 +34,7 @@ from server.coordinator.admission import (
 )
 from server.coordinator.authority import (
     certificate_faults,
-    days_until_expiry,
+    days_until_certificate_expiry,
     issue_server_certificate,
     make_certificate_authority,
 )
@@ -55,7 +55,7 @@ FINGERPRINT = "SHA256:b0ZzPD93OgiIRnl4Fh3MXvf8G8ab4yLvCsJSSwQ/s1I"
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
     """Three public keys."""
     folder = tmp_path_factory.mktemp("keys")
-    return [public_key_line(create_key(folder / f"{number}.key"), "comment") for number in range(3)]
+    return [public_key_line(create_private_key(folder / f"{number}.key"), "comment") for number in range(3)]
 
 
 def admit_key(coordinator: CoordinatorFolder, name: str, key: str) -> Path:
@@ -358,13 +358,13 @@ def test_private_keys_are_their_owners_alone_also_after_a_renewal(tmp_path: Path
 
 
 def test_a_new_certificate_holds_for_a_year_and_for_every_host(coordinator: CoordinatorFolder) -> None:
-    assert days_until_expiry(coordinator) == pytest.approx(397, abs=0.01)
+    assert days_until_certificate_expiry(coordinator) == pytest.approx(397, abs=0.01)
     assert certificate_faults(coordinator) == []
     hosts = (*HOSTS, "new.example", "192.0.2.9")
     wider = CoordinatorFolder(coordinator.folder, coordinator.file.model_copy(update={"hosts": hosts}))
     assert [fault.problem.split()[-1] for fault in certificate_faults(wider)] == ["new.example.", "192.0.2.9."]
     issue_server_certificate(coordinator, days=-2)
-    assert days_until_expiry(coordinator) == pytest.approx(-2, abs=0.01)
+    assert days_until_certificate_expiry(coordinator) == pytest.approx(-2, abs=0.01)
 
 
 @pytest.mark.parametrize("name", ["ca.key", "ca.crt"])

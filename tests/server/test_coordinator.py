@@ -23,17 +23,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import BadInput
-from common.security.identity import SiteAdmissionRequest, create_key, public_key_line, split_address
+from common.security.identity import SiteAdmissionRequest, create_private_key, public_key_line, split_address
 from common.system.files import make_private_folder
 from server.coordinator.admission import admit, revoke
 from server.coordinator.folder import (
     CoordinatorFile,
     CoordinatorFolder,
-    checked_host,
     is_command_running,
     lock_coordinator,
-    make_private,
+    normalize_host,
     read_coordinator,
+    restrict_folder_to_owner,
     write_coordinator,
 )
 from server.coordinator.preflight import hospital_port_faults, make_no_superlink_fault
@@ -78,23 +78,23 @@ def test_a_written_file_is_read(
 )
 def test_what_is_no_host_is_refused(host: str) -> None:
     with pytest.raises(ValueError, match="is neither a host name nor an address"):
-        checked_host(host)
+        normalize_host(host)
 
 
 @given(names)
 def test_a_host_name_is_taken_as_it_is_and_can_stand_in_a_certificate(name: str) -> None:
-    assert checked_host(name) == x509.DNSName(name).value == name
+    assert normalize_host(name) == x509.DNSName(name).value == name
 
 
 @given(st.ip_addresses(v=6).map(lambda address: address.exploded.upper()))
 def test_an_address_is_taken_in_its_one_canonical_form(address: str) -> None:
-    assert checked_host(address) == str(ipaddress.ip_address(address))
+    assert normalize_host(address) == str(ipaddress.ip_address(address))
 
 
 @given(host=names | addresses, port=ports)
 def test_the_address_in_a_kit_leads_back_to_the_host_and_the_port(host: str, port: int) -> None:
     file = CoordinatorFile(name="trial", hosts=(host, "other.example"), port=port)
-    assert split_address(CoordinatorFolder(Path(), file).public_address) == (checked_host(host), port)
+    assert split_address(CoordinatorFolder(Path(), file).public_address) == (normalize_host(host), port)
 
 
 def test_an_ipv6_address_to_listen_on_stands_in_brackets() -> None:
@@ -211,7 +211,7 @@ def test_a_folder_open_to_others_is_closed_and_that_is_said_once(before: int, co
     coordinator.folder.chmod(before)
     lines = list[str]()
     for _ in range(2):
-        make_private(read_coordinator(coordinator.folder), lines.append)
+        restrict_folder_to_owner(read_coordinator(coordinator.folder), lines.append)
     assert len(lines) == 1
     assert str(coordinator.folder) in lines[0]
     assert mode(coordinator.folder) == 0o700
@@ -234,7 +234,7 @@ class Registrations:
     there: list[RegisteredSite] = field(default_factory=list)
     ever: set[bytes] = field(default_factory=set)
 
-    def nodes(self) -> list[RegisteredSite]:
+    def list_registered_sites(self) -> list[RegisteredSite]:
         return list(self.there)
 
     def register(self, name: str, public_key: str) -> None:
@@ -265,7 +265,7 @@ class Link:
 @pytest.fixture
 def link(coordinator: CoordinatorFolder, tmp_path: Path) -> Link:
     """A coordinator with one site, which is registered."""
-    keys = [public_key_line(create_key(tmp_path / f"{number}.key"), "comment") for number in range(2)]
+    keys = [public_key_line(create_private_key(tmp_path / f"{number}.key"), "comment") for number in range(2)]
     link = Link(coordinator, Registrations(), keys)
     link.admit("north", 0)
     assert link.settled() == {"north": openssh_key_to_pem(keys[0])}
@@ -323,7 +323,7 @@ def test_who_can_open_the_folder_is_answered(running: CoordinatorFolder) -> None
     assert is_superlink_answering(running)
     assert is_control_socket_listening(running.state)
     with closing(ControlClient(running)) as control:
-        assert control.nodes() == []
+        assert control.list_registered_sites() == []
 
 
 @pytest.mark.slow

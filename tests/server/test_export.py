@@ -18,7 +18,7 @@ from common.models.network import build, compute_scores
 from common.models.saved import load_model, save_model
 from common.models.zoo.spec import Architecture, ModelSpec, Task
 from server.export import exported_model
-from server.export.exported_model import METADATA, ExportFormat, OutputsDiffer, export_model
+from server.export.exported_model import METADATA, ExportedOutputsDiffer, ExportFormat, export_model
 from tests.federations import DIGITS
 from tests.network.real import flwr_sim
 from tests.server.commands import ROOT, needs_real_data
@@ -121,7 +121,7 @@ def test_the_file_says_what_its_columns_and_its_pixels_are(form: ExportFormat, t
 
 def test_a_model_whose_outputs_differ_is_not_written(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.export.exported_model.TOLERANCE", -1.0)  # nothing is equal enough
-    with pytest.raises(OutputsDiffer, match="differ from ours by up to"):
+    with pytest.raises(ExportedOutputsDiffer, match="differ from ours by up to"):
         export_model(tiny, ExportFormat.torchscript, tiny / "model.pt", [pixels(1, 32, 32)])
     assert sorted(path.name for path in tiny.iterdir()) == ["model.json", "model.safetensors"]
 
@@ -131,7 +131,7 @@ def test_a_model_whose_outputs_are_no_numbers_is_not_written_whichever_batch_sho
     with torch.no_grad():
         network.head.bias[0] = torch.nan
     save_model(tmp_path, network, label_contract_sha256="0" * 64)
-    with pytest.raises(OutputsDiffer, match="nan"):
+    with pytest.raises(ExportedOutputsDiffer, match="nan"):
         export_model(tmp_path, ExportFormat.torchscript, tmp_path / "model.pt", [pixels(1, 32, 32), pixels(1, 40, 40)])
 
 

@@ -20,12 +20,12 @@ from common.metrics.auroc import (
     per_class,
     summarise_test_results,
 )
-from common.metrics.bootstrap import auroc_intervals
+from common.metrics.bootstrap import bootstrap_auroc_intervals
 from common.metrics.calibration import compute_score_quality, operating_points
 from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, ValueWithError, format_value_with_error
 from common.metrics.multi_class import compute_multi_class_metrics
-from common.metrics.pooled import pool_site_histograms, sum_histograms
-from common.metrics.score_histograms import score_histogram
+from common.metrics.pooled import pool_site_histograms, sum_site_histograms
+from common.metrics.score_histograms import compute_score_histogram
 from common.system.plain_text import format_interval
 from server.federation.evaluation import class_result_from_histograms
 from server.reporting.run_claims import DECIDED_BADLY, RANKED_WELL, prominent_limitations, reason_without_auroc
@@ -60,9 +60,11 @@ def exact(scores: NDArray[np.float64], labels: NDArray[np.float64]) -> tuple[flo
 
 def by_sums(scores: NDArray[np.float64], labels: NDArray[np.float64]) -> ClassMetrics:
     """Return the class's result where the coordinator has the sum of three sites' histograms."""
-    histograms = {site: {"mass": score_histogram(scores[at::3], labels[at::3])} for at, site in enumerate(SITES)}
+    histograms = {
+        site: {"mass": compute_score_histogram(scores[at::3], labels[at::3])} for at, site in enumerate(SITES)
+    }
     owners = {"mass": SITES}
-    pooled = pool_site_histograms(sum_histograms(histograms, owners), owners)
+    pooled = pool_site_histograms(sum_site_histograms(histograms, owners), owners)
     return class_result_from_histograms(pooled.per_class["mass"] if pooled else None)
 
 
@@ -78,7 +80,7 @@ def test_each_printed_figure_of_a_sum_lies_within_its_stated_error_of_scikit_lea
         scores, labels = made_up(run)
         result = by_sums(scores, labels)
         for name, true in zip(FIGURES, exact(scores, labels), strict=True):
-            shown = format_value_with_error(result.figure_with_error(name))
+            shown = format_value_with_error(result.metric_with_error(name))
             if shown == "n/a":
                 assert result.errors[name] > LARGEST_ERROR
                 continue
@@ -90,7 +92,7 @@ def test_where_figures_are_exact_they_are_scikit_learns_to_the_printed_digit() -
     for run in range(RUNS):
         scores, labels = made_up(run)
         result = per_class(scores[:, None], labels[:, None], ["mass"])["mass"]
-        shown = [format_value_with_error(result.figure_with_error(name)) for name in FIGURES]
+        shown = [format_value_with_error(result.metric_with_error(name)) for name in FIGURES]
         assert shown == [f"{true:.3f}" for true in exact(scores, labels)]
 
 
@@ -101,8 +103,8 @@ def test_no_pair_of_printed_figures_is_impossible_and_no_verdict_is_unfounded(tm
         scores, labels = made_up(run)
         result, (auroc, precision, accuracy) = by_sums(scores, labels), exact(scores, labels)
         for shown, true in (
-            (result.figure_with_error("auroc"), auroc),
-            (result.figure_with_error("average_precision"), precision),
+            (result.metric_with_error("auroc"), auroc),
+            (result.metric_with_error("average_precision"), precision),
         ):
             assert shown is None or abs(shown.value - true) <= shown.error + 1e-9
         perfect = [round(value, 9) == 1 for value in (result.auroc or 0, result.average_precision or 0)]
@@ -136,14 +138,16 @@ LOGITS = RNG.normal(size=LABELS.shape) + 2 * LABELS
 SCORES = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
 RESULTS = per_class(SCORES, LABELS, NAMES)
 
-SPREAD = {name: score_histogram(SCORES[:, c], LABELS[:, c]) for c, name in enumerate(NAMES[:2])}
-FEW = score_histogram(SCORES[:30, 1], LABELS[:30, 1])
+SPREAD = {name: compute_score_histogram(SCORES[:, c], LABELS[:, c]) for c, name in enumerate(NAMES[:2])}
+FEW = compute_score_histogram(SCORES[:30, 1], LABELS[:30, 1])
 POINTS = operating_points({NAMES[0]: SPREAD[NAMES[0]], NAMES[1]: FEW}, SPREAD, 0.95)
 """Thresholds of the first two classes; of the second they were chosen on few images."""
 OWN = replace(
     summarise_test_results(RESULTS, {"edema"}, set()),
     multi_class=compute_multi_class_metrics(SCORES, LABELS),
-    intervals=auroc_intervals(SCORES, LABELS, np.arange(len(LABELS)).astype(str), NAMES, np.random.default_rng(0)),
+    intervals=bootstrap_auroc_intervals(
+        SCORES, LABELS, np.arange(len(LABELS)).astype(str), NAMES, np.random.default_rng(0)
+    ),
     quality=compute_score_quality(SCORES, LABELS, NAMES, "multi_class"),
     operating_points=POINTS,
 )
@@ -151,12 +155,12 @@ OWN = replace(
 
 OWNERS = dict.fromkeys(NAMES, ("north", "south"))
 HISTOGRAMS = {
-    site: {NAMES[c]: score_histogram(SCORES[start::2, c], LABELS[start::2, c]) for c in columns}
+    site: {NAMES[c]: compute_score_histogram(SCORES[start::2, c], LABELS[start::2, c]) for c in columns}
     for site, start, columns in (("north", 0, (0, 2)), ("south", 1, (0,)))
 }
 BY_SITES = replace(
     summarise_test_results(RESULTS, {"edema"}, set(), "mean over the sites' own test parts"),
-    pooled=pool_site_histograms(sum_histograms(HISTOGRAMS, OWNERS), OWNERS, np.random.default_rng(4)),
+    pooled=pool_site_histograms(sum_site_histograms(HISTOGRAMS, OWNERS), OWNERS, np.random.default_rng(4)),
 )
 """Two sites report edema, one the node; nobody reports hernia."""
 

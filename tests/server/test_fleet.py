@@ -65,7 +65,7 @@ def refusals(port: Port) -> list[dict[str, Any]]:
 
 
 def state_of(port: Port, site: Hospital) -> SiteConnectionState:
-    registration = port.link.storage.sites.get(site.node_id)
+    registration = port.link.storage.sites.find_site(site.node_id)
     assert registration is not None
     return registration.state
 
@@ -105,7 +105,7 @@ def test_a_site_signs_on_gives_signs_of_life_and_signs_off(port: Port, victim: H
 def test_a_site_that_falls_silent_is_lost_and_has_not_signed_off(port: Port, victim: Hospital) -> None:
     victim.sign_on()
     port.link.clock.now += 2 * INTERVAL_S + 1
-    (site,) = port.link.restarted().sites.all()
+    (site,) = port.link.restarted().sites.all_sites()
     assert site.state == SiteConnectionState.LOST
     assert not port.link.storage.sites.is_connected(victim.node_id)
     victim.sign_on()
@@ -438,7 +438,7 @@ def test_a_fault_inside_is_told_to_no_caller(port: Port, victim: Hospital, monke
     def broken(*arguments: Any, **options: Any) -> None:
         raise OSError("/secret/path is full")
 
-    monkeypatch.setattr(port.link.storage.messages, "hand_out_next", broken)
+    monkeypatch.setattr(port.link.storage.messages, "hand_out_next_request", broken)
     assert refused(victim.pull) == (grpc.StatusCode.INTERNAL, "the coordinator failed")
 
 
@@ -458,7 +458,7 @@ def test_small_objects_come_with_the_message_and_large_ones_do_not(port: Port, v
     for name in (small, large):
         answer = victim.stub.PullMessages(PullMessagesRequest(node=victim.node))
         ours = fleet_protocol.PullMessagesResponse.FromString(answer.SerializeToString())
-        along, objects = fleet_protocol.name_by_sha256(ours.small_contents), contents_of(port.link.sent[name])
+        along, objects = fleet_protocol.index_by_sha256(ours.small_contents), contents_of(port.link.sent[name])
         assert along == {part: body for part, body in objects.items() if len(body) <= fleet_protocol.SMALL_BYTES}
         assert (along == objects) == (name == small)
 
@@ -553,21 +553,21 @@ def test_after_a_restart_a_message_is_its_sites_alone(port: Port, victim: Hospit
     reply = victim.reply_to(name)
     victim.announce(reply)
     messages = port.link.restarted().messages
-    assert messages.was_handed(victim.node_id, name)
+    assert messages.was_request_handed_out(victim.node_id, name)
     assert messages.accepted_reply_name(name) == reply.object_id
-    assert all(messages.may_push(victim.node_id, part) for part in contents_of(reply))
-    assert not any(messages.may_push(forger.node_id, part) for part in contents_of(reply))
-    assert messages.may_pull(victim.node_id, name)
-    assert not messages.may_pull(forger.node_id, name)
-    assert messages.hand_out_next(victim.node_id) is None
+    assert all(messages.may_push_object(victim.node_id, part) for part in contents_of(reply))
+    assert not any(messages.may_push_object(forger.node_id, part) for part in contents_of(reply))
+    assert messages.may_pull_object(victim.node_id, name)
+    assert not messages.may_pull_object(forger.node_id, name)
+    assert messages.hand_out_next_request(victim.node_id) is None
 
 
 def test_of_each_site_the_newest_messages_are_remembered_and_those_that_wait(port: Port, victim: Hospital) -> None:
     names, messages = list[str](), port.link.storage.messages
     for number in range(MOST_MESSAGES + 5):
         names.append(port.hand(victim, f"train {number}"))
-        messages.release(names[-1])
-    assert [name for name in names if not messages.may_pull(victim.node_id, name)] == names[:5]
+        messages.release_message(names[-1])
+    assert [name for name in names if not messages.may_pull_object(victim.node_id, name)] == names[:5]
     waiting = [port.ask(victim, f"wait {number}") for number in range(MOST_MESSAGES + 5)]
     assert [victim.pull() for _ in waiting] == [[name] for name in waiting]
 
@@ -580,7 +580,7 @@ def test_a_stranger_does_not_have_the_database_read_for_each_of_its_calls() -> N
         return {}
 
     admitted = AdmittedKeys(look)
-    assert [admitted.caller(b"%d" % number) for number in range(1000)] == [None] * 1000
+    assert [admitted.find_caller(b"%d" % number) for number in range(1000)] == [None] * 1000
     assert len(looks) <= 3
 
 

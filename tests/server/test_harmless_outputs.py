@@ -27,17 +27,17 @@ from common.models.network import build
 from common.models.saved import save_model
 from common.models.zoo.spec import ModelSpec
 from common.security.audit import AuditLog
-from common.system.plain_text import json_text
-from common.system.terminal import PlainConsole, event_printer, run_program
+from common.system.plain_text import to_json_text
+from common.system.terminal import PlainConsole, make_event_printer, run_program
 from common.wire.canonical_bytes import RecordField
 from server.deployment import status
-from server.export.evaluation import Evaluation, as_csv
+from server.export.evaluation import Evaluation, evaluation_as_csv
 from server.export.prediction import predict_to_csv, rows_to_csv
 from server.federation.recorder import RunTotals
 from server.reporting import model_card
-from server.reporting.live.files import RunSnapshot, SiteStatusRow, event_text
+from server.reporting.live.files import RunSnapshot, SiteStatusRow, format_event
 from server.reporting.live.page import render_changing_part, render_page
-from server.runs.audit_log import shorten_reasons
+from server.runs.audit_log import shorten_absence_reasons
 from server.runs.folder import RunFolder
 from server.runs.live_status import CurrentRun
 from server.runs.reader import RoundLine
@@ -71,7 +71,7 @@ def console(screen: io.StringIO) -> Console:
 def test_a_printed_line_holds_no_control_character_nor_another(
     text: str, console: Console, screen: io.StringIO
 ) -> None:
-    event_printer(console)(f"round 1 went without north: {text}")
+    make_event_printer(console)(f"round 1 went without north: {text}")
     assert raw_in(screen.getvalue()) == set()
     assert not any(line.startswith("12:00:00") for line in screen.getvalue().splitlines()[1:])
 
@@ -90,7 +90,7 @@ def test_tables_pages_of_status_and_plain_lines_hold_none(console: Console, scre
     run = CurrentRun("/run", ALL, left_out={"north": ALL}, shortened={"east": ALL}, last_error=ALL)
     present = {**vars(run), "last_error_time": "now", "sites": ["north"]}
     facts = {"name": ALL, "address": "a:1", "superlink": "up", "certificate_days": 3, "release": ALL, "time": 0.0}
-    for shown in (table, ALL, status.status_tables({**facts, "sites": {}, "run": present})):
+    for shown in (table, ALL, status.format_status_tables({**facts, "sites": {}, "run": present})):
         console.print(shown, markup=False)
     assert raw_in(screen.getvalue()) == set()
 
@@ -108,19 +108,19 @@ def test_a_program_that_ends_with_hostile_words_says_them_harmlessly(capsys: pyt
 def test_the_progress_bar_holds_none(screen: io.StringIO) -> None:
     console = PlainConsole(file=screen, force_terminal=True, color_system=None, width=120)
     with server.runs.progress.ProgressBar(console, "title \x1b]0;PWNED\x07\u202e") as bar:
-        bar.began(["east"], 2)
-        bar.round_done(RECORD, STATE)
+        bar.show_run_start(["east"], 2)
+        bar.show_finished_round(RECORD, STATE)
     assert "\x1b]" not in screen.getvalue()
     assert raw_in(screen.getvalue()) <= {"\x1b", "\r"}  # by which rich itself moves the bar
 
 
 def test_lines_and_present_state_of_a_run_hold_none(tmp_path: Path, console: Console, screen: io.StringIO) -> None:
-    with RunReporter(CurrentRun("/run", "run"), tmp_path, event_printer(console)) as reporter:
-        reporter.waiting(WaitingStatus("roll call", 0, (ALL,), (), 3.0))
-        reporter.began([ALL], 2)
-        reporter.joined(1, ALL)
-        reporter.left_out("north", ALL)
-        reporter.round_done(RECORD, STATE)
+    with RunReporter(CurrentRun("/run", "run"), tmp_path, make_event_printer(console)) as reporter:
+        reporter.show_waiting_sites(WaitingStatus("roll call", 0, (ALL,), (), 3.0))
+        reporter.show_run_start([ALL], 2)
+        reporter.show_joined_site(1, ALL)
+        reporter.show_left_out_site("north", ALL)
+        reporter.show_finished_round(RECORD, STATE)
     assert raw_in(screen.getvalue()) == set()
     assert raw_in((tmp_path / "present.json").read_text(encoding="utf-8"), "") == set()
 
@@ -145,7 +145,10 @@ def test_pages_hold_none() -> None:
         replace(CurrentRun("/run", ALL), last_error=ALL, sites=(ALL,), left_out={ALL: ALL}),
         (SiteStatusRow(ALL, ALL, ALL, missed=ALL),),
         (RoundLine(round=1, sites=(ALL,), absent={ALL: ALL}),),
-        (event_text({"event": "absent", "round": 1, "site": ALL, "reason": ALL}), event_text({"event": ALL, ALL: ALL})),
+        (
+            format_event({"event": "absent", "round": 1, "site": ALL, "reason": ALL}),
+            format_event({"event": ALL, ALL: ALL}),
+        ),
     )
     assert raw_in(render_page(snapshot), "\n\t") == set()
     assert raw_in(render_changing_part(snapshot), "\n\t") == set()
@@ -159,23 +162,23 @@ def test_at_a_site_words_of_the_coordinator_hold_none() -> None:
     assert raw_in(site_status.format_status({**asdict(at), "privacy": {}})) == set()
     entry = {"n": 1, "time": ALL, "direction": "in", "decision": "deny", "rule": ALL, "reason": ALL, "record": ALL}
     assert raw_in(audit_report.describe_entry(entry), "") == set()
-    assert raw_in(json_text(entry), "") == set()
+    assert raw_in(to_json_text(entry), "") == set()
 
 
 def test_a_record_of_any_length_makes_a_short_line_of_the_audit(tmp_path: Path) -> None:
     shape = (2,) * 100_000
     many = [RecordField(f"{ALL} {n}", shape, 8) for n in range(3_000)]
     fields = list_audit_fields(many)
-    assert len(json_text(fields).encode()) < LISTED_BYTES + 500
+    assert len(to_json_text(fields).encode()) < LISTED_BYTES + 500
     assert fields[-1] == [f"... {3_000 - len(fields) + 1:,} more", None, 8 * (3_000 - len(fields) + 1)]
     assert list_audit_fields(many[:1])[0][1] == [2] * 8
     assert list_audit_fields([RecordField("train_loss", None, 3)]) == [["train_loss", None, 3]]
 
 
 def test_reasons_of_a_thousand_sites_fit_into_one_line_of_the_audit() -> None:
-    cut = shorten_reasons({f"site-{n}": "x" * 500 for n in range(100)})
-    assert len(json_text(cut)) < 2**14
-    assert shorten_reasons({"north": "no reply within 20 s"}) == {"north": "no reply within 20 s"}
+    cut = shorten_absence_reasons({f"site-{n}": "x" * 500 for n in range(100)})
+    assert len(to_json_text(cut)) < 2**14
+    assert shorten_absence_reasons({"north": "no reply within 20 s"}) == {"north": "no reply within 20 s"}
 
 
 def test_a_csv_of_predictions_names_its_columns_and_files_harmlessly(tmp_path: Path) -> None:
@@ -222,7 +225,7 @@ def is_number(cell: str) -> bool:
 def figures(names: list[str]) -> str:
     results = dict.fromkeys(names, ClassMetrics(0.25, 0.5, None, 3, 4))
     decisions = dict.fromkeys(names, DecisionCounts(1, 2, 3, 1))
-    return as_csv(Evaluation(7, None, results, decisions, AurocIntervals(None, {}), (), "all")).decode()
+    return evaluation_as_csv(Evaluation(7, None, results, decisions, AurocIntervals(None, {}), (), "all")).decode()
 
 
 @pytest.mark.parametrize("name", FORMULAS)

@@ -19,11 +19,11 @@ from flwr.proto.fleet_pb2_grpc import FleetStub
 
 from client.connection.fleet_client import FleetClient
 from common import __version__
+from common.security.call_signatures import make_signed_headers as signed
 from common.security.call_signatures import public_key_as_pem
-from common.security.call_signatures import signed_headers as signed
 from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, SERVICE, WIRE_VERSION, Hello
 from server.deployment.superlink import fleet_server
-from server.deployment.superlink.authentication import CALLS_PER_SITE, CallLimit
+from server.deployment.superlink.authentication import CALLS_PER_SITE, ConcurrentCallLimit
 from server.deployment.superlink.fleet_server import CALLS_PER_CONNECTION, LARGEST_METADATA
 from server.deployment.superlink.object_store import LARGEST_CALL
 from tests.client.handshakes import grpc_server
@@ -201,7 +201,7 @@ class Context:
 
 
 def test_of_too_many_calls_the_answered_are_cancelled_first() -> None:
-    limit, contexts = CallLimit(), [Context() for _ in range(CALLS_PER_SITE + 2)]
+    limit, contexts = ConcurrentCallLimit(), [Context() for _ in range(CALLS_PER_SITE + 2)]
     with ExitStack() as unanswered:
         for number, context in enumerate(contexts):
             block: Any = limit.count_call("north", context)  # type: ignore[arg-type]
@@ -215,7 +215,7 @@ def test_of_too_many_calls_the_answered_are_cancelled_first() -> None:
 
 
 def test_a_call_that_is_over_counts_no_more() -> None:
-    limit, contexts = CallLimit(), [Context() for _ in range(3 * CALLS_PER_SITE)]
+    limit, contexts = ConcurrentCallLimit(), [Context() for _ in range(3 * CALLS_PER_SITE)]
     for context in contexts:
         with limit.count_call("north", context):  # type: ignore[arg-type]
             pass

@@ -29,23 +29,23 @@ from rich.console import Console
 
 from common.errors import BadInput
 from common.metrics.auroc import ClassMetrics, summarise_test_results
-from common.security.identity import SiteAdmissionRequest, create_key, public_key_line
+from common.security.identity import SiteAdmissionRequest, create_private_key, public_key_line
 from server.coordinator.admission import admit, revoke
 from server.coordinator.folder import CoordinatorFolder
-from server.coordinator.state import write_connections
+from server.coordinator.state import write_site_connections
 from server.reporting.live.files import (
     SENTENCES,
-    FileWatcher,
+    RunFileWatcher,
     RunSnapshot,
-    RunSource,
-    event_text,
+    RunStateSource,
+    format_event,
     source_of_current_run,
 )
 from server.reporting.live.page import draw_curves, render_page
 from server.reporting.live.server import (
     MOST_CONNECTIONS,
     REQUEST_S,
-    ViewServer,
+    LiveViewServer,
     make_tls_context,
     open_listening_socket,
     view_beside_run,
@@ -89,14 +89,14 @@ def write_present(state: Path, present: CurrentRun) -> None:
 
 def look(state: Path, links: Mapping[str, str] | None = None) -> RunSnapshot:
     """Return what the view finds in the files."""
-    return FileWatcher(RunSource("trial", state, lambda: links or {})).poll_snapshot()
+    return RunFileWatcher(RunStateSource("trial", state, lambda: links or {})).poll_snapshot()
 
 
 @contextmanager
-def served(source: RunSource, tls: ssl.SSLContext | None = None, port: int = 0) -> Iterator[str]:
+def served(source: RunStateSource, tls: ssl.SSLContext | None = None, port: int = 0) -> Iterator[str]:
     """Serve the view as its own process does, in a thread; yield its address."""
     with open_listening_socket("127.0.0.1", port) as listener:
-        server = ViewServer(listener, source, TOKEN, tls)
+        server = LiveViewServer(listener, source, TOKEN, tls)
         thread = threading.Thread(target=server.serve)
         thread.start()
         try:
@@ -113,7 +113,7 @@ def port_of(address: str) -> int:
 
 @pytest.fixture
 def address(tmp_path: Path, running: CurrentRun) -> Iterator[str]:
-    with served(RunSource("trial", tmp_path)) as address:
+    with served(RunStateSource("trial", tmp_path)) as address:
         yield address
 
 
@@ -155,13 +155,13 @@ def test_connections_are_unknown_where_flwr_server_start_is_gone(
     coordinator: CoordinatorFolder, tmp_path: Path
 ) -> None:
     for name in ("east", "west"):
-        key = public_key_line(create_key(tmp_path / f"{name}.key"), "comment")
+        key = public_key_line(create_private_key(tmp_path / f"{name}.key"), "comment")
         admit(coordinator, SiteAdmissionRequest(site=name, public_key=key))
     revoke(coordinator, "west")
     source = source_of_current_run(coordinator)
     assert source.links() == {"east": "not known", "west": "revoked"}
     assert "down" in source.link()
-    write_connections(coordinator.state, {"east": True})
+    write_site_connections(coordinator.state, {"east": True})
     assert source.links() == {"east": "connected", "west": "revoked"}
     assert source.link() == f"open at {coordinator.public_address}"
 
@@ -181,7 +181,7 @@ def test_connections_are_unknown_where_flwr_server_start_is_gone(
     ],
 )
 def test_events_are_sentences_and_those_without_one_their_fields(event: dict[str, Any], text: str) -> None:
-    assert event_text(event) == ("", text)
+    assert format_event(event) == ("", text)
 
 
 def test_every_event_that_is_written_has_a_sentence_and_stands_in_the_docs() -> None:
@@ -198,10 +198,10 @@ def test_every_event_that_is_written_has_a_sentence_and_stands_in_the_docs() -> 
 
 def test_an_event_of_today_has_its_time_of_day_an_older_one_its_date_and_a_long_text_is_cut() -> None:
     now, past = dt.datetime.now(dt.UTC), dt.datetime(2026, 1, 2, 12, 4, 5, tzinfo=dt.UTC)
-    when, text = event_text({"time": now.isoformat(), "event": "stopped", "reason": "x" * 1000})
+    when, text = format_event({"time": now.isoformat(), "event": "stopped", "reason": "x" * 1000})
     assert when == now.astimezone().strftime("%H:%M:%S %Z")
     assert len(text) < 300
-    when, _ = event_text({"time": past.isoformat(), "event": "begun"})
+    when, _ = format_event({"time": past.isoformat(), "event": "begun"})
     assert when == past.astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
 
@@ -290,7 +290,7 @@ def test_each_look_shows_the_present_state(tmp_path: Path, running: CurrentRun, 
 
 def test_viewers_that_hang_neither_stop_the_others_nor_the_end(tmp_path: Path, running: CurrentRun) -> None:
     began = time.monotonic()
-    with served(RunSource("trial", tmp_path)) as address, contextlib.ExitStack() as stack:
+    with served(RunStateSource("trial", tmp_path)) as address, contextlib.ExitStack() as stack:
         for _ in range(2 * MOST_CONNECTIONS):
             hanging = stack.enter_context(socket.create_connection(("127.0.0.1", port_of(address))))
             hanging.sendall(f"GET /view?token={TOKEN} HTTP/1.1\r\nX: ".encode())
@@ -365,7 +365,7 @@ def test_a_simulation_that_is_shown_ends_in_the_same_model_and_its_view_ends_wit
         children.append(psutil.Process().children())  # Python's own tracker of resources, where anything has begun it
     assert hashes[0] == hashes[1]
     assert children[0] == children[1]
-    snapshot = FileWatcher(RunSource("flwr-sim", tmp_path / "shown")).poll_snapshot()
+    snapshot = RunFileWatcher(RunStateSource("flwr-sim", tmp_path / "shown")).poll_snapshot()
     assert snapshot.present is not None
     assert (snapshot.present.state, snapshot.present.round, len(snapshot.sites)) == ("done", 1, 3)
     assert not (tmp_path / "plain" / FILE).exists()

@@ -25,12 +25,12 @@ from common.data.partition.division import site_images
 from common.data.partition.partition import partition_dataset
 from common.data.partition.spec import ClassListsSpec
 from common.errors import BadInput
-from common.metrics.auroc import mean_metrics
+from common.metrics.auroc import average_metrics_over_models
 from common.models.network import SplitNetwork, build, compute_scores
 from common.models.saved import load_model, read_description
 from common.models.zoo.spec import ModelSpec
 from server.export.prediction import score_pictures
-from server.reporting.model_card import escape_markdown, model_card, write_model_card
+from server.reporting.model_card import escape_markdown, render_model_card, write_model_card
 from server.reporting.run_report import write_run_report
 from server.runs.samples import BUDGET, CLASSES, shows_samples, write_samples
 from tests.federations import experiment, federation
@@ -61,7 +61,7 @@ def changed(folder: Path, **changes: Any) -> str:
     before = path.read_text(encoding="utf-8")
     try:
         path.write_text(json.dumps(json.loads(before) | changes), encoding="utf-8")
-        return model_card(folder)
+        return render_model_card(folder)
     finally:
         path.write_text(before, encoding="utf-8")
 
@@ -128,7 +128,7 @@ def test_limits_are_those_of_the_run(run: Path) -> None:
 
 
 def test_of_a_run_that_lets_no_test_figure_out_the_card_has_no_figure_and_no_zero(run: Path) -> None:
-    none = asdict(mean_metrics(()))
+    none = asdict(average_metrics_over_models(()))
     assert (none["positives"], none["negatives"]) == (None, None)
     test = summary(run)["test"]
     withheld = {"per_class": dict.fromkeys(test["per_class"], none), "withheld": "figures stay at the sites"}
@@ -152,7 +152,7 @@ def test_card_and_report_name_a_site_that_harmed_the_model(three_sites: Path, tm
     excluded = {"site-3": "its trunk moves 40 times as far as usual"}
     (run / "summary.json").write_text(json.dumps(summary(run) | {"excluded": excluded}), encoding="utf-8")
     sentence = f"site-3 harmed the model and was left out for the rest of the run: {excluded['site-3']}."
-    assert f"- **{sentence}**\n" in model_card(run)
+    assert f"- **{sentence}**\n" in render_model_card(run)
     assert sentence in write_run_report(run).read_text(encoding="utf-8")
 
 
@@ -179,7 +179,7 @@ def test_a_simulation_counts_what_its_sites_hold_where_the_method_does_not_ask(r
 
 
 def test_thresholds_are_in_the_card_where_sites_sent_scores_and_else_it_says_that_there_are_none(run: Path) -> None:
-    card, points = model_card(run), summary(run)["test"]["operating_points"]
+    card, points = render_model_card(run), summary(run)["test"]["operating_points"]
     assert len(points) > 5
     for name, (youden, _) in points.items():
         (cell,) = (row[2:4] for row in cells(card) if row[:2] == [name, "Youden"])

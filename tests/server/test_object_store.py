@@ -11,7 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from common.wire.codec import encode_record
-from common.wire.fleet_protocol import CONTENT_OF_PUSH, Node, PullObjectResponse, PushObjectRequest, extract_field
+from common.wire.fleet_protocol import (
+    CONTENT_OF_PUSH,
+    Node,
+    PullObjectResponse,
+    PushObjectRequest,
+    extract_protobuf_field,
+)
 from common.wire.secure_aggregation import MaskedRequest, RevealRequest
 from server.deployment.superlink import object_store
 from server.deployment.superlink.object_store import (
@@ -38,22 +44,22 @@ def test_contents_are_there_after_a_restart(contents: list[bytes], tmp_path_fact
         ObjectFiles(folder).write(named(content), memoryview(content))
     again = ObjectFiles(folder)
     assert [again.read(named(content)) for content in contents] == contents
-    assert again.names() == {named(content) for content in contents}
-    again.remove_unneeded(again.names())
-    assert again.names() == {named(content) for content in contents}
+    assert again.stored_object_ids() == {named(content) for content in contents}
+    again.remove_unneeded(again.stored_object_ids())
+    assert again.stored_object_ids() == {named(content) for content in contents}
 
 
 def test_a_file_is_not_there_until_it_is_whole(files: ObjectFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     name, looks, rename = named(b"abc"), [], Path.replace
 
     def watched(part: Path, target: Path) -> Path:
-        looks.append((part.read_bytes(), files.has(name), files.read(name), files.names()))
+        looks.append((part.read_bytes(), files.has(name), files.read(name), files.stored_object_ids()))
         return rename(part, target)
 
     monkeypatch.setattr(Path, "replace", watched)
     files.write(name, b"abc")
     assert looks == [(b"abc", False, None, set())]
-    assert (files.has(name), files.read(name), files.names()) == (True, b"abc", {name})
+    assert (files.has(name), files.read(name), files.stored_object_ids()) == (True, b"abc", {name})
 
 
 def test_a_write_that_was_cut_off_leaves_nothing_that_counts_and_can_be_made_again(
@@ -69,7 +75,7 @@ def test_a_write_that_was_cut_off_leaves_nothing_that_counts_and_can_be_made_aga
         with pytest.raises(OSError, match="power cut"):
             files.write(name, b"abc")
     again = ObjectFiles(tmp_path / "objects")
-    assert (again.has(name), again.read(name), again.names()) == (False, None, set())
+    assert (again.has(name), again.read(name), again.stored_object_ids()) == (False, None, set())
     again.remove_unneeded({name})
     assert list((tmp_path / "objects").iterdir()) == []
     again.write(name, b"abc")
@@ -84,7 +90,7 @@ def test_a_file_whose_content_has_another_hash_than_its_name_is_removed(
     files.write(named(content), content[: data.draw(st.integers(0, len(content) - 1), label="cut off after")])
     files.write(whole, b"whole")
     files.remove_unneeded({named(content), whole})
-    assert files.names() == {whole}
+    assert files.stored_object_ids() == {whole}
 
 
 def test_an_object_is_written_once_and_may_be_removed_twice(files: ObjectFiles, tmp_path: Path) -> None:
@@ -97,7 +103,7 @@ def test_an_object_is_written_once_and_may_be_removed_twice(files: ObjectFiles, 
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     for _ in range(2):
         files.remove(name)
-        assert (files.read(name), files.names()) == (None, {other})
+        assert (files.read(name), files.stored_object_ids()) == (None, {other})
 
 
 def test_nobody_else_may_look_into_the_folder(tmp_path: Path) -> None:
@@ -119,7 +125,7 @@ def test_no_name_leads_to_a_file_outside_the_folder(name: str, files: ObjectFile
 def test_nothing_is_written_under_what_is_no_name(name: str, files: ObjectFiles) -> None:
     with pytest.raises(ValueError, match="does not name an object"):
         files.write(name, b"abc")
-    assert files.names() == set()
+    assert files.stored_object_ids() == set()
 
 
 pushes = st.builds(
@@ -139,7 +145,7 @@ def pull_response(content: bytes) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         files, name = ObjectFiles(Path(folder)), "a" * 64
         files.write(name, content)
-        return PullObjectResponseCache(files).response(name) or b""
+        return PullObjectResponseCache(files).get_response(name) or b""
 
 
 def without_content(request: PushObjectRequest) -> PushObjectRequest:
@@ -210,7 +216,7 @@ def test_bytes_that_are_no_request_are_refused(data: bytes, fault: str) -> None:
 def test_a_field_that_a_newer_flower_may_add_does_not_disturb(content: bytes) -> None:
     newer = b"\xfa\x07" + bytes([len(b"new")]) + b"new" + b"\xf0\x07\x96\x01"  # fields 127 and 126, as text and number
     request = PushObjectRequest(object_id="a", object_content=content)
-    rest, cut = extract_field(newer + request.SerializeToString() + newer, CONTENT_OF_PUSH)
+    rest, cut = extract_protobuf_field(newer + request.SerializeToString() + newer, CONTENT_OF_PUSH)
     assert bytes(cut) == content
     assert PushObjectRequest.FromString(rest).object_id == "a"
 
@@ -242,18 +248,18 @@ def test_what_is_pulled_is_kept_for_a_while_and_no_longer(tmp_path: Path, monkey
     files.write(old, b"1" * 1000)
     files.write(new, b"2" * 2000)
     answers = PullObjectResponseCache(files)
-    first = answers.response(old)
+    first = answers.get_response(old)
     assert first == pull_response(b"1" * 1000)
     now[0] += object_store.PULL_CACHE_S - 1
-    assert answers.response(old) is first  # and it counts as pulled anew
+    assert answers.get_response(old) is first  # and it counts as pulled anew
     now[0] += object_store.PULL_CACHE_S - 1
-    both = answers.response(new)
+    both = answers.get_response(new)
     assert both is not None
     assert answers.size == len(first) + len(both)
     now[0] += 2
-    assert answers.response(new) is both
+    assert answers.get_response(new) is both
     assert answers.size == len(both)
-    assert answers.response("c" * 64) is None
+    assert answers.get_response("c" * 64) is None
 
 
 def test_no_more_is_kept_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +268,7 @@ def test_no_more_is_kept_than_there_is_room_for(tmp_path: Path, monkeypatch: pyt
     answers = PullObjectResponseCache(files)
     for name in "abc":
         files.write(name * 64, name.encode() * 1200)
-        assert answers.response(name * 64) == pull_response(name.encode() * 1200)
+        assert answers.get_response(name * 64) == pull_response(name.encode() * 1200)
     assert answers.size == 2 * len(pull_response(b"a" * 1200))
 
 

@@ -20,12 +20,12 @@ from common.models.state import ModelState
 from common.system import timers as of_sites
 from server.cli import app
 from server.coordinator.folder import CoordinatorFolder
-from server.deployment.status import runs_table, status_tables
+from server.deployment.status import format_runs_table, format_status_tables
 from server.deployment.superlink import control_client as control
 from server.deployment.superlink import network_grid, process
 from server.deployment.superlink import registrations as runs
 from server.deployment.superlink.registrations import PATIENCE
-from server.deployment.timers import ORDER, Timer, TimerOrder, list_timers, timer_order_faults, timers_table
+from server.deployment.timers import ORDER, Timer, TimerOrderRule, list_timers, timer_order_faults, timers_table
 from server.federation.benefit import benefit_deadline_s
 from server.runs.folder import RunFolder
 from server.runs.live_status import (
@@ -34,7 +34,7 @@ from server.runs.live_status import (
     add_to_run_history,
     describe_site_in_run,
     read_current_run,
-    run_history,
+    read_run_history,
 )
 from server.runs.reporter import RunReporter
 from strategies.engine import membership
@@ -61,7 +61,7 @@ STATUS: dict[str, Any] = {
 
 def status_lines(present: CurrentRun, **facts: Any) -> list[str]:
     """Return the last part of ``flwr-server status``, about the run."""
-    words = status_tables({**STATUS, **facts, "run": vars(present)}).renderables[-1]  # type: ignore[attr-defined]
+    words = format_status_tables({**STATUS, **facts, "run": vars(present)}).renderables[-1]  # type: ignore[attr-defined]
     return str(words).splitlines()
 
 
@@ -76,7 +76,7 @@ def finish(reporter: RunReporter, number: int, *, sites: Sequence[str] = ("east"
     empty: dict[str, Any] = {"absent": {}, "site_seconds": {}, "bytes_down": {}, "bytes_up": {}}
     result = {"train_loss": {"east": 0.5}, "validation": FederationValidation(), "seconds": 1.0}
     record = RoundRecord(number, tuple(sites), aggregate_seconds=0.1, **{**empty, **result, **facts})
-    reporter.round_done(record, FederationState(number, MODEL))
+    reporter.show_finished_round(record, FederationState(number, MODEL))
 
 
 Lines = list[str]
@@ -90,7 +90,7 @@ def lines() -> Lines:
 
 def test_status_has_every_sites_last_exclusion_and_update_that_was_too_long(tmp_path: Path, lines: Lines) -> None:
     with RunReporter(CurrentRun("run", "trial"), tmp_path, lines.append) as reporter:
-        reporter.began(["east", "north", "south"], 3)
+        reporter.show_run_start(["east", "north", "south"], 3)
         finish(reporter, 1, absent={"north": "trunk was expected", "south": "disk full"})
         finish(reporter, 2, absent={"north": "NaN"}, shortened={"south": "its trunk was 9 times"})
     present = present_in(tmp_path)
@@ -110,9 +110,9 @@ AT = "2026-11-24 06:52:27+00:00"
 def test_a_sign_off_is_reported_once_and_of_a_lost_site_that_contact_was_lost(tmp_path: Path, lines: Lines) -> None:
     signed_off = {"south": AT}
     with RunReporter(CurrentRun("run", "trial"), tmp_path, lines.append, lambda: signed_off) as reporter:
-        reporter.began(["east", "north", "south"], 3)
+        reporter.show_run_start(["east", "north", "south"], 3)
         for number in (1, 2):
-            reporter.waiting(WaitingStatus("train", number, ("north", "south"), ("north", "south"), 600.0))
+            reporter.show_waiting_sites(WaitingStatus("train", number, ("north", "south"), ("north", "south"), 600.0))
             finish(reporter, number, absent={"north": "it is not connected", "south": f"signed off at {AT}"})
         now = present_in(tmp_path)
         assert now.stopped == {"south": AT}
@@ -149,14 +149,14 @@ def test_events_have_a_stopped_site_once_and_again_when_it_is_stopped_again(tmp_
 def test_a_lost_site_is_lost_until_it_took_part_again_and_each_is_said_once(tmp_path: Path, lines: Lines) -> None:
     reason = "it is not connected: stopped, or cut off"
     with RunReporter(CurrentRun("run", "trial"), tmp_path, lines.append) as reporter:
-        reporter.began(["east", "south"], 4)
+        reporter.show_run_start(["east", "south"], 4)
         for number in (1, 2, 3):
             # It is asked, as it may be back.
-            reporter.waiting(WaitingStatus("train", number, ("east", "south"), (), 600.0))
-            reporter.waiting(WaitingStatus("train", number, ("south",), ("south",), 600.0))
+            reporter.show_waiting_sites(WaitingStatus("train", number, ("east", "south"), (), 600.0))
+            reporter.show_waiting_sites(WaitingStatus("train", number, ("south",), ("south",), 600.0))
             finish(reporter, number, absent={"south": reason})
             assert list(present_in(tmp_path).lost) == ["south"]
-        reporter.waiting(WaitingStatus("train", 4, ("east", "south"), (), 600.0))
+        reporter.show_waiting_sites(WaitingStatus("train", 4, ("east", "south"), (), 600.0))
         assert not any("south is back" in line for line in lines)
         finish(reporter, 4, sites=("east", "south"))
         assert list(present_in(tmp_path).lost) == []
@@ -173,7 +173,7 @@ def led(state: Path, folder: Path, name: str, error: BaseException | None = None
     present = CurrentRun(str(folder), name)
     try:
         with RunReporter(present, state, lambda line: None, note=partial(add_to_run_history, state)) as reporter:
-            reporter.began(["east", "west"], 2)
+            reporter.show_run_start(["east", "west"], 2)
             present.round = 1
             if error:
                 raise error
@@ -186,7 +186,7 @@ def test_each_run_is_listed_once_with_its_end(tmp_path: Path) -> None:
     led(tmp_path, tmp_path / "one", "whole")
     led(tmp_path, tmp_path / "two", "too few", RuntimeError("1 of 2 sites answered"))
     led(tmp_path, tmp_path / "two", "resumed", SystemExit(130))
-    whole, failed, stopped = run_history(tmp_path)
+    whole, failed, stopped = read_run_history(tmp_path)
     assert [run["state"] for run in (whole, failed, stopped)] == ["done", "stopped", "interrupted"]
     assert [(run["round"], run["rounds"]) for run in (whole, failed)] == [(2, 2), (1, 2)]
     assert failed["last_error"] == "1 of 2 sites answered"
@@ -200,7 +200,7 @@ def test_a_run_whose_process_was_killed_is_interrupted_and_one_at_work_is_runnin
             file.write(json.dumps(line) + "\n")
     with (tmp_path / HISTORY).open("a") as file:
         file.write('{"cut off by a ki')
-    assert [(run["name"], run["state"], run["ended"]) for run in run_history(tmp_path)] == [
+    assert [(run["name"], run["state"], run["ended"]) for run in read_run_history(tmp_path)] == [
         ("killed", "interrupted", None),
         ("at work", "running", None),
     ]
@@ -211,7 +211,7 @@ def test_a_folder_that_is_gone_is_named_so(tmp_path: Path) -> None:
     led(tmp_path, tmp_path / "archived", "archived")
     (tmp_path / "archived").rename(tmp_path / "elsewhere")
     console = Console(width=400, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(runs_table(run_history(tmp_path)))
+    console.print(format_runs_table(read_run_history(tmp_path)))
     lines = [line for line in console.export_text().splitlines() if "done" in line]
     assert ["(moved or removed)" in line for line in lines] == [False, True]
 
@@ -301,7 +301,7 @@ def test_a_deadline_too_short_for_its_inner_timer_is_refused_and_both_are_named(
 
 
 @pytest.mark.parametrize("pair", ORDER, ids=lambda pair: f"{pair.inner} in {pair.outer}")
-def test_every_timer_that_is_too_long_for_its_outer_one_is_a_fault(pair: TimerOrder) -> None:
+def test_every_timer_that_is_too_long_for_its_outer_one_is_a_fault(pair: TimerOrderRule) -> None:
     timers = [replace(timer, seconds=10_000) if timer.name == pair.inner else timer for timer in list_timers(None)]
     assert pair.outer in [fault.where for fault in timer_order_faults(timers)]
 

@@ -21,7 +21,7 @@ import pytest
 from rich.console import Console
 
 from common.errors import BadInput
-from common.system.terminal import ProgressForm, progress_form
+from common.system.terminal import ProgressFormat, choose_progress_format
 from studies import progress
 from studies.progress import ActiveRun, TrialsPace, TrialsProgressEvents
 from tests.federations import DIGITS
@@ -139,9 +139,9 @@ def test_a_log_file_gets_no_bar_where_colours_are_forced(monkeypatch: pytest.Mon
     with (tmp_path / "log").open("w") as file:
         console = Console(file=file)
         assert console.is_terminal
-        assert progress_form(ProgressForm.auto, console) is ProgressForm.lines
+        assert choose_progress_format(ProgressFormat.auto, console) is ProgressFormat.lines
         with pytest.raises(BadInput, match="needs a terminal"):
-            progress_form(ProgressForm.bar, console)
+            choose_progress_format(ProgressFormat.bar, console)
 
 
 @pytest.mark.long

@@ -26,7 +26,7 @@ from server.simulation.backends.cluster import (
     WorkerSettings,
     choose_workers,
     cluster_capacity_faults,
-    version_faults,
+    node_version_faults,
 )
 from server.simulation.backends.inline import prepare_flower
 from server.simulation.backends.ray_driver import MOST_LOSSES, RayDriver, SiteTask
@@ -97,7 +97,7 @@ def test_a_site_that_fits_no_node_is_refused(
 def test_every_node_with_other_versions_is_named() -> None:
     here = {"Python": "3.11.7", "torch": "2.15.0"}
     others = {"a": {"Python": "3.11.7", "torch": "2.14.1"}, "b": here, "c": {"polyclinic": "none (no module)"}}
-    assert [fault.problem for fault in version_faults(here, others)] == [
+    assert [fault.problem for fault in node_version_faults(here, others)] == [
         "node a has torch 2.14.1, here 2.15.0.",
         "node c has Python none, here 3.11.7; torch none, here 2.15.0.",
     ]

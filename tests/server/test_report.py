@@ -15,7 +15,7 @@ from common.system.plain_text import format_bytes, format_duration, format_numbe
 from server.reporting.page import AnnotatedClassGroup
 from server.reporting.run_claims import run_result
 from server.reporting.run_figures import (
-    draw_density_of_sites,
+    draw_accuracy_density,
     draw_difficulty_by_round,
     draw_label_coverage,
     draw_model_pass_order,
@@ -111,7 +111,7 @@ def test_a_run_of_yes_and_no_questions_says_nothing_of_accuracy_over_classes(run
 
 
 def test_the_density_has_a_tick_for_every_site_and_sites_that_are_all_alike_have_none(tmp_path: Path) -> None:
-    svg = ElementTree.fromstring(draw_density_of_sites([0.5, 0.7, 0.9, 0.9]))
+    svg = ElementTree.fromstring(draw_accuracy_density([0.5, 0.7, 0.9, 0.9]))
     ticks = [path for path in svg.iter("path") if "var(--vermilion)" in path.get("style", "")]
     assert len(ticks) == 4 + 1  # and one in the legend
     alike = BestClientAccuracies(0.7, 1, 0.7, 1, {"north": 0.7, "south": 0.7})

@@ -116,7 +116,7 @@ def test_every_method_ends_in_the_same_model(choices: tuple[str, ...], tmp_path:
     whole = federation(tmp_path, ROUNDS, *overrides, out="whole")
     calls = 3 + 2 * len(whole["sites"])
     # With server_only no site is asked in a round.
-    point = (CheckpointFolder, "save", 3) if choices[0] == "server_only" else (InlineGrid, "_call", calls)
+    point = (CheckpointFolder, "save", 3) if choices[0] == "server_only" else (InlineGrid, "_call_site_app", calls)
     check_same_end(killed(tmp_path, *point, ROUNDS, *overrides), tmp_path / "whole", *overrides)
 
 

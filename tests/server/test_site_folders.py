@@ -9,7 +9,7 @@ from client.site.settings import open_site, read_site_settings
 from common.config import ExperimentFile
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
-from common.simulation import images_of_simulated_site, simulated_data
+from common.simulation import images_of_simulated_site, load_simulated_data
 from server.simulation.export_sites import export_simulated_sites
 from tests.federations import DIGITS, experiment
 
@@ -38,7 +38,7 @@ def check_same(images: ImageSet, expected: ImageSet) -> None:
 
 def test_a_hospital_reads_the_data_of_its_simulated_twin(file: ExperimentFile, tmp_path: Path) -> None:
     folders = export_simulated_sites(file, tmp_path / "sites")
-    data = simulated_data(file.experiment, file.base_folder)
+    data = load_simulated_data(file.experiment, file.base_folder)
     assert [folder.name for folder in folders] == [part.site for part in data.parts] == ["east", "north", "west"]
     for index, folder in enumerate(folders):
         site, twin = open_site(read_site_settings(folder)), images_of_simulated_site(data, index, "no")

@@ -12,7 +12,7 @@ import pytest
 
 from server.coordinator.folder import CoordinatorFile, CoordinatorFolder
 from server.deployment.superlink import database as module
-from server.deployment.superlink.database import COMPANIONS, FILE, describe_damage, set_aside_if_unusable
+from server.deployment.superlink.database import COMPANIONS, FILE, describe_database_damage, set_aside_unusable_database
 from server.deployment.superlink.messages import NoReplyReason, ReplyOutcome, StoredMessage, SuperLinkStorage
 from server.deployment.superlink.object_store import ObjectFiles
 from server.deployment.superlink.registrations import RUN_SILENT_S, SiteConnectionState
@@ -43,7 +43,7 @@ def pushed(link: Link, node: int, *contents: bytes) -> str:
 def request_name(link: Link, node: int) -> str:
     """A request that the site was handed."""
     name = pushed(link, node, b"to north")
-    assert link.storage.messages.hand_out_next(node)
+    assert link.storage.messages.hand_out_next_request(node)
     return name
 
 
@@ -55,11 +55,11 @@ def reply(link: Link, node: int, request_name: str, *contents: bytes) -> StoredM
 
 def test_what_two_messages_share_stays_until_the_second_is_let_go(link: Link, node: int) -> None:
     first, second = pushed(link, node, b"to north", b"trunk"), pushed(link, node, b"to south", b"trunk")
-    link.storage.messages.release(first)
-    assert link.files.names() == {named(b"to south"), named(b"trunk")}
-    link.storage.messages.release(second)
-    link.storage.messages.release(second)  # said twice
-    assert link.files.names() == set()
+    link.storage.messages.release_message(first)
+    assert link.files.stored_object_ids() == {named(b"to south"), named(b"trunk")}
+    link.storage.messages.release_message(second)
+    link.storage.messages.release_message(second)  # said twice
+    assert link.files.stored_object_ids() == set()
 
 
 def test_only_what_is_missing_is_asked_for_and_an_object_that_nobody_needs_is_not_stored(link: Link, node: int) -> None:
@@ -68,9 +68,9 @@ def test_only_what_is_missing_is_asked_for_and_an_object_that_nobody_needs_is_no
     assert link.storage.messages.accept_requests([request]) == ([request.root], [request.root])
     write(link, b"to north")
     assert link.storage.messages.accept_requests([request]) == ([request.root], [])  # the same call made again
-    link.storage.messages.release(request.root)
-    assert not link.storage.messages.store(named(b"late"), b"late")
-    assert link.files.names() == set()
+    link.storage.messages.release_message(request.root)
+    assert not link.storage.messages.store_object(named(b"late"), b"late")
+    assert link.files.stored_object_ids() == set()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_an_object_that_a_crash_damaged_is_asked_for_again(crash: Callable[[Path
     pushed(link, node, b"whole", b"trunk")
     crash(link.folder / "objects" / named(b"trunk"))
     messages = link.restarted().messages
-    assert link.files.names() == {named(b"whole")}
+    assert link.files.stored_object_ids() == {named(b"whole")}
     assert messages.accept_requests([link.request(node, b"whole", b"trunk")])[1] == [named(b"trunk")]
 
 
@@ -96,10 +96,10 @@ def test_a_request_is_handed_to_its_site_once_and_one_to_nobody_is_refused(link:
     names = [pushed(link, node, content) for content in (b"first", b"second")]
     for name in names:
         storage = link.restarted()
-        request = storage.messages.hand_out_next(node)
+        request = storage.messages.hand_out_next_request(node)
         assert request is not None
         assert request.root == name
-    assert storage.messages.hand_out_next(node) is None
+    assert storage.messages.hand_out_next_request(node) is None
     assert storage.messages.accept_requests([link.request(77, b"to nobody")]) == ([], [])
 
 
@@ -138,7 +138,7 @@ def test_a_request_whose_time_is_over_is_not_handed_out_and_is_gone(link: Link, 
     name = pushed(link, node, b"to north")
     link.clock.now += 601
     link.storage.sites.heartbeat(node, INTERVAL_S)
-    assert link.storage.messages.hand_out_next(node) is None
+    assert link.storage.messages.hand_out_next_request(node) is None
     replies = list(link.storage.messages.find_replies(link.run, [name, "unknown"]))
     assert replies == [(name, NoReplyReason.MESSAGE_GONE), ("unknown", NoReplyReason.MESSAGE_GONE)]
 
@@ -157,25 +157,25 @@ def test_a_new_run_ends_the_one_that_was_left_and_removes_its_files(link: Link, 
     assert again.runs.is_active(link.run)
     run, _ = again.begin_run()
     assert (again.runs.is_active(link.run), again.runs.is_active(run)) == (False, True)
-    assert again.messages.hand_out_next(node) is None
-    assert link.files.names() == set()
+    assert again.messages.hand_out_next_request(node) is None
+    assert link.files.stored_object_ids() == set()
     assert not link.restarted().runs.is_active(link.run)
 
 
 def test_a_reply_that_no_run_has_let_go_of_is_handed_to_each_later_run_until_one_does(link: Link, node: int) -> None:
     requests = [pushed(link, node, b"to north"), pushed(link, node, b"to north again")]
     for name, content in zip(requests, (b"noted", b"not noted"), strict=True):
-        link.storage.messages.hand_out_next(node)
+        link.storage.messages.hand_out_next_request(node)
         link.storage.messages.accept_reply(reply(link, node, name, content))
         write(link, content)
-    link.storage.messages.release(named(b"noted"))
+    link.storage.messages.release_message(named(b"noted"))
     for storage in (link.restarted(), link.restarted()):
         _, replies = storage.begin_run()
         assert [(message.root, message.partner) for message in replies] == [(named(b"not noted"), requests[1])]
-    assert link.files.names() == {named(b"not noted")}
-    storage.messages.release(named(b"not noted"))
+    assert link.files.stored_object_ids() == {named(b"not noted")}
+    storage.messages.release_message(named(b"not noted"))
     assert storage.begin_run()[1] == []
-    assert link.files.names() == set()
+    assert link.files.stored_object_ids() == set()
 
 
 def test_a_run_whose_process_is_silent_is_over_and_one_that_gives_signs_of_life_is_not(link: Link) -> None:
@@ -198,7 +198,7 @@ def test_each_state_of_a_site_has_a_name_and_is_there_after_a_restart(link: Link
     assert sites.deactivate(off)
     assert not sites.deactivate(off)
     link.clock.now += 21
-    assert {site.node_id: site.state for site in link.restarted().sites.all()} == {
+    assert {site.node_id: site.state for site in link.restarted().sites.all_sites()} == {
         never: SiteConnectionState.NEVER,
         there: SiteConnectionState.CONNECTED,
         off: SiteConnectionState.SIGNED_OFF,
@@ -209,9 +209,9 @@ def test_each_state_of_a_site_has_a_name_and_is_there_after_a_restart(link: Link
 def test_a_site_that_is_unregistered_is_unknown_and_may_come_back_under_its_number(link: Link, tmp_path: Path) -> None:
     node = link.storage.sites.register("north", b"key")
     link.storage.sites.unregister(node)
-    assert link.storage.sites.by_key() == {}
+    assert link.storage.sites.sites_by_key() == {}
     assert not link.storage.sites.heartbeat(node, INTERVAL_S)
-    assert link.restarted().sites.all() == []
+    assert link.restarted().sites.all_sites() == []
     (tmp_path / "other").mkdir()
     other = Link(tmp_path / "other")  # a site has the same number in every database
     for storage in (link.storage, other.storage):
@@ -224,9 +224,9 @@ def test_a_change_that_cannot_be_written_has_not_happened(link: Link, node: int)
     with closing(sqlite3.connect(link.folder / DATABASE)) as other:
         other.execute("CREATE TRIGGER full BEFORE UPDATE ON messages BEGIN SELECT RAISE(ABORT, 'disk full'); END")
         with pytest.raises(sqlite3.Error, match="disk full"):
-            link.storage.messages.hand_out_next(node)
+            link.storage.messages.hand_out_next_request(node)
         other.execute("DROP TRIGGER full")
-    assert link.storage.messages.hand_out_next(node)
+    assert link.storage.messages.hand_out_next_request(node)
 
 
 def opened(path: Path) -> SuperLinkStorage:
@@ -275,7 +275,7 @@ def test_a_damaged_database_is_renamed_and_a_new_one_can_be_made(damage: str, co
     content = path.read_bytes()
     damaged = CUTS[damage](content, random.Random(5).randbytes(len(content)))
     path.write_bytes(damaged)
-    warning = set_aside_if_unusable(coordinator)
+    warning = set_aside_unusable_database(coordinator)
     assert warning.startswith("state/superlink.db is damaged (")
     assert "\n" not in warning
     assert not any(path.with_name(FILE + ending).exists() for ending in ("", *COMPANIONS))
@@ -285,7 +285,7 @@ def test_a_damaged_database_is_renamed_and_a_new_one_can_be_made(damage: str, co
     storage = opened(path)
     assert storage.sites.register("site-1", b"key 1")
     storage.close()
-    assert set_aside_if_unusable(coordinator) == ""
+    assert set_aside_unusable_database(coordinator) == ""
 
 
 @pytest.mark.parametrize(
@@ -295,18 +295,18 @@ def test_a_damaged_database_is_renamed_and_a_new_one_can_be_made(damage: str, co
 def test_a_database_of_another_release_is_renamed(statement: str, reason: str, coordinator: CoordinatorFolder) -> None:
     with closing(sqlite3.connect(coordinator.state / FILE)) as other:
         other.execute(statement)
-    assert reason in set_aside_if_unusable(coordinator)
+    assert reason in set_aside_unusable_database(coordinator)
     assert not (coordinator.state / FILE).exists()
     assert len(list(coordinator.state.glob("superlink.db.of-another-release-*Z"))) == 1
 
 
 def test_a_sound_database_stays_and_where_none_is_nothing_happens(coordinator: CoordinatorFolder) -> None:
     content = (coordinator.state / FILE).read_bytes()
-    assert set_aside_if_unusable(coordinator) == ""
+    assert set_aside_unusable_database(coordinator) == ""
     assert (coordinator.state / FILE).read_bytes() == content
     for path in coordinator.state.iterdir():
         path.unlink()
-    assert set_aside_if_unusable(coordinator) == ""
+    assert set_aside_unusable_database(coordinator) == ""
 
 
 def test_a_sound_database_whose_last_writes_are_in_its_journal_stays_with_them(coordinator: CoordinatorFolder) -> None:
@@ -320,7 +320,7 @@ def test_a_sound_database_whose_last_writes_are_in_its_journal_stays_with_them(c
         killed.mkdir()
         for ending in ("", "-wal"):  # as a kill leaves them: nobody has closed them
             shutil.copy(path.with_name(FILE + ending), killed)
-    assert describe_damage(killed / FILE) == ""
+    assert describe_database_damage(killed / FILE) == ""
     with closing(sqlite3.connect(killed / FILE)) as reader:
         assert reader.execute("SELECT value FROM more").fetchall() == [(7,)]
 
@@ -331,7 +331,7 @@ def test_a_journal_that_is_cut_off_or_random_loses_its_own_writes_only(
 ) -> None:
     path = coordinator.state / FILE
     path.with_name(f"{FILE}-wal").write_bytes(random.Random(7).randbytes(cut))
-    assert set_aside_if_unusable(coordinator) == ""
+    assert set_aside_unusable_database(coordinator) == ""
     with closing(sqlite3.connect(path)) as reader:
         assert reader.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
@@ -339,7 +339,7 @@ def test_a_journal_that_is_cut_off_or_random_loses_its_own_writes_only(
 def test_parts_without_their_database_are_set_aside(coordinator: CoordinatorFolder) -> None:
     path = coordinator.state / FILE
     path.rename(path.with_name(f"{FILE}-wal"))
-    assert "only parts of it are left" in set_aside_if_unusable(coordinator)
+    assert "only parts of it are left" in set_aside_unusable_database(coordinator)
     assert not path.with_name(f"{FILE}-wal").exists()
 
 
@@ -349,7 +349,7 @@ def test_a_locked_database_is_no_damaged_one(coordinator: CoordinatorFolder, mon
     with closing(connect(coordinator.state / FILE)) as other:
         other.execute("PRAGMA journal_mode=DELETE")
         other.execute("BEGIN EXCLUSIVE")
-        assert set_aside_if_unusable(coordinator) == ""
+        assert set_aside_unusable_database(coordinator) == ""
     assert (coordinator.state / FILE).exists()
 
 
@@ -364,5 +364,5 @@ def test_what_a_disk_answers_is_no_damage(
         raise error
 
     monkeypatch.setattr(module.sqlite3, "connect", failing)
-    assert set_aside_if_unusable(coordinator) == ""
+    assert set_aside_unusable_database(coordinator) == ""
     assert (coordinator.state / FILE).exists()

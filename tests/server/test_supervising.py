@@ -23,7 +23,7 @@ from server.deployment.superlink.process import (
     LINES_A_MINUTE,
     LONGEST_LINE,
     RotatingLog,
-    copy_lines,
+    copy_lines_to_log,
     escape_control_characters,
 )
 from server.deployment.supervisor import RunExitCode, count_checkpointed_rounds, supervise_run
@@ -110,7 +110,7 @@ def test_a_child_does_not_outlive_the_process_that_started_it() -> None:
     code = (
         "import os, subprocess, sys, time; from common.system.stopping import STARTER\n"
         "environment = {**os.environ, STARTER: str(os.getpid())}\n"
-        "program = 'from common.system.stopping import end_with_starter; end_with_starter()'\n"
+        "program = 'from common.system.stopping import end_with_parent_if_requested; end_with_parent_if_requested()'\n"
         "program += '; import time; print(0, flush=True); time.sleep(60)'\n"
         "child = subprocess.Popen([sys.executable, '-c', program], env=environment, stdout=subprocess.PIPE)\n"
         "child.stdout.readline()\n"
@@ -263,7 +263,7 @@ def test_what_a_process_prints_is_written_as_it_comes_and_after_its_end(tmp_path
     prints = "import os; os.write(1, b'out\\n'); os.write(2, b'err\\n\\xff' + b'x' * 100_000 + b'\\nlast')"
     process = subprocess.Popen([sys.executable, "-c", prints], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdout
-    copy_lines(process.stdout, RotatingLog(tmp_path / "log")).join(30)
+    copy_lines_to_log(process.stdout, RotatingLog(tmp_path / "log")).join(30)
     assert process.wait() == 0
     lines = words(tmp_path / "log")
     assert lines[:2] == ["out", "err"]
@@ -273,7 +273,7 @@ def test_what_a_process_prints_is_written_as_it_comes_and_after_its_end(tmp_path
 def test_a_full_disk_does_not_stop_the_process_whose_log_it_is(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()  # nothing can be written there
     reading, writing = os.pipe()
-    thread = copy_lines(os.fdopen(reading, "rb"), RotatingLog(tmp_path / "log"))
+    thread = copy_lines_to_log(os.fdopen(reading, "rb"), RotatingLog(tmp_path / "log"))
     for _ in range(1000):
         os.write(writing, b"a line of a hundred bytes or so" * 3 + b"\n")
     os.close(writing)

@@ -22,7 +22,7 @@ from server.runs.tracking import (
     TensorBoardTracker,
     TrackingStore,
     final_test_scalars,
-    open_store,
+    open_mlflow_store,
     round_scalars,
 )
 from server.simulation.simulate import simulate
@@ -71,7 +71,7 @@ def test_tensorboard_shows_the_final_test_of_every_class(run: Path) -> None:
 
 def test_figures_are_on_the_disk_before_anything_is_closed(tmp_path: Path) -> None:
     files = TensorBoardTracker(tmp_path / "tensorboard")
-    files.scalars({"loss/train": 0.75, "test auroc/Ödem | <b>+": 0.25}, 4)
+    files.store_scalars({"loss/train": 0.75, "test auroc/Ödem | <b>+": 0.25}, 4)
     assert curves(tmp_path / "tensorboard") == {"loss/train": [(4, 0.75)], "test auroc/Ödem | <b>+": [(4, 0.25)]}
     files.close("stopped")
     (file,) = (tmp_path / "tensorboard").iterdir()
@@ -236,11 +236,11 @@ def test_no_class_name_makes_a_name_that_mlflow_refuses(class_names: list[str]) 
 
 @pytest.mark.filterwarnings("ignore")
 def test_two_names_that_mlflow_cannot_tell_apart_stay_two(mlflow: Any, tmp_path: Path) -> None:
-    new_run = open_store(TrackingStore.mlflow)
+    new_run = open_mlflow_store(TrackingStore.mlflow)
     assert new_run is not None
     run = new_run(experiment(tmp_path).experiment, pytest.fail)
-    run.scalars({"test auroc/a+": 0.25, "test auroc/a|": 0.75}, 1)
-    run.scalars({"test auroc/a|": 0.5}, 2)
+    run.store_scalars({"test auroc/a+": 0.25, "test auroc/a|": 0.75}, 1)
+    run.store_scalars({"test auroc/a|": 0.5}, 2)
     run.close("interrupted")
     (stored,) = stored_runs(mlflow)
     assert stored.info.status == "KILLED"

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from common.security.call_signatures import LONGEST_WAIT_S, requested_wait_s
+from common.security.call_signatures import LONGEST_WAIT_S, parse_wait_header_s
 from server.deployment.superlink import fleet_service, refused_calls
 from server.deployment.superlink.refused_calls import (
     FILE,
@@ -77,11 +77,15 @@ def test_a_call_is_held_as_long_as_it_says_and_not_at_all_where_it_says_nothing(
 
 @pytest.mark.parametrize("header", ["", "-1", "1e9", "nan", "inf", " 5", "5s", "0x5", "٣", "9" * 4, "1.2345"])
 def test_a_header_that_is_no_number_of_seconds_is_no_wait(header: str) -> None:
-    assert requested_wait_s(header) is None
+    assert parse_wait_header_s(header) is None
 
 
 def test_nobody_waits_longer_than_the_bound() -> None:
-    assert (requested_wait_s("999"), requested_wait_s("0"), requested_wait_s("4.5")) == (LONGEST_WAIT_S, 0.0, 4.5)
+    assert (parse_wait_header_s("999"), parse_wait_header_s("0"), parse_wait_header_s("4.5")) == (
+        LONGEST_WAIT_S,
+        0.0,
+        4.5,
+    )
 
 
 def test_where_too_many_wait_the_others_are_answered_at_once(
@@ -101,7 +105,7 @@ def test_a_message_that_was_lost_on_its_way_comes_again_to_who_has_none(port: Po
     assert [pulled(site), pulled(site)] == [[name], [name]]
     assert pulled(site, None) == []  # who says nothing may still be working on it
     messages = port.link.restarted().messages
-    again, once = messages.hand_out_next(site.node_id, again=True), messages.hand_out_next(site.node_id)
+    again, once = messages.hand_out_next_request(site.node_id, again=True), messages.hand_out_next_request(site.node_id)
     assert again is not None
     assert (again.root, once) == (name, None)
     site.announce(site.reply_to(name))
@@ -155,7 +159,7 @@ def test_counted_refusals_are_written_after_a_pause(tmp_path: Path, monkeypatch:
         calls.record_refusal(FORGED)  # during the run
 
     def times() -> int:
-        lines.extend(reader.read_new())
+        lines.extend(reader.read_new_lines())
         return sum(line["times"] for line in lines)
 
     eventually(lambda: times() == 9, "all are written")
@@ -177,9 +181,9 @@ def test_strangers_make_one_line_a_minute_for_address_and_reason(
     clock = Clock()
     strangers = UnknownCallerCounts(clock)
     for _ in range(2001):
-        strangers.count(peer, "unknown key")
+        strangers.count_refused_call(peer, "unknown key")
     clock.now += REPORT_EVERY_S
-    strangers.count("ipv4:192.0.2.2:1", "no signature")
+    strangers.count_refused_call("ipv4:192.0.2.2:1", "no signature")
     assert [record.args for record in caplog.records] == [
         (address, "unknown key", 1),
         (address, "unknown key", 2000),
@@ -192,7 +196,7 @@ def test_the_last_refused_calls_are_reported(caplog: pytest.LogCaptureFixture, m
     monkeypatch.setattr(refused_calls, "REPORT_EVERY_S", 0.2)
     strangers = UnknownCallerCounts()
     for _ in range(9):
-        strangers.count("ipv4:192.0.2.1:4000", "unknown key")
+        strangers.count_refused_call("ipv4:192.0.2.1:4000", "unknown key")
     eventually(lambda: sum(record.args[2] for record in caplog.records) == 9, "all are reported")  # type: ignore[index, misc]
 
 
@@ -200,9 +204,9 @@ def test_many_addresses_make_few_lines_and_need_little_memory(caplog: pytest.Log
     caplog.set_level(logging.WARNING)
     strangers = UnknownCallerCounts(Clock())
     for number in range(50_001):
-        strangers.count(f"ipv6:%5B2001:db8:{number:x}::1%5D:4000", "unknown key")
+        strangers.count_refused_call(f"ipv6:%5B2001:db8:{number:x}::1%5D:4000", "unknown key")
     assert len(strangers._counts) <= MOST_KINDS + 1
-    strangers.report()
+    strangers.log_counts()
     numbers = [int(message.rsplit(" ", 2)[1]) for message in caplog.messages]
     assert len(numbers) == 1 + REPORT_LINES + 1
     assert sum(numbers) == 50_001

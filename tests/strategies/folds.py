@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from common.models.network import Head
 from common.models.state import ModelState
 from common.wire.records import TrainReply
-from strategies.aggregation.means import Float32, RunningMean, average_updates, move_head, sum_in_order
+from strategies.aggregation.means import Float32, RunningMean, add_mean_to_head, average_updates, sum_in_order
 from strategies.aggregation.server_optimizer import Moments, ServerOptimizer
 from strategies.engine.state import FederationState
 from strategies.methods.surgical import OwnersMean
@@ -43,7 +43,7 @@ def owners_mean(
 
 
 def moved_head(head: Head, updates: Sequence[Head], weights: Sequence[float]) -> Head:
-    return move_head(head, _owners(updates, weights, head.class_names).mean)
+    return add_mean_to_head(head, _owners(updates, weights, head.class_names).mean)
 
 
 def aggregated(model: ModelState, replies: Sequence[TrainReply], weights: Sequence[float]) -> ModelState:

@@ -13,7 +13,7 @@ from client.site.memory import parse_round_state
 from common.config import ExperimentFile, Plan, make_plan
 from common.models.network import build
 from common.models.state import layout_of, read_state
-from common.simulation import simulated_data
+from common.simulation import load_simulated_data
 from common.wire.codec import decode_record, encode_record
 from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
 from server.simulation.backends.inline import import_site_app, run_inline
@@ -114,7 +114,7 @@ def lead(
     wire: Callable[[Any], Any] = lambda grid: grid,
 ) -> Ran:
     """Lead a run over the experiment's sites, which keep their memory in ``folder``."""
-    data, ran = simulated_data(file.experiment, file.base_folder), Ran()
+    data, ran = load_simulated_data(file.experiment, file.base_folder), Ran()
     sites = 1 if file.experiment.run.method in POOLED else len(data.parts)
 
     def main(grid: Any) -> None:
@@ -123,13 +123,13 @@ def lead(
             build_experiment_strategy(file.experiment), plan, section, "run-1", callbacks=ran
         )
         ran.coordinator = coordinator
-        contract = coordinator.sites.roll_call(wire(grid), sites)
+        contract = coordinator.sites.call_roll(wire(grid), sites)
         network = build(file.experiment.model, contract.class_names, file.experiment.run.seed)
         coordinator.settle_model_layout(layout_of(network))
         if data.server is not None:
-            coordinator.receive_own_images(data.server, contract.class_names, "cpu")
+            coordinator.receive_coordinator_images(data.server, contract.class_names, "cpu")
         if resumed is not None:
-            coordinator.resume(resumed, FederationValidation())
+            coordinator.set_resume_state(resumed, FederationValidation())
         coordinator.start(wire(grid), make_array_record(read_state(network)), rounds)
 
     run_inline(main, import_site_app(file.experiment.model_dump_json(), file.base_folder, folder), sites)

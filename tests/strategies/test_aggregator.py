@@ -65,7 +65,7 @@ def test_a_site_that_is_refused_or_never_answers_is_not_waited_for(refused: tupl
     for site in ("south", "north"):
         some.collect_update(REPLIES[site])
     for site in refused:
-        some.leave_out_site(site)
+        some.skip_site(site)
     expected = aggregated(MODEL, [REPLIES["north"], REPLIES["south"]], [1.0, 1.0])
     assert bits(some.means().add_to_model()) == bits(expected)
 
@@ -84,8 +84,8 @@ def test_waiting_updates_lie_in_files_by_name(in_memory: int, tmp_path: Path, mo
     waiting = BufferedAggregator(build_strategy("surgical", {}), MODEL, tmp_path)
     for site in ("west", "east", "south", "north"):
         assert waiting.collect_update(REPLIES[site]).update == ModelGroups()
-    waiting.leave_out_site("south")
-    waiting.leave_out_site("nobody")
+    waiting.skip_site("south")
+    waiting.skip_site("nobody")
     with pytest.raises(KeyError):
         waiting.restore_updates({"south": REPLIES["south"]})
     stripped = {site: replace(REPLIES[site], update=ModelGroups()) for site in ("east", "north", "west")}
@@ -138,7 +138,7 @@ def test_many_that_wait_take_no_more_open_files_than_few(tmp_path: Path, monkeyp
 def test_a_disk_that_fills_up_harms_one_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
     waiting = aggregator.WaitingUpdates(tmp_path)
-    waiting.put("north", REPLIES["north"].update)
+    waiting.store_update("north", REPLIES["north"].update)
     real = waiting._file._file
 
     class Full:
@@ -153,20 +153,20 @@ def test_a_disk_that_fills_up_harms_one_update(tmp_path: Path, monkeypatch: pyte
             return getattr(real, name)
 
     waiting._file._file = Full()
-    waiting.put("south", REPLIES["south"].update)
+    waiting.store_update("south", REPLIES["south"].update)
     waiting._file._file = real
-    waiting.put("west", REPLIES["west"].update)
+    waiting.store_update("west", REPLIES["west"].update)
     assert [site for site in waiting if isinstance(waiting[site].trunk, np.memmap)] == ["north", "west"]
     for site in ("north", "south", "west"):
-        assert np.array_equal(waiting.take(site).trunk, REPLIES[site].update.trunk)
+        assert np.array_equal(waiting.pop_update(site).trunk, REPLIES[site].update.trunk)
 
 
 def test_of_two_updates_of_one_site_the_later_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = aggregator.WaitingUpdates(tmp_path)
     for site, in_memory in (("north", 0), ("south", 2**20)):
         monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory)
-        waiting.put("west", REPLIES[site].update)
-    assert np.array_equal(waiting.take("west").trunk, REPLIES["south"].update.trunk)
+        waiting.store_update("west", REPLIES[site].update)
+    assert np.array_equal(waiting.pop_update("west").trunk, REPLIES["south"].update.trunk)
     assert waiting._bytes == 0
 
 
@@ -175,8 +175,8 @@ def test_the_room_of_updates_that_were_taken_is_given_back(tmp_path: Path, monke
     waiting = aggregator.WaitingUpdates(tmp_path)
     for _ in range(3):
         for site in SITES:
-            waiting.put(site, REPLIES[site].update)
+            waiting.store_update(site, REPLIES[site].update)
         file = waiting._file._file
         assert os.fstat(file.fileno()).st_size == len(SITES) * TRUNK_BYTES
         for site in SITES:
-            waiting.take(site)
+            waiting.pop_update(site)

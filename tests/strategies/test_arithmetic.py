@@ -18,7 +18,7 @@ from strategies.local.arithmetic import (
     MOST_KEPT,
     Arithmetic,
     choose_arithmetic,
-    find_fastest,
+    find_fastest_arithmetic,
     list_arithmetics,
     time_training_steps,
 )
@@ -69,9 +69,9 @@ def test_bfloat16_is_computed_in_it() -> None:
 
 
 def test_another_choice_has_to_be_clearly_faster() -> None:
-    assert find_fastest({DEFAULT: 1.0, BF16: 0.95, CONTIGUOUS: 2.0}) == DEFAULT
-    assert find_fastest({DEFAULT: 1.0, BF16: 0.89, CONTIGUOUS: 0.5}) == CONTIGUOUS
-    assert find_fastest({DEFAULT: 1.0}) == DEFAULT
+    assert find_fastest_arithmetic({DEFAULT: 1.0, BF16: 0.95, CONTIGUOUS: 2.0}) == DEFAULT
+    assert find_fastest_arithmetic({DEFAULT: 1.0, BF16: 0.89, CONTIGUOUS: 0.5}) == CONTIGUOUS
+    assert find_fastest_arithmetic({DEFAULT: 1.0}) == DEFAULT
 
 
 def test_each_choice_is_timed_and_nothing_else_changes(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from flwr.app import RecordDict
 from client import app
 from common.config import ExperimentFile, Plan
 from common.errors import BadInput
-from common.security.audit import AuditLog, check_audit
+from common.security.audit import AuditLog, check_audit_log
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode_record, encode_record
 from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
@@ -119,7 +119,7 @@ def with_warm_up(requests: Iterable[TrainRequest]) -> tuple[list[TrainRequest], 
 def each_is_allowed_and_written_down(traffic: Traffic, sites: Path) -> None:
     """Every record that passed has a decision and a line in its site's audit, and there is no other."""
     entries = [entry for folder in sites.iterdir() for entry in AuditLog(folder).entries()]
-    assert [fault for folder in sites.iterdir() for fault in check_audit(folder).faults] == []
+    assert [fault for folder in sites.iterdir() for fault in check_audit_log(folder).faults] == []
     for direction, passed in (("in", traffic.down), ("out", traffic.up)):
         lines = [entry for entry in entries if entry["direction"] == direction]
         assert {entry["decision"] for entry in lines} == {"allow"}

@@ -19,7 +19,7 @@ from strategies.privacy.noise import (
     SCALE_BITS,
     BitStream,
     NoiseQuantizationGrid,
-    _draw_exp_events,
+    _draw_exp_bernoulli_events,
     _try_discrete_gaussian,
     draw_discrete_gaussian,
     make_secret_noise,
@@ -57,13 +57,13 @@ class Choices(BitStream):
             raise Undecided
         return option
 
-    def words(self, count: int) -> NDArray[np.uint64]:
+    def draw_words(self, count: int) -> NDArray[np.uint64]:
         """All that the sampler looks at in a word: its highest bits, and the lowest."""
         assert count == 1
         option = self._next([Fraction(1, 2 << self._top_bits)] * (2 << self._top_bits))
         return np.array([(option >> 1) << (64 - self._top_bits) | (option & 1)], np.uint64)
 
-    def draw_one_in_events(self, count: int, divisor: int) -> NDArray[np.bool_]:
+    def draw_bernoulli_events(self, count: int, divisor: int) -> NDArray[np.bool_]:
         assert count == 1
         return np.array([self._next([Fraction(1, divisor), 1 - Fraction(1, divisor)]) == 0])
 
@@ -104,7 +104,7 @@ def test_the_sampler_has_the_published_distribution_exactly() -> None:
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 4])
 def test_an_event_has_the_probability_of_its_exponential_exactly(exponent: int) -> None:
     def falls(bits: BitStream) -> list[int]:
-        return [int(_draw_exp_events(np.array([exponent], np.uint64), bits, 1)[0])]
+        return [int(_draw_exp_bernoulli_events(np.array([exponent], np.uint64), bits, 1)[0])]
 
     ended, _, remaining = followed(falls, 1, 1e-3)
     assert ended.get(1, 0) - 1e-12 <= np.exp(-exponent / 2) <= ended.get(1, 0) + remaining
@@ -149,7 +149,7 @@ def test_the_stream_is_aes_256_in_counter_mode() -> None:
     encryptor = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()
     blocks = b"".join(encryptor.update(number.to_bytes(16, "big")) for number in range(10))
     stream = BitStream(key)
-    parts = [stream.words(1), stream.words(5), stream.words(14)]
+    parts = [stream.draw_words(1), stream.draw_words(5), stream.draw_words(14)]
     assert b"".join(part.astype("<u8").tobytes() for part in parts) == blocks
 
 

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from common.contract import LabelContract
 from common.models.network import build
 from common.models.zoo.spec import ModelSpec
-from strategies.local.objective import move_teacher
+from strategies.local.objective import update_teacher_average
 from strategies.methods.base import RoundContext
 from strategies.methods.fedirm import (
     FedIRM,
     average_relations,
     compute_log_relations,
-    is_surely_present,
-    make_teacher,
+    copy_as_dropout_teacher,
+    mask_confident_positives,
     relation_divergence,
-    unlabelled_weight_share,
+    unlabelled_weight_ramp,
 )
 from tests.federations import ALL_SHARED, Traffic, federation
 from tests.strategies.states import make_reply
@@ -51,7 +51,7 @@ def test_every_row_sums_to_one_even_without_members(seed: int) -> None:
 
 def test_an_entry_is_surely_shown_that_is_likely_and_of_little_entropy() -> None:
     # Entropies in nats: .325, .5004, .611, .198
-    sure = is_surely_present(torch.tensor([[0.9, 0.8, 0.7, 0.05, 1.0]]), 0.5)
+    sure = mask_confident_positives(torch.tensor([[0.9, 0.8, 0.7, 0.05, 1.0]]), 0.5)
     assert sure.tolist() == [[True, False, False, False, True]]
 
 
@@ -88,9 +88,9 @@ def test_relations_are_averaged_over_who_tells_them_and_what_is_none_is_left_out
 
 
 def test_the_unlabelled_terms_weight_ramps_up_as_a_gaussian() -> None:
-    shares = [unlabelled_weight_share(rounds, 30) for rounds in (0, 15, 30, 99)]
+    shares = [unlabelled_weight_ramp(rounds, 30) for rounds in (0, 15, 30, 99)]
     np.testing.assert_allclose(shares, [math.exp(-5), math.exp(-1.25), 1.0, 1.0])
-    assert unlabelled_weight_share(0, 0) == 1.0
+    assert unlabelled_weight_ramp(0, 0) == 1.0
 
 
 SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=8, dropout=0.5)
@@ -98,12 +98,12 @@ SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=8, dro
 
 def test_the_teacher_is_a_running_mean_of_parameters_and_of_batch_normalisations_averages() -> None:
     network = build(SPEC, ("a", "b"), 3)
-    teacher = make_teacher(network)
+    teacher = copy_as_dropout_teacher(network)
     before = {name: value.clone() for name, value in teacher.state_dict().items() if value.is_floating_point()}
     with torch.no_grad():
         for name in before:
             network.state_dict()[name] += 4.0
-    move_teacher(teacher, network, 0.75)
+    update_teacher_average(teacher, network, 0.75)
     assert any("running_var" in name for name in before)
     for name, value in before.items():
         torch.testing.assert_close(teacher.state_dict()[name], value + 1.0)  # a quarter of 4
@@ -111,7 +111,7 @@ def test_the_teacher_is_a_running_mean_of_parameters_and_of_batch_normalisations
 
 def test_the_teacher_keeps_its_batch_normalisation_and_varies_by_dropout() -> None:
     network = build(SPEC, ("a", "b"), 3)
-    teacher, images = make_teacher(network), torch.rand(4, 1, 16, 16) * 255
+    teacher, images = copy_as_dropout_teacher(network), torch.rand(4, 1, 16, 16) * 255
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
     assert not torch.equal(teacher(images), teacher(images))
     assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())

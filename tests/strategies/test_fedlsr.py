@@ -17,7 +17,7 @@ from common.wire.records import NO_ARRAYS
 from strategies.local.losses import partial_loss
 from strategies.local.objective import ClientContext, Examples
 from strategies.local.training import MiniBatch
-from strategies.methods.fedlsr import distance_weight_share, jensen_shannon_divergence, mean_entropy, mix_predictions
+from strategies.methods.fedlsr import distance_weight_ramp, jensen_shannon_divergence, mean_entropy, mix_predictions
 from strategies.registry import build_strategy
 
 NAN = math.nan
@@ -72,8 +72,8 @@ def test_the_entropy_is_ln_2_where_nothing_is_known() -> None:
 
 
 def test_the_distances_weight_grows_evenly_from_nothing_and_then_stays() -> None:
-    assert [distance_weight_share(rounds, 4) for rounds in (0, 1, 3, 4, 9)] == [0.0, 0.25, 0.75, 1.0, 1.0]
-    assert distance_weight_share(0, 0) == 1.0
+    assert [distance_weight_ramp(rounds, 4) for rounds in (0, 1, 3, 4, 9)] == [0.0, 0.25, 0.75, 1.0, 1.0]
+    assert distance_weight_ramp(0, 0) == 1.0
 
 
 TINY = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16)

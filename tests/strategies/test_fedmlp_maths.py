@@ -13,12 +13,12 @@ from strategies.local.losses import partial_loss
 from strategies.methods.fedmlp import (
     Rounding,
     average_over_sites,
-    compute_difficulty,
+    compute_class_difficulty,
     compute_prototype_margins,
     compute_prototypes,
     compute_share_to_tag,
     consistency_loss,
-    cross_entropies,
+    cross_entropy_per_entry,
     first_stage_loss,
     logit_adjustment,
     pairwise_cosines,
@@ -61,7 +61,10 @@ def expected(name: str) -> np.ndarray:
 @authors
 def test_adjusted_probabilities_and_both_cross_entropies_are_the_authors() -> None:
     logits, targets, adjusting = wpc()
-    plain, adjusted = cross_entropies(logits, targets, None), cross_entropies(logits, targets, adjusting)
+    plain, adjusted = (
+        cross_entropy_per_entry(logits, targets, None),
+        cross_entropy_per_entry(logits, targets, adjusting),
+    )
     np.testing.assert_allclose((logits + adjusting).sigmoid(), expected("adjusted_prob"), rtol=1e-5)
     np.testing.assert_allclose(plain, expected("bce_released_no_LA"), rtol=1e-5)
     np.testing.assert_allclose(adjusted, expected("bce_with_LA"), rtol=1e-5)
@@ -173,7 +176,7 @@ def test_local_prototypes_and_difficulty_are_the_authors() -> None:
     expected = np.array(vector["expected_prototypes_rows_2c_and_2c+1"]).reshape(3, 2, 4)
     expected[vector["negative"]] = NAN  # the authors' zeros
     np.testing.assert_allclose(prototypes, expected, rtol=1e-5, atol=ROUNDED)
-    sure = compute_difficulty(np.array(vector["prob"]), vector["L"], vector["R"])
+    sure = compute_class_difficulty(np.array(vector["prob"]), vector["L"], vector["R"])
     sure[vector["active"]] = 0.0
     np.testing.assert_allclose(sure, vector["expected_d_local"], rtol=1e-5)
 
@@ -254,7 +257,7 @@ def test_two_sites_equal_prototypes_are_the_global_ones(seed: int) -> None:
 
 def test_difficulty_is_the_share_of_images_outside_the_bounds_which_themselves_are_inside() -> None:
     probabilities = np.array([[0.3, 0.29], [0.7, 0.71], [0.9, 0.5], [0.5, 0.1]])
-    np.testing.assert_array_equal(compute_difficulty(probabilities), [0.25, 0.75])
+    np.testing.assert_array_equal(compute_class_difficulty(probabilities), [0.25, 0.75])
 
 
 # --- detection ---

@@ -17,7 +17,7 @@ from strategies.methods.fednoro import (
     distillation_divergence,
     distillation_weight,
     find_noisy_sites,
-    lower_noisy_weights,
+    lower_noisy_site_weights,
     scale_over_sites,
 )
 from tests.federations import Traffic, federation
@@ -74,7 +74,7 @@ def between(*places: float) -> np.ndarray:
 def test_a_noisy_site_counts_less_the_further_it_is_from_the_nearest_clean_one() -> None:
     # Clean at 0 and 10, noisy at 1 and 14: nearest 1 and 4, over 4: exp(-1/4) and exp(-1).
     noisy = np.array([False, True, False, True])
-    weights = lower_noisy_weights(np.array([5.0, 2.0, 3.0, 4.0]), between(0, 1, 10, 14), noisy)
+    weights = lower_noisy_site_weights(np.array([5.0, 2.0, 3.0, 4.0]), between(0, 1, 10, 14), noisy)
     np.testing.assert_allclose(weights, [5.0, 2.0 * np.exp(-0.25), 3.0, 4.0 * np.exp(-1.0)])
 
 
@@ -85,7 +85,7 @@ def test_a_noisy_site_counts_less_the_further_it_is_from_the_nearest_clean_one()
 )
 def test_the_mean_is_fedavgs_where_there_is(places: tuple[float, ...], noisy: list[bool]) -> None:
     weights = np.array([5.0, 2.0, 3.0])
-    np.testing.assert_array_equal(lower_noisy_weights(weights, between(*places), np.array(noisy)), weights)
+    np.testing.assert_array_equal(lower_noisy_site_weights(weights, between(*places), np.array(noisy)), weights)
 
 
 def test_weights_change_in_stage_two_only() -> None:
@@ -111,14 +111,14 @@ def test_sites_are_judged_once_by_what_they_tell_in_the_last_round_of_stage_one(
 
 def test_a_site_that_was_not_judged_is_taken_for_noisy() -> None:
     state = context(3, east=0.0, north=1.0)
-    assert [STAGES.is_noisy(state, site) for site in ("east", "north", "west")] == [False, True, True]
+    assert [STAGES.is_noisy_site(state, site) for site in ("east", "north", "west")] == [False, True, True]
     assert STAGES.statistics_for(state)("west")["noisy"] == [1.0]
     assert STAGES.statistics_for(context(2))("west") == {}
 
 
 def test_by_the_contract_every_site_that_lacks_a_class_is_noisy() -> None:
     method = FedNoRo({"noisy": "known"})
-    assert [site for site in CONTRACT.sites if method.is_noisy(context(1), site)] == ["north", "west"]
+    assert [site for site in CONTRACT.sites if method.is_noisy_site(context(1), site)] == ["north", "west"]
 
 
 def test_the_distillations_weight_rises_over_the_ramp() -> None:

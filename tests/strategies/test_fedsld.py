@@ -20,11 +20,11 @@ from strategies.methods.fedsld import (
     compute_label_prior,
     compute_site_prior,
     expected_label_weight,
-    find_uncounted_classes,
+    find_uncounted_class_faults,
     mean_label_weight,
     weigh_classes,
-    weigh_entries,
     weigh_images,
+    weigh_label_entries,
     weighted_binary_cross_entropy,
     weighted_cross_entropy,
 )
@@ -106,7 +106,7 @@ def test_an_image_of_unknown_class_weighs_nothing_and_is_not_counted() -> None:
 def test_in_a_multi_label_task_presence_and_absence_are_weighed_class_by_class() -> None:
     labels = torch.tensor([[1.0, torch.nan], [0.0, 1.0], [0.0, torch.nan], [0.0, torch.nan]])
     # class 0: 1 of 4 present against a prior of 0.1, 3 of 4 absent against 0.9; class 1: all that is known is present
-    weights = weigh_entries(labels, torch.tensor([0.1, 0.5]))
+    weights = weigh_label_entries(labels, torch.tensor([0.1, 0.5]))
     torch.testing.assert_close(weights, torch.tensor([[2.5, 0], [0.75 / 0.9, 2], [0.75 / 0.9, 0], [0.75 / 0.9, 0]]))
 
 
@@ -148,7 +148,7 @@ def test_the_prior_of_a_site_runs_over_its_own_classes() -> None:
 
 def test_a_class_that_nobody_counts_stops_the_run_with_what_to_do() -> None:
     north = (("a", "b"), (3, UNKNOWN_COUNT), (7, UNKNOWN_COUNT))
-    (fault,) = find_uncounted_classes(context("multi_label", north=north, south=(("b",), (), ())))
+    (fault,) = find_uncounted_class_faults(context("multi_label", north=north, south=(("b",), (), ())))
     assert '"b"' in fault.problem
     assert "label_counts = true under [policy]" in fault.remedy
     assert "smallest_count" in fault.remedy
@@ -157,7 +157,7 @@ def test_a_class_that_nobody_counts_stops_the_run_with_what_to_do() -> None:
 def test_a_class_that_is_told_to_be_nowhere_and_kept_elsewhere_stops_the_run_too() -> None:
     # else the images of the site that keeps its counts would weigh nothing
     counted = context("multi_label", north=(("a",), (0,), (10,)), south=(("a",), (UNKNOWN_COUNT,), (UNKNOWN_COUNT,)))
-    assert [fault.where for fault in find_uncounted_classes(counted)] == ["run.method"]
+    assert [fault.where for fault in find_uncounted_class_faults(counted)] == ["run.method"]
 
 
 def test_in_a_multi_class_task_the_counts_that_a_site_keeps_share_what_is_left_of_its_images() -> None:
@@ -166,7 +166,7 @@ def test_in_a_multi_class_task_the_counts_that_a_site_keeps_share_what_is_left_o
     counted = context("multi_class", north=north, south=south)
     # north: 60 of 90 counted, 15 each left
     np.testing.assert_allclose(prior_for(counted, "north"), [60 / 100, 19 / 100, 21 / 100], rtol=1e-6)
-    assert find_uncounted_classes(counted) == []
+    assert find_uncounted_class_faults(counted) == []
 
 
 def test_a_site_without_any_label_has_no_say_in_the_factor() -> None:

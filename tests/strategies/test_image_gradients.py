@@ -17,9 +17,9 @@ from strategies.local.training import FrozenParts, TrainingTask
 from strategies.privacy.gradients import PrivateEpochTrainer, sum_clipped_gradients
 from strategies.privacy.image_gradients import (
     check_images_independent,
+    pop_image_gradients,
     record_image_gradients,
     replace_dropout,
-    take_image_gradients,
 )
 from strategies.privacy.noise import NoiseQuantizationGrid, make_seeded_noise
 
@@ -96,7 +96,7 @@ def network(backbone: nn.Module, neck: nn.Module | None = None) -> SplitNetwork:
 def gradients(of: SplitNetwork, images: Tensor) -> list[Tensor]:
     with record_image_gradients(of) as learning:
         of(images).square().sum().backward()
-        return [take_image_gradients(parameter, len(images)) for parameter in learning]
+        return [pop_image_gradients(parameter, len(images)) for parameter in learning]
 
 
 def some(images: int, side: int = SIDE) -> Tensor:

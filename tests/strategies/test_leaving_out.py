@@ -13,7 +13,7 @@ from common.errors import BadInput
 from common.wire.codec import encode_record
 from common.wire.fleet_protocol import REFUSAL
 from common.wire.records import RefusalNoted, RollCallAnswer
-from strategies.engine.claims import SiteClaimLimits, find_excess_claims
+from strategies.engine.claims import SiteClaimLimits, find_excess_claim_faults
 from strategies.engine.membership import RunMembership
 from strategies.registry import build_experiment_strategy
 from tests.client.rounds import plan
@@ -56,9 +56,9 @@ def gathered(
         ParticipationSection(min_sites=min_sites),
         "run-1",
         registered=lambda: nodes,
-        admission=[partial(find_excess_claims, lambda: claims or {})],
+        admission=[partial(find_excess_claim_faults, lambda: claims or {})],
     )
-    members.roll_call(grid, len(answers))
+    members.call_roll(grid, len(answers))
     return members, grid
 
 

@@ -29,7 +29,12 @@ from strategies.privacy.secure_aggregation.coordinator import (
     MaskingFailed,
     UnmaskedSum,
 )
-from strategies.privacy.secure_aggregation.crypto import add_mask, agree_secret, public_key_hex, read_masking_statement
+from strategies.privacy.secure_aggregation.crypto import (
+    add_mask,
+    agree_shared_secret,
+    public_key_hex,
+    read_masking_statement,
+)
 from strategies.privacy.secure_aggregation.masked_rounds import MaskedRound, MaskedRoundStore, count_needed_survivors
 from strategies.privacy.secure_aggregation.site import MaskingRefused, MaskingTerms, SigningIdentity, SiteMaskingRound
 from strategies.privacy.secure_aggregation.vectors import (
@@ -108,7 +113,7 @@ class Ward:
         return [answer.vector for _, answer in self.answers if isinstance(answer, MaskedAnswer)]
 
     def opened(self) -> UnmaskedSum:
-        return MaskedSummation(self.request, self).open_sum()
+        return MaskedSummation(self.request, self).unmask_sum()
 
     def plain_sum(self, opened: UnmaskedSum) -> list[int]:
         """The sum of the survivors' fixed-point numbers, without masks, over what was opened."""
@@ -181,7 +186,7 @@ def test_what_is_sent_shows_nothing_of_an_update() -> None:
         site: SiteMaskingRound("run", 3, site, ModelGroups(np.zeros(20_000, np.float32)), TERMS) for site in THREE
     }
     request = replace(ward.request, layout=SegmentLayout(20_000, 0, 0))
-    assert not MaskedSummation(request, ward).open_sum().integers.any()
+    assert not MaskedSummation(request, ward).unmask_sum().integers.any()
     # 80,000 bytes of each site: were they all alike likely, each of 256 would be there 312 times, give or take 18.
     counts = np.stack([np.bincount(vector.view(np.uint8), minlength=256) for vector in ward.masked_vectors])
     assert counts.min() > 312 - 6 * 18
@@ -247,7 +252,7 @@ def test_hospitals_that_are_told_of_different_senders_divide_by_the_same() -> No
         places = [slice(0, 7)]
         add_mask(vector, places, ward.sites[site]._own[BODY], subtract=True)
         for sender in senders:
-            key = agree_secret(ward.sites[site]._masking, public_key_hex(ward.sites[sender]._masking))
+            key = agree_shared_secret(ward.sites[site]._masking, public_key_hex(ward.sites[sender]._masking))
             add_mask(vector, places, key, subtract=site < sender)
         return vector
 

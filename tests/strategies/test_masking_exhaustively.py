@@ -58,7 +58,7 @@ def attempts_of(site: str, sites: Sites, cohort: int, done: MaskedRound) -> Iter
 def _openings(site: str, masked: Attempt, begun: MaskedRound, least: int) -> Iterator[tuple[Attempt, MaskedRound]]:
     for survivors in subsets(masked.took_part, least):
         try:
-            after = begun.as_opened_for(survivors)
+            after = begun.as_unmasked_for(survivors)
         except SecretsError:
             continue
         if site in survivors:

@@ -8,7 +8,15 @@ from hypothesis.extra import numpy as arrays
 
 from common.models.network import Head
 from strategies.aggregation import means
-from strategies.aggregation.means import BLOCK, STRETCH, BlockwiseMean, Float32, WholeHeadMean, add_update, sum_in_order
+from strategies.aggregation.means import (
+    BLOCK,
+    STRETCH,
+    BlockwiseMean,
+    Float32,
+    WholeHeadMean,
+    add_update_to_values,
+    sum_in_order,
+)
 from tests.strategies.folds import moved_by_mean, moved_head, owners_mean, weighted_mean
 
 numbers = st.floats(-(2.0**100), 2.0**100, width=32)
@@ -52,7 +60,7 @@ def test_one_by_one_and_all_at_once_in_any_blocks_have_the_bits_of_the_plain_mea
         together = BlockwiseMean(list(zip(updates, weights, strict=True)))
         assert together.mean.tobytes() == weighted_mean(updates, weights).tobytes()
         assert together.add_mean_to_values(state).tobytes() == after.tobytes()
-    assert after.tobytes() == add_update(state, weighted_mean(updates, weights)).tobytes()
+    assert after.tobytes() == add_update_to_values(state, weighted_mean(updates, weights)).tobytes()
     assert [array.tobytes() for array in (state, *updates)] == before
     assert not any(np.shares_memory(after, array) for array in (state, *updates))
 
@@ -70,7 +78,7 @@ def test_at_the_edges_of_real_blocks_and_on_two_threads_they_have_the_bits_of_th
     draws = np.random.default_rng(size)
     updates = [(10.0**power * draws.normal(size=size)).astype(np.float32) for power in (-3, 0, 5)]
     weights, state = [3.0, 0.1, 7.0], draws.normal(size=size).astype(np.float32)
-    expected = add_update(state, weighted_mean(updates, weights)).tobytes()
+    expected = add_update_to_values(state, weighted_mean(updates, weights)).tobytes()
     assert BlockwiseMean(list(zip(updates, weights, strict=True))).add_mean_to_values(state).tobytes() == expected
     assert moved_by_mean(state, updates, weights).tobytes() == expected
 

@@ -159,7 +159,7 @@ def opened(
     layout = SegmentLayout(NUMBERS, 0, 3)
     request = MaskedSumRequest("run", 3, {k: tuple(v) for k, v in rows.items()}, classes, layout, shares.bound, shares)
     vectors = {site: flatten_update(update)[2].astype(np.float64) for site, update in updates.items()}
-    return MaskedSummation(request, ask).open_sum(), vectors
+    return MaskedSummation(request, ask).unmask_sum(), vectors
 
 
 def update_of(seed: int, rows: str, bound: float) -> ModelGroups:

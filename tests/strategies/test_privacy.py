@@ -23,11 +23,11 @@ from strategies.local.losses import PLAIN_LOSSES
 from strategies.local.objective import Examples, plain
 from strategies.local.optimisation import make_optimizer
 from strategies.local.training import FrozenParts, TrainingTask, train_epoch
-from strategies.local.updates import clip_to_length
+from strategies.local.updates import clip_update_to_length
 from strategies.privacy.gradients import (
     PrivateEpochTrainer,
     compute_losses_by_image,
-    group_rows_by_unit,
+    group_rows_by_owner,
     split_into_micro_batches,
     sum_clipped_gradients,
 )
@@ -36,11 +36,11 @@ from strategies.privacy.mechanism import (
     Accountant,
     NoisySteps,
     ReplyNoise,
+    clip_arrays,
     compute_epsilon,
     find_noise_multiplier,
     has_trained_batch_norm,
     make_site_privacy,
-    shorten_arrays,
 )
 from strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, make_seeded_noise
 from strategies.registry import build_site_method
@@ -129,9 +129,9 @@ def test_no_clipped_update_is_longer_than_its_bound(bound: float, noise_multipli
         values = torch.full((1, numbers), size)
         (total,) = sum_clipped_gradients([values], grid)
         assert float(total.norm()) * grid.step_size <= bound
-        update = clip_to_length(ModelGroups(values[0].numpy()), bound * SHRUNK)
+        update = clip_update_to_length(ModelGroups(values[0].numpy()), bound * SHRUNK)
         assert np.linalg.norm(update.trunk.astype(np.float64)) <= bound
-        shortened = shorten_arrays({"x": values[0].numpy()}, bound * SHRUNK)["x"]
+        shortened = clip_arrays({"x": values[0].numpy()}, bound * SHRUNK)["x"]
         assert np.linalg.norm(shortened.astype(np.float64)) <= bound
 
 
@@ -212,7 +212,7 @@ def test_a_patients_images_are_clipped_together() -> None:
 
 
 def test_rows_are_grouped_by_owner_and_no_owner_is_split_over_packs() -> None:
-    rows = group_rows_by_unit(torch.tensor([2, 0, 1, 0, 2, 2]))
+    rows = group_rows_by_owner(torch.tensor([2, 0, 1, 0, 2, 2]))
     assert [places.tolist() for places in rows] == [[1, 3], [2], [0, 4, 5]]
     assert [list(map(len, pack)) for pack in split_into_micro_batches(rows, 2)] == [[2], [1], [3]]
 
@@ -421,7 +421,7 @@ def test_secret_dropout_drops_at_its_rate_whole_channels_where_the_layer_does_an
 
 
 def test_uniform_numbers_are_even_and_never_one() -> None:
-    drawn = make_seeded_noise(1).uniform((200_000,))
+    drawn = make_seeded_noise(1).draw_uniform((200_000,))
     assert 0 <= drawn.min().item() < 1e-4
     assert 1 - 1e-4 < drawn.max().item() < 1
     counts = np.histogram(drawn.numpy(), bins=50, range=(0, 1))[0]

@@ -61,7 +61,7 @@ def refusal_to(roll: RollCaller, node: int) -> Refusal:
 def called(roll: RollCaller, expected: int, needed: int = 0) -> list[WaitingStatus]:
     """Call the roll; return what anyone who watches was told."""
     statuses: list[WaitingStatus] = []
-    roll.wait_for(expected, needed or expected, DEADLINE_S, statuses.append)
+    roll.wait_for_sites(expected, needed or expected, DEADLINE_S, statuses.append)
     return statuses
 
 
@@ -173,7 +173,7 @@ def test_a_site_under_another_name_is_told_so(names: Mapping[int, str], register
 def test_in_a_simulation_a_site_is_who_it_says_it_is(clock: Clock) -> None:
     roll = roll_of({7: Site([Answer(1, present("anybody"))])}, clock, names=None)
     assert [member.answer.site for member in roll.ask_newcomers(5)] == ["anybody"]
-    assert roll.name_of(7) == "node 7"
+    assert roll.site_name_of_node(7) == "node 7"
 
 
 def test_when_too_few_answer_each_site_is_named_with_its_reason(clock: Clock) -> None:
@@ -230,7 +230,7 @@ def test_a_faulty_site_is_told_all_faults_in_one_message(clock: Clock) -> None:
         Fault("site.toml of south", "second.", "Fix it.", "south"),
         Fault("site.toml of nobody", "third.", "", "west"),
     ]
-    roll.refuse_faulty(faults, "labels")
+    roll.refuse_faulty_sites(faults, "labels")
     reason = "site.toml of south: first.\nsite.toml of south: second. Fix it."
     # At the site, lines after the first are indented: none looks like one of its own program.
     assert refusal_to(roll, 8) == Refusal("run-1", "labels", reason.replace("\n", "\n    "))

@@ -117,7 +117,7 @@ def run(
 
     def main(grid: Any) -> None:
         grid = wire(grid)
-        contract = coordinator.sites.roll_call(grid, len(peers))
+        contract = coordinator.sites.call_roll(grid, len(peers))
         coordinator.start(grid, initial(contract.class_names), rounds)
         ran.append(Ran(coordinator, noted.records, coordinator.test(grid)))
 

@@ -11,7 +11,7 @@ from common.contract import LabelContract
 from common.wire.records import ModelGroups
 from strategies.local.objective import teacher_decay
 from strategies.methods.base import RoundContext
-from strategies.methods.rscfed import RSCFed, compute_consensus_weights, draw_group, weigh_group_by_distance
+from strategies.methods.rscfed import RSCFed, compute_consensus_weights, draw_consensus_group, weigh_group_by_distance
 from tests.federations import federation
 from tests.strategies.leading import site_notes
 from tests.strategies.states import make_reply
@@ -61,14 +61,14 @@ SITES = [f"site-{number}" for number in range(8)]
 
 
 def test_groups_change_with_round_seed_and_number() -> None:
-    drawn = {tuple(draw_group(SITES, 4, seed)) for seed in [(0, 1, 0), (0, 1, 1), (0, 2, 0), (1, 1, 0)]}
+    drawn = {tuple(draw_consensus_group(SITES, 4, seed)) for seed in [(0, 1, 0), (0, 1, 1), (0, 2, 0), (1, 1, 0)]}
     assert len(drawn) == 4
 
 
 def test_every_site_is_drawn_about_as_often_as_any_other() -> None:
     counts = np.zeros(8)
     for number in range(400):
-        counts[draw_group(SITES, 4, (0, 1, number))] += 1
+        counts[draw_consensus_group(SITES, 4, (0, 1, number))] += 1
     assert counts.sum() == 1600
     assert (np.abs(counts - 200) < 50).all()  # five standard deviations
 
@@ -76,14 +76,14 @@ def test_every_site_is_drawn_about_as_often_as_any_other() -> None:
 def test_a_lost_site_gives_its_place_to_the_next_in_line_and_moves_nobody_else() -> None:
     left = [site for site in SITES if site != "site-3"]
     for number in range(50):
-        before = {SITES[place] for place in draw_group(SITES, 4, (0, 1, number))}
-        after = {left[place] for place in draw_group(left, 4, (0, 1, number))}
+        before = {SITES[place] for place in draw_consensus_group(SITES, 4, (0, 1, number))}
+        after = {left[place] for place in draw_consensus_group(left, 4, (0, 1, number))}
         assert before - {"site-3"} <= after
         assert len(after) == 4
 
 
 def test_more_sites_than_there_are_is_all() -> None:
-    assert draw_group(SITES[:3], 6, (0, 1, 0)) == [0, 1, 2]
+    assert draw_consensus_group(SITES[:3], 6, (0, 1, 0)) == [0, 1, 2]
 
 
 def test_the_teacher_is_the_mean_of_all_students_until_that_would_be_slower_than_its_decay() -> None:

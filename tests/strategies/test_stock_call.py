@@ -12,7 +12,7 @@ from common.config import ExperimentFile, SimulationSection, make_plan
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build
 from common.models.state import layout_of, read_state, state_sha256
-from common.simulation import undivided_data
+from common.simulation import load_undivided_data
 from server.simulation.backends.inline import import_site_app, run_inline
 from server.simulation.backends.ray_grid import SimulatedRunFacts, run_on_ray
 from server.simulation.backends.ray_process import start_ray_process
@@ -30,7 +30,7 @@ def in_this_process(main: Any, file: ExperimentFile, folder: Path) -> None:
 
 def on_ray_here(main: Any, file: ExperimentFile, folder: Path) -> None:
     on = file.experiment.model_copy(update={"simulation": SimulationSection(workers=1)})
-    images = undivided_data(on, file.base_folder)
+    images = load_undivided_data(on, file.base_folder)
     with start_ray_process(on) as process:
         run_on_ray(main, SimulatedRunFacts(on.model_dump_json(), file.base_folder, folder, NAMES, images), process)
 

@@ -105,7 +105,7 @@ def passed(
     requests = [] if requests is None else requests
 
     def main(grid: Any) -> None:
-        names = coordinator.sites.roll_call(grid, len(hospitals)).class_names
+        names = coordinator.sites.call_roll(grid, len(hospitals)).class_names
         head = Head(names, np.zeros((len(names), 2), np.float32), np.zeros(len(names), np.float32))
         model = ModelState(np.array([begin], np.float32), np.zeros(0, np.float32), head)
         coordinator.start(grid, make_array_record(model), rounds)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from strategies.aggregation.means import mix_tensors
 from strategies.local.early_stopping import EarlyStopping
-from strategies.methods.unifed import SlopeRule, loss_slope, sort_easiest_first
+from strategies.methods.unifed import SlopeRule, loss_slope, sort_sites_easiest_first
 from tests.federations import read_vectors
 
 VECTOR = read_vectors("unifed.json")
@@ -38,13 +38,13 @@ def test_slopes_and_the_order_of_sites_are_the_authors(rule: SlopeRule, values: 
     vector = VECTOR["slope"]
     slopes = {site: loss_slope(losses, rule) for site, losses in vector["loss_per_batch"].items()}
     assert slopes == pytest.approx(vector[values], rel=1e-5)
-    assert list(map(int, sort_easiest_first(slopes))) == vector[order]
+    assert list(map(int, sort_sites_easiest_first(slopes))) == vector[order]
 
 
 @authors
 def test_sites_of_one_slope_go_by_their_number_as_the_authors_do() -> None:
     vector = VECTOR["slope"]["tie_break"]
-    assert list(map(int, sort_easiest_first(vector["slopes"]))) == vector["order"]
+    assert list(map(int, sort_sites_easiest_first(vector["slopes"]))) == vector["order"]
 
 
 @pytest.mark.parametrize("rule", ["least_squares", "endpoints"])
@@ -69,14 +69,14 @@ def test_the_two_slopes_differ_where_the_last_batch_is_an_outlier() -> None:
 @given(slopes, st.randoms())
 def test_the_order_of_sites_does_not_depend_on_who_answered_first(slopes: dict[str, float], random: Any) -> None:
     shuffled = random.sample(sorted(slopes), len(slopes))
-    order = sort_easiest_first({site: slopes[site] for site in shuffled})
-    assert order == sort_easiest_first(slopes)
+    order = sort_sites_easiest_first({site: slopes[site] for site in shuffled})
+    assert order == sort_sites_easiest_first(slopes)
     assert [slopes[site] for site in order] == sorted(slopes.values())
 
 
 def test_a_site_whose_loss_is_not_a_number_goes_last() -> None:
-    assert sort_easiest_first({"a": math.nan, "b": 2.0, "c": -1.0}) == ("c", "b", "a")
-    assert sort_easiest_first({"c": -1.0, "b": 2.0, "a": math.nan}) == ("c", "b", "a")
+    assert sort_sites_easiest_first({"a": math.nan, "b": 2.0, "c": -1.0}) == ("c", "b", "a")
+    assert sort_sites_easiest_first({"c": -1.0, "b": 2.0, "a": math.nan}) == ("c", "b", "a")
 
 
 @pytest.mark.parametrize("case", VECTOR.get("local_stopping", {}).get("cases", []))

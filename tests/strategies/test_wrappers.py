@@ -18,7 +18,7 @@ from strategies.aggregation.server_optimizer import ServerOptimizer, compute_ser
 from strategies.engine.exchange import find_update_fault
 from strategies.engine.state import FederationState
 from strategies.local.objective import Batch, ClientContext, Examples, LocalRound, add_proximal_term
-from strategies.local.updates import clip_to_length, compress_trunk, measure_length
+from strategies.local.updates import clip_update_to_length, compress_trunk, measure_update_length
 from strategies.registry import build_strategy
 from tests.federations import ALL_SHARED, Traffic, federation, finished, needs_of
 from tests.strategies.folds import aggregated, stepped_by
@@ -70,16 +70,16 @@ def update(trunk: list[float], head: list[float]) -> ModelGroups:
 
 def test_an_update_that_is_too_long_keeps_its_direction() -> None:
     long = update([3, 0], [0, -4, 12])  # length 13
-    short = clip_to_length(long, 6.5)
-    assert measure_length(short) == pytest.approx(6.5, rel=1e-6)
+    short = clip_update_to_length(long, 6.5)
+    assert measure_update_length(short) == pytest.approx(6.5, rel=1e-6)
     np.testing.assert_allclose([*short.trunk, *short.head.weight[0], *short.head.bias], [1.5, 0, 0, -2, 6], rtol=1e-6)
-    assert clip_to_length(long, 13.5) is long
+    assert clip_update_to_length(long, 13.5) is long
 
 
 @pytest.mark.parametrize("method", ["surgical", "fedsld", "fedmlp", "vanilla"])
 def test_no_site_sends_more_than_the_bound(method: str, tmp_path: Path, traffic: Traffic) -> None:
     federation(tmp_path, f"run.method={method}", *needs_of(method), "method.clip_update=0.05")
-    lengths = [measure_length(reply.update) for reply in traffic.replies]
+    lengths = [measure_update_length(reply.update) for reply in traffic.replies]
     assert lengths == [pytest.approx(0.05, rel=1e-5)] * 6
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from common.config import Experiment, read_experiment, read_tables
+from common.config import Experiment, read_experiment, read_experiment_tables
 from strategies.registry import build_site_method
 from studies.study import list_study_trials
 from studies.study_file import Departure, PaperSetting, Study, read_study
@@ -39,7 +39,9 @@ def trials_in(folder: Path) -> list[Trial]:
 
 def keys_of(path: Path) -> set[str]:
     """The keys that a file and its ancestors set, in full scale."""
-    return {key for key in flat(read_tables(path)[0]) if key.split(".")[0] not in NOT_A_SETTING} - set(NOT_A_SETTING)
+    return {key for key in flat(read_experiment_tables(path)[0]) if key.split(".")[0] not in NOT_A_SETTING} - set(
+        NOT_A_SETTING
+    )
 
 
 def flat(table: Mapping[str, Any], before: str = "") -> Iterator[str]:

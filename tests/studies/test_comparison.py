@@ -15,7 +15,7 @@ from common.errors import BadInput
 from common.metrics.auroc import ClassMetrics, summarise_test_results
 from common.metrics.multi_class import BestClientAccuracies, MultiClassMetrics, RoundAccuracy
 from server.reporting.page import AnnotatedClassGroup
-from server.reporting.tables import coverage_table
+from server.reporting.tables import label_coverage_table
 from server.runs.reader import read_run
 from studies.claims import gain_sentences, verdict_sentences
 from studies.comparison import MeanAndSd, MethodComparison, MethodResult, compare_methods, write_comparison
@@ -213,7 +213,7 @@ def test_tables_show_measures_of_one_class_an_image_only_where_a_run_has_them() 
 
 
 def coverage(*contents: Mapping[str, Any]) -> str:
-    return printed(coverage_table({content["name"]: run_of(content).summary for content in contents}))
+    return printed(label_coverage_table({content["name"]: run_of(content).summary for content in contents}))
 
 
 def test_the_coverage_table_marks_owners_and_the_best_method() -> None:

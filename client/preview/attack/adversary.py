@@ -29,7 +29,7 @@ from common.errors import BadInput
 from common.models.network import SplitNetwork, build
 from common.models.state import ModelState
 from common.wire.codec import R, decode_record, encode_record
-from common.wire.flower_objects import set_identity
+from common.wire.flower_objects import set_flower_node_identity
 from common.wire.records import (
     BenefitReply,
     BenefitRequest,
@@ -133,7 +133,7 @@ class Adversary:
     response: ProbedSiteAnswers = field(default_factory=ProbedSiteAnswers)
 
     def __post_init__(self) -> None:
-        set_identity(1, 1)  # read by Message()
+        set_flower_node_identity(1, 1)  # read by Message()
         self.site = replace(self.site, folder=self.folder, durable=False, tell=lambda text: None)
         self._app = client_app(lambda context: self.site)
         self._runs = count(1)

@@ -35,7 +35,7 @@ from common.data.images.reading import encode_png
 from common.models.network import SplitNetwork, backbone_pixels, train_mode
 from common.models.state import layout_of, read_state
 from strategies.local.losses import PLAIN_LOSSES
-from strategies.local.objective import pair_with_labels
+from strategies.local.objective import pair_pixels_with_labels
 
 SIZE = 112
 CROP, POOL = 6, 4
@@ -133,7 +133,7 @@ def _search_images_by_gradient(update: NDArray[np.float32], network: SplitNetwor
     """Optimise images ``(n, 256)`` until their gradient has the direction of the update."""
     target = -torch.from_numpy(update.copy())
     train_mode(network)
-    examples = pair_with_labels(train, channels_first(train.images), network.class_names)
+    examples = pair_pixels_with_labels(train, channels_first(train.images), network.class_names)
     loss = PLAIN_LOSSES[network.spec.task, "masked"]
     trunk = [value for name, value in network.named_parameters() if not name.startswith("head.")]
     guess = torch.rand(len(train), 1, 16, 16, generator=torch.Generator().manual_seed(4)).mul(255).requires_grad_()

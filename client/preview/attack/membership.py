@@ -25,7 +25,7 @@ from common.models.network import SplitNetwork
 from common.models.state import ModelState, layout_of, read_state, write_state
 from common.wire.records import TrainReply
 from strategies.local.losses import PLAIN_LOSSES
-from strategies.local.objective import Examples, pair_with_labels
+from strategies.local.objective import Examples, pair_pixels_with_labels
 
 SHADOWS = 8
 EPOCHS = 20
@@ -82,7 +82,7 @@ class AttackerData:
         # The roll call tells which classes are hidden, so an attacker knows which labels are not trained on.
         site = copy_site_with(at.site, train=concatenate([at.site.train, strangers]))
         images = site.images_to_train_on("train", plan)
-        examples = pair_with_labels(images, channels_first(images.images), network.class_names)
+        examples = pair_pixels_with_labels(images, channels_first(images.images), network.class_names)
         members = np.arange(len(images)) < len(at.site.train)
         return cls(plan, images, members, network, read_state(network), examples)
 

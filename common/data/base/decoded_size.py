@@ -7,7 +7,7 @@ file's header, refuses a file above the limit, and reads no more bytes than the 
 
 from functools import cache
 
-from common.system.resources import container_limit, physical_memory
+from common.system.resources import container_memory_limit, physical_memory
 
 LARGEST_MB = 256
 """MiB that one decoded picture may take: 2^26 pixels of 4 bytes (Pillow's colour), or twice as many of 16-bit grey. The
@@ -56,4 +56,4 @@ def format_mib(size: int) -> str:
 @cache
 def available_memory() -> int:
     """Return the bytes of memory that this process may use: the machine's, or the container's limit if it is lower."""
-    return min(physical_memory(), container_limit())
+    return min(physical_memory(), container_memory_limit())

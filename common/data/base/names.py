@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator
 
-from common.system.plain_text import is_plain
+from common.system.plain_text import is_plain_text
 
 _CLEAN = re.compile(r"[!-~]+(?: [!-~]+)*")
 """ASCII text that is already normalised: visible characters with single spaces between them."""
@@ -85,7 +85,7 @@ def normalize_name(text: str) -> str:
         visible = (
             letter
             for letter in text
-            if letter.isspace() or is_plain(letter) or unicodedata.category(letter) not in _FORMATS
+            if letter.isspace() or is_plain_text(letter) or unicodedata.category(letter) not in _FORMATS
         )
         text = unicodedata.normalize("NFC", " ".join("".join(visible).split()))
     formula = _FORMULA.fullmatch(text) if text.startswith("=") else None

@@ -50,7 +50,7 @@ from common.data.images.reading import (
 )
 from common.errors import BadInput, Fault
 from common.system.files import is_disk_full
-from common.system.plain_text import count_with_noun, format_bytes, format_duration, json_text
+from common.system.plain_text import count_with_noun, format_bytes, format_duration, to_json_text
 
 SMALL_BYTES = 16 << 20
 """Total file size up to which pictures are decoded into memory, in about a second, without a cache."""
@@ -465,7 +465,7 @@ def _cache_errors(store: DecodedImageStore) -> Iterator[None]:
 def _open_cache(store: DecodedImageStore, root: Path, form: Mapping[str, Any], shape: tuple[int, ...]) -> PixelCache:
     """Open the cache for one image format; a hash of format and decoder versions names its folder."""
     about = {"form": dict(form), "decoders": _decoder_versions(), "encrypted": store.secret is not None}
-    text = json_text(about | {"layout": LAYOUT}, indent=1)
+    text = to_json_text(about | {"layout": LAYOUT}, indent=1)
     if not make_marked_folder(root):
         root = root / _INSIDE
         make_marked_folder(root)

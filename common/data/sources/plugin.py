@@ -25,7 +25,7 @@ from common.data.sources.label_array import has_running_index, label_array
 from common.data.tables.class_names import repeated_name_faults
 from common.data.tables.copies import check_copies, repeated_picture_faults, shared_picture_faults
 from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.plugins import DATASETS, describe_plugin, identify_plugin, is_local_plugin_name, load_entry_point
+from common.plugins import DATASETS, identify_plugin, is_local_plugin_name, load_entry_point, plugin_user_name
 
 _DARK = 12
 """Brightest value, of 255, of a data set that is refused as nearly black."""
@@ -92,7 +92,7 @@ def load_plugin(spec: PluginSpec, base: Path, tell: Callable[[str], object] = la
         BadInput: If the plug-in is not installed, fails, or returns something else than :class:`LabelledImages`.
     """
     read: DatasetPlugin = load_entry_point(DATASETS, spec.name)
-    where = ("" if is_local_plugin_name(spec.name) else "data.name: ") + describe_plugin("dataset", spec.name)
+    where = ("" if is_local_plugin_name(spec.name) else "data.name: ") + plugin_user_name("dataset", spec.name)
     try:
         returned = read(base, spec.options)
     except BadInput:

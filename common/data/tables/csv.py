@@ -30,7 +30,7 @@ from common.errors import (
     SAVE_AS_UTF8,
     BadInput,
     Fault,
-    explain_not_utf8_line,
+    describe_non_utf8_file,
     quote_names,
     raise_faults,
     suggest_nearest_name,
@@ -431,8 +431,8 @@ def _not_text_problem(path: Path) -> str:
                     continue
             except UnicodeDecodeError:
                 pass
-            return explain_not_utf8_line(head, number)
-    return explain_not_utf8_line(head, 1)
+            return describe_non_utf8_file(head, number)
+    return describe_non_utf8_file(head, 1)
 
 
 def _table_form_faults(name: str, where: str, separator: str, table: _TableBuilder) -> list[Fault]:

@@ -28,7 +28,7 @@ from common.models.zoo.networks import (
     vgg11,
 )
 from common.models.zoo.spec import NEW_HEAD, Architecture, ModelSpec, is_external
-from common.plugins import MODELS, PLUGIN, describe_plugin, is_local_plugin_name, load_entry_point
+from common.plugins import MODELS, PLUGIN, is_local_plugin_name, load_entry_point, plugin_user_name
 
 USUAL_SIZES = (32, 64, 96, 128, 160, 224, 256, 299, 384)
 """Image sizes in pixels that are tried where the requested size does not fit."""
@@ -138,23 +138,23 @@ def _build_plugin(name: str, channels: int, image_size: int) -> nn.Module:
     if not isinstance(made, nn.Module):
         remedy = "A network is a torch.nn.Module, or a function of (channels, image_size) that returns one."
         if not callable(made):
-            raise BadInput([Fault(describe_plugin("model", name), f"is a {type(made).__name__}: {made!r}.", remedy)])
+            raise BadInput([Fault(plugin_user_name("model", name), f"is a {type(made).__name__}: {made!r}.", remedy)])
         try:
             made = made(channels, image_size) if _accepts_two_arguments(made) else made()
         except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
             problem = f"cannot be made for {channels} channels and {image_size} pixels: {type(error).__name__}: {error}"
-            raise BadInput([Fault(describe_plugin("model", name), problem, remedy)]) from error
+            raise BadInput([Fault(plugin_user_name("model", name), problem, remedy)]) from error
     made = getattr(made, "_orig_mod", made)  # of torch.compile, whose graph would keep the head
     if not isinstance(made, nn.Module):
         problem = f"made a {type(made).__name__}, not a torch.nn.Module."
-        raise BadInput([Fault(describe_plugin("model", name), problem)])
+        raise BadInput([Fault(plugin_user_name("model", name), problem)])
     for path, layer in made.named_modules():
         for hook in layer._forward_pre_hooks.values():
             if type(hook).__module__ in ("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm"):
                 old = type(hook).__module__.rpartition(".")[2]
                 problem = f'uses torch.nn.utils.{old} in "{path}", which cannot be copied.'
                 remedy = f"Use torch.nn.utils.parametrizations.{old}, or torch.nn.utils.remove_{old}."
-                raise BadInput([Fault(describe_plugin("model", name), problem, remedy)])
+                raise BadInput([Fault(plugin_user_name("model", name), problem, remedy)])
     if is_local_plugin_name(name):  # somebody may hold it: training must not change it, nor make it another plug-in
         made = copy.deepcopy(made)
     return made.float()
@@ -211,7 +211,7 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 1:
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         problem = f"{name} returns {shape} for one image; one vector is needed, (1, width)."
-        raise BadInput([Fault(describe_plugin("model", spec.architecture), problem)])
+        raise BadInput([Fault(plugin_user_name("model", spec.architecture), problem)])
     return features
 
 
@@ -323,14 +323,14 @@ def _training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
             output = module.train()(images)
     except Exception as error:  # somebody else's code: it may raise anything
         problem = f"{name} fails in training: {type(error).__name__}: {error}".rstrip(".") + "."
-        return [Fault(describe_plugin("model", spec.architecture), problem)]
+        return [Fault(plugin_user_name("model", spec.architecture), problem)]
     finally:
         if hook is not None:
             hook.remove()
     if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != 2:
         kind = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         problem = f"{name} returns {kind} for two images in training; one vector an image is needed, (2, width)."
-        return [Fault(describe_plugin("model", spec.architecture), problem, "Switch auxiliary outputs off.")]
+        return [Fault(plugin_user_name("model", spec.architecture), problem, "Switch auxiliary outputs off.")]
     if probe is not None and not torch.equal(output.cpu(), probe):
         return [_make_not_last_fault(name, spec.own_head or "")]
     return []
@@ -369,7 +369,9 @@ def _unnamed_head_faults(module: nn.Module, spec: ModelSpec, classes: int) -> li
 
 def describe_network(spec: ModelSpec) -> str:
     """Return a network's name for messages: the name of the Python object that a user passed, or the architecture."""
-    return describe_plugin("model", spec.architecture) if is_local_plugin_name(spec.architecture) else spec.architecture
+    return (
+        plugin_user_name("model", spec.architecture) if is_local_plugin_name(spec.architecture) else spec.architecture
+    )
 
 
 def _find_fitting_size(module: nn.Module, channels: int, device: torch.device) -> str:

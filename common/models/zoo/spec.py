@@ -8,7 +8,7 @@ from typing import Annotated, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from common.errors import Fault
-from common.plugins import NAME_PATTERN, PLUGIN, or_name
+from common.plugins import NAME_PATTERN, PLUGIN, accept_names_matching
 from common.system.toml import SHA256_PATTERN
 
 Architecture = Literal[
@@ -122,7 +122,7 @@ class ModelSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    architecture: Annotated[Architecture, or_name(_EXTERNAL)]
+    architecture: Annotated[Architecture, accept_names_matching(_EXTERNAL)]
     task: Task = "multi_label"
     channels: Literal[1, 3] = 3
     image_size: Annotated[int, Field(ge=1, le=4096)]

@@ -25,8 +25,8 @@ from common.security.call_signatures import (
     SIGNATURE,
     TIME,
     WAIT,
-    is_signed_by,
-    requested_wait_s,
+    is_time_signature_valid,
+    parse_wait_header_s,
 )
 from server.deployment.superlink.refused_calls import RefusedCall, RefusedCallLog, UnknownCallerCounts
 
@@ -87,7 +87,7 @@ class AdmittedKeys:
         self._callers: Mapping[bytes, Caller] = {}
         self._read_at = -FRESH_S
 
-    def caller(self, key: bytes) -> Caller | None:
+    def find_caller(self, key: bytes) -> Caller | None:
         """Return the site that is registered with this key; None for an unknown key."""
         with self._lock:
             age = time.monotonic() - self._read_at
@@ -95,7 +95,7 @@ class AdmittedKeys:
                 self._callers, self._read_at = self._read(), time.monotonic()
             return self._callers.get(key)
 
-    def name_of(self, node_id: int) -> str:
+    def name_of_node(self, node_id: int) -> str:
         """Return the name of the site with this node id."""
         with self._lock:
             names = (caller.name for caller in self._callers.values() if caller.node_id == node_id)
@@ -108,7 +108,7 @@ class _CallInProgress:
     answered: bool = False
 
 
-class CallLimit:
+class ConcurrentCallLimit:
     """Limits the calls in progress per site: beyond :data:`CALLS_PER_SITE`, the oldest call of that site is cancelled.
 
     So calls left behind by a broken connection end first, and no site can use up the threads of others. A call counts
@@ -164,7 +164,7 @@ class Authenticator:
         refuse_caller: Callable[[Caller], None],
     ) -> None:
         self.admitted, self._refused_calls, self._strangers = admitted, refused_calls, strangers
-        self._refuse_caller, self.limit = refuse_caller, CallLimit()
+        self._refuse_caller, self.limit = refuse_caller, ConcurrentCallLimit()
 
     def make_handler(
         self,
@@ -217,8 +217,8 @@ class Authenticator:
             CallRefused: If the signature is missing, wrong or too old, or its key is not registered.
         """
         key, when, signature = parse_signed_headers(metadata)
-        caller = self.admitted.caller(key)
-        if caller is None or not is_signed_by(key, when, signature):
+        caller = self.admitted.find_caller(key)
+        if caller is None or not is_time_signature_valid(key, when, signature):
             raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
         try:
             age_s = (dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(when)).total_seconds()
@@ -229,11 +229,11 @@ class Authenticator:
         process = _find_header(metadata, PROCESS)
         if len(process) > LONGEST_PROCESS:
             raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid process")
-        return replace(caller, process=process, wait_s=requested_wait_s(_find_header(metadata, WAIT)))
+        return replace(caller, process=process, wait_s=parse_wait_header_s(_find_header(metadata, WAIT)))
 
     def _abort_call(self, context: Any, caller: Caller | None, name: str, refused: CallRefused) -> NoReturn:
         if caller is None:
-            self._strangers.count(context.peer(), refused.reason)
+            self._strangers.count_refused_call(context.peer(), refused.reason)
         elif refused.noted:
             self._refused_calls.record_refusal(
                 RefusedCall(caller.name, name, refused.reason, refused.other, refused.run)

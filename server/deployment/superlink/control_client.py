@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from common.errors import ProgramCannotContinue
 from common.security.call_signatures import public_key_as_pem
 from common.system.plain_text import shorten_grpc_details
-from common.wire.fleet_protocol import make_protobuf_classes
+from common.wire.fleet_protocol import make_protobuf_message_classes
 from server.coordinator.folder import CoordinatorFolder
 from server.coordinator.state import ControlSocket
 from server.deployment.superlink.messages import NoReplyReason, parse_message
@@ -38,7 +38,7 @@ LARGEST_CALL = 64 * 2**20
 proto = SimpleNamespace(
     **{
         name.rpartition(".")[2]: message_class
-        for name, message_class in make_protobuf_classes(
+        for name, message_class in make_protobuf_message_classes(
             "polyclinic.control",
             """
 Nothing:
@@ -128,11 +128,11 @@ class ControlClient:
         """Stop retrying calls from now on, and shorten the timeout of each to at most three seconds."""
         self._patience_s, self._answer_s = 0.0, min(self._answer_s, 3.0)
 
-    def health(self) -> None:
+    def check_health(self) -> None:
         """Check the SuperLink; raise :class:`SuperLinkGone` if it does not answer."""
         self._call_until_answered("health", proto.Nothing())
 
-    def nodes(self) -> list[RegisteredSite]:
+    def list_registered_sites(self) -> list[RegisteredSite]:
         """Return all registered sites with their connection states."""
         sites = self._call_until_answered("list_sites", proto.Nothing()).sites
         return [
@@ -185,7 +185,7 @@ class ControlClient:
             for reply in self._call_until_answered("replies", proto.MessageNames(run_id=run, names=names)).replies
         ]
 
-    def release(self, names: Collection[str]) -> None:
+    def release_messages(self, names: Collection[str]) -> None:
         """Release these messages, so that the SuperLink may delete the files of their contents."""
         self._call_until_answered("release", proto.MessageNames(names=names))
 
@@ -213,7 +213,7 @@ def is_superlink_answering(coordinator: CoordinatorFolder, *, within_s: float = 
     while True:
         try:
             with closing(ControlClient(coordinator, answer_s=HEALTH_S)) as control:
-                control.health()
+                control.check_health()
             return True
         except (OSError, SuperLinkGone):
             if time.monotonic() >= until:

@@ -32,7 +32,7 @@ class ControlService:
         """Return all registered sites with their connection states."""
         sites = (
             proto.Site(node_id=site.node_id, name=site.name, state=str(site.state), public_key=site.public_key)
-            for site in self._storage.sites.all()
+            for site in self._storage.sites.all_sites()
         )
         return proto.Sites(sites=sites)
 
@@ -85,7 +85,7 @@ class ControlService:
     def release(self, request: Any) -> Any:
         """Release these messages, so that the files of their objects may be deleted."""
         for name in request.names:
-            self._storage.messages.release(name)
+            self._storage.messages.release_message(name)
         return proto.Nothing()
 
     def _require_active(self, run: int) -> None:

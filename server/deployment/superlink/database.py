@@ -34,7 +34,7 @@ _TABLES = (
 )
 
 
-class Database:
+class SuperLinkDatabase:
     """A connection to the SuperLink's SQLite file, shared by all threads.
 
     Attributes:
@@ -79,7 +79,7 @@ class Database:
                 raise
 
 
-def set_aside_if_unusable(coordinator: CoordinatorFolder) -> str:
+def set_aside_unusable_database(coordinator: CoordinatorFolder) -> str:
     """Rename a database that is damaged or of another release, so that the SuperLink creates a new one.
 
     No data is lost, because registrations are restored from ``sites/`` and runs from their own folders. A database that
@@ -89,7 +89,7 @@ def set_aside_if_unusable(coordinator: CoordinatorFolder) -> str:
         A sentence on the renaming for a person; empty if nothing was renamed.
     """
     path = coordinator.state / FILE
-    kind, problem = "damaged", describe_damage(path)
+    kind, problem = "damaged", describe_database_damage(path)
     if not problem and path.exists():
         kind = "of-another-release"
         with suppress(sqlite3.Error), closing(sqlite3.connect(path, timeout=5)) as connection:
@@ -113,7 +113,7 @@ def set_aside_if_unusable(coordinator: CoordinatorFolder) -> str:
     )
 
 
-def describe_damage(path: Path) -> str:
+def describe_database_damage(path: Path) -> str:
     """Describe the damage of a database; return empty text if it has none or cannot be examined now."""
     if not path.exists():
         has_companion = any(path.with_name(path.name + ending).exists() for ending in COMPANIONS)

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from common import __version__
-from common.security.call_signatures import is_signed_by
+from common.security.call_signatures import is_time_signature_valid
 from common.wire.fleet_protocol import (
     HELLO_METHOD,
     HELLO_SERVICE,
@@ -58,7 +58,7 @@ KEEPALIVE_MS = 210_000
 """Some networks cut connections that are silent for four minutes."""
 
 
-def serve_hospitals(
+def start_hospital_server(
     address: str, storage: SuperLinkStorage, certificates: tuple[bytes, bytes, bytes], folder: Path, connections: int
 ) -> tuple[grpc.Server, int]:
     """Open the port that hospitals connect to.
@@ -75,7 +75,7 @@ def serve_hospitals(
         OSError: If the port is in use.
     """
     admitted = AdmittedKeys(
-        lambda: {key: Caller(site.node_id, site.name, key) for key, site in storage.sites.by_key().items()}
+        lambda: {key: Caller(site.node_id, site.name, key) for key, site in storage.sites.sites_by_key().items()}
     )
     fleet, strangers = FleetService(storage, admitted, folder), UnknownCallerCounts()
     authenticator = Authenticator(
@@ -84,10 +84,10 @@ def serve_hospitals(
     server = grpc.server(
         ThreadPoolExecutor(THREADS, thread_name_prefix="fleet"),
         handlers=(
-            hello_handler(admitted, strangers),
-            grpc.method_handlers_generic_handler(SERVICE, method_handlers(fleet, authenticator)),
+            make_hello_handler(admitted, strangers),
+            grpc.method_handlers_generic_handler(SERVICE, make_fleet_method_handlers(fleet, authenticator)),
         ),
-        options=server_options(connections),
+        options=grpc_server_options(connections),
         maximum_concurrent_rpcs=MOST_CALLS,
     )
     root, certificate, key = certificates
@@ -99,7 +99,7 @@ def serve_hospitals(
     return server, port
 
 
-def server_options(connections: int) -> list[tuple[str, int]]:
+def grpc_server_options(connections: int) -> list[tuple[str, int]]:
     """Return gRPC options that limit the resources which an unauthenticated caller can use."""
     return [
         ("grpc.max_receive_message_length", LARGEST_CALL),
@@ -120,7 +120,9 @@ def server_options(connections: int) -> list[tuple[str, int]]:
     ]
 
 
-def method_handlers(fleet: FleetService, authenticator: Authenticator) -> Mapping[str, grpc.RpcMethodHandler]:
+def make_fleet_method_handlers(
+    fleet: FleetService, authenticator: Authenticator
+) -> Mapping[str, grpc.RpcMethodHandler]:
     """Return gRPC handlers by method name, for the methods of Flower's Fleet API that hospitals may call."""
     methods: dict[str, tuple[Callable[[Caller, Any], Any], Any]] = {
         "ActivateNode": (fleet.activate, ActivateNodeRequest),
@@ -146,17 +148,19 @@ def method_handlers(fleet: FleetService, authenticator: Authenticator) -> Mappin
     }
 
 
-def hello_handler(admitted: AdmittedKeys, strangers: UnknownCallerCounts) -> grpc.GenericRpcHandler:
+def make_hello_handler(admitted: AdmittedKeys, strangers: UnknownCallerCounts) -> grpc.GenericRpcHandler:
     """Make the handler that tells ``flwr-client check`` the time, the release, and whether its key is admitted."""
 
     def respond(_: object, context: grpc.ServicerContext) -> bytes:
         try:
             key, when, signature = parse_signed_headers(context.invocation_metadata())
-            is_admitted = admitted.caller(key) is not None and is_signed_by(key, when, signature)  # at any time
+            is_admitted = admitted.find_caller(key) is not None and is_time_signature_valid(
+                key, when, signature
+            )  # at any time
         except CallRefused:
             is_admitted = False
         if not is_admitted:
-            strangers.count(context.peer(), "asked whether its key is admitted, which it is not")
+            strangers.count_refused_call(context.peer(), "asked whether its key is admitted, which it is not")
         standing = "admitted" if is_admitted else "unknown"
         answer = Hello(time=time.time(), release=__version__, wire=WIRE_VERSION, key=standing)
         return answer.model_dump_json().encode()

@@ -33,7 +33,7 @@ from common.wire.fleet_protocol import (
     PushObjectResponse,
     Result,
     SendNodeHeartbeatResponse,
-    name_by_sha256,
+    index_by_sha256,
     object_ids_of_tree,
 )
 from server.coordinator.state import record_sign_off, remove_sign_off
@@ -71,7 +71,7 @@ clientapp = "installed:at_the_site"
 """
 
 
-def app_bundle(content: str) -> bytes:
+def make_app_bundle(content: str) -> bytes:
     """Return a Flower app bundle with only this ``pyproject.toml``; the bytes depend on nothing else.
 
     Flower delivers a run's code in its bundle. Our bundle holds no code, and a site rejects a bundle with code.
@@ -82,12 +82,12 @@ def app_bundle(content: str) -> bytes:
     return archive.getvalue()
 
 
-BUNDLE = app_bundle(APP)
+BUNDLE = make_app_bundle(APP)
 BUNDLE_SHA256 = hashlib.sha256(BUNDLE).hexdigest()
 
 
 @dataclass
-class _SignedOnProcesses:
+class _CurrentAndEarlierProcesses:
     """The current process of one site, the time of its sign-on, and earlier processes, oldest first."""
 
     present: str
@@ -104,13 +104,13 @@ class SiteProcesses:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sites: dict[int, _SignedOnProcesses] = {}
+        self._sites: dict[int, _CurrentAndEarlierProcesses] = {}
 
     def sign_on(self, caller: Caller) -> None:
         """Make the caller's process the current one of its site."""
         now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         with self._lock:
-            site = self._sites.setdefault(caller.node_id, _SignedOnProcesses(caller.process, now))
+            site = self._sites.setdefault(caller.node_id, _CurrentAndEarlierProcesses(caller.process, now))
             if caller.process == site.present:
                 return
             site.earlier[site.present] = None
@@ -155,10 +155,10 @@ class FleetService:
     def activate(self, caller: Caller, request: Any) -> Any:
         """Mark the calling site as connected."""
         if request.public_key != caller.key:
-            other = self._admitted.caller(request.public_key)
+            other = self._admitted.find_caller(request.public_key)
             reason = "the public key in the request did not sign the call"
             raise _forged_call_refusal(reason, other.name if other else "")
-        _check_interval(request.heartbeat_interval)
+        _check_heartbeat_interval(request.heartbeat_interval)
         if not self._sites.activate(caller.node_id, request.heartbeat_interval):
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this key is in use by another process")
         self.processes.sign_on(caller)
@@ -178,7 +178,7 @@ class FleetService:
     def heartbeat(self, caller: Caller, request: Any) -> Any:
         """Record a heartbeat of the calling site."""
         self._check_node(caller, request.node.node_id)
-        _check_interval(request.heartbeat_interval)
+        _check_heartbeat_interval(request.heartbeat_interval)
         if self._sites.has_signed_off(caller.node_id) and self.processes.is_latest_process(caller):  # over a slow line
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this process has signed off")
         if registered := self._sites.heartbeat(caller.node_id, request.heartbeat_interval):
@@ -197,21 +197,21 @@ class FleetService:
         self._check_node(caller, request.node.node_id)
         node, again = caller.node_id, caller.wait_s is not None
         number = self._messages.arrivals.count_arrivals(node)
-        message = self._messages.hand_out_next(node, again=again)
+        message = self._messages.hand_out_next_request(node, again=again)
         if message is None and caller.wait_s and self._waiting.acquire(blocking=False):
             try:
-                self._messages.arrivals.wait(node, number, caller.wait_s)
+                self._messages.arrivals.wait_for_arrival(node, number, caller.wait_s)
             finally:
                 self._waiting.release()
             # Meanwhile another process may have signed on, or the key may have been revoked.
             self.processes.refuse_earlier_process(caller)
-            if self._admitted.caller(caller.key) is None:
+            if self._admitted.find_caller(caller.key) is None:
                 raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
-            message = self._messages.hand_out_next(node, again=again)
+            message = self._messages.hand_out_next_request(node, again=again)
         if message is None:
             return PullMessagesResponse()
         proto, tree = parse_message(message.envelope, message.tree)
-        small = self._messages.small_contents(tree)
+        small = self._messages.read_small_objects(tree)
         return PullMessagesResponse(messages_list=[proto], message_object_trees=[tree], small_contents=small)
 
     def push_messages(self, caller: Caller, request: Any) -> Any:
@@ -226,7 +226,7 @@ class FleetService:
         if outcome is ReplyOutcome.NOBODY_WAITS:
             reason = "nobody waits for this reply any more: its time is over, or its run"
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, reason, run=metadata.run_id)
-        small = name_by_sha256(request.small_contents)
+        small = index_by_sha256(request.small_contents)
         store = partial(self._store_object, caller, metadata.run_id)
         to_push = [name for name in missing if name not in small or not store(name, small[name])]
         results = [Result(key=metadata.message_id, value=0)]
@@ -236,13 +236,13 @@ class FleetService:
         """Release a message, because the calling site confirms that it has received it."""
         self._check_node(caller, request.node.node_id)
         name, owner = request.message_object_id, self._messages.site_of_message(request.message_object_id)
-        if not self._messages.was_handed(caller.node_id, name):
-            if owner is None and not self._messages.needs(name):
+        if not self._messages.was_request_handed_out(caller.node_id, name):
+            if owner is None and not self._messages.needs_object(name):
                 return ConfirmMessageReceivedResponse()  # released before, or its run is over
             reason = "this message was not handed to this site"
             raise _forged_call_refusal(reason, self._site_name(owner), request.run_id)
         self._check_active(request.run_id)
-        self._messages.release(name)
+        self._messages.release_message(name)
         return ConfirmMessageReceivedResponse()
 
     def _checked_reply(self, caller: Caller, request: Any) -> tuple[Any, Any]:
@@ -258,7 +258,7 @@ class FleetService:
             raise _forged_call_refusal("the reply names another site as its source", named, run)
         if not answered or metadata.dst_node_id != COORDINATOR:
             raise _forged_call_refusal("a site sends replies to the coordinator and nothing else", run=run)
-        if not self._messages.was_handed(caller.node_id, answered):
+        if not self._messages.was_request_handed_out(caller.node_id, answered):
             reason = "the reply answers a message that was not handed to this site"
             raise _forged_call_refusal(reason, self._site_name(owner), run)
         if proto.HasField("error"):
@@ -307,12 +307,12 @@ class FleetService:
         """Store an object of a reply that the calling site has announced."""
         request, name = push.request, push.request.object_id
         self._check_node(caller, request.node.node_id)
-        if not self._messages.may_push(caller.node_id, name):
+        if not self._messages.may_push_object(caller.node_id, name):
             raise _forged_call_refusal("the object belongs to no reply of this site", run=request.run_id)
         self._check_active(request.run_id)
-        if not self._messages.needs(name) or hashlib.sha256(push.content).hexdigest() != name:
+        if not self._messages.needs_object(name) or hashlib.sha256(push.content).hexdigest() != name:
             return PushObjectResponse(stored=False)
-        if self._messages.is_late(caller.node_id, name):  # so that the site does not count the reply as accepted
+        if self._messages.is_object_late(caller.node_id, name):  # so that the site does not count the reply as accepted
             return PushObjectResponse(stored=False)
         return PushObjectResponse(stored=self._store_object(caller, request.run_id, name, push.content))
 
@@ -321,17 +321,17 @@ class FleetService:
         if not self._messages.count_reply_bytes(caller.node_id, name, len(content)):
             reason = "the reply weighs more than twice what was asked for"
             raise CallRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, noted=True, run=run_id)
-        return self._messages.store(name, content)
+        return self._messages.store_object(name, content)
 
     def pull_object(self, caller: Caller, request: Any) -> bytes:
         """Return an object of a message that was handed to the calling site, as a serialized PullObjectResponse."""
         self._check_node(caller, request.node.node_id)
-        if not self._messages.may_pull(caller.node_id, request.object_id):
+        if not self._messages.may_pull_object(caller.node_id, request.object_id):
             raise _forged_call_refusal("the object belongs to no message for this site", run=request.run_id)
         self._check_active(request.run_id)
-        if response := self._pulls.response(request.object_id):
+        if response := self._pulls.get_response(request.object_id):
             return response
-        empty = PullObjectResponse(object_found=self._messages.needs(request.object_id), object_available=False)
+        empty = PullObjectResponse(object_found=self._messages.needs_object(request.object_id), object_available=False)
         return bytes(empty.SerializeToString())
 
     # ------------------------------------------------------------------ checks
@@ -351,12 +351,12 @@ class FleetService:
     def _check_participation(self, caller: Caller, node_id: int, run_id: int) -> None:
         """Refuse a call about a run that is over, or in which the calling site takes no part."""
         self._check_node(caller, node_id)
-        if not self._messages.participates(caller.node_id, run_id):
+        if not self._messages.participates_in_run(caller.node_id, run_id):
             raise _forged_call_refusal("no message of this run was handed to this site", run=run_id)
         self._check_active(run_id)
 
     def _site_name(self, node_id: int | None) -> str:
-        return "" if node_id is None else self._admitted.name_of(node_id)
+        return "" if node_id is None else self._admitted.name_of_node(node_id)
 
 
 def _forged_call_refusal(reason: str, other: str = "", run: int = 0) -> CallRefused:
@@ -364,7 +364,7 @@ def _forged_call_refusal(reason: str, other: str = "", run: int = 0) -> CallRefu
     return CallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, other=other, noted=True, run=run)
 
 
-def _check_interval(interval: float) -> None:
+def _check_heartbeat_interval(interval: float) -> None:
     if not SHORTEST_INTERVAL_S <= interval <= LONGEST_INTERVAL_S:
         reason = f"signs of life come every {SHORTEST_INTERVAL_S} to {LONGEST_INTERVAL_S} s, not {interval:g}"
         raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, reason)

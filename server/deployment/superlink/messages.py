@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common.wire.fleet_protocol import Envelope, ObjectTree, choose_small_objects, object_ids_of_tree
-from server.deployment.superlink.database import Database
+from server.deployment.superlink.database import SuperLinkDatabase
 from server.deployment.superlink.object_store import ObjectFiles
 from server.deployment.superlink.registrations import RunRegistry, SiteRegistry
 
@@ -95,7 +95,7 @@ class StoredMessage:
         owner = data.src_node_id, data.run_id, True, data.reply_to_message_id
         return cls(data.message_id, *owner, 0.0, proto.SerializeToString(), tree.SerializeToString())
 
-    def is_due(self, *, again: bool) -> bool:
+    def is_due_for_delivery(self, *, again: bool) -> bool:
         """Return whether to hand out a request: it was not handed out yet, or ``again`` is set and it has no reply."""
         return not self.handed or (again and not self.partner and not self.released)
 
@@ -125,16 +125,16 @@ class MessageArrivals:
         self._is_closed = False
 
     def count_arrivals(self, node: int) -> int:
-        """Return the number of messages that have arrived for a site, to be passed to :meth:`wait`."""
+        """Return the number of messages that have arrived for a site, to be passed to :meth:`wait_for_arrival`."""
         return self._count_of_site(node).number
 
-    def wait(self, node: int, number: int, seconds: float) -> None:
+    def wait_for_arrival(self, node: int, number: int, seconds: float) -> None:
         """Wait until a site's count of messages exceeds ``number``, :meth:`close` is called, or the time is over."""
         count = self._count_of_site(node)
         with count.changed:
             count.changed.wait_for(lambda: count.number > number or self._is_closed, seconds)
 
-    def note(self, node: int) -> None:
+    def record_arrival(self, node: int) -> None:
         """Record that a message has arrived for a site, and wake the calls that wait for the message."""
         count = self._count_of_site(node)
         with count.changed:
@@ -164,7 +164,7 @@ class MessageStore:
         arrivals: Wakes the calls of sites that wait for a message.
     """
 
-    database: Database
+    database: SuperLinkDatabase
     sites: SiteRegistry
     runs: RunRegistry
     files: ObjectFiles
@@ -193,14 +193,14 @@ class MessageStore:
             Ids of the accepted requests; and ids of their objects whose files are missing.
         """
         with self.database.lock:
-            accepted = [request for request in requests if self.sites.get(request.node)]
+            accepted = [request for request in requests if self.sites.find_site(request.node)]
             new = [request for request in accepted if request.root not in self._by_root]
             self.database.write(*((_STORE, request.database_row) for request in new))
             for request in new:
                 self._add_to_memory(request)
             missing = self._missing_objects(accepted)
         for request in new:
-            self.arrivals.note(request.node)
+            self.arrivals.record_arrival(request.node)
         return [request.root for request in accepted], missing
 
     def find_replies(self, run: int, roots: Collection[str]) -> Iterator[StoredMessage | tuple[str, NoReplyReason]]:
@@ -224,7 +224,7 @@ class MessageStore:
         with self.database.lock:
             self.runs.end(run)
             requests = (message for message in self._by_root.values() if not message.is_reply)
-            self._remove_files([request for request in requests if request.run == run])
+            self._remove_unneeded_files([request for request in requests if request.run == run])
 
     def unrecorded_replies(self) -> list[StoredMessage]:
         """Return the replies to ended runs that no run has released yet, in the order of their arrival."""
@@ -237,12 +237,12 @@ class MessageStore:
             if not request.withdrawn:
                 self.database.write(("UPDATE messages SET withdrawn = 1 WHERE root = ?", (request.root,)))
                 request.withdrawn = True
-        self.release(request.root)
+        self.release_message(request.root)
         return reason
 
     # ------------------------------------------------------------------ the site's side
 
-    def hand_out_next(self, node: int, *, again: bool = False) -> StoredMessage | None:
+    def hand_out_next_request(self, node: int, *, again: bool = False) -> StoredMessage | None:
         """Hand out the oldest request that a site does not have yet; None if there is none.
 
         Args:
@@ -250,11 +250,11 @@ class MessageStore:
                 answered was lost on its way, and is handed out again.
         """
         waiting = self._of_site.get((node, False))
-        if not waiting or not any(request.is_due(again=again) for request in list(waiting.values())):
+        if not waiting or not any(request.is_due_for_delivery(again=again) for request in list(waiting.values())):
             return None  # without the lock: sites ask all the time
         with self.database.lock:
             for request in waiting.values():
-                if not request.is_due(again=again) or not self._is_awaited(request):
+                if not request.is_due_for_delivery(again=again) or not self._is_reply_awaited(request):
                     continue
                 if not request.handed:
                     self.database.write(("UPDATE messages SET handed = 1 WHERE root = ?", (request.root,)))
@@ -262,7 +262,7 @@ class MessageStore:
                 return request
         return None
 
-    def small_contents(self, tree: Any) -> list[bytes]:
+    def read_small_objects(self, tree: Any) -> list[bytes]:
         """Return the contents of a request's small objects, to be sent with it; skip objects without a file."""
         sizes = [(name, self.files.size(name)) for name in dict.fromkeys(object_ids_of_tree(tree))]
         contents = map(self.files.read, choose_small_objects(sizes))
@@ -282,7 +282,7 @@ class MessageStore:
                 return ReplyOutcome.ANOTHER_WAS_ACCEPTED, []
             if earlier is not None:
                 return ReplyOutcome.ACCEPTED, [] if earlier.released else self._missing_objects([earlier])
-            if request is None or request.run != reply.run or not self._is_awaited(request):
+            if request is None or request.run != reply.run or not self._is_reply_awaited(request):
                 return ReplyOutcome.NOBODY_WAITS, []
             reply.expires = request.expires
             partner = ("UPDATE messages SET partner = ? WHERE root = ?", (reply.root, request.root))
@@ -291,11 +291,11 @@ class MessageStore:
             self._add_to_memory(reply)
             return ReplyOutcome.ACCEPTED, self._missing_objects([reply])
 
-    def release(self, root: str) -> None:
+    def release_message(self, root: str) -> None:
         """Release a message's objects; remove the files that no other message needs."""
         with self.database.lock:
             if (message := self._by_root.get(root)) is not None:
-                self._remove_files([message])
+                self._remove_unneeded_files([message])
 
     # ------------------------------------------------------------------ ownership
 
@@ -304,7 +304,7 @@ class MessageStore:
         message = self._by_root.get(root)
         return message.node if message and (message.handed or message.is_reply) else None
 
-    def was_handed(self, node: int, root: str) -> bool:
+    def was_request_handed_out(self, node: int, root: str) -> bool:
         """Return whether this request was handed to this site."""
         message = self._by_root.get(root)
         return message is not None and message.handed and message.node == node
@@ -314,24 +314,24 @@ class MessageStore:
         message = self._by_root.get(root)
         return "" if message is None or message.is_reply else message.partner
 
-    def participates(self, node: int, run: int) -> bool:
+    def participates_in_run(self, node: int, run: int) -> bool:
         """Return whether this site takes part in this run: a request of the run was handed to the site."""
         return any(
             request.handed and request.run == run for request in self._site_messages_newest_first(node, is_reply=False)
         )
 
-    def may_pull(self, node: int, name: str) -> bool:
+    def may_pull_object(self, node: int, name: str) -> bool:
         """Return whether a site may download an object: the object belongs to a request that the site received."""
         return any(
             request.handed and name in request.names
             for request in self._site_messages_newest_first(node, is_reply=False)
         )
 
-    def may_push(self, node: int, name: str) -> bool:
+    def may_push_object(self, node: int, name: str) -> bool:
         """Return whether a site may upload an object: the object belongs to a reply that the site announced."""
         return any(name in reply.names for reply in self._site_messages_newest_first(node, is_reply=True))
 
-    def is_late(self, node: int, name: str) -> bool:
+    def is_object_late(self, node: int, name: str) -> bool:
         """Return whether all replies of this site that contain an object have expired."""
         now = self.clock()
         return all(
@@ -340,7 +340,7 @@ class MessageStore:
             if name in reply.names
         )
 
-    def needs(self, name: str) -> bool:
+    def needs_object(self, name: str) -> bool:
         """Return whether a message that is not released contains this object."""
         return name in self._needed
 
@@ -359,11 +359,11 @@ class MessageStore:
                     return reply.size <= 2 * largest + ROOM_BYTES
             return False
 
-    def store(self, name: str, content: bytes | memoryview) -> bool:
+    def store_object(self, name: str, content: bytes | memoryview) -> bool:
         """Write an object if a message still needs it; return whether it was written."""
         self.files.write(name, content)
         with self.database.lock:
-            if self.needs(name):
+            if self.needs_object(name):
                 return True
             self.files.remove(name)
             return False
@@ -373,7 +373,7 @@ class MessageStore:
     def _site_messages_newest_first(self, node: int, *, is_reply: bool) -> list[StoredMessage]:
         return list(self._of_site.get((node, is_reply), {}).values())[::-1]
 
-    def _is_awaited(self, request: StoredMessage) -> bool:
+    def _is_reply_awaited(self, request: StoredMessage) -> bool:
         return not request.withdrawn and request.expires > self.clock() and self.runs.is_active(request.run)
 
     def _missing_objects(self, messages: Iterable[StoredMessage]) -> list[str]:
@@ -390,13 +390,13 @@ class MessageStore:
             self._needed.update(message.names)
         finished = [old for old in of_site.values() if old.released or old.expires <= self.clock()]
         if forgotten := finished[: max(0, len(of_site) - MOST_MESSAGES)]:
-            self._remove_files(forgotten)
+            self._remove_unneeded_files(forgotten)
             self.database.write(*(("DELETE FROM messages WHERE root = ?", (old.root,)) for old in forgotten))
             for old in forgotten:
                 self._by_root.pop(old.root, None)
                 of_site.pop(old.root, None)
 
-    def _remove_files(self, messages: Sequence[StoredMessage]) -> None:
+    def _remove_unneeded_files(self, messages: Sequence[StoredMessage]) -> None:
         """Remove the files of objects that no other message needs."""
         pending = [message for message in messages if not message.released]
         if pending:
@@ -419,7 +419,7 @@ class SuperLinkStorage:
         files: The files with the messages' objects.
     """
 
-    database: Database
+    database: SuperLinkDatabase
     sites: SiteRegistry
     runs: RunRegistry
     messages: MessageStore
@@ -435,7 +435,7 @@ class SuperLinkStorage:
             clock: Returns Unix time that does not jump when the machine's clock is set.
             steady: Returns seconds on a clock that is valid only within this process.
         """
-        database = Database(path)
+        database = SuperLinkDatabase(path)
         sites, runs = SiteRegistry(database, clock), RunRegistry(database, steady)
         return cls(database, sites, runs, MessageStore(database, sites, runs, files, clock), files)
 

@@ -25,11 +25,11 @@ from common.wire.fleet_protocol import COORDINATOR, ROLL_CALL, object_ids_of_tre
 from common.wire.flower_objects import (
     MessageTooLarge,
     count_array_bytes,
-    join_message,
     message_without_content,
-    set_identity,
+    rebuild_message_from_objects,
+    set_flower_node_identity,
     set_message_id,
-    split_message,
+    split_message_into_objects,
 )
 from server.coordinator.admission import unrevoked_sites
 from server.coordinator.authority import signing_key_and_certificate
@@ -53,7 +53,7 @@ from server.deployment.superlink.object_store import (
     requested_masked_update_bytes,
 )
 from server.deployment.superlink.process import CLOCK, OBJECTS, open_shared_steady_clock
-from server.deployment.superlink.request_signing import Recipient, RequestSigner
+from server.deployment.superlink.request_signing import RequestRecipient, RequestSigner
 from server.runs.live_status import describe_sign_off
 from strategies.engine.events import ReplyArrival
 from strategies.engine.exchange import MESSAGE_GONE, NODE_UNAVAILABLE, NOT_REGISTERED, REFUSED_REPLY, REVOKED
@@ -80,11 +80,11 @@ def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]
     """
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # errors still come as exceptions
 
-    def read_recipients() -> dict[int, Recipient]:
+    def read_recipients() -> dict[int, RequestRecipient]:
         """Return node id -> site for the unrevoked sites; names and keys come from the coordinator's files."""
         admitted = {openssh_key_to_pem(site.public_key): site for site in unrevoked_sites(coordinator).values()}
-        sites = ((node.node_id, admitted.get(node.public_key)) for node in control.nodes())
-        return {node: Recipient(site.site, site.public_key) for node, site in sites if site is not None}
+        sites = ((node.node_id, admitted.get(node.public_key)) for node in control.list_registered_sites())
+        return {node: RequestRecipient(site.site, site.public_key) for node, site in sites if site is not None}
 
     def raise_run_lost(number: int, frame: object) -> NoReturn:
         signal.signal(LOST_SIGNAL, signal.SIG_IGN)
@@ -92,7 +92,7 @@ def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]
 
     with closing(ControlClient(coordinator, patience_s=LINK_PATIENCE_S)) as control:
         run, earlier_replies = control.begin_run()
-        set_identity(COORDINATOR, run)
+        set_flower_node_identity(COORDINATOR, run)
         stop = threading.Event()
         signal.signal(LOST_SIGNAL, raise_run_lost)
         arguments = coordinator, run, stop
@@ -206,7 +206,7 @@ class NetworkGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the node ids of the connected sites."""
-        return [node.node_id for node in self._control.nodes() if node.online]
+        return [node.node_id for node in self._control.list_registered_sites() if node.online]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         raise NotImplementedError("use push_messages and pull_messages")
@@ -222,7 +222,7 @@ class NetworkGrid(Grid):
         for message in messages:
             message.metadata.created_at = self._clock()
             self._signer.sign(message)
-            tree, parts = split_message(message)
+            tree, parts = split_message_into_objects(message)
             for name, content in parts.items():
                 if name not in contents:
                     self._files.write(name, content)
@@ -235,7 +235,7 @@ class NetworkGrid(Grid):
             empty = Message(RecordDict(), site, kind, ttl=metadata.ttl, group_id=group)
             set_message_id(empty, metadata.message_id)
             self._requests[metadata.message_id] = _AwaitedRequest(empty, bound)
-            self._signer.remember_sent(message)
+            self._signer.remember_sent_request(message)
         accepted, missing = self._control.push_requests(self._run, announced)
         while missing:  # an earlier message has released them meanwhile
             for name in missing:
@@ -290,12 +290,12 @@ class NetworkGrid(Grid):
             }
             size = sum(map(len, objects.values())) + SPARE_BYTES
             with suppress(ValueError, SignatureFault):  # cut off, or not signed by the site of that node
-                message = join_message(name, objects, size)
+                message = rebuild_message_from_objects(name, objects, size)
                 statement = self._signer.read_reply_statement(node, message.content)
                 if statement.run == run:
                     about = statement.record, statement.round, statement.site
                     yield ReplyArrival(*about, message.content, CAME_WHILE_AWAY)
-            self._control.release([name])
+            self._control.release_messages([name])
         self._earlier_replies = ()
 
     def close(self) -> None:
@@ -305,7 +305,7 @@ class NetworkGrid(Grid):
 
     def _release_messages(self, names: list[str]) -> None:
         if names:
-            self._control.release(names)
+            self._control.release_messages(names)
             names.clear()
 
     def _take_complete_replies(self, names: Iterable[str]) -> dict[str, _PendingReply]:
@@ -334,7 +334,7 @@ class NetworkGrid(Grid):
         if not fault:
             try:
                 contents = {part: self._files.map_into_memory(part) or b"" for part in pending.names}
-                message = join_message(metadata.message_id, contents, bound.assembled)
+                message = rebuild_message_from_objects(metadata.message_id, contents, bound.assembled)
             except MessageTooLarge:
                 fault = bound.too_large_reason
             except ValueError as error:

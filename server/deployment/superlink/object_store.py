@@ -22,8 +22,8 @@ from common.wire.fleet_protocol import (
     CONTENT_OF_PUSH,
     PullObjectResponse,
     PushObjectRequest,
-    append_field,
-    extract_field,
+    append_protobuf_field,
+    extract_protobuf_field,
 )
 
 
@@ -91,7 +91,7 @@ class ObjectFiles:
         if is_object_id(object_id):
             (self._folder / object_id).unlink(missing_ok=True)
 
-    def names(self) -> set[str]:
+    def stored_object_ids(self) -> set[str]:
         """Return the ids of all complete objects."""
         return {path.name for path in self._folder.iterdir() if not path.name.startswith(".")}
 
@@ -115,7 +115,7 @@ class ObjectPush:
     @classmethod
     def parse(cls, data: bytes) -> "ObjectPush":
         """Parse a serialized PushObjectRequest without copying its content."""
-        rest, content = extract_field(data, CONTENT_OF_PUSH)
+        rest, content = extract_protobuf_field(data, CONTENT_OF_PUSH)
         return cls(PushObjectRequest.FromString(rest), content)
 
 
@@ -135,23 +135,23 @@ class PullObjectResponseCache:
         self._lock = threading.Lock()
         self.size = 0
 
-    def response(self, object_id: str) -> bytes | None:
+    def get_response(self, object_id: str) -> bytes | None:
         """Return the serialized PullObjectResponse for an object; None if the object does not exist."""
         now = time.monotonic()
         with self._lock:
-            response = self._pop(object_id)
+            response = self._remove_response(object_id)
             if response is None and (content := self._files.map_into_memory(object_id)) is not None:
-                response = append_field(_OBJECT_AVAILABLE, CONTENT_OF_PULL, content)
+                response = append_protobuf_field(_OBJECT_AVAILABLE, CONTENT_OF_PULL, content)
             if response is not None:
                 self._responses[object_id] = (now, response)
                 self.size += len(response)
             while self._responses and (
                 self.size > PULL_CACHE_BYTES or now - next(iter(self._responses.values()))[0] > PULL_CACHE_S
             ):
-                self._pop(next(iter(self._responses)))
+                self._remove_response(next(iter(self._responses)))
         return response
 
-    def _pop(self, object_id: str) -> bytes | None:
+    def _remove_response(self, object_id: str) -> bytes | None:
         if object_id not in self._responses:
             return None
         _, response = self._responses.pop(object_id)

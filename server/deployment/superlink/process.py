@@ -14,10 +14,10 @@ from typing import IO
 
 from common.errors import BadInput, Fault, raise_faults
 from common.system.files import write_atomically
-from common.system.plain_text import json_text
+from common.system.plain_text import to_json_text
 from common.system.resources import LARGE_BUFFERS
 from common.system.stopping import STARTER
-from common.system.terminal import LogForm, log_form
+from common.system.terminal import LogForm, current_log_format
 from server.coordinator.folder import CoordinatorFolder
 from server.coordinator.preflight import hospital_port_faults
 from server.deployment.superlink.control_client import is_superlink_answering
@@ -57,7 +57,9 @@ class SuperLink:
             env={**os.environ, STARTER: str(os.getpid()), **LARGE_BUFFERS},  # it ends when this process does
         )
         assert self._process.stdout is not None
-        self._log = copy_lines(self._process.stdout, RotatingLog(coordinator.log, as_json=log_form() is LogForm.json))
+        self._log = copy_lines_to_log(
+            self._process.stdout, RotatingLog(coordinator.log, as_json=current_log_format() is LogForm.json)
+        )
         deadline = time.monotonic() + START_TIMEOUT_S
         while not is_superlink_answering(coordinator):
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -137,7 +139,7 @@ class RotatingLog:
         with open(number, "a", encoding="utf-8") as file:
             os.fchmod(number, 0o600)  # a file of an earlier release
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            file.write((json_text({"time": now, "message": line}) if self.as_json else f"{now} {line}") + "\n")
+            file.write((to_json_text({"time": now, "message": line}) if self.as_json else f"{now} {line}") + "\n")
 
 
 def escape_control_characters(line: str) -> str:
@@ -146,7 +148,7 @@ def escape_control_characters(line: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in plain)
 
 
-def copy_lines(source: IO[bytes], log: RotatingLog) -> threading.Thread:
+def copy_lines_to_log(source: IO[bytes], log: RotatingLog) -> threading.Thread:
     """Copy the output lines of a process to a log, in a thread that ends with the process."""
 
     def copy() -> None:

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.system.resources import raise_descriptor_limit, release_free_memory
-from common.system.stopping import end_with_starter
+from common.system.stopping import end_with_parent_if_requested
 from server.coordinator.state import ControlSocket
 from server.deployment.superlink.control_service import serve_control
 from server.deployment.superlink.database import FILE
-from server.deployment.superlink.fleet_server import serve_hospitals
+from server.deployment.superlink.fleet_server import start_hospital_server
 from server.deployment.superlink.messages import SuperLinkStorage
 from server.deployment.superlink.object_store import ObjectFiles
 from server.deployment.superlink.process import CLOCK, OBJECTS, open_shared_steady_clock
@@ -35,7 +35,7 @@ GRACE_S = 1.0
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve calls until SIGTERM, or until the parent process has ended."""
-    end_with_starter()
+    end_with_parent_if_requested()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     certificates = options.authority.read_bytes(), options.certificate.read_bytes(), options.key.read_bytes()
     storage = SuperLinkStorage.open(state / FILE, ObjectFiles(state / OBJECTS), open_shared_steady_clock(state / CLOCK))
     connections = count_possible_connections(options.connections)
-    hospitals, _ = serve_hospitals(options.fleet, storage, certificates, state, connections)
+    hospitals, _ = start_hospital_server(options.fleet, storage, certificates, state, connections)
     programs = serve_control(ControlSocket(state).grpc_address, storage)
     while not stop.wait(RELEASE_MEMORY_EVERY_S):
         release_free_memory()  # after a flood of connections the allocator keeps tens of megabytes

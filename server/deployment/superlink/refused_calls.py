@@ -64,24 +64,24 @@ class RefusedCallLog:
             now, times = time.monotonic(), times + 1
             if now - when >= PAUSE_S:
                 self._written[refused] = now, 0
-                self._write(refused, times)
+                self._write_refusal(refused, times)
                 return
             self._written[refused] = when, times
             if self._timer is None:
-                self._timer = threading.Timer(PAUSE_S, self._write_counted)
+                self._timer = threading.Timer(PAUSE_S, self._write_counted_refusals)
                 self._timer.daemon = True
                 self._timer.start()
 
-    def _write_counted(self) -> None:
+    def _write_counted_refusals(self) -> None:
         """Write the refusals that were only counted so far, with their counts."""
         with self._lock:
             self._timer, now = None, time.monotonic()
             for refused, (_, times) in list(self._written.items()):
                 if times:
                     self._written[refused] = now, 0
-                    self._write(refused, times)
+                    self._write_refusal(refused, times)
 
-    def _write(self, refused: RefusedCall, times: int) -> None:
+    def _write_refusal(self, refused: RefusedCall, times: int) -> None:
         about = f" about {refused.other}" if refused.other else ""
         _log.warning("refused %s of %s%s: %s (%d times)", refused.call, refused.caller, about, refused.reason, times)
         line: dict[str, Any] = {"time": time.time(), **vars(refused), "times": times}
@@ -105,7 +105,7 @@ class UnknownCallerCounts:
     _timer: threading.Timer | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def count(self, peer: str, reason: str) -> None:
+    def count_refused_call(self, peer: str, reason: str) -> None:
         """Count a refused call.
 
         Args:
@@ -118,13 +118,13 @@ class UnknownCallerCounts:
             self._counts[(OTHERS, "various reasons") if full else (address, reason)] += 1
             wait_s = self._reported + REPORT_EVERY_S - self.clock()
             if wait_s > 0 and self._timer is None:
-                self._timer = threading.Timer(wait_s, self.report)
+                self._timer = threading.Timer(wait_s, self.log_counts)
                 self._timer.daemon = True
                 self._timer.start()
         if wait_s <= 0:
-            self.report()
+            self.log_counts()
 
-    def report(self) -> None:
+    def log_counts(self) -> None:
         """Write the counts since the last report to the log."""
         with self._lock:
             self._reported, self._timer = self.clock(), None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from server.deployment.superlink.database import Database
+from server.deployment.superlink.database import SuperLinkDatabase
 
 PATIENCE = 2
 """Heartbeat intervals without a heartbeat after which a site counts as lost; Flower's own rule."""
@@ -61,18 +61,18 @@ class RegisteredSite:
 class SiteRegistry:
     """Stores the registered sites and their connection states. Safe to use from several threads."""
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(self, database: SuperLinkDatabase, clock: Callable[[], float]) -> None:
         self._database, self._clock = database, clock
         self._sites = dict[int, RegisteredSite]()
         for node, name, key, state, until in database.read("SELECT node, name, key, state, until FROM sites"):
             self._sites[int(node)] = RegisteredSite(int(node), name, bytes(key), SiteConnectionState(state), until)
 
-    def all(self) -> list[RegisteredSite]:
+    def all_sites(self) -> list[RegisteredSite]:
         """Return all registered sites, each with its current connection state."""
         now = self._clock()
         return [replace(site, state=site.connection_state_at(now)) for site in list(self._sites.values())]
 
-    def get(self, node_id: int) -> RegisteredSite | None:
+    def find_site(self, node_id: int) -> RegisteredSite | None:
         """Return the site with this node id; None if it is not registered."""
         return self._sites.get(node_id)
 
@@ -86,15 +86,15 @@ class SiteRegistry:
         site = self._sites.get(node_id)
         return site is not None and site.state == SiteConnectionState.SIGNED_OFF
 
-    def by_key(self) -> Mapping[bytes, RegisteredSite]:
+    def sites_by_key(self) -> Mapping[bytes, RegisteredSite]:
         """Return public key -> registered site."""
         return {site.public_key: site for site in list(self._sites.values())}
 
     def register(self, name: str, public_key: bytes) -> int:
         """Register a site's key under its name; return its node id."""
-        node_id = node_number_of_key(public_key)
+        node_id = node_id_of_key(public_key)
         if node_id not in self._sites:
-            self._store(RegisteredSite(node_id, name, public_key))
+            self._store_site(RegisteredSite(node_id, name, public_key))
         return node_id
 
     def unregister(self, node_id: int) -> None:
@@ -113,7 +113,7 @@ class SiteRegistry:
         with self._database.lock:
             if not self.is_connected(node_id):
                 return False
-            self._store(replace(self._sites[node_id], state=SiteConnectionState.SIGNED_OFF, until=self._clock()))
+            self._store_site(replace(self._sites[node_id], state=SiteConnectionState.SIGNED_OFF, until=self._clock()))
             return True
 
     def heartbeat(self, node_id: int, interval_s: float) -> bool:
@@ -121,17 +121,19 @@ class SiteRegistry:
         with self._database.lock:
             if (site := self._sites.get(node_id)) is None:
                 return False
-            self._store(replace(site, state=SiteConnectionState.CONNECTED, until=self._clock() + PATIENCE * interval_s))
+            self._store_site(
+                replace(site, state=SiteConnectionState.CONNECTED, until=self._clock() + PATIENCE * interval_s)
+            )
             return True
 
-    def _store(self, site: RegisteredSite) -> None:
+    def _store_site(self, site: RegisteredSite) -> None:
         row = str(site.node_id), site.name, site.public_key, str(site.state), site.until
         with self._database.lock:
             self._database.write(("INSERT OR REPLACE INTO sites VALUES (?, ?, ?, ?, ?)", row))
             self._sites[site.node_id] = site
 
 
-def node_number_of_key(public_key: bytes) -> int:
+def node_id_of_key(public_key: bytes) -> int:
     """Return a public key's node id: 64 bits of the key's SHA-256, above the small numbers that Flower reserves."""
     return int.from_bytes(hashlib.sha256(public_key).digest()[:8]) | 1 << 63
 
@@ -144,7 +146,7 @@ class RunRegistry:
             every run its full time again.
     """
 
-    def __init__(self, database: Database, steady: Callable[[], float]) -> None:
+    def __init__(self, database: SuperLinkDatabase, steady: Callable[[], float]) -> None:
         self._database, self._steady = database, steady
         rows = database.read("SELECT run, is_over FROM runs ORDER BY rowid")
         self._is_over = {int(run): bool(is_over) for run, is_over in rows}

@@ -17,16 +17,16 @@ from common.security.signatures import (
     RequestStatement,
     SignatureFault,
     check_statement_matches_record,
-    read_run_round_kind,
+    read_run_round_class,
     read_unverified_signature,
-    sign,
-    verified_reply,
+    sign_record,
+    verify_reply_signature,
 )
 from common.wire.canonical_bytes import record_sha256
 
 
 @dataclass(frozen=True)
-class Recipient:
+class RequestRecipient:
     """A site that may receive requests: its name, and its public key as an OpenSSH line."""
 
     name: str
@@ -42,23 +42,23 @@ class RequestSigner:
     """
 
     def __init__(
-        self, key: ec.EllipticCurvePrivateKey, certificate: bytes, sites: Callable[[], Mapping[int, Recipient]]
+        self, key: ec.EllipticCurvePrivateKey, certificate: bytes, sites: Callable[[], Mapping[int, RequestRecipient]]
     ) -> None:
         self._key, self._certificate, self._read_sites = key, certificate, sites
-        self._sites: Mapping[int, Recipient] = {}
-        self._sent: dict[str, tuple[Recipient, str, int]] = {}  # name of the message -> its site, run and round
+        self._sites: Mapping[int, RequestRecipient] = {}
+        self._sent: dict[str, tuple[RequestRecipient, str, int]] = {}  # name of the message -> its site, run and round
 
-    def reload_recipients(self) -> Mapping[int, Recipient]:
+    def reload_recipients(self) -> Mapping[int, RequestRecipient]:
         """Read again which sites may take part; return them by node id."""
         self._sites = self._read_sites()
         return self._sites
 
     def sign(self, message: Message) -> None:
         """Sign a request for its site; leave a request to a revoked site unsigned."""
-        site = self._find_site(message.metadata.dst_node_id)
+        site = self._find_recipient(message.metadata.dst_node_id)
         if site is None:
             return  # the SuperLink does not deliver it
-        run, server_round, record = read_run_round_kind(message.content)
+        run, server_round, record = read_run_round_class(message.content)
         statement = RequestStatement(
             site=site.name,
             key=public_key_fingerprint(site.public_key),
@@ -68,13 +68,13 @@ class RequestSigner:
             sha256=record_sha256(message.content),
             nonce=secrets.token_hex(16),
         )
-        message.content = sign(message.content, statement, self._key, certificate=self._certificate)
+        message.content = sign_record(message.content, statement, self._key, certificate=self._certificate)
 
-    def remember_sent(self, message: Message) -> None:
+    def remember_sent_request(self, message: Message) -> None:
         """Store a sent request under its message id, so that its reply can be checked later."""
-        site = self._find_site(message.metadata.dst_node_id)
+        site = self._find_recipient(message.metadata.dst_node_id)
         if site is not None:
-            run, server_round, _ = read_run_round_kind(message.content)
+            run, server_round, _ = read_run_round_class(message.content)
             self._sent[message.metadata.message_id] = site, run, server_round
 
     def find_reply_fault(self, message_id: str, reply: Message) -> str:
@@ -87,11 +87,11 @@ class RequestSigner:
             return "nothing was asked"
         site, run, server_round = sent
         try:
-            statement = _verify_statement(reply.content, site.public_key)
+            statement = _verify_reply_statement(reply.content, site.public_key)
             stated = (statement.site, statement.run, statement.round, statement.message)
             if stated != (site.name, run, server_round, message_id):
                 raise SignatureFault("its statement names another site, run, round or message")
-            record = read_run_round_kind(reply.content)[2]
+            record = read_run_round_class(reply.content)[2]
             if statement.record != record or (statement.number > 0) != (record in CHAINED):
                 raise SignatureFault("its statement names another kind of record")
         except SignatureFault as fault:
@@ -104,20 +104,20 @@ class RequestSigner:
         Raises:
             SignatureFault: If the site has not signed the statement, or the statement is about other records.
         """
-        site = self._find_site(node_id)
+        site = self._find_recipient(node_id)
         if site is None:
             raise SignatureFault("its site may no longer take part")
-        statement = _verify_statement(content, site.public_key)
+        statement = _verify_reply_statement(content, site.public_key)
         if statement.site != site.name:
             raise SignatureFault("its statement names another site")
         return statement
 
-    def _find_site(self, node_id: int) -> Recipient | None:
+    def _find_recipient(self, node_id: int) -> RequestRecipient | None:
         return self._sites.get(node_id) or self.reload_recipients().get(node_id)
 
 
-def _verify_statement(content: RecordDict, public_key: str) -> ReplyStatement:
+def _verify_reply_statement(content: RecordDict, public_key: str) -> ReplyStatement:
     """Return the signed statement about a reply's records; raise :class:`SignatureFault` if the signature is wrong."""
-    statement: ReplyStatement = verified_reply(read_unverified_signature(content)[0], public_key)
+    statement: ReplyStatement = verify_reply_signature(read_unverified_signature(content)[0], public_key)
     check_statement_matches_record(statement, content)
     return statement

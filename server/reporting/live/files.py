@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from server.coordinator.admission import admitted_sites
 from server.coordinator.folder import CoordinatorFolder
-from server.coordinator.state import read_connections, read_sign_offs
+from server.coordinator.state import read_sign_offs, read_site_connections
 from server.runs.live_status import (
     PHASES,
     CurrentRun,
@@ -103,7 +103,7 @@ class RunSnapshot:
 
 
 @dataclass(frozen=True)
-class RunSource:
+class RunStateSource:
     """The files and functions from which the live view reads the state of a run.
 
     Attributes:
@@ -118,11 +118,11 @@ class RunSource:
     link: Callable[[], str] = str
 
 
-def source_of_current_run(coordinator: CoordinatorFolder) -> RunSource:
+def source_of_current_run(coordinator: CoordinatorFolder) -> RunStateSource:
     """Return where the live view reads a coordinator's current run."""
 
     def site_connections() -> dict[str, str]:
-        online, signed_off = read_connections(coordinator.state), read_sign_offs(coordinator.state)
+        online, signed_off = read_site_connections(coordinator.state), read_sign_offs(coordinator.state)
         states = {}
         for name, site in admitted_sites(coordinator).items():
             away = describe_sign_off(signed_off[name]) if name in signed_off else "not connected"
@@ -131,17 +131,17 @@ def source_of_current_run(coordinator: CoordinatorFolder) -> RunSource:
         return states
 
     def server_connection() -> str:
-        if read_connections(coordinator.state) is None:
+        if read_site_connections(coordinator.state) is None:
             return "down: start it with flwr-server start"
         return f"open at {coordinator.public_address}"
 
-    return RunSource(coordinator.file.name, coordinator.state, site_connections, server_connection)
+    return RunStateSource(coordinator.file.name, coordinator.state, site_connections, server_connection)
 
 
-class FileWatcher:
+class RunFileWatcher:
     """Reads the state of a run repeatedly; of growing files, only the new lines."""
 
-    def __init__(self, source: RunSource) -> None:
+    def __init__(self, source: RunStateSource) -> None:
         self._source = source
         self._rounds, self._events = JsonLinesReader(Path()), JsonLinesReader(Path())
         self._records: tuple[RoundLine, ...] = ()
@@ -185,12 +185,12 @@ class FileWatcher:
             present,
             tuple(sites),
             self._records,
-            tuple(event_text(event) for event in reversed(self._events.all[-EVENTS_SHOWN:])),
+            tuple(format_event(event) for event in reversed(self._events.all[-EVENTS_SHOWN:])),
             summary if isinstance(summary, dict) else {},
         )
 
 
-def event_text(event: Mapping[str, Any]) -> tuple[str, str]:
+def format_event(event: Mapping[str, Any]) -> tuple[str, str]:
     """Return time and text of an event in ``events.jsonl``; an event without a text shows its fields.
 
     The time of today's events is shown without the date.

@@ -127,7 +127,7 @@ def _describe_activity(run: CurrentRun) -> str:
     if not run.waiting_for:
         return at
     until = time.strftime("%H:%M:%S %Z", time.localtime(run.deadline))
-    return f"{at} Waiting for {plain_text.join_first_words(run.waiting_for, 6)}, at the latest until {until}."
+    return f"{at} Waiting for {plain_text.join_first_and_count(run.waiting_for, 6)}, at the latest until {until}."
 
 
 def _figure_tiles(snapshot: RunSnapshot, run: CurrentRun, done: int) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ from common.errors import BadInput, Fault, raise_faults
 from common.system.stopping import graceful_shutdown
 from server.coordinator.authority import certificate_faults
 from server.coordinator.folder import CoordinatorFolder
-from server.reporting.live.files import FileWatcher, RunSnapshot, RunSource, source_of_current_run
+from server.reporting.live.files import RunFileWatcher, RunSnapshot, RunStateSource, source_of_current_run
 from server.reporting.live.page import content_security_policy, render_changing_part, render_page
 
 POLL_S = 1.0
@@ -54,7 +54,7 @@ _HEADERS = {
 }
 
 
-class ViewServer:
+class LiveViewServer:
     """Serves the live view on a listening socket; writes no log, because a log line could contain the token.
 
     A connection serves one request. If there are too many connections, the oldest one without the token is closed, so
@@ -62,10 +62,10 @@ class ViewServer:
     """
 
     def __init__(
-        self, listener: socket.socket, source: RunSource, token: str, tls: ssl.SSLContext | None = None
+        self, listener: socket.socket, source: RunStateSource, token: str, tls: ssl.SSLContext | None = None
     ) -> None:
         self._listener, self._token, self._tls, self._stopping = listener, token.encode(), tls, False
-        self._watcher = FileWatcher(source)
+        self._watcher = RunFileWatcher(source)
         self._snapshot: RunSnapshot | None = None
         self._snapshot_time = self._last_poll = 0.0
         self._opened: dict[asyncio.Task[None], float] = {}  # connection -> time when it was accepted; oldest first
@@ -189,7 +189,7 @@ def make_tls_context(coordinator: CoordinatorFolder) -> ssl.SSLContext:
     return tls
 
 
-def serve_view(coordinator: CoordinatorFolder, address: str, port: int, tell: Callable[[str], None]) -> None:
+def serve_live_view(coordinator: CoordinatorFolder, address: str, port: int, tell: Callable[[str], None]) -> None:
     """Serve the live view of a coordinator until this process is stopped.
 
     Raises:
@@ -205,7 +205,7 @@ def serve_view(coordinator: CoordinatorFolder, address: str, port: int, tell: Ca
         tell(f"live view: https://{host}:{listener.getsockname()[1]}/?token={token}")
         tell(f"anyone who has this address may look; nobody can change anything. Certificate SHA-256 {sha256}")
         tell(f"for a browser that does not warn: trust {coordinator.ca_certificate}")
-        server = ViewServer(listener, source_of_current_run(coordinator), token, make_tls_context(coordinator))
+        server = LiveViewServer(listener, source_of_current_run(coordinator), token, make_tls_context(coordinator))
         with graceful_shutdown(0, server.stop):
             server.serve()
 
@@ -243,13 +243,13 @@ def main() -> None:
     os.nice(10)  # the run comes first
     descriptor, folder = int(sys.argv[1]), Path(sys.argv[2])
     token = sys.stdin.readline().strip()
-    server = ViewServer(socket.socket(fileno=descriptor), RunSource("flwr-sim", folder), token)
+    server = LiveViewServer(socket.socket(fileno=descriptor), RunStateSource("flwr-sim", folder), token)
 
-    def end_with_the_run() -> None:
+    def stop_when_run_ends() -> None:
         sys.stdin.read()
         server.stop_after_last_request()
 
-    threading.Thread(target=end_with_the_run, daemon=True).start()
+    threading.Thread(target=stop_when_run_ends, daemon=True).start()
     server.serve()
 
 

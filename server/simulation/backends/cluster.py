@@ -124,10 +124,10 @@ def start_ray(settings: WorkerSettings) -> None:
             if not settings.address:
                 raise
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise BadInput([cannot_join_fault(settings.address, reason)]) from None
+            raise BadInput([make_cannot_join_fault(settings.address, reason)]) from None
 
 
-def cannot_join_fault(address: str, reason: str) -> Fault:
+def make_cannot_join_fault(address: str, reason: str) -> Fault:
     """Return the error that this machine cannot join a cluster."""
     remedy = 'On a node of the cluster, "auto" joins it; "ray status" shows whether it is there.'
     return Fault("simulation.address", f'"{address}" cannot be joined: {reason}', remedy)
@@ -175,7 +175,7 @@ def node_versions() -> dict[str, str]:
     return installed
 
 
-def version_faults(here: Mapping[str, str], others: Mapping[str, Mapping[str, str]]) -> list[Fault]:
+def node_version_faults(here: Mapping[str, str], others: Mapping[str, Mapping[str, str]]) -> list[Fault]:
     """Return a fault for each node whose versions differ from ``here``.
 
     Args:
@@ -210,7 +210,7 @@ def check_node_versions(here: Mapping[str, str], probe: Callable[[], dict[str, s
         on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         options: Any = {"num_cpus": 0, "scheduling_strategy": on_node, "max_retries": 3}
         answers[f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})"] = ray.remote(**options)(probe).remote()
-    raise_faults(version_faults(here, {name: ray.get(reference) for name, reference in answers.items()}))
+    raise_faults(node_version_faults(here, {name: ray.get(reference) for name, reference in answers.items()}))
 
 
 def own_module_paths() -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from common.system.resources import keep_large_buffers
-from common.wire.flower_objects import set_identity, set_message_id
+from common.system.resources import reuse_large_buffers
+from common.wire.flower_objects import set_flower_node_identity, set_message_id
 
 CLIENT_APP = "client.simulation:simulated_app"
 CLIENT_APP_RAISED = 2  # Flower's code for an exception in a site's app
@@ -35,14 +35,14 @@ def import_site_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
 def run_inline(main: Main, app: ClientApp, sites: int) -> None:
     """Call ``main`` with a Grid whose messages this process answers, one site after the other."""
     prepare_flower()
-    keep_large_buffers()
+    reuse_large_buffers()
     main(InlineGrid(app, sites))
 
 
 def prepare_flower() -> None:
     """Configure Flower for a process that Flower's own runtime did not start."""
     silence_flower_logs()
-    set_identity(1, 1)
+    set_flower_node_identity(1, 1)
 
 
 def silence_flower_logs() -> None:
@@ -112,13 +112,13 @@ class InlineGrid(LocalGrid):
         """Let the next of these messages be answered by its site; return at most one reply."""
         for identifier in message_ids:
             if identifier in self._pending:
-                return [self._call(self._pending.pop(identifier))]
+                return [self._call_site_app(self._pending.pop(identifier))]
         return []
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:
         return [reply for identifier in self.push_messages(messages) for reply in self.pull_messages([identifier])]
 
-    def _call(self, message: Message) -> Message:
+    def _call_site_app(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
         if node not in self._contexts:
             self._contexts[node] = make_site_context(node - FIRST_NODE, len(self._nodes))

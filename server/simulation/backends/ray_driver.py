@@ -93,7 +93,7 @@ class RayDriver:
                     if frame.about["kind"] == "end":
                         time.sleep(LEAVING_S)
                         break
-            end_process()
+            end_driver_process()
 
         threading.Thread(target=receive_frames, daemon=True).start()
         cluster.start_ray(self.settings)
@@ -101,7 +101,7 @@ class RayDriver:
             cluster.check_node_versions(cluster.node_versions(), read_remote_versions)
         async with asyncio.TaskGroup() as group:
             if not self.settings.address:
-                group.create_task(watch_servers())
+                group.create_task(watch_ray_servers())
             while (frame := await frames.get()).about["kind"] != "end":
                 if frame.about["kind"] == "begin":
                     self._receive_run_data(frame)
@@ -112,7 +112,7 @@ class RayDriver:
             if self.settings.address:  # leave nothing of the run on the nodes of a cluster that goes on
                 await asyncio.to_thread(ray.wait, [actor.close.remote() for actor in self.actors], timeout=LOOK_S)
                 ray.shutdown()
-            end_process()
+            end_driver_process()
 
     def _receive_run_data(self, frame: TransferFrame) -> None:
         """Receive the data of the run, and choose the number of workers."""
@@ -181,7 +181,7 @@ class RayDriver:
         folder = self.run_folder / "sites" / name
         call = {"place": task.site, "site": name, "head": task.head, "frozen": dict(self.frozen)}
         try:
-            answer = await actor.answer.remote({**call, "files": read_folder_files(folder)}, *task.arrays)
+            answer = await actor.answer_message.remote({**call, "files": read_folder_files(folder)}, *task.arrays)
         except RayError as error:
             answer, task.losses = None, task.losses + 1
             self._record_event("worker_lost", site=name, reason=_describe_worker_loss(error))
@@ -210,7 +210,7 @@ class RayDriver:
         send_frame(self.connection, {"kind": "note", "event": event, "facts": facts})
 
 
-async def watch_servers() -> None:
+async def watch_ray_servers() -> None:
     """Watch Ray's server processes on this machine, because workers cannot work without them.
 
     Raises:
@@ -242,7 +242,7 @@ def _describe_worker_loss(error: BaseException) -> str:
     return (about_memory or lines or [type(cause).__name__])[0]
 
 
-def end_process() -> None:
+def end_driver_process() -> None:
     """End this process at once, and all processes that Ray started for it on this machine."""
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -266,7 +266,7 @@ def main() -> None:
         traceback.print_exc()
         sys.stderr.flush()
     finally:
-        end_process()
+        end_driver_process()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from flwr.app import Error, Message
 
 from common.data.base.image_set import PixelRows, Splits, array_forms, flatten_splits, view_array_bytes
 from common.data.images.pixel_cache import MappedPixelRows
-from common.system.resources import keep_large_buffers
+from common.system.resources import reuse_large_buffers
 from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, LocalGrid, Main, prepare_flower
 from server.simulation.backends.ray_process import RayProcess
 from server.simulation.backends.transfer import pack_message, unpack_message
@@ -42,7 +42,7 @@ class SimulatedRunFacts:
 def run_on_ray(main: Main, run: SimulatedRunFacts, process: RayProcess) -> None:
     """Call ``main`` with a Grid whose sites are simulated by workers on Ray."""
     prepare_flower()
-    keep_large_buffers()
+    reuse_large_buffers()
     try:
         main(RayGrid(run, process))
     finally:
@@ -97,12 +97,12 @@ class RayGrid(LocalGrid):
             parts = [places[id(buffer)] for buffer in (head, *arrays)]
             site = message.metadata.dst_node_id - FIRST_NODE
             described.append({"id": identifier, "site": site, "data": parts})
-        self._process.send({"kind": "ask", "messages": described}, data)
+        self._process.send_to_driver({"kind": "ask", "messages": described}, data)
         return list(numbered)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
         """Return the next reply if it comes soon; never more than one."""
-        if (frame := self._process.receive(LOOK_S)) is None:
+        if (frame := self._process.receive_from_driver(LOOK_S)) is None:
             return []
         about = frame.about
         if about["kind"] == "note":

@@ -22,9 +22,14 @@ import psutil
 
 from common.config import Experiment
 from common.errors import BadInput, Fault, ProgramCannotContinue
-from common.system.stopping import block_if_stopping, removed_if_stopped
+from common.system.stopping import block_if_stopping, remove_output_if_stopped
 from server.simulation.backends import transfer
-from server.simulation.backends.cluster import WorkerSettings, cannot_join_fault, driver_environment, own_module_paths
+from server.simulation.backends.cluster import (
+    WorkerSettings,
+    driver_environment,
+    make_cannot_join_fault,
+    own_module_paths,
+)
 
 DRIVER = "server.simulation.backends.ray_driver"
 JOIN_S = 120.0
@@ -70,14 +75,14 @@ class RayProcess:
             BadInput: If Ray does not meet the experiment's settings.
             RunStopped: If Ray has ended.
         """
-        self.send(about, data)
-        frame = self.receive(JOIN_S if self.settings.address else None)
+        self.send_to_driver(about, data)
+        frame = self.receive_from_driver(JOIN_S if self.settings.address else None)
         if frame is None:
-            raise BadInput([cannot_join_fault(self.settings.address, f"it did not answer within {JOIN_S:.0f} s.")])
+            raise BadInput([make_cannot_join_fault(self.settings.address, f"it did not answer within {JOIN_S:.0f} s.")])
         workers: int = frame.about["workers"]
         return workers
 
-    def send(self, about: dict[str, Any], data: Sequence[Any] = ()) -> None:
+    def send_to_driver(self, about: dict[str, Any], data: Sequence[Any] = ()) -> None:
         """Send a frame (JSON values and raw bytes) to the process.
 
         Raises:
@@ -88,7 +93,7 @@ class RayProcess:
         except OSError:
             raise self._read_end_reason() from None
 
-    def receive(self, within_s: float | None = None) -> transfer.TransferFrame | None:
+    def receive_from_driver(self, within_s: float | None = None) -> transfer.TransferFrame | None:
         """Wait for the next frame; return None if none comes within this time.
 
         Raises:
@@ -159,7 +164,7 @@ def start_ray_process(experiment: Experiment) -> Iterator[RayProcess | None]:
     remove_abandoned_folders(Path(place))
     scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
     remove = partial(shutil.rmtree, scratch, ignore_errors=True)
-    with removed_if_stopped(remove), lock_scratch_folder(scratch):
+    with remove_output_if_stopped(remove), lock_scratch_folder(scratch):
         process = RayProcess(
             WorkerSettings(
                 workers=section.workers,

@@ -34,9 +34,9 @@ class WatchedFolder:
         changed = [path for path, state in self._files.items() if before.get(path) != state]
         # The audit comes last: a coordinator that dies in the middle has the memory before the line that names it.
         changed.sort(key=lambda path: (not path.startswith("memory"), path))
-        return [self._change(path, before.get(path)) for path in changed] + removed
+        return [self._describe_file_change(path, before.get(path)) for path in changed] + removed
 
-    def _change(self, path: str, before: tuple[int, int, int] | None) -> Change:
+    def _describe_file_change(self, path: str, before: tuple[int, int, int] | None) -> Change:
         inode, size, _ = self._files[path]
         has_grown = before is not None and path.endswith(LOG_SUFFIX) and before[0] == inode and before[1] <= size
         start = before[1] if has_grown and before else 0

@@ -18,8 +18,8 @@ from common.config import Experiment
 from common.data.base.image_set import rebuild_splits
 from common.data.images.pixel_cache import MappedPixelRows
 from common.errors import raise_faults
-from common.simulation import store_received_data
-from server.simulation.backends.cluster import node_versions, version_faults
+from common.simulation import cache_received_data
+from server.simulation.backends.cluster import node_version_faults, node_versions
 from server.simulation.backends.inline import call_client_app, import_site_app, make_site_context, prepare_flower
 from server.simulation.backends.site_files import Change, WatchedFolder, apply_changes, replace_folder
 from server.simulation.backends.transfer import pack_message, unpack_message
@@ -62,12 +62,12 @@ class SiteWorker:
         Raises:
             BadInput: If the software versions of this node differ.
         """
-        raise_faults(version_faults(setup["versions"], {socket.gethostname(): node_versions()}))
+        raise_faults(node_version_faults(setup["versions"], {socket.gethostname(): node_versions()}))
         self._frozen = replace_folder(self._folder / FROZEN, ())
         self._count, base = setup["sites"], Path(setup["base"])
         experiment = Experiment.model_validate_json(setup["experiment"])
         if setup["facts"]:  # else images are drawn as they are read, here by the data set's own plug-in
-            store_received_data(
+            cache_received_data(
                 experiment,
                 base,
                 rebuild_splits(json.loads(setup["facts"]), setup["images"], MappedPixelRows.open_described),
@@ -77,7 +77,7 @@ class SiteWorker:
         gpus = len(context.get_accelerator_ids().get("GPU", ()))
         return {"node": context.get_node_id(), "pid": os.getpid(), "gpus": gpus}
 
-    def answer(self, call: dict[str, Any], *arrays: Any) -> Answer:
+    def answer_message(self, call: dict[str, Any], *arrays: Any) -> Answer:
         """Let the ClientApp answer a message for a site.
 
         Args:

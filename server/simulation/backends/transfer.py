@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from common.wire.flower_objects import metadata_of, rebuild_message
+from common.wire.flower_objects import message_metadata, rebuild_message
 
 BUFFER_BYTES = 4 * 2**20
 """Size of the socket's buffers: large ones need fewer switches between the two processes."""
@@ -91,7 +91,7 @@ def _receive_bytes(connection: socket.socket, size: int) -> memoryview:
 
 def pack_message(message: Message) -> tuple[bytes, list[bytes]]:
     """Split a Flower message into a small JSON head and the bytes of its arrays, without copying them."""
-    head: dict[str, Any] = {"metadata": metadata_of(message)}
+    head: dict[str, Any] = {"metadata": message_metadata(message)}
     if not message.has_content():
         head["error"] = message.error.code, message.error.reason
         return json.dumps(head).encode(), []

@@ -26,14 +26,14 @@ from strategies.privacy.secure_aggregation.crypto import (
     SecretsError,
     StatementError,
     add_mask,
-    agree_secret,
+    agree_shared_secret,
     join_shares,
     private_key_from_bytes,
     read_masking_statement,
 )
 from strategies.privacy.secure_aggregation.masked_rounds import count_needed_survivors
 from strategies.privacy.secure_aggregation.noise_shares import DistributedNoise
-from strategies.privacy.secure_aggregation.site import may_open_segment
+from strategies.privacy.secure_aggregation.site import may_unmask_segment
 from strategies.privacy.secure_aggregation.vectors import (
     MaskedSegment,
     SegmentLayout,
@@ -47,7 +47,7 @@ class MaskingFailed(Exception):
     """Raised when the sum of a round cannot be unmasked; no single update is revealed."""
 
 
-class QueryFn(Protocol):
+class QueryFunction(Protocol):
     """A function that sends each site its request and yields (site, answer) on arrival; silent sites are omitted."""
 
     def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]: ...
@@ -101,12 +101,12 @@ class MaskedSummation:
     """Requests and unmasks the sum of one round's updates, stage by stage."""
 
     request: MaskedSumRequest
-    ask: QueryFn
+    ask: QueryFunction
     _statements: dict[str, MaskingStatement] = field(default_factory=dict)
     _members: tuple[str, ...] = ()
     _divisor: int = 0
 
-    def open_sum(self) -> UnmaskedSum:
+    def unmask_sum(self) -> UnmaskedSum:
         """Run all stages of masking, and return the unmasked sum.
 
         Raises:
@@ -120,7 +120,7 @@ class MaskedSummation:
             self._remove_masks(total, taking_part, survivors, segments)
         except SecretsError as error:
             raise MaskingFailed(f"{error}.") from None
-        return self._check_sum(total, taking_part, survivors, segments)
+        return self._make_unmasked_sum(total, taking_part, survivors, segments)
 
     # ------------------------------------------------------------------ stages
 
@@ -142,7 +142,7 @@ class MaskedSummation:
                     f"{problem}: it can be done again with the same sites, and lacks {quote_names(missing)}."
                 )
             answers = self._ask_for_keys()
-        self._refuse_fewer(answers, max(self._needed_site_count, 2), "stated their keys")
+        self._refuse_too_few_sites(answers, max(self._needed_site_count, 2), "stated their keys")
         ordered = [answers[site] for site in sorted(answers)]
         return SharesRequest(
             sum_request.run,
@@ -178,7 +178,7 @@ class MaskedSummation:
             )
             if set(answer.recipients) == others[site]
         }
-        self._refuse_fewer(by_sender, self._needed_site_count, "shared their secrets")
+        self._refuse_too_few_sites(by_sender, self._needed_site_count, "shared their secrets")
         return by_sender
 
     def _collect_masked_updates(self, letters: Mapping[str, Mapping[str, bytes]]) -> tuple[Integers, list[str]]:
@@ -192,7 +192,7 @@ class MaskedSummation:
             written = tuple(letters[sender][site] for sender in senders)
             numbers = layout.vector_size(sum_request.rows[site])
             requests[site] = MaskedRequest(sum_request.run, sum_request.round, senders, written, numbers)
-        self._refuse_fewer(requests, self._needed_site_count, "are those whose sum was opened before")
+        self._refuse_too_few_sites(requests, self._needed_site_count, "are those whose sum was opened before")
         survivors = list[str]()
         for site, answer in self.ask(requests, MaskedAnswer, self._needed_site_count):
             rows = sum_request.rows[site]
@@ -201,7 +201,7 @@ class MaskedSummation:
                 for place, own in zip(places, layout.slices_of_classes(rows, rows, body=True), strict=True):
                     total[place] += answer.vector[own]
                 survivors.append(site)
-        self._refuse_fewer(survivors, self._needed_site_count, "sent a masked update")
+        self._refuse_too_few_sites(survivors, self._needed_site_count, "sent a masked update")
         return total, sorted(survivors)
 
     # ------------------------------------------------------------------ unmasking
@@ -213,7 +213,7 @@ class MaskedSummation:
         masks, keys = self._collect_revealed_shares(survivors)
         sum_request, layout = self.request, self.request.layout
         for segment in segments:
-            if may_open_segment(segment, set(survivors), self._statements):
+            if may_unmask_segment(segment, set(survivors), self._statements):
                 for site in sorted(set(segment.owners) & set(survivors)):
                     secret = join_shares(masks.get((site, segment.name), [])[: self._needed_site_count])
                     places = layout.slices_of_classes(sum_request.classes, segment.classes, body=segment.is_body)
@@ -226,7 +226,7 @@ class MaskedSummation:
                 common = tuple(name for name in theirs.rows if name in stated.rows)
                 places = layout.slices_of_classes(sum_request.classes, common, body=True)
                 # A survivor whose name is the later of the two subtracted the mask.
-                add_mask(total, places, agree_secret(key, theirs.masking_key), subtract=site < gone)
+                add_mask(total, places, agree_shared_secret(key, theirs.masking_key), subtract=site < gone)
 
     def _collect_revealed_shares(
         self, survivors: list[str]
@@ -242,27 +242,27 @@ class MaskedSummation:
                 masks.setdefault((owner, segment), []).append(share)
             for gone, share in zip(answer.gone, answer.key_shares, strict=True):
                 keys.setdefault(gone, []).append(share)
-        self._refuse_fewer(answered, self._needed_site_count, "gave their shares")
+        self._refuse_too_few_sites(answered, self._needed_site_count, "gave their shares")
         return masks, keys
 
-    def _check_sum(
+    def _make_unmasked_sum(
         self, total: Integers, taking_part: list[str], survivors: list[str], segments: Iterable[MaskedSegment]
     ) -> UnmaskedSum:
         sum_request, left = self.request, set(survivors)
         rows, closed = dict[str, tuple[str, ...]](), list[str]()
         for segment in segments:
             owners = tuple(site for site in segment.owners if site in left)
-            if may_open_segment(segment, left, self._statements):
+            if may_unmask_segment(segment, left, self._statements):
                 rows |= dict.fromkeys(segment.classes, owners)
             elif owners:
                 closed += segment.classes
         unopened = [name for name in sum_request.classes if name not in rows]
         for place in sum_request.layout.slices_of_classes(sum_request.classes, unopened, body=False):
             total[place] = 0
-        vector, sites = self._integers_to_numbers(total), tuple(sorted(survivors))
+        vector, sites = self._integers_to_floats(total), tuple(sorted(survivors))
         return UnmaskedSum(sum_request, vector, sites, self._divisor, rows, tuple(sorted(closed)), total)
 
-    def _integers_to_numbers(self, total: Integers) -> NDArray[np.float64]:
+    def _integers_to_floats(self, total: Integers) -> NDArray[np.float64]:
         """Convert the sum from integers to floats."""
         grid = self.request.shares.make_grid(self._divisor) if self.request.shares else None
         if not (grid.is_plausible_sum(total) if grid else is_plausible_sum(total, self._divisor)):
@@ -276,7 +276,7 @@ class MaskedSummation:
         cohort = max((statement.cohort for statement in self._statements.values()), default=0)
         return count_needed_survivors(self._divisor, cohort, honest)
 
-    def _refuse_fewer(self, sites: Iterable[str], needed: int, what: str) -> None:
+    def _refuse_too_few_sites(self, sites: Iterable[str], needed: int, what: str) -> None:
         names = sorted(sites)
         if len(names) < needed:
             who = quote_names(names) or "nobody"

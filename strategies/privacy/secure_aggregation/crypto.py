@@ -68,16 +68,16 @@ def private_key_from_bytes(secret: bytes, stated: str) -> ec.EllipticCurvePrivat
     return key
 
 
-def agree_secret(key: ec.EllipticCurvePrivateKey, other: str) -> bytes:
+def agree_shared_secret(key: ec.EllipticCurvePrivateKey, other: str) -> bytes:
     """Return the shared secret of 32 bytes of this key and another site's public key.
 
     Raises:
         SecretsError: If the other key is not a point of the curve.
     """
-    return base64.urlsafe_b64decode(_agreed_text(key, other))
+    return base64.urlsafe_b64decode(_derive_shared_key(key, other))
 
 
-def _agreed_text(key: ec.EllipticCurvePrivateKey, other: str) -> bytes:
+def _derive_shared_key(key: ec.EllipticCurvePrivateKey, other: str) -> bytes:
     try:
         public = ec.EllipticCurvePublicKey.from_encoded_point(CURVE, bytes.fromhex(other))
     except ValueError:
@@ -85,19 +85,19 @@ def _agreed_text(key: ec.EllipticCurvePrivateKey, other: str) -> bytes:
     return generate_shared_key(key, public)
 
 
-def encrypt_for(letter: bytes, key: ec.EllipticCurvePrivateKey, recipient: str) -> bytes:
+def encrypt_for_site(letter: bytes, key: ec.EllipticCurvePrivateKey, recipient: str) -> bytes:
     """Encrypt a message so that only the owner of the public key ``recipient`` can read it."""
-    return encrypt(_agreed_text(key, recipient), letter)
+    return encrypt(_derive_shared_key(key, recipient), letter)
 
 
-def decrypt_from(letter: bytes, key: ec.EllipticCurvePrivateKey, sender: str) -> bytes:
-    """Decrypt a message of :func:`encrypt_for`.
+def decrypt_from_site(letter: bytes, key: ec.EllipticCurvePrivateKey, sender: str) -> bytes:
+    """Decrypt a message of :func:`encrypt_for_site`.
 
     Raises:
         SecretsError: If the message was not encrypted by the owner of ``sender`` for this key.
     """
     try:
-        return decrypt(_agreed_text(key, sender), letter)
+        return decrypt(_derive_shared_key(key, sender), letter)
     except InvalidToken:
         raise SecretsError("a letter cannot be opened") from None
 
@@ -156,7 +156,7 @@ class SecretShares(BaseModel):
         return self.model_dump_json().encode()
 
 
-def read_shares(text: bytes, expected: tuple[str, int, str, str]) -> SecretShares:
+def read_secret_shares(text: bytes, expected: tuple[str, int, str, str]) -> SecretShares:
     """Read shares, and check that run, round, sender and recipient are the expected ones.
 
     Raises:
@@ -215,7 +215,7 @@ class MaskingStatement(BaseModel):
     masking_key: str
 
     @model_validator(mode="after")
-    def _in_order(self) -> Self:
+    def _check_fields(self) -> Self:
         if list(self.rows) != sorted(set(self.rows)):
             raise ValueError("rows must be sorted, once each")
         if not len(self.members) <= self.divisor:
@@ -224,7 +224,7 @@ class MaskingStatement(BaseModel):
             raise ValueError("keys must be points of NIST P-256, compressed, in hexadecimal digits")
         return self
 
-    def signed_text(self) -> bytes:
+    def text_to_sign(self) -> bytes:
         """Return the statement as the bytes that are signed."""
         return self.model_dump_json().encode()
 

@@ -53,7 +53,7 @@ class MaskedRound:
             raise SecretsError(f"this round was masked among {quote_names(self.members)}, and is among no others")
         return replace(self, members=masking)
 
-    def as_opened_for(self, survivors: Collection[str]) -> "MaskedRound":
+    def as_unmasked_for(self, survivors: Collection[str]) -> "MaskedRound":
         """Return the record with ``survivors`` as the sites whose sum this site helps to unmask.
 
         A site reveals the shares that unmask a sum for only one set of survivors in each round.
@@ -109,14 +109,16 @@ class MaskedRoundStore:
             SecretsError: If these rounds were masked among different sites, or unmasked for different sites.
             ValueError: If a file is damaged, because masking without the record is not safe.
         """
-        notes = [self._rounds(run).get(str(server_round), {})]
+        notes = [self._read_rounds_of_run(run).get(str(server_round), {})]
         if start and self._folder is not None:
             for path in sorted(self._folder.glob("*.json")):
-                notes += [note for note in self._rounds(path.stem).values() if start in note.get("starts", ())]
+                notes += [
+                    note for note in self._read_rounds_of_run(path.stem).values() if start in note.get("starts", ())
+                ]
         done = MaskedRound()
         for note in notes:
             done = done.as_masked_among(note["members"]) if note.get("members") else done
-            done = done.as_opened_for(note["opened"]) if note.get("opened") else done
+            done = done.as_unmasked_for(note["opened"]) if note.get("opened") else done
         divisors = [int(note.get("divisor") or len(note["members"])) for note in notes if note.get("members")]
         return replace(done, noise=str(notes[0].get("noise", "")), divisor=next(iter(divisors), 0))
 
@@ -128,7 +130,7 @@ class MaskedRoundStore:
         """
         if self._folder is None:
             return
-        path, before = self._path(run), self._rounds(run)
+        path, before = self._path_of_run(run), self._read_rounds_of_run(run)
         starts = sorted({*before.get(str(server_round), {}).get("starts", ()), start} - {""})
         named = {"members": list(done.members), "opened": list(done.opened), "divisor": done.divisor}
         noted = {**named, "starts": starts, "noise": done.noise}
@@ -139,14 +141,14 @@ class MaskedRoundStore:
             raise SecretsError(f"{kept}, and masks in no further run")
         write_atomically(path, json.dumps({**before, str(server_round): noted}).encode(), durable=self._durable)
 
-    def _rounds(self, run: str) -> dict[str, Any]:
-        if self._folder is None or not self._path(run).exists():
+    def _read_rounds_of_run(self, run: str) -> dict[str, Any]:
+        if self._folder is None or not self._path_of_run(run).exists():
             return {}
-        rounds = json.loads(self._path(run).read_bytes())
+        rounds = json.loads(self._path_of_run(run).read_bytes())
         if not isinstance(rounds, dict):
-            raise ValueError(f"{self._path(run).name} holds no masked rounds")
+            raise ValueError(f"{self._path_of_run(run).name} holds no masked rounds")
         return rounds
 
-    def _path(self, run: str) -> Path:
+    def _path_of_run(self, run: str) -> Path:
         assert self._folder is not None, "checked before"
         return self._folder / f"{run}.json"

@@ -39,14 +39,14 @@ from strategies.privacy.secure_aggregation.crypto import (
     SecretShares,
     StatementError,
     add_mask,
-    agree_secret,
-    decrypt_from,
-    encrypt_for,
+    agree_shared_secret,
+    decrypt_from_site,
+    encrypt_for_site,
     make_key_pair,
     private_key_bytes,
     public_key_hex,
     read_masking_statement,
-    read_shares,
+    read_secret_shares,
     refuse_unsigned_statement,
     sign_masking_statement,
     split_secret,
@@ -166,7 +166,7 @@ class SiteMaskingRound:
         Raises:
             MaskingRefused: If the statements are too few, or not those of different sites of this round.
         """
-        return self._answer_once(request, SharesAnswer, self._share)
+        return self._answer_once(request, SharesAnswer, self._share_secrets)
 
     def answer_with_masked_update(self, request: MaskedRequest) -> MaskedAnswer:
         """Answer with the update, masked with one mask for each other site and with the site's own masks.
@@ -175,7 +175,7 @@ class SiteMaskingRound:
             MaskingRefused: If too few sites are left.
             SecretsError: If an encrypted message cannot be read.
         """
-        return self._answer_once(request, MaskedAnswer, self._mask)
+        return self._answer_once(request, MaskedAnswer, self._mask_update)
 
     def answer_with_revealed_shares(self, request: RevealRequest) -> RevealAnswer:
         """Answer with the shares that remove the masks from the sum of the survivors' updates.
@@ -186,16 +186,16 @@ class SiteMaskingRound:
         Raises:
             MaskingRefused: If too few sites survive, or this site is not among them.
         """
-        return self._answer_once(request, RevealAnswer, self._reveal)
+        return self._answer_once(request, RevealAnswer, self._reveal_shares)
 
     @property
     def agreement_hash(self) -> str:
         """Return a hash of all sites' signed keys and of the sites in the unmasked sum, equal at all honest sites."""
-        stated = [self._statements[site].signed_text().decode() for site in sorted(self._statements)]
+        stated = [self._statements[site].text_to_sign().decode() for site in sorted(self._statements)]
         return hashlib.sha256(json.dumps([stated, self._done.opened]).encode()).hexdigest()
 
     @property
-    def rows_of_few(self) -> tuple[str, ...]:
+    def rows_of_few_sites(self) -> tuple[str, ...]:
         """Return the classes of this site that too few sites own; complete once the sites' statements are received."""
         own = [segment for segment in self._segments if self.site in segment.owners]
         needed = [count_needed_owners(segment.owners, self._statements) for segment in own]
@@ -225,14 +225,14 @@ class SiteMaskingRound:
         self._divisor = self._done.divisor or request.divisor
         if self._divisor < len(self._members) or compute_share_threshold(self._divisor) > len(self._members):
             raise MaskingRefused(f"of {self._divisor} sites, {len(self._members)} are too few to go on with.")
-        self._refuse_too_few(len(self._members))
-        statement = self._statement.signed_text()
+        self._refuse_too_few_sites(len(self._members))
+        statement = self._own_statement.text_to_sign()
         identity = self._terms.identity
         signature = sign_masking_statement(statement, identity.key) if identity else b""
         return KeysAnswer(self.run, self.round, self.site, statement, signature, identity.line if identity else "")
 
     @property
-    def _statement(self) -> MaskingStatement:
+    def _own_statement(self) -> MaskingStatement:
         return MaskingStatement(
             run=self.run,
             round=self.round,
@@ -252,7 +252,7 @@ class SiteMaskingRound:
 
     # ------------------------------------------------------------------ shares
 
-    def _share(self, request: SharesRequest) -> SharesAnswer:
+    def _share_secrets(self, request: SharesRequest) -> SharesAnswer:
         self._statements = self._check_statements(request)
         sites = sorted(self._statements)
         self._segments = list_segments({site: statement.rows for site, statement in self._statements.items()})
@@ -274,7 +274,8 @@ class SiteMaskingRound:
         }
         self._letters[self.site] = letters.pop(self.site)
         written = [
-            encrypt_for(letters[to].to_json_bytes(), self._sealing, self._statements[to].sealing_key) for to in letters
+            encrypt_for_site(letters[to].to_json_bytes(), self._sealing, self._statements[to].sealing_key)
+            for to in letters
         ]
         return SharesAnswer(self.run, self.round, self.site, tuple(letters), tuple(written))
 
@@ -289,17 +290,17 @@ class SiteMaskingRound:
                 raise MaskingRefused(f"a relayed statement {error}.") from None
             if (statement.run, statement.round) != (self.run, self.round) or statement.site in by_site:
                 raise MaskingRefused("the relayed statements are not one a site, of this round.")
-            if why := self._statement.describe_disagreement(statement):
+            if why := self._own_statement.describe_disagreement(statement):
                 raise MaskingRefused(f"{statement.site} {why}: its update may not hide that of {self.site}.")
             by_site[statement.site] = statement
         keys = [key for statement in by_site.values() for key in (statement.sealing_key, statement.masking_key)]
-        if by_site.get(self.site) != self._statement or len(set(keys)) < len(keys):
+        if by_site.get(self.site) != self._own_statement or len(set(keys)) < len(keys):
             raise MaskingRefused(f"the relayed statements lack that of {self.site}, or one key is stated twice.")
         if not set(by_site) <= set(self._members):
             raise MaskingRefused("a relayed statement is of a site that was not to mask with the others.")
         if len(by_site) < 2:
             raise MaskingRefused("there is no other site: a sum of one update is that update.")
-        self._refuse_too_few(len(by_site))
+        self._refuse_too_few_sites(len(by_site))
         return by_site
 
     def _refuse_unknown_site(self, statement: MaskingStatement, text: bytes, signature: bytes, identity: str) -> None:
@@ -312,11 +313,11 @@ class SiteMaskingRound:
 
     # ------------------------------------------------------------------ masked update
 
-    def _mask(self, request: MaskedRequest) -> MaskedAnswer:
+    def _mask_update(self, request: MaskedRequest) -> MaskedAnswer:
         others, terms = sorted(request.senders), self._terms
         if not set(others) <= set(self._statements) - {self.site} or len(set(others)) < len(others):
             raise MaskingRefused("letters come from sites that stated no keys.")
-        self._refuse_too_few(len(others) + 1)
+        self._refuse_too_few_sites(len(others) + 1)
         if self._update is None:
             raise MaskingRefused(f"{self.site} has masked its update and let it go.")
         if request.numbers != len(self._update):
@@ -342,8 +343,8 @@ class SiteMaskingRound:
         return grid.add_noise_share(update, BitStream(self._terms.noise(covered.hexdigest())))
 
     def _decrypt_shares(self, sender: str, sealed: bytes) -> SecretShares:
-        text = decrypt_from(sealed, self._sealing, self._statements[sender].sealing_key)
-        letter = read_shares(text, (self.run, self.round, sender, self.site))
+        text = decrypt_from_site(sealed, self._sealing, self._statements[sender].sealing_key)
+        letter = read_secret_shares(text, (self.run, self.round, sender, self.site))
         if set(letter.masks) != {segment.name for segment in self._segments if sender in segment.owners}:
             raise MaskingRefused(f"{sender} knows other sites, or other head rows, than this site does.")
         return letter
@@ -357,18 +358,18 @@ class SiteMaskingRound:
             theirs = self._statements[other]
             common = tuple(name for name in self._rows if name in theirs.rows)
             places = self._layout.slices_of_classes(self._rows, common, body=True)
-            add_mask(vector, places, agree_secret(self._masking, theirs.masking_key), subtract=self.site > other)
+            add_mask(vector, places, agree_shared_secret(self._masking, theirs.masking_key), subtract=self.site > other)
 
     # ------------------------------------------------------------------ unmasking
 
-    def _reveal(self, request: RevealRequest) -> RevealAnswer:
+    def _reveal_shares(self, request: RevealRequest) -> RevealAnswer:
         survivors, took_part = set(request.survivors), set(self._done.members)
         if MaskedAnswer not in self._answered or self.site not in survivors or not survivors <= took_part:
             raise MaskingRefused("the survivors are not sites that masked their updates together with this one.")
-        self._refuse_too_few(len(survivors))
-        self._done = self._done.as_opened_for(survivors)
+        self._refuse_too_few_sites(len(survivors))
+        self._done = self._done.as_unmasked_for(survivors)
         self._store_masked_round()
-        openable = [segment for segment in self._segments if may_open_segment(segment, survivors, self._statements)]
+        openable = [segment for segment in self._segments if may_unmask_segment(segment, survivors, self._statements)]
         shown = [(site, segment.name) for segment in openable for site in segment.owners if site in survivors]
         gone = tuple(sorted(took_part - survivors))
         answer = RevealAnswer(
@@ -395,14 +396,14 @@ class SiteMaskingRound:
     def _store_masked_round(self) -> None:
         self._terms.masked.store_round(self.run, self.round, self._done, self._terms.digest.start)
 
-    def _refuse_too_few(self, sites: int) -> None:
+    def _refuse_too_few_sites(self, sites: int) -> None:
         if sites < self._needed_site_count:
             raise MaskingRefused(
                 f"{sites} of {len(self._members)} sites are left, {self._needed_site_count} are needed."
             )
 
 
-def may_open_segment(segment: MaskedSegment, survivors: set[str], statements: Mapping[str, MaskingStatement]) -> bool:
+def may_unmask_segment(segment: MaskedSegment, survivors: set[str], statements: Mapping[str, MaskingStatement]) -> bool:
     """Return True if a segment's sum may be unmasked: enough sites own it, or all its owners allow fewer."""
     left = [site for site in segment.owners if site in survivors]
     if not left:
@@ -415,6 +416,6 @@ def count_needed_owners(owners: Collection[str], statements: Mapping[str, Maskin
     return max(2, *(statements[site].cohort for site in owners))
 
 
-def make_no_round_refusal(site: str) -> MaskingRefused:
+def make_restart_refusal(site: str) -> MaskingRefused:
     """Return the refusal of a site without an update, because its process was restarted after training."""
     return MaskingRefused(f"{site} holds no update of this round: it was restarted since it trained.")

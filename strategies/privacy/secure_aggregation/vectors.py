@@ -114,7 +114,7 @@ def flatten_update(update: ModelGroups) -> tuple[SegmentLayout, tuple[str, ...],
     return SegmentLayout(*sizes, head.features if head else 0), rows, np.concatenate(arrays, dtype=np.float32)
 
 
-def split_vector(
+def split_update_vector(
     layout: SegmentLayout, rows: tuple[str, ...], vector: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], ...]:
     """Return trunk, norm, weights ``(rows, features)`` and biases from a vector."""

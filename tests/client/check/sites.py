@@ -13,7 +13,7 @@ from client.check.run import check_site
 from client.site.site_file import make_site_folder
 from common.config import read_experiment
 from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
-from common.security.identity import SiteConnectionKit, public_key_line, read_key, write_toml
+from common.security.identity import SiteConnectionKit, public_key_line, read_private_key, write_toml_section
 from server.coordinator.folder import CoordinatorFolder
 from tests.client.handshakes import coordinator_in
 from tests.federations import DIGITS
@@ -74,12 +74,12 @@ class Hospital:
 
     def at(self, address: str) -> "Hospital":
         """With a kit for this address."""
-        line = public_key_line(read_key(self.folder / "north.key"), "north")
+        line = public_key_line(read_private_key(self.folder / "north.key"), "north")
         authority = self.coordinator.ca_certificate.read_text(encoding="ascii")
         kit = SiteConnectionKit(
             coordinator="trial", address=address, site="north", public_key=line, ca_certificate=authority
         )
-        write_toml(self.folder / "north.kit", kit, "For tests.")
+        write_toml_section(self.folder / "north.kit", kit, "For tests.")
         return self
 
     def checked(self, machine: MachineMeasurements = GOOD_MACHINE, **options: object) -> CheckResult:

@@ -20,11 +20,11 @@ from client.check.findings import CheckFinding, CheckResult, Severity
 from client.check.machine import Gpu
 from client.connection.exit_codes import ExitCode
 from common import __version__
-from common.system.plain_text import is_plain
+from common.system.plain_text import is_plain_text
 from common.wire.fleet_protocol import WIRE_VERSION
 from server.coordinator.authority import issue_server_certificate
 from server.deployment.superlink.authentication import AdmittedKeys, Caller
-from server.deployment.superlink.fleet_server import hello_handler
+from server.deployment.superlink.fleet_server import make_hello_handler
 from server.deployment.superlink.refused_calls import UnknownCallerCounts
 from tests.certificates import self_signed
 from tests.client.check.sites import GB, GOOD_MACHINE, SMALL_GPU, Hospital, hospital_in, write_images
@@ -137,9 +137,9 @@ def test_another_release_of_the_same_wire_version_is_no_fault_and_both_are_named
 def test_a_release_of_any_text_is_short_and_plain(hospital: Hospital) -> None:
     result = answered(hospital, release=f"\x1b[2J\u202e{'9' * 5000}")
     (line,) = [passed for passed in result.areas[0].passed if "release" in passed]
-    assert is_plain(line)
+    assert is_plain_text(line)
     assert len(line) < 200
-    assert is_plain(str(result.areas[0].facts["release"]))
+    assert is_plain_text(str(result.areas[0].facts["release"]))
 
 
 def test_a_wire_version_that_is_no_such_number_is_no_answer(hospital: Hospital) -> None:
@@ -155,7 +155,7 @@ class EveryKey(dict[bytes, Caller]):
 
 def checked_by(hospital: Hospital, read: Callable[[], Mapping[bytes, Caller]]) -> CheckResult:
     """The check against the coordinator's own answer, where these keys are admitted."""
-    handler = hello_handler(AdmittedKeys(read), UnknownCallerCounts())
+    handler = make_hello_handler(AdmittedKeys(read), UnknownCallerCounts())
     with grpc_server(handler, tls_of(hospital.coordinator)) as port:
         return hospital.checked_at(port)
 

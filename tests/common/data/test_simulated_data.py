@@ -12,10 +12,10 @@ from common.data.partition.partition import partition_dataset
 from common.data.partition.spec import LabelSkewSpec, TaskPartitionSpec
 from common.simulation import (
     SimulatedData,
+    cache_received_data,
     images_of_simulated_site,
-    simulated_data,
-    store_received_data,
-    undivided_data,
+    load_simulated_data,
+    load_undivided_data,
 )
 from tests.common.data.conftest import even_splits, in_turn, mixture, splits_of
 
@@ -95,8 +95,8 @@ def tasks_in(folder: Path) -> Experiment:
 
 def test_the_same_experiment_is_loaded_and_divided_once(tmp_path: Path) -> None:
     experiment = tasks_in(tmp_path)
-    data = simulated_data(experiment, tmp_path)
-    assert data is simulated_data(experiment, tmp_path)
+    data = load_simulated_data(experiment, tmp_path)
+    assert data is load_simulated_data(experiment, tmp_path)
     assert [part.site for part in data.parts] == ["one-1", "two-1"]
     assert data.label_contract.class_names == ("one a", "one b", "one c", "two a", "two b", "two c")
     assert data.server is not None
@@ -104,10 +104,10 @@ def test_the_same_experiment_is_loaded_and_divided_once(tmp_path: Path) -> None:
 
 def test_a_worker_reads_what_was_decoded_for_it_and_cuts_it_likewise(tmp_path: Path) -> None:
     experiment = tasks_in(tmp_path)
-    decoded, flat = simulated_data(experiment, tmp_path), flatten_splits(undivided_data(experiment, tmp_path))
+    decoded, flat = load_simulated_data(experiment, tmp_path), flatten_splits(load_undivided_data(experiment, tmp_path))
     (tmp_path / "set.npz").unlink()
-    store_received_data(experiment, tmp_path, rebuild_splits(*flat))
-    received = simulated_data(experiment, tmp_path)
+    cache_received_data(experiment, tmp_path, rebuild_splits(*flat))
+    received = load_simulated_data(experiment, tmp_path)
     for site in range(2):
         expected, actual = images_of_simulated_site(decoded, site, "no"), images_of_simulated_site(received, site, "no")
         assert expected.declaration == actual.declaration

@@ -17,7 +17,7 @@ from common.models.saved import load_model
 from common.models.state import layout_of, read_state, write_state
 from common.models.zoo import registry
 from common.models.zoo.spec import ModelSpec
-from common.plugins import MODELS, find_entry_point, identify_plugin
+from common.plugins import MODELS, find_plugin_entry_point, identify_plugin
 from server.export.weights import convert_pretrained_weights
 from tests.federations import federation
 from tests.third_parties import install
@@ -195,7 +195,7 @@ def test_two_packages_with_one_name_are_refused(tmp_path: Path, monkeypatch: pyt
     (facts / "entry_points.txt").write_text("[polyclinic.models]\nstairs = other:network\n")
     monkeypatch.syspath_prepend(str(facts.parent))
     with pytest.raises(BadInput, match='several packages bring it: "other", "stairs"'):
-        find_entry_point(MODELS, "stairs")
+        find_plugin_entry_point(MODELS, "stairs")
 
 
 def test_a_package_that_cannot_be_imported_is_named(stairs: Path) -> None:
