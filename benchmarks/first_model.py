@@ -14,10 +14,10 @@ from typing import Any
 
 from attacked import hospital
 
-from client.preview.attack.adversary import Adversary, copy_site_with, draw_random_images
+from client.preview.attack.adversary import Adversary, copy_site_with_images, draw_random_images
 from client.preview.attack.images import attack_by_imprinting
 from client.preview.attack.suite import MOST_IMAGES
-from client.preview.dry_run import choose_experiment
+from client.preview.dry_run import choose_preview_experiment
 from client.site.policy import Policy
 from common.config import Plan, make_plan
 from common.models.network import build
@@ -70,8 +70,8 @@ def main() -> None:
     print("| ---: | --- | ---: | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         whole = hospital(Path(folder), Policy(level="trusted"))
-        site = copy_site_with(whole, train=draw_random_images(whole.train, MOST_IMAGES))
-        honest = make_plan(choose_experiment(None, whole))
+        site = copy_site_with_images(whole, train=draw_random_images(whole.train, MOST_IMAGES))
+        honest = make_plan(choose_preview_experiment(None, whole))
         for rate in RATES:
             at = LaterAdversary(site, Path(folder) / f"{rate}", honest, rate=rate)
             result = attack_by_imprinting(at)

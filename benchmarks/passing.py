@@ -42,7 +42,7 @@ def measured_run(
     plan: BenchmarkVariantPlan, block: tuple[str, str], name: str, rounds: int
 ) -> tuple[RunFolderContent, Experiment]:
     """Run a method on a block for a few rounds."""
-    method = next(each for each in plan.form_methods if each.label == name)
+    method = next(each for each in plan.variant_methods if each.label == name)
     planned = plan.make_planned_run(*block, method, plan.benchmark.learning_rates[0], 0)
     file = read_experiment(planned.experiment, (*planned.overrides, f"run.rounds={rounds}"))
     with tempfile.TemporaryDirectory() as folder:

@@ -75,7 +75,7 @@ def main() -> None:
     plan, losses = BenchmarkVariantPlan.read_variant(FOLDER, "published"), []
     plan = BenchmarkVariantPlan(plan.benchmark, plan.folder, plan.form.model_copy(update={"rounds": options.rounds}))
     for data in options.data.split(","):
-        for method in (each for each in plan.methods(data) if each.name not in OWN_MODELS):
+        for method in (each for each in plan.methods_for_data(data) if each.name not in OWN_MODELS):
             run = plan.make_planned_run(data, "shared5", method, 3e-3, options.seed)
             more = (f"evaluation.criterion={options.criterion}", *FEWER.get(data, ()))
             file = read_experiment(run.experiment, (*run.overrides, *more))

@@ -12,7 +12,7 @@ from client.site.disclosure import count_patients, round_count_down
 from client.site.site import Site
 from client.site.site_file import write_last_plan
 from client.training.layers import evaluate_through_layers, train_through_layers
-from client.training.privacy import refuse_over_budget
+from client.training.privacy import refuse_over_privacy_budget
 from client.training.secure_aggregation import HeldUpdates
 from client.training.task import network_without_values
 from common import __version__
@@ -37,7 +37,7 @@ from strategies.registry import build_site_method_once
 SiteOf = Callable[[Context], Site]
 
 
-def client_app(
+def make_client_app(
     site_of: SiteOf,
     on_refusal: Callable[[Refusal], None] = lambda refusal: None,
     tell: Callable[[str], None] = lambda text: None,
@@ -54,25 +54,25 @@ def client_app(
     """
     app, masks = ClientApp(mods=[make_policy_gate(site_of)] if mods is None else list(mods)), HeldUpdates(tell)
 
-    def handler(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
+    def make_handler(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
         """Make a Flower handler that decodes a record of class ``kind``, calls ``work`` and encodes the result."""
         return lambda message, context: Message(
             encode_record(work(site_of(context), decode_record(message.content, kind))), reply_to=message
         )
 
-    def note_refusal(site: Site, refusal: Refusal) -> RefusalNoted:
+    def answer_refusal(site: Site, refusal: Refusal) -> RefusalNoted:
         on_refusal(refusal)
         return RefusalNoted(refusal.run, site.name)
 
-    app.query("roll_call")(handler(RollCall, answer_roll_call))
-    app.query("refusal")(handler(Refusal, note_refusal))
-    app.train()(handler(TrainRequest, lambda site, request: train_through_layers(site, request, masks)))
-    app.evaluate()(handler(EvaluateRequest, lambda site, request: evaluate_through_layers(site, request, masks)))
-    app.query("benefit")(handler(BenefitRequest, compare_with_training_alone))
-    app.query(STAGES[KeysRequest])(handler(KeysRequest, masks.answer_with_keys))
-    app.query(STAGES[SharesRequest])(handler(SharesRequest, masks.answer_with_shares))
-    app.query(STAGES[MaskedRequest])(handler(MaskedRequest, masks.answer_with_masked_update))
-    app.query(STAGES[RevealRequest])(handler(RevealRequest, masks.answer_with_revealed_shares))
+    app.query("roll_call")(make_handler(RollCall, answer_roll_call))
+    app.query("refusal")(make_handler(Refusal, answer_refusal))
+    app.train()(make_handler(TrainRequest, lambda site, request: train_through_layers(site, request, masks)))
+    app.evaluate()(make_handler(EvaluateRequest, lambda site, request: evaluate_through_layers(site, request, masks)))
+    app.query("benefit")(make_handler(BenefitRequest, compare_with_training_alone))
+    app.query(STAGES[KeysRequest])(make_handler(KeysRequest, masks.answer_with_keys))
+    app.query(STAGES[SharesRequest])(make_handler(SharesRequest, masks.answer_with_shares))
+    app.query(STAGES[MaskedRequest])(make_handler(MaskedRequest, masks.answer_with_masked_update))
+    app.query(STAGES[RevealRequest])(make_handler(RevealRequest, masks.answer_with_revealed_shares))
     return app
 
 
@@ -81,7 +81,7 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
     plan, policy = parse_plan_json(call.plan), site.policy
     method = build_site_method_once(site.name, call.plan)
     site.refuse_too_few_patients()
-    refuse_over_budget(site, plan, method)
+    refuse_over_privacy_budget(site, plan, method)
     raise_faults(private_network_faults(plan, method))
     if site.durable:
         write_last_plan(site.folder, call.plan)
@@ -95,19 +95,19 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
         class_names=site.declaration.canonical_names,
         train_samples=site.train_samples,
         validation_samples=validation,
-        patients=round_count_down(count_patients(site.reported_train), policy),
-        layout=layout.signature,
+        patients=round_count_down(count_patients(site.reported_training_images), policy),
+        layout=layout.layout_sha256,
         version=__version__,
         positives=label_counts(site, 1) if counts_leave else (),
         negatives=label_counts(site, 0) if counts_leave else (),
         smallest_count=policy.smallest_count,
-        holds_frozen=site.frozen_parts.has_part(plan.model),
+        holds_frozen=site.frozen_part_files.has_part(plan.model),
     )
 
 
 def label_counts(site: Site, value: int) -> tuple[int, ...]:
     """Count for each class the training images with this label value; the count of a hidden class is unknown."""
-    counts = (site.reported_train.labels == value).sum(axis=0).tolist()
+    counts = (site.reported_training_images.labels == value).sum(axis=0).tolist()
     hidden = site.hidden_classes("train")
     return tuple(
         UNKNOWN_COUNT if name in hidden else round_count_down(count, site.policy)

@@ -97,20 +97,20 @@ def preview(
 
     Example: flwr-client preview north --attack
     """
-    from client.site.site_file import read_with_faults
+    from client.site.site_file import read_site_with_faults
     from common.errors import raise_faults
-    from common.system.files import output_file_faults, output_folder_faults
+    from common.system.files import new_output_file_faults, new_output_folder_faults
 
-    read_with_faults(folder)  # before torch is imported
-    raise_faults([] if out is None else output_file_faults(out) if attack else output_folder_faults(out))
+    read_site_with_faults(folder)  # before torch is imported
+    raise_faults([] if out is None else new_output_file_faults(out) if attack else new_output_folder_faults(out))
     planned = _read_experiment(experiment)
-    from client.preview.dry_run import choose_experiment, format_record, make_round_records, write_records
+    from client.preview.dry_run import choose_preview_experiment, format_record, make_first_round_records, write_records
     from client.site.settings import open_site, read_site_settings
 
     site = replace(
         open_site(read_site_settings(folder), make_event_printer(PlainConsole(stderr=True))), tell=lambda line: None
     )
-    planned = choose_experiment(planned, site)
+    planned = choose_preview_experiment(planned, site)
     if attack:  # on copies of the site
         from client.preview.attack.suite import attacks_as_json as figures
         from client.preview.attack.suite import run_attacks, write_attack_page
@@ -127,7 +127,7 @@ def preview(
         else:
             _plain(f"{page}: {_PRIVATE_PAGE}")
         return
-    records, reasons = make_round_records(site, planned)
+    records, reasons = make_first_round_records(site, planned)
     for content in records:
         console.print(format_record(content))
     for reason in reasons:
@@ -153,14 +153,14 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
     authority, 12 of another host, 13 expired, 14 key not admitted or revoked, 15 clocks differ, 16 another site's name,
     17 another wire version, 18 labels contradict those of the others.
     """
-    from client.connection.preflight import check_start
+    from client.connection.preflight import check_before_start
     from common.errors import BadInput
     from common.system.preflight import delay_failure_until_change
 
     tell = make_event_printer(console)
     try:
         with delay_failure_until_change(folder, tell, (BadInput, ConnectionNotAccepted), held=restarted):
-            check_start(folder)  # before torch is imported
+            check_before_start(folder)  # before torch is imported
             _run_hospital_service(folder, tell)
     except SystemExit:
         tell("stopped on request; unfinished work resumes at the next start")
@@ -170,7 +170,7 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
 def _run_hospital_service(folder: Path, tell: Callable[[str], None]) -> None:
     with exclude_imports_from_gc():
         from client.connection.service import DROP_SIGNAL, HospitalService, lock_site_folder
-        from client.connection.status import ClientStatus, keep_status_file
+        from client.connection.status import ClientStatus, keep_status_file_current
         from client.gate.gate import record_process_start
         from client.site.settings import open_site, read_site_settings
         from client.site.site_file import read_credentials
@@ -180,7 +180,7 @@ def _run_hospital_service(folder: Path, tell: Callable[[str], None]) -> None:
     settings = read_site_settings(folder)
     kit = read_credentials(settings)
     status = ClientStatus(site=settings.file.name, coordinator=kit.coordinator)
-    with lock_site_folder(settings.state_folder), keep_status_file(status, settings.state_folder):
+    with lock_site_folder(settings.state_folder), keep_status_file_current(status, settings.state_folder):
         site = open_site(settings, tell)
         status.privacy = privacy_status(site)
         counts = f"{len(site.train)} training, {len(site.validation)} validation, {len(site.test)} test images"
@@ -194,7 +194,7 @@ def _run_hospital_service(folder: Path, tell: Callable[[str], None]) -> None:
             tell(f"the audit's last line was torn by a kill ({torn.bytes} bytes); that is written down, and it goes on")
         try:
             service = HospitalService(settings, kit, site, tell, status)
-            signal.signal(DROP_SIGNAL, service.drop_work)
+            signal.signal(DROP_SIGNAL, service.stop_ended_work)
             service.run()
         except ConnectionNotAccepted as refusal:
             status.record_error(str(refusal))
@@ -216,19 +216,19 @@ def check(
 
     Example: flwr-client check north
     """
-    from client.site.site_file import read_with_faults
+    from client.site.site_file import read_site_with_faults
 
     planned = _read_experiment(experiment)
     if not as_json:  # its findings hold the faults of the file too
-        read_with_faults(folder)  # before torch is imported
-    from client.check.findings import make_narrow_console, print_result
+        read_site_with_faults(folder)  # before torch is imported
+    from client.check.findings import make_narrow_console, print_check_result
     from client.check.run import check_site as run_check
 
     result, classes = run_check(folder, images=None if every else images, offline=offline, experiment=planned)
     if as_json:
         print(to_json_text(result.as_json(), indent=2, allow_nan=True))
     else:
-        print_result(result, classes, make_narrow_console())
+        print_check_result(result, classes, make_narrow_console())
     raise SystemExit(int(result.exit_code))
 
 
@@ -243,16 +243,16 @@ def preview_data(
 
     Example: flwr-client preview-data north
     """
-    from client.site.site_file import read_with_faults
+    from client.site.site_file import read_site_with_faults
     from common.errors import raise_faults
-    from common.system.files import output_file_faults
+    from common.system.files import new_output_file_faults
 
-    read_with_faults(folder)  # before torch is imported
-    raise_faults([] if out is None else output_file_faults(out))
+    read_site_with_faults(folder)  # before torch is imported
+    raise_faults([] if out is None else new_output_file_faults(out))
     planned = _read_experiment(experiment)
-    from client.preview.images import write_preview
+    from client.preview.images import write_image_preview
 
-    page = write_preview(folder, out or folder / "preview.html", planned, each)
+    page = write_image_preview(folder, out or folder / "preview.html", planned, each)
     _plain(f"{page}: {_PRIVATE_PAGE}")
 
 
@@ -300,15 +300,15 @@ def audit_verify(
 
     Example: flwr-client audit verify north --receipt receipt.json
     """
-    from client.site.site_file import read_with_faults
+    from client.site.site_file import read_site_with_faults
     from common.errors import raise_faults
     from common.system.files import is_file, missing_input_fault
 
-    read_with_faults(folder)
+    read_site_with_faults(folder)
     raise_faults([missing_input_fault(receipt)] if receipt and not is_file(receipt) else [])  # before torch is imported
     from cryptography import x509
 
-    from client.gate.audit_report import audit_report
+    from client.gate.audit_report import make_audit_report
     from client.site.settings import read_site_settings
     from common.security.identity import public_key_line, read_connection_kit, read_private_key
 
@@ -318,7 +318,7 @@ def audit_verify(
         keys[settings.file.name] = public_key_line(read_private_key(settings.key_path), "")
     kit = read_connection_kit(settings.kit_path) if settings.kit_path.is_file() else None
     authority = x509.load_pem_x509_certificate(kit.ca_certificate.encode()) if kit else None
-    lines, right = audit_report(settings.state_folder, settings.file.name, receipt, keys, authority)
+    lines, right = make_audit_report(settings.state_folder, settings.file.name, receipt, keys, authority)
     for line in lines:
         _plain(line)
     raise SystemExit(0 if right else 1)
@@ -334,16 +334,16 @@ def audit_show(
 
     Example: flwr-client audit show north --tail 0
     """
-    from client.site.site_file import read_with_faults
+    from client.site.site_file import read_site_with_faults
 
-    read_with_faults(folder)  # before torch is imported
-    from client.gate.audit_report import describe_entry
+    read_site_with_faults(folder)  # before torch is imported
+    from client.gate.audit_report import describe_audit_entry
     from client.site.settings import read_site_settings
     from common.security.audit import AuditLog
 
     entries = list(AuditLog(read_site_settings(folder).state_folder).entries())
     for entry in entries[-last:]:
-        print(to_json_text(entry) if as_json else describe_entry(entry))
+        print(to_json_text(entry) if as_json else describe_audit_entry(entry))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,7 +8,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client.app import client_app
+from client.app import make_client_app
 from client.gate.gate import Handler, make_policy_gate
 from client.site.policy import UNLIMITED
 from client.site.site import Site
@@ -42,7 +42,9 @@ class SimulatedSites:
         experiment, index = _parse_experiment(self.experiment), int(context.node_config["partition-id"])
         data = load_simulated_data(experiment, self.base)
         sites = _cached_sites_of_run(self, data)
-        sites[index] = site = sites.pop(index, None) or _new_site(self, experiment, data, index)  # the last one used
+        sites[index] = site = sites.pop(index, None) or _make_simulated_site(
+            self, experiment, data, index
+        )  # the last one used
         if len(sites) > MOST_SITES:
             del sites[next(iter(sites))]
         return site
@@ -56,7 +58,7 @@ def _cached_sites_of_run(sites: SimulatedSites, data: SimulatedData) -> dict[int
     return {}
 
 
-def _new_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData, index: int) -> Site:
+def _make_simulated_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData, index: int) -> Site:
     images = images_of_simulated_site(data, index, build_site_method(experiment).pooled)
     # The coordinator's process chose number formats for the CPU, so that all sites are equal; each GPU is measured.
     training = experiment.training
@@ -78,12 +80,12 @@ def _new_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData
     )
 
 
-def simulated_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
+def make_simulation_client_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
     """Build the ClientApp that serves all simulated sites; only sites with limits have a gate and an audit log."""
     sites = SimulatedSites(experiment, base, run_folder)
     gated = make_policy_gate(sites)
 
-    def gate_of_limited(message: Message, context: Context, answer: Handler) -> Message:
+    def gate_limited_sites(message: Message, context: Context, answer: Handler) -> Message:
         return answer(message, context) if sites(context).has_no_limits else gated(message, context, answer)
 
-    return client_app(sites, mods=[gate_of_limited])
+    return make_client_app(sites, mods=[gate_limited_sites])

@@ -16,7 +16,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.names import normalize_spelling
+from common.data.base.names import class_spelling_key
 from common.errors import Fault, quote_names, raise_faults, suggest_nearest_name
 from common.system.plain_text import PLAIN_NAME
 
@@ -153,7 +153,7 @@ def _similar_class_name_faults(ordered: Sequence[LabelDeclaration]) -> list[Faul
             owners.setdefault(name, (declaration.site, local))
     faults, firsts = [], dict[str, str]()
     for second in sorted(owners):
-        if (first := firsts.setdefault(normalize_spelling(second), second)) != second:
+        if (first := firsts.setdefault(class_spelling_key(second), second)) != second:
             (site, _), (other, local) = owners[first], owners[second]
             problem = f'"{first}" (site {site}) and "{second}" (site {other}) look like one class.'
             remedy = (

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from common.config import Experiment
 from common.contract import LabelContract, LabelDeclaration, merge_label_declarations
-from common.data.base.image_set import ImageSet, Splits, concatenate, patients_known
+from common.data.base.image_set import ImageSet, Splits, concatenate_image_sets, has_known_patients
 from common.data.base.spec import DataSpec
 from common.data.images.store import DecodedImageStore, user_image_store
 from common.data.load import load_dataset
@@ -48,7 +48,7 @@ class SimulatedData:
     def patients_known(self) -> bool:
         """True if the data names the patient of every image."""
         parts = (self.splits.train, self.splits.validation, self.splits.test)
-        return all(patients_known(part.patients) for part in parts)
+        return all(has_known_patients(part.patients) for part in parts)
 
     @property
     def has_unknown_labels(self) -> bool:
@@ -169,7 +169,10 @@ def images_of_simulated_site(data: SimulatedData, index: int, pooling: Pooling) 
     own_rows = [part.test for part in data.parts if part.test is not None]
     test = splits.test.select_rows(np.concatenate(own_rows)) if own_rows else splits.test
     return SiteImages(
-        LabelDeclaration(POOLED, names), concatenate(train), concatenate(validation), test.only_classes(names)
+        LabelDeclaration(POOLED, names),
+        concatenate_image_sets(train),
+        concatenate_image_sets(validation),
+        test.select_label_columns(names),
     )
 
 
@@ -182,7 +185,7 @@ def _relabel_for_pooling(
     images: ImageSet, part: SitePartition, rows: NDArray[np.intp], names: tuple[str, ...], pooling: Pooling
 ) -> ImageSet:
     """Return rows of one site with labels of all classes; labels that it does not annotate depend on ``pooling``."""
-    site_images = images.select_rows(rows).only_classes(names)
+    site_images = images.select_rows(rows).select_label_columns(names)
     if pooling == "known":
         return site_images
     annotated = np.array([name in part.class_names for name in names])

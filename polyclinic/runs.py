@@ -319,7 +319,7 @@ def compare(
 
     Raises:
         BadInput: With the faults of all experiments, before any of them runs.
-        FailedRuns: If a run fails, after the others have finished.
+        RunsFailed: If a run fails, after the others have finished.
     """
     from rich.console import Console
 
@@ -348,10 +348,14 @@ def _make_dataset_plugin(images: OwnImages | Mapping[str, OwnImages] | DatasetPl
     if not isinstance(images, Mapping | LabelledImages) and callable(images) and not hasattr(images, "__getitem__"):
         return images
 
-    def wrapped(part: Any) -> LabelledImages:
+    def wrap_images(part: Any) -> LabelledImages:
         return part if isinstance(part, LabelledImages) else LabelledImages(part)
 
-    own = {name: wrapped(part) for name, part in images.items()} if isinstance(images, Mapping) else wrapped(images)
+    own = (
+        {name: wrap_images(part) for name, part in images.items()}
+        if isinstance(images, Mapping)
+        else wrap_images(images)
+    )
 
     def dataset(folder: Path, options: Mapping[str, Any]) -> LabelledImages | Mapping[str, LabelledImages]:
         return own

@@ -16,30 +16,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.config import validate_experiment
-from common.data.base.image_set import SkippedImage, is_placeholder, patients_known
-from common.data.base.names import is_blank, normalize_name, normalize_spelling
+from common.data.base.image_set import SkippedImage, has_known_patients, is_placeholder_patient
+from common.data.base.names import class_spelling_key, is_blank_cell, normalize_name
 from common.data.base.spec import NO_FINDING, FolderSpec
 from common.data.images.reading import (
     conversion_remedy,
     decode_picture,
+    decode_png_samples,
     is_16_bit_png,
-    is_grey,
+    is_grey_picture,
     open_png_or_jpeg,
-    png_samples,
 )
 from common.data.tables.cells import is_placeholder_text
-from common.data.tables.csv import TableColumn, TableColumns, column_faults, is_utf_8, read_columns
+from common.data.tables.csv import TableColumn, TableColumns, is_utf_8, missing_column_faults, read_columns
 from common.data.tables.files import PictureFileFinder
-from common.data.tables.labels import LabelTable, blank_faults, open_folder
+from common.data.tables.labels import LabelTable, blank_cell_faults, open_picture_folder
 from common.data.tables.roles import (
     ColumnRoles,
-    describe_cells,
-    describe_unnamed,
+    describe_foreign_cells,
+    describe_unnamed_columns,
+    find_picture_folder,
     group_by_file_name,
-    guess_roles,
+    guess_column_roles,
     image_column,
     may_be_ids,
-    picture_folder,
     possible_hospital_columns,
     possible_patient_columns,
 )
@@ -148,18 +148,20 @@ class InspectedDataset:
         return min(USUAL_SIZE, max(SMALLEST_SIZE, largest))
 
     @property
-    def never_absent(self) -> list[str]:
+    def classes_without_negatives(self) -> list[str]:
         """The classes of label columns that have positives but no negatives (no 0)."""
         shows, lacks = ((self.checked.labels == value).any(axis=0) for value in (1, 0))
         names = zip(self.checked.class_names, shows, lacks, strict=True)
         return [name for name, is_shown, is_lacking in names if is_shown and not is_lacking]
 
     @property
-    def undecided(self) -> list[str]:
+    def undecided_settings(self) -> list[str]:
         """The settings in the experiment file that a person has to decide on before a run."""
         keys = ["the names after other_findings"] if self.roles.doubtful else []
         keys += ["[data.synonyms]"] if has_undecided_synonyms(self.synonyms) else []
-        is_only_positive = bool(self.roles.label_columns) and len(self.never_absent) == len(self.checked.class_names)
+        is_only_positive = bool(self.roles.label_columns) and len(self.classes_without_negatives) == len(
+            self.checked.class_names
+        )
         return keys + (["blank"] if is_only_positive else [])
 
     @cached_property
@@ -167,7 +169,7 @@ class InspectedDataset:
         """Where patient names come from, and the number of patients; None if patients are not named."""
         if self.roles.patient is not None:
             return f"column {self.roles.patient}", len(set(self.checked.patients.tolist()))
-        named = self.checked.patients[~is_placeholder(self.checked.patients)]
+        named = self.checked.patients[~is_placeholder_patient(self.checked.patients)]
         return ("PatientID of the DICOM files", len(set(named))) if len(named) else None
 
 
@@ -210,22 +212,26 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
         "--patient-column": hints.patient,
         "--source-column": hints.source or None,
     }
-    faults = column_faults(table.name, columns, required)
+    faults = missing_column_faults(table.name, columns, required)
     raise_faults(
         faults
-        + [fault for name in hints.findings for fault in column_faults(table.name, columns, {"--findings": name})]
+        + [
+            fault
+            for name in hints.findings
+            for fault in missing_column_faults(table.name, columns, {"--findings": name})
+        ]
     )
     given = [None if name is None else normalize_name(name) for name in (hints.image, hints.patient, hints.source)]
     listings, root = PictureFileFinder(), images or table.parent
-    below = list(listings.walk(root))
+    below = list(listings.walk_files(root))
     try:
         column = given[0] or image_column(columns, (name for _, name in below))
     except BadInput as bad:
-        hint = _name_folder_column(columns, {part for folder, _ in below for part in Path(folder).parts})
+        hint = _folder_column_remedy(columns, {part for folder, _ in below for part in Path(folder).parts})
         raise BadInput([replace(fault, remedy=hint or fault.remedy) for fault in bad.faults]) from None
     names = columns[column]
-    folder = picture_folder(root, columns.column(column).cells, listings)
-    present = np.array([folder is not None and listings.find(str(folder), name) is not None for name in names])
+    folder = find_picture_folder(root, columns.get_column(column).cells, listings)
+    present = np.array([folder is not None and listings.find_file(str(folder), name) is not None for name in names])
     if folder is None or not present.any():
         raise_faults(listings.unlistable_folder_faults("--images"))
         where = f"in {images}" if images else f"in the folder of {table.name} or below"
@@ -239,11 +245,14 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
         if end := next((end for end in ends if first[end:].replace("\\", "/") in paths), 0):
             remedy = f'"{first[end:]}" is there: remove the beginning "{first[:end]}" from the names in the table.'
         raise BadInput([Fault("--images", problem, remedy)])
-    from common.data.images.headers import display_problems, read_dicom_heads  # once nothing is wrong with the call
+    from common.data.images.headers import (  # once nothing is wrong with the call
+        describe_display_problems,
+        read_dicom_headers,
+    )
 
-    absent = _name_absent(columns.column(column), present)
+    absent = _describe_missing_pictures(columns.get_column(column), present)
     columns = whole if present.all() else whole.select_rows(present)
-    roles = guess_roles(columns, column, given[1], given[2], [normalize_name(name) for name in hints.findings])
+    roles = guess_column_roles(columns, column, given[1], given[2], [normalize_name(name) for name in hints.findings])
     settings: dict[str, object] = {
         "kind": "folder",
         "images": str(folder.resolve()),
@@ -260,12 +269,12 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
         settings |= {"finding_column": roles.finding, "separator": roles.separator, "classes": tuple(roles.classes)}
         settings |= {"no_finding": (*NO_FINDING, *roles.no_finding), "other_findings": tuple(roles.doubtful)}
     spec = FolderSpec.model_validate(settings)
-    checked = _open_checked(spec, columns)
+    checked = _read_checked_table(spec, columns)
     hospitals = find_hospitals(roles, checked)
     raise_faults(hospitals.unlabelled_hospital_faults(columns, roles) if hospitals else [])
     spread = np.unique(np.linspace(0, len(checked.files) - 1, LOOKED_AT).round().astype(int))
     files = [checked.files[row] for row in spread]
-    looks, heads = [look for file in files if (look := _summarize_picture(file)) is not None], read_dicom_heads(files)
+    looks, heads = [look for file in files if (look := _summarize_picture(file)) is not None], read_dicom_headers(files)
     brightest = max((look.brightest for look in looks if look.brightest is not None), default=None)
     return InspectedDataset(
         table,
@@ -283,14 +292,14 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
         color=any(look.color for look in looks),
         sizes=tuple(look.size for look in looks),
         depth=None if brightest is None else next(bits for bits in DEPTHS if brightest < 1 << bits),
-        display_problems=tuple(display_problems(heads)),
+        display_problems=tuple(describe_display_problems(heads)),
     )
 
 
-def _name_folder_column(columns: TableColumns, folders: Collection[str]) -> str:
+def _folder_column_remedy(columns: TableColumns, folders: Collection[str]) -> str:
     """Return a remedy for a table of studies, in which a column names folders of pictures; empty for other tables."""
     for name in columns:
-        cells = [cell for cell in columns.column(name).cells if not is_blank(cell)]
+        cells = [cell for cell in columns.get_column(name).cells if not is_blank_cell(cell)]
         if cells and sum(cell in folders for cell in cells) > len(cells) / 2:
             return (
                 f'Column "{name}" names folders: a line for each picture is needed. Lines of Python that write such a '
@@ -299,13 +308,13 @@ def _name_folder_column(columns: TableColumns, folders: Collection[str]) -> str:
     return ""
 
 
-def _name_absent(column: TableColumn, present: NDArray[np.bool_]) -> str:
+def _describe_missing_pictures(column: TableColumn, present: NDArray[np.bool_]) -> str:
     """Name the missing pictures, those of rows that are False in ``present`` ``(rows,)``."""
     absent = [place for place in dict.fromkeys(column.places[~present].tolist()) if column.cells[place]]
     return column.describe_cell_lines(absent, 3)
 
 
-def _open_checked(spec: FolderSpec, columns: TableColumns) -> LabelTable:
+def _read_checked_table(spec: FolderSpec, columns: TableColumns) -> LabelTable:
     """Read and check the table as a run does, with remedies in terms of the command's options.
 
     Raises:
@@ -313,11 +322,11 @@ def _open_checked(spec: FolderSpec, columns: TableColumns) -> LabelTable:
     """
     faults = []
     if spec.source_column is not None:
-        for fault in blank_faults(columns.column(spec.source_column), "--source-column", "hospital"):
+        for fault in blank_cell_faults(columns.get_column(spec.source_column), "--source-column", "hospital"):
             remedy = 'Fill them, name another column, or add --source-column "" to deal patients over invented sites.'
             faults.append(replace(fault, remedy=remedy))
     try:
-        table = open_folder(spec, Path())
+        table = open_picture_folder(spec, Path())
     except BadInput as bad:
         join = (
             "Write each patient in one way. Or add --join-patients: each pair counts as one patient and stays on one "
@@ -351,12 +360,12 @@ def _summarize_picture(picture: Path) -> _PictureSummary | None:
             size = image.height, image.width
         data, brightest = picture.read_bytes(), None
         if is_16_bit_png(data):
-            samples = png_samples(data)
+            samples = decode_png_samples(data)
             brightest = int(samples.max())
             shown = (samples / max(brightest, 1) * 255).astype(np.uint8)
         else:
             shown = np.asarray(decode_picture(data))
-        return _PictureSummary(size, not is_grey(shown), brightest)
+        return _PictureSummary(size, not is_grey_picture(shown), brightest)
     except (ValueError, OSError):
         return None
 
@@ -390,14 +399,18 @@ def write_experiment(data: InspectedDataset, out: Path, tell: Callable[[str], ob
 
 def next_command(data: InspectedDataset, out: Path) -> str:
     """Return a line for the user with the next command, and the decisions to make before it."""
-    first = f"first decide on {join_as_english_list(data.undecided)} in {out}, then: " if data.undecided else ""
+    first = (
+        f"first decide on {join_as_english_list(data.undecided_settings)} in {out}, then: "
+        if data.undecided_settings
+        else ""
+    )
     return f"Next: {first}flwr-sim run {quote(str(out))} --out {quote(f'runs/{out.stem}')} --backend inline"
 
 
 def _describe_pictures(data: InspectedDataset, skipped: Sequence[SkippedImage]) -> list[str]:
     lines = [f"images: column {data.roles.image}, in {data.images}"]
     if not is_utf_8(data.table):
-        cells = chain(data.columns, *(data.columns.column(name).cells for name in data.columns))
+        cells = chain(data.columns, *(data.columns.get_column(name).cells for name in data.columns))
         texts = quote_names([cell for cell in cells if not cell.isascii()], 3)
         lines.append(f"    {data.table.name} is not UTF-8, and read as Windows-1252: {texts}. If letters are wrong,")
         lines.append("    save it as CSV UTF-8.")
@@ -446,7 +459,7 @@ def _describe_patients(data: InspectedDataset) -> list[str]:
             ]
         return lines
     source, count = data.patient_source_and_count
-    whose = "no patient" if patients_known(data.checked.patients) else "none of these"
+    whose = "no patient" if has_known_patients(data.checked.patients) else "none of these"
     lines = [f"patients: {source}, {count} of them; {whose} is split over two parts."]
     patient = data.roles.patient
     others = possible_patient_columns(data.columns, [name for name in (patient, *data.roles.unused) if name])
@@ -486,7 +499,8 @@ def _describe_data(data: InspectedDataset) -> list[str]:
             *lines,
             "hospitals: no column names them; patients are dealt over invented sites. Name it: --source-column",
             *(
-                f"    Is it {name} ({quote_names(data.columns.column(name).cells, 3)})? --source-column {quote(name)}"
+                f"    Is it {name} ({quote_names(data.columns.get_column(name).cells, 3)})? --source-column "
+                f"{quote(name)}"
                 for name in possible_hospital_columns(data.columns, roles.unused)[:MOST_SITES]
             ),
         ]
@@ -523,7 +537,7 @@ def _describe_names(data: InspectedDataset) -> list[str]:
             f"    {name} ({count}) never stands beside another finding. If it says that nothing was found, take it",
             f"    out of {key}{write}",
         ]
-    if never := data.never_absent if roles.label_columns else []:
+    if never := data.classes_without_negatives if roles.label_columns else []:
         lines += [
             f"    only 1 and blank, no 0: {', '.join(never)}. A class that is never absent has no score.",
             '    If a blank cell means that it is absent, remove the # before blank = "negative". If it means that',
@@ -543,10 +557,10 @@ def _describe_unused(data: InspectedDataset) -> list[str]:
         lines.append(f"    not used: {', '.join(plain)}.")
     if suspicious := {name: of for name, of in unused.items() if of.may_be_labels}:
         lines += [
-            f"    NOT USED, for cells that are no label: {describe_cells(data.columns, suspicious)}.",
+            f"    NOT USED, for cells that are no label: {describe_foreign_cells(data.columns, suspicious)}.",
             "    If these are findings, write 1 (shows it), 0 (does not), -1 (doubtful) or nothing, and try again.",
         ]
-    return lines + ([f"    {describe_unnamed(data.columns)}"] if data.columns.unnamed else [])
+    return lines + ([f"    {describe_unnamed_columns(data.columns)}"] if data.columns.unnamed else [])
 
 
 def _describe_synonyms(data: InspectedDataset, out: Path) -> list[str]:
@@ -561,7 +575,7 @@ def _describe_synonyms(data: InspectedDataset, out: Path) -> list[str]:
         f"    Two, until you remove the # before them in {out}, section [data.synonyms]: {apart}.",
     ]
     if has_undecided_synonyms(data.synonyms):
-        own = next(own for own, name in data.synonyms.items() if normalize_spelling(own) == normalize_spelling(name))
+        own = next(own for own, name in data.synonyms.items() if class_spelling_key(own) == class_spelling_key(name))
         lines += [
             "    A run refuses two names that differ in nothing but spelling. To keep both, give one a name of its own",
             f"    there, such as {to_json_text(own)} = {to_json_text(f'{own} of one hospital')}.",

@@ -8,12 +8,12 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import is_placeholder
-from common.data.base.names import name_similarity_key, normalize_spelling
+from common.data.base.image_set import is_placeholder_patient
+from common.data.base.names import class_spelling_key, name_similarity_key
 from common.data.tables.csv import TableColumns
-from common.data.tables.judgement import judge_column, names_no_finding
+from common.data.tables.judgement import judge_column, names_person_or_picture
 from common.data.tables.labels import LabelTable, make_site_name
-from common.data.tables.roles import ColumnRoles, describe_cells, find_synonyms, name_similarity_rank
+from common.data.tables.roles import ColumnRoles, describe_foreign_cells, find_class_synonyms, name_similarity_rank
 from common.errors import Fault
 from common.system.plain_text import count_with_noun, list_first_and_count_rest, to_json_text
 
@@ -52,18 +52,20 @@ class TableHospitals:
 
     def unlabelled_hospital_faults(self, columns: TableColumns, roles: ColumnRoles) -> list[Fault]:
         """Return a fault for each hospital without labels, with columns that may have been meant as labels."""
-        faults, source = [], columns.column(self.column)
+        faults, source = [], columns.get_column(self.column)
         for name, row, trains in zip(self.names, self.annotated, self.trains, strict=True):
             if row.any() or not trains:
                 continue
             places = [place for place, cell in enumerate(source.cells) if make_site_name(cell) == name]
             own = columns.select_rows(np.isin(source.places, places))
-            judged = {other: judge_column(own.column(other)) for other, of in roles.unused.items() if of.may_be_labels}
-            meant = {other: of for other, of in judged.items() if of.foreign and not names_no_finding(other)}
+            judged = {
+                other: judge_column(own.get_column(other)) for other, of in roles.unused.items() if of.may_be_labels
+            }
+            meant = {other: of for other, of in judged.items() if of.foreign and not names_person_or_picture(other)}
             problem = f'"{name}" of column {self.column} has no label that can be read.'
             remedy = "Write its labels in the columns of the others: 1, 0, -1, or nothing where it does not look."
             if meant:
-                problem += f" Its cells are no labels in {describe_cells(own, meant)}."
+                problem += f" Its cells are no labels in {describe_foreign_cells(own, meant)}."
                 remedy = "Write 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked) in these cells."
             faults.append(Fault("--source-column", problem, remedy))
         return faults
@@ -163,7 +165,7 @@ def find_hospitals(roles: ColumnRoles, table: LabelTable) -> TableHospitals | No
         annotated = (positives > 0) | ((positives.sum(axis=1) == 0)[:, None] & (labelled > 0))
     people, persons = np.unique(table.patients, return_inverse=True)
     pairs = np.unique(persons.reshape(-1) * count + places)  # each patient at each hospital
-    is_named = not is_placeholder(people).any()
+    is_named = not is_placeholder_patient(people).any()
     return TableHospitals(
         column=roles.source,
         by_label=roles.finding is None,
@@ -197,10 +199,10 @@ def propose_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: TableHosp
     if hospitals is not None:
         used = hospitals.annotated.astype(np.float32)
         one_place = used.T @ used > 0
-    synonyms = find_synonyms(counts, together, one_place)
+    synonyms = find_class_synonyms(counts, together, one_place)
     for usual in sorted(set(synonyms.values())):
         own = [name for name, other in synonyms.items() if other == usual]
-        first = min(name for name in (usual, *own) if normalize_spelling(name) == normalize_spelling(usual))
+        first = min(name for name in (usual, *own) if class_spelling_key(name) == class_spelling_key(usual))
         synonyms |= dict.fromkeys((usual, *own), first)
         del synonyms[first]
     return synonyms
@@ -208,4 +210,4 @@ def propose_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: TableHosp
 
 def has_undecided_synonyms(synonyms: Mapping[str, str]) -> bool:
     """Return whether some names differ only in spelling, which a run refuses until a person decides."""
-    return any(normalize_spelling(own) == normalize_spelling(name) for own, name in synonyms.items())
+    return any(class_spelling_key(own) == class_spelling_key(name) for own, name in synonyms.items())

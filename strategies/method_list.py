@@ -8,7 +8,7 @@ from typing import Any
 from common.config import ExperimentFile, read_experiment
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from common.plugins import PLUGIN, is_simulate_argument
-from common.system.files import is_file, missing_file, missing_folder
+from common.system.files import is_file, missing_file_faults, missing_folder_faults
 
 CLASSES: Mapping[str, str] = {
     "polyclinic": "strategies.methods.polyclinic:Polyclinic",
@@ -78,7 +78,11 @@ def read_experiment_without_torch(path: Path, overrides: Iterable[str] = ()) -> 
     """
     file, faults = read_experiment_and_fault(path, overrides)
     for section, data in (("data", file.experiment.data), ("external_test", file.experiment.external_test)):
-        for key, look in (("path", missing_file), ("images", missing_folder), ("labels", missing_file)):
+        for key, look in (
+            ("path", missing_file_faults),
+            ("images", missing_folder_faults),
+            ("labels", missing_file_faults),
+        ):
             if isinstance(name := getattr(data, key, None), str):  # of phantoms, images is their number
                 faults += [
                     prefix_fault_with_file(file, fault) for fault in look(f"{section}.{key}", file.base_folder / name)

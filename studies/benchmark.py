@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from common.errors import BadInput, Fault, raise_faults
-from common.system.files import lock_file_or_refuse
+from common.system.files import lock_file
 from common.system.plain_text import format_duration, join_as_english_list
 from common.system.stopping import remove_output_if_stopped
 from server.runs.reader import read_run
@@ -24,13 +24,13 @@ from studies.benchmark_results import (
     BenchmarkResult,
     RunResultLine,
     append_result_line,
-    benchmark_result,
-    chosen_rates,
-    code_version,
+    choose_learning_rates,
+    evaluate_benchmark,
     make_result_line,
     read_result_lines,
+    result_code_version,
 )
-from studies.runner import FailedRuns, fork_server, run_measured, run_side_by_side
+from studies.runner import RunsFailed, run_in_parallel, run_trial_measured, start_fork_server
 from studies.trial import Trial, check_trials
 
 
@@ -62,7 +62,7 @@ def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResul
 
     Raises:
         BadInput: With the faults of the benchmark's files, or if another process writes the same results file.
-        FailedRuns: If a run fails, after the other runs have finished and the page is written.
+        RunsFailed: If a run fails, after the other runs have finished and the page is written.
     """
     until = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     plan, failures = BenchmarkVariantPlan.read_variant(options.folder, options.form), list[str]()
@@ -73,16 +73,16 @@ def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResul
         options.results.parent.mkdir(parents=True, exist_ok=True)
         with options.results.open("ab") as file:
             problem = "another flwr-sim is at work on this file."
-            lock_file_or_refuse(file, Fault(f"--results {options.results}", problem, "Wait for it, or name another."))
-            refuse_unfit_runs(plan, options.out)
+            lock_file(file, Fault(f"--results {options.results}", problem, "Wait for it, or name another."))
+            check_planned_runs(plan, options.out)
             try:
                 failures = _run_missing_runs(plan, options, until, console)
             finally:
                 result = write_benchmark_pages(plan, options)
     for text in (benchmark_as_markdown(result), f"Report: {options.out / 'report.html'}"):
-        _print(console, text)
+        _print_plain(console, text)
     if failures:
-        raise FailedRuns("\n".join(failures))
+        raise RunsFailed("\n".join(failures))
     return result
 
 
@@ -100,10 +100,10 @@ def _run_missing_runs(
     scratch = Path(tempfile.mkdtemp(prefix="polyclinic-benchmark-"))
     remove_scratch = partial(shutil.rmtree, scratch, ignore_errors=True)
 
-    def start(run: PlannedRun) -> tuple[str, RunResultLine | None]:
-        trial = Trial(run.experiment, scratch / run.key, run.overrides, run.method, pages=False)
+    def run_planned(run: PlannedRun) -> tuple[str, RunResultLine | None]:
+        trial = Trial(run.experiment, scratch / run.results_key, run.overrides, run.method, pages=False)
         try:
-            failure, cpu_seconds = run_measured(trial)
+            failure, cpu_seconds = run_trial_measured(trial)
             return (
                 (failure, None)
                 if failure
@@ -112,11 +112,11 @@ def _run_missing_runs(
         finally:
             shutil.rmtree(trial.unfinished_folder, ignore_errors=True)
 
-    def run_all(runs: Iterable[PlannedRun]) -> None:
-        lines, code = read_result_lines(options.results), code_version()
+    def run_unfinished(runs: Iterable[PlannedRun]) -> None:
+        lines, code = read_result_lines(options.results), result_code_version()
         finished = {key for key, line in lines.items() if not options.again or line.code == code}
-        todo = [run for run in runs if run.key not in finished]
-        with closing(run_side_by_side(todo, options.workers, start, until=until)) as events:
+        todo = [run for run in runs if run.results_key not in finished]
+        with closing(run_in_parallel(todo, options.workers, run_planned, until=until)) as events:
             for run, end in events:
                 if end is None:
                     continue
@@ -131,23 +131,25 @@ def _run_missing_runs(
                         f"{name}: validation AUROC {line.validation_auroc}, {format_duration(line.cpu_seconds)} of CPU "
                         "time"
                     )
-                _print(console, text)
+                _print_plain(console, text)
 
     try:
-        with fork_server(), remove_output_if_stopped(remove_scratch):
+        with start_fork_server(), remove_output_if_stopped(remove_scratch):
             for data in plan.data_sets():
                 tuning = list(plan.tuning_runs(data))
-                run_all(tuning)
+                run_unfinished(tuning)
                 lines = read_result_lines(options.results)
-                rates = chosen_rates([lines[run.key] for run in tuning if run.key in lines], data)
-                for pattern in plan.patterns(data):
-                    run_all(plan.block_runs(data, pattern, rates))
+                rates = choose_learning_rates(
+                    [lines[run.results_key] for run in tuning if run.results_key in lines], data
+                )
+                for pattern in plan.patterns_for_data(data):
+                    run_unfinished(plan.block_runs(data, pattern, rates))
     finally:
         remove_scratch()
     return failures
 
 
-def refuse_unfit_runs(plan: BenchmarkVariantPlan, out: Path) -> None:
+def check_planned_runs(plan: BenchmarkVariantPlan, out: Path) -> None:
     """Check the settings of all runs before the first one begins.
 
     Raises:
@@ -161,47 +163,47 @@ def refuse_unfit_runs(plan: BenchmarkVariantPlan, out: Path) -> None:
             faults += [replace(fault, where=f"{where}: {fault.where}") for fault in error.faults]
             continue
         first.setdefault(run.data, run)
-        if (other := labels.setdefault((run.data, run.key), run.method)) != run.method:
+        if (other := labels.setdefault((run.data, run.results_key), run.method)) != run.method:
             problem = f'has the same settings as "{other}": their runs would be one.'
             faults.append(Fault(where, problem, "Leave one of them out."))
     raise_faults(faults)
-    check_trials([Trial(run.experiment, out / run.key, run.overrides, run.method) for run in first.values()])
+    check_trials([Trial(run.experiment, out / run.results_key, run.overrides, run.method) for run in first.values()])
 
 
 def write_benchmark_pages(plan: BenchmarkVariantPlan, options: BenchmarkOptions) -> BenchmarkResult:
     """Write the results of the finished runs as Markdown and as HTML."""
-    lines = lines_by_block(plan, read_result_lines(options.results))
-    result = benchmark_result(plan, options.form, lines, planned_count(plan))
+    lines = result_lines_by_block(plan, read_result_lines(options.results))
+    result = evaluate_benchmark(plan, options.form, lines, count_planned_runs(plan))
     (options.out / "benchmark.md").write_text(benchmark_as_markdown(result) + "\n", encoding="utf-8")
     write_benchmark_report(result, options.out / "report.html")
     return result
 
 
-def lines_by_block(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> dict[str, RunResultLine]:
+def result_lines_by_block(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> dict[str, RunResultLine]:
     """Return the finished runs of the plan by ``"PATTERN KEY"``, with the run's label pattern and settings key.
 
     A run appears under each label pattern with its settings: some patterns are equal if all sites have all labels.
     """
     return {
-        f"{run.pattern} {run.key}": lines[run.key].model_copy(update={"pattern": run.pattern})
-        for run in list_plan_runs(plan, lines)
-        if run.key in lines
+        f"{run.pattern} {run.results_key}": lines[run.results_key].model_copy(update={"pattern": run.pattern})
+        for run in list_planned_runs(plan, lines)
+        if run.results_key in lines
     }
 
 
-def list_plan_runs(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> Iterator[PlannedRun]:
+def list_planned_runs(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> Iterator[PlannedRun]:
     """Yield the runs that choose learning rates, then those of methods whose rate the finished ``lines`` decide."""
     for data in plan.data_sets():
         tuning = list(plan.tuning_runs(data))
         yield from tuning
-        rates = chosen_rates([lines[run.key] for run in tuning if run.key in lines], data)
-        for pattern in plan.patterns(data):
+        rates = choose_learning_rates([lines[run.results_key] for run in tuning if run.results_key in lines], data)
+        for pattern in plan.patterns_for_data(data):
             yield from plan.block_runs(data, pattern, rates)
 
 
-def planned_count(plan: BenchmarkVariantPlan) -> int:
+def count_planned_runs(plan: BenchmarkVariantPlan) -> int:
     """Return the number of all runs, including those whose learning rate is not chosen yet."""
-    return sum(times * len(plan.methods(data)) for data, times, _ in _count_runs(plan))
+    return sum(times * len(plan.methods_for_data(data)) for data, times, _ in _count_runs(plan))
 
 
 def _count_runs(plan: BenchmarkVariantPlan) -> Iterator[tuple[str, int, int]]:
@@ -209,7 +211,7 @@ def _count_runs(plan: BenchmarkVariantPlan) -> Iterator[tuple[str, int, int]]:
 
     First come the runs that choose learning rates, then those of each block.
     """
-    yield from ((data, len(plan.benchmark.learning_rates), plan.rates_form.rounds) for data in plan.data_sets())
+    yield from ((data, len(plan.benchmark.learning_rates), plan.rates_variant.rounds) for data in plan.data_sets())
     yield from ((data, plan.form.seeds, plan.form.rounds) for data, _ in plan.form.blocks)
 
 
@@ -219,14 +221,14 @@ def estimate_benchmark_cost(plan: BenchmarkVariantPlan, lines: Sequence[RunResul
     A run is estimated by the method's finished runs on the same data set, or else by all finished runs.
     """
     if not lines:
-        return [f"{planned_count(plan)} runs. No run was measured yet: run some, and ask again."]
+        return [f"{count_planned_runs(plan)} runs. No run was measured yet: run some, and ask again."]
     costs: dict[tuple[str, str], list[float]] = {}
     for line in lines:
         costs.setdefault((line.data, line.method), []).append(line.cpu_seconds / line.rounds)
     overall = sum(line.cpu_seconds / line.rounds for line in lines) / len(lines)
     seconds, unmeasured = 0.0, 0
     for data, times, rounds in _count_runs(plan):
-        for method in plan.methods(data):
+        for method in plan.methods_for_data(data):
             own = costs.get((data, method.label), [])
             unmeasured += 0 if own else times
             seconds += times * rounds * (sum(own) / len(own) if own else overall)
@@ -234,7 +236,8 @@ def estimate_benchmark_cost(plan: BenchmarkVariantPlan, lines: Sequence[RunResul
     sized = [data for data in plan.data_sets() if plan.form.sizes.get(data)]
     about = "at least" if sized else "about"
     sentences = [
-        f"{planned_count(plan)} runs of {plan.form.rounds} rounds: {about} {hours:.1f} core-hours on this machine.",
+        f"{count_planned_runs(plan)} runs of {plan.form.rounds} rounds: {about} {hours:.1f} core-hours on this "
+        "machine.",
         f"Rates are of {len(lines)} runs; {unmeasured} of the runs have the mean rate of all others.",
     ]
     if sized:
@@ -246,7 +249,7 @@ def estimate_benchmark_cost(plan: BenchmarkVariantPlan, lines: Sequence[RunResul
     return sentences
 
 
-def print_estimate(options: BenchmarkOptions, console: Console) -> None:
+def print_cost_estimate(options: BenchmarkOptions, console: Console) -> None:
     """Print the estimated cost of the variant, from the finished runs in all results files of the benchmark's folder.
 
     Raises:
@@ -256,8 +259,8 @@ def print_estimate(options: BenchmarkOptions, console: Console) -> None:
     files = sorted({options.results, *options.folder.glob("*.jsonl")})
     lines = [line for path in files for line in read_result_lines(path).values()]
     for sentence in estimate_benchmark_cost(plan, lines):
-        _print(console, sentence)
+        _print_plain(console, sentence)
 
 
-def _print(console: Console, text: str) -> None:
+def _print_plain(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -96,7 +96,7 @@ class BenchmarkVariant(TomlSection):
     sizes: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
-class Benchmark(TomlSection):
+class BenchmarkFile(TomlSection):
     """The content of ``benchmark.toml``.
 
     Attributes:
@@ -117,7 +117,7 @@ class Benchmark(TomlSection):
     forms: Annotated[dict[str, BenchmarkVariant], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _names_agree(self) -> "Benchmark":
+    def _check_names_agree(self) -> "BenchmarkFile":
         names = {
             "data sets": [data.name for data in self.data],
             "patterns": [pattern.name for pattern in self.patterns],
@@ -159,7 +159,7 @@ class Benchmark(TomlSection):
             )
 
 
-def read_benchmark(folder: Path) -> Benchmark:
+def read_benchmark(folder: Path) -> BenchmarkFile:
     """Read ``folder/benchmark.toml``.
 
     Raises:
@@ -168,7 +168,7 @@ def read_benchmark(folder: Path) -> Benchmark:
     if not is_file(folder / FILE_NAME):
         remedy = "A checkout has one in experiments/benchmark; name its folder."
         raise BadInput([Fault(str(folder / FILE_NAME), "there is no such file.", remedy)])
-    return validate_tables(Benchmark, read_toml(folder / FILE_NAME), FILE_NAME)
+    return validate_tables(BenchmarkFile, read_toml(folder / FILE_NAME), FILE_NAME)
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class PlannedRun:
         return json.dumps(experiment.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
 
     @property
-    def key(self) -> str:
+    def results_key(self) -> str:
         """Return the key of the run's line in the results file, a hash of its settings."""
         return hashlib.sha256(self.settings_text.encode()).hexdigest()[:16]
 
@@ -210,7 +210,7 @@ class BenchmarkVariantPlan:
         form: The variant.
     """
 
-    benchmark: Benchmark
+    benchmark: BenchmarkFile
     folder: Path
     form: BenchmarkVariant
 
@@ -228,26 +228,26 @@ class BenchmarkVariantPlan:
         return cls(benchmark, folder, benchmark.forms[form])
 
     @property
-    def form_methods(self) -> list[BenchmarkMethod]:
+    def variant_methods(self) -> list[BenchmarkMethod]:
         """Return the methods of the variant, in the order of the file."""
         labels = self.form.methods
         return [method for method in self.benchmark.methods if method.label in labels or not labels]
 
     @property
-    def rates_form(self) -> BenchmarkVariant:
+    def rates_variant(self) -> BenchmarkVariant:
         """Return the variant whose runs choose the learning rates."""
         return self.benchmark.forms[self.form.rates] if self.form.rates else self.form
 
-    def methods(self, data: str) -> list[BenchmarkMethod]:
+    def methods_for_data(self, data: str) -> list[BenchmarkMethod]:
         """Return the methods that can run on a data set; some need images at the coordinator."""
         own = next(each.own for each in self.benchmark.data if each.name == data)
-        return [method for method in self.form_methods if own or not method.own_images]
+        return [method for method in self.variant_methods if own or not method.own_images]
 
     def data_sets(self) -> list[str]:
         """Return the data sets of the variant, in the order of its blocks."""
         return list(dict.fromkeys(data for data, _ in self.form.blocks))
 
-    def patterns(self, data: str) -> list[str]:
+    def patterns_for_data(self, data: str) -> list[str]:
         """Return the label patterns for a data set, in the order of the variant's blocks."""
         return [pattern for name, pattern in self.form.blocks if name == data]
 
@@ -259,7 +259,7 @@ class BenchmarkVariantPlan:
         """
         rate, seed, complete = self.benchmark.learning_rates[0], self.benchmark.tuning_seed, set[str]()
         for data, pattern in self.form.blocks:
-            methods = self.methods(data)
+            methods = self.methods_for_data(data)
             for method in methods[:1] if data in complete else methods:
                 run = self.make_planned_run(data, pattern, method, rate, seed)
                 yield run, f"{FILE_NAME}: {method.label} on {data}, {pattern}"
@@ -267,16 +267,16 @@ class BenchmarkVariantPlan:
 
     def tuning_runs(self, data: str) -> Iterator[PlannedRun]:
         """Yield the runs that choose each method's learning rate on a data set, with its first label pattern."""
-        plan = replace(self, form=self.rates_form)
-        pattern = plan.patterns(data)[0]
-        for method in self.methods(data):
+        plan = replace(self, form=self.rates_variant)
+        pattern = plan.patterns_for_data(data)[0]
+        for method in self.methods_for_data(data):
             for lr in self.benchmark.learning_rates:
                 yield plan.make_planned_run(data, pattern, method, lr, self.benchmark.tuning_seed)
 
     def block_runs(self, data: str, pattern: str, rates: dict[str, float]) -> Iterator[PlannedRun]:
         """Yield the runs of a data set and label pattern, seed by seed, for methods with a rate in ``rates``."""
         for seed in range(self.form.seeds):
-            for method in self.methods(data):
+            for method in self.methods_for_data(data):
                 if method.label in rates:
                     yield self.make_planned_run(data, pattern, method, rates[method.label], seed)
 

@@ -24,7 +24,11 @@ def benchmark_as_markdown(result: BenchmarkResult) -> str:
     head = ["method", "mean rank", "AUROC", "mAP", "balanced accuracy", f"against {result.reference}", "CPU s", "MB"]
     ranked = [[method.label, *method_cells(result, method)] for method in result.methods if not method.beyond]
     beyond = [[method.label, *method_cells(result, method)] for method in result.methods if method.beyond]
-    done = f"**Partial: {done_sentence(result)}**" if result.is_incomplete else f"Complete: {done_sentence(result)}"
+    done = (
+        f"**Partial: {finished_runs_sentence(result)}**"
+        if result.is_incomplete
+        else f"Complete: {finished_runs_sentence(result)}"
+    )
     parts = [f"# {result.title}", f"{done} {ranks_sentence(result.ranking, 'block')}", markdown_table(head, ranked)]
     parts += [f"Not ranked, because {BEYOND}:", markdown_table(head, beyond)] if beyond else []
     blocks = [
@@ -32,7 +36,7 @@ def benchmark_as_markdown(result: BenchmarkResult) -> str:
         for method in result.methods
     ]
     titles = [f"{block.data}, {block.pattern}" for block in result.blocks]
-    data_sets = data_sets_of(result)
+    data_sets = data_sets_with_results(result)
     if len(data_sets) > 1:
         means = [[method.label, *data_cells(result, method)] for method in result.methods]
         head = ["AUROC", *data_sets, f"against {result.reference}"]
@@ -52,18 +56,18 @@ def write_benchmark_report(result: BenchmarkResult, destination: Path) -> Path:
         columns=[name.format(reference=result.reference) for name in COLUMNS],
         method_cells=method_cells,
         block_cell=block_cell,
-        data_sets=data_sets_of(result),
+        data_sets=data_sets_with_results(result),
         data_cells=data_cells,
         by_data_sentence=by_data_sentence(result),
-        done=done_sentence(result),
+        done=finished_runs_sentence(result),
         ranks=ranks_sentence(result.ranking, "block"),
         beyond_sentence=BEYOND,
         notes=list(condition_notes(result)),
-        picture=critical_difference_picture(result.ranking, "ranks"),
+        picture=draw_critical_difference(result.ranking, "ranks"),
     )
 
 
-def done_sentence(result: BenchmarkResult) -> str:
+def finished_runs_sentence(result: BenchmarkResult) -> str:
     """Return the number of finished and of planned runs as a sentence, such as ``"12 of 40 runs."``."""
     return f"{result.done:,} of {count_with_noun(result.planned, 'run')}."
 
@@ -136,7 +140,9 @@ def method_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]
         against = f"{format_signed(test.mean_difference)}, {tested}"
     return [
         "–" if rank is None else f"{rank:.2f}",
-        format_number(method.auroc) if method.auroc is None else mean_cell(MeanAuroc(method.auroc, method.half_width)),
+        format_number(method.auroc)
+        if method.auroc is None
+        else format_mean_cell(MeanAuroc(method.auroc, method.half_width)),
         format_number(method.average_precision),
         format_number(method.balanced_accuracy),
         against,
@@ -144,7 +150,7 @@ def method_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]
     ]
 
 
-def data_sets_of(result: BenchmarkResult) -> list[str]:
+def data_sets_with_results(result: BenchmarkResult) -> list[str]:
     """Return the data sets with results, in the order of their blocks."""
     return list(dict.fromkeys(block.data for block in result.blocks))
 
@@ -158,19 +164,19 @@ def by_data_sentence(result: BenchmarkResult) -> str:
 
 def data_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]:
     """Return a method's cells for the table of data sets."""
-    means, test = [method.by_data.get(data) for data in data_sets_of(result)], method.test_of_data
+    means, test = [method.by_data.get(data) for data in data_sets_with_results(result)], method.test_of_data
     if test is None:
-        return [*map(mean_cell, means), "reference"]
+        return [*map(format_mean_cell, means), "reference"]
     if test.mean_difference is None:
-        return [*map(mean_cell, means), "–"]
+        return [*map(format_mean_cell, means), "–"]
     reference = next(each for each in result.methods if each.label == result.reference).by_data
     ahead = sum(mean.auroc > reference[data].auroc for data, mean in method.by_data.items())
     tested = "not tested" if test.p_value is None else format_p_value(test.p_value)
     against = f"{format_signed(test.mean_difference)}, {ahead} of {test.pairs}, {tested}"
-    return [*map(mean_cell, means), against]
+    return [*map(format_mean_cell, means), against]
 
 
-def mean_cell(mean: MeanAuroc | None) -> str:
+def format_mean_cell(mean: MeanAuroc | None) -> str:
     """Format a mean AUROC with its 95 % interval for a table."""
     if mean is None:
         return "–"
@@ -184,7 +190,7 @@ def block_cell(entry: MethodInBlock | None) -> str:
     return format_number(entry.auroc) + ("" if entry.seed_sd is None else f" ± {format_number(entry.seed_sd)}")
 
 
-def critical_difference_picture(ranking: MethodRanking, name: str) -> Markup:
+def draw_critical_difference(ranking: MethodRanking, name: str) -> Markup:
     """Draw the critical-difference diagram (Demsar, JMLR 2006, figure 1).
 
     It shows methods by mean rank, and bars that connect methods that the test does not distinguish. The picture is

@@ -44,7 +44,7 @@ class RunResultLine(BaseModel):
 
     Attributes:
         key: Hash of the run's settings.
-        code: Hash of the code on which the result depends (:func:`code_version`).
+        code: Hash of the code on which the result depends (:func:`result_code_version`).
         validation_auroc: Mean over the sites in the best round, by which a learning rate is chosen.
         interval: Bootstrap interval of the mean AUROC over all classes, over the test part's patients; None if sites
             have own models.
@@ -88,8 +88,8 @@ def make_result_line(planned: PlannedRun, run: RunFolderContent, cpu_seconds: fl
         for name, result in test.per_class.items()
     }
     return RunResultLine(
-        key=planned.key,
-        code=code_version(),
+        key=planned.results_key,
+        code=result_code_version(),
         data=planned.data,
         pattern=planned.pattern,
         method=planned.method,
@@ -152,7 +152,7 @@ def append_result_line(path: Path, line: RunResultLine) -> None:
 
 
 @cache
-def code_version() -> str:
+def result_code_version() -> str:
     """Return a hash of the code that determines a run's result, without comments and docstrings."""
     digest = hashlib.sha256()
     for path in (path for folder in DECIDE for path in sorted((_ROOT / folder).rglob("*.py"))):
@@ -278,7 +278,7 @@ class BenchmarkResult:
         return self.done < self.planned
 
 
-def chosen_rates(lines: Iterable[RunResultLine], data: str) -> dict[str, float]:
+def choose_learning_rates(lines: Iterable[RunResultLine], data: str) -> dict[str, float]:
     """Return method -> learning rate with the best validation AUROC on a data set; of equal ones, the lowest rate."""
     tried: dict[str, list[tuple[float, float]]] = {}
     for line in lines:
@@ -287,25 +287,25 @@ def chosen_rates(lines: Iterable[RunResultLine], data: str) -> dict[str, float]:
     return {method: min(rates)[1] for method, rates in tried.items()}
 
 
-def benchmark_result(
+def evaluate_benchmark(
     plan: BenchmarkVariantPlan, form: str, by_block: Mapping[str, RunResultLine], planned: int
 ) -> BenchmarkResult:
     """Evaluate the finished runs; return the content of the benchmark's page.
 
     Args:
-        by_block: The finished runs as :func:`studies.benchmark.lines_by_block` returns them.
+        by_block: The finished runs as :func:`studies.benchmark.result_lines_by_block` returns them.
         planned: Number of runs of the whole plan.
     """
     lines, benchmark = list(by_block.values()), plan.benchmark
-    blocks = [_block_result(plan, data, pattern, lines) for data, pattern in plan.form.blocks]
+    blocks = [_collect_block_result(plan, data, pattern, lines) for data, pattern in plan.form.blocks]
     shared = [block for block in blocks if block.entries and block.common_seeds]
-    labels = [method.label for method in plan.form_methods]
-    ranked = [method.label for method in plan.form_methods if not method.beyond]
+    labels = [method.label for method in plan.variant_methods]
+    ranked = [method.label for method in plan.variant_methods if not method.beyond]
     ranks = _rank_methods(ranked, [[block] for block in shared])
     of_data = [[block for block in shared if block.data == data] for data in plan.data_sets()]
     ordered = [*ranks.ranks, *(label for label in labels if label not in ranks.ranks)]
     run = {line.method for line in lines}
-    methods = [_method_over_blocks(plan, label, shared, lines) for label in ordered]
+    methods = [_collect_method_over_blocks(plan, label, shared, lines) for label in ordered]
     reference = next(method for method in methods if method.label == benchmark.reference)
     # Each ranked method against the reference, paired over blocks; Holm's family is all of them.
     others = [label for label in ordered if label in ranked and label != benchmark.reference] if shared else []
@@ -325,7 +325,7 @@ def benchmark_result(
         blocks=tuple(block for block in blocks if block.entries),
         blocks_planned=len(plan.form.blocks),
         methods=tuple(
-            replace(method, test=test_of.get(method.label), test_of_data=_test_of_data(method, reference))
+            replace(method, test=test_of.get(method.label), test_of_data=_test_over_data_sets(method, reference))
             for method in methods
         ),
         ranking=ranks,
@@ -336,7 +336,7 @@ def benchmark_result(
     )
 
 
-def _test_of_data(method: MethodOverBlocks, reference: MethodOverBlocks) -> PairedTest | None:
+def _test_over_data_sets(method: MethodOverBlocks, reference: MethodOverBlocks) -> PairedTest | None:
     """Test a method against the reference over data sets, each with its mean over blocks."""
     if method.label == reference.label:
         return None
@@ -352,7 +352,9 @@ def _rank_methods(labels: Sequence[str], groups: Sequence[Sequence[BlockResult]]
     return rank_methods({label: [float(np.mean(group)) for group in of_method] for label, of_method in aurocs.items()})
 
 
-def _block_result(plan: BenchmarkVariantPlan, data: str, pattern: str, lines: Iterable[RunResultLine]) -> BlockResult:
+def _collect_block_result(
+    plan: BenchmarkVariantPlan, data: str, pattern: str, lines: Iterable[RunResultLine]
+) -> BlockResult:
     by_method: dict[str, dict[int, RunResultLine]] = {}
     counts: dict[str, tuple[int, int]] = {}  # class -> fewest test positives and negatives; one test part for all
     for line in lines:
@@ -364,7 +366,7 @@ def _block_result(plan: BenchmarkVariantPlan, data: str, pattern: str, lines: It
     fewest = plan.benchmark.fewest_positives
     scored = {name: kinds[0] for name, kinds in sorted(counts.items()) if min(kinds) >= fewest}
     unscored = {name: kinds[0] for name, kinds in sorted(counts.items()) if name not in scored}
-    ranked = [set(by_method.get(method.label, {})) for method in plan.methods(data) if not method.beyond]
+    ranked = [set(by_method.get(method.label, {})) for method in plan.methods_for_data(data) if not method.beyond]
     common = set.intersection(*ranked) if ranked else set()
     entries = {
         label: _average_runs(
@@ -400,20 +402,26 @@ def standard_error_over_patients(line: RunResultLine, scored: Sequence[str]) -> 
     result is corrected for dependence by the ratio, over all classes, of the mean's own error to the combined error.
     """
 
-    def error(interval: Interval) -> float:
+    def error_of_interval(interval: Interval) -> float:
         return (interval[1] - interval[0]) / (2 * NORMAL)
 
-    def independent(errors: Sequence[float]) -> float:
+    def error_of_independent_mean(errors: Sequence[float]) -> float:
         return float(np.sqrt(np.sum(np.square(errors)))) / len(errors)
 
-    every = {name: error(result.interval) for name, result in line.classes.items() if result.interval is not None}
+    every = {
+        name: error_of_interval(result.interval) for name, result in line.classes.items() if result.interval is not None
+    }
     if line.interval is None or any(name not in every for name in scored):
         return None
-    of_all = independent(list(every.values()))
-    return independent([every[name] for name in scored]) * error(line.interval) / of_all if of_all else 0.0
+    of_all = error_of_independent_mean(list(every.values()))
+    return (
+        error_of_independent_mean([every[name] for name in scored]) * error_of_interval(line.interval) / of_all
+        if of_all
+        else 0.0
+    )
 
 
-def _method_over_blocks(
+def _collect_method_over_blocks(
     plan: BenchmarkVariantPlan, label: str, shared: Sequence[BlockResult], lines: Iterable[RunResultLine]
 ) -> MethodOverBlocks:
     entries = [(block.data, block.entries[label]) for block in shared if label in block.entries]

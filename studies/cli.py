@@ -93,7 +93,7 @@ def run(
     from strategies.method_list import read_experiment_without_torch
 
     # Before torch is imported.
-    file = read_experiment_without_torch(experiment, _with_backend(overrides, backend))
+    file = read_experiment_without_torch(experiment, _add_backend_override(overrides, backend))
     raise_faults(
         (resumed_run_folder_faults(out) if resume else new_run_folder_faults(out)) or writable_folder_faults(out)
     )
@@ -173,11 +173,13 @@ def compare(
     from strategies.method_list import read_experiment_without_torch
 
     for experiment in experiments:
-        read_experiment_without_torch(experiment, _with_backend(overrides, backend))  # before torch is imported
+        read_experiment_without_torch(experiment, _add_backend_override(overrides, backend))  # before torch is imported
     raise_faults(occupied_folder_faults(out) or writable_folder_faults(out))
     from studies.compare import run_comparison
 
-    run_comparison(experiments, out, range(seeds), jobs, _with_backend(overrides, backend), console, track, form)
+    run_comparison(
+        experiments, out, range(seeds), jobs, _add_backend_override(overrides, backend), console, track, form
+    )
 
 
 @app.command()
@@ -205,7 +207,7 @@ def study(
     raise_faults(occupied_folder_faults(out) or writable_folder_faults(out))
     from studies.study import run_study
 
-    settings = _with_backend(overrides, backend)
+    settings = _add_backend_override(overrides, backend)
     run_study(folder, out, settings, console, seeds=seeds, jobs=jobs, quick=quick, progress=form)
 
 
@@ -240,11 +242,11 @@ def benchmark(
 
     read_benchmark(folder)  # before torch is imported
     raise_faults([] if estimate else occupied_folder_faults(out) or writable_folder_faults(out))
-    from studies.benchmark import BenchmarkOptions, print_estimate, run_benchmark
+    from studies.benchmark import BenchmarkOptions, print_cost_estimate, run_benchmark
 
     options = BenchmarkOptions(folder, variant, results or out / f"{variant}.jsonl", out, workers, minutes, again)
     if estimate:
-        print_estimate(options, console)
+        print_cost_estimate(options, console)
     else:
         run_benchmark(options, console)
 
@@ -324,7 +326,7 @@ def demo(
     from strategies.method_list import read_experiment_without_torch
     from studies.compare import DEMO, run_demo
 
-    read_experiment_without_torch(DEMO, _with_backend([], backend))  # before torch is imported
+    read_experiment_without_torch(DEMO, _add_backend_override([], backend))  # before torch is imported
     raise_faults(demo_folder_faults(out) or writable_folder_faults(out))
     run_demo(out, backend, console)
 
@@ -352,7 +354,7 @@ def predict(
 
     Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
     """
-    from common.data.base.image_set import MOST_SKIPPED_NAMED, SkippedImage, describe_skipped
+    from common.data.base.image_set import MOST_SKIPPED_NAMED, SkippedImage, describe_skipped_images
     from server.export.pictures import refuse_without_pictures
     from server.export.preflight import refuse_wrong_model_paths, rendering_from_options
 
@@ -363,7 +365,7 @@ def predict(
 
     pictures = predict_to_csv(folder, data, out, rendering)
     console.print(f"{len(pictures.names)} images -> {out}", soft_wrap=True)
-    if sentence := describe_skipped([SkippedImage(*each) for each in pictures.unreadable.items()]):
+    if sentence := describe_skipped_images([SkippedImage(*each) for each in pictures.unreadable.items()]):
         console.print(f"{sentence} They have rows without figures.", soft_wrap=True, markup=False)
     if pictures.others:
         others = list_first_and_count_rest(pictures.others, MOST_SKIPPED_NAMED)
@@ -468,7 +470,7 @@ def examples(
         console.print(str(path), markup=False, soft_wrap=True)
 
 
-def _with_backend(overrides: list[str], backend: str | None) -> list[str]:
+def _add_backend_override(overrides: list[str], backend: str | None) -> list[str]:
     return [*overrides, f'simulation.backend="{backend}"'] if backend else overrides
 
 

@@ -12,7 +12,7 @@ from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.terminal import ProgressFormat
 from server.runs.folder import DEMO_MARK, demo_folder_faults
 from server.runs.tracking import TrackingStore, open_mlflow_store
-from studies.trial import Trial, check_trials, refuse_seed
+from studies.trial import Trial, check_trials, refuse_seed_override
 
 DEMO = Path(__file__).parent / "demo.toml"
 METHODS = ("surgical", "vanilla")
@@ -43,9 +43,9 @@ def run_comparison(
 
     Raises:
         BadInput: With the faults of all experiments, before anything runs; also if a folder holds another experiment.
-        FailedRuns: If a run fails, after the others have finished.
+        RunsFailed: If a run fails, after the others have finished.
     """
-    refuse_seed(overrides)
+    refuse_seed_override(overrides)
     trials = [
         Trial(path, out / f"{path.stem}-seed{seed}", (*overrides, f"run.seed={seed}"), path.stem, track)
         for path in experiments
@@ -64,11 +64,11 @@ def run_comparison(
     raise_faults(
         [Fault("run.name", f'"{label}" is the name of {quote_names(names)}.', remedy) for label, names in same.items()]
     )
-    from studies.runner import count_fitting_jobs, run_trials  # here: a wrong call is refused before torch is imported
+    from studies.runner import count_parallel_jobs, run_trials  # here: a wrong call is refused before torch is imported
 
     open_mlflow_store(track)  # made here once, not by several runs at a time
     check_trials(trials)
-    run_trials(trials, out, jobs or count_fitting_jobs(trials), console, progress)
+    run_trials(trials, out, jobs or count_parallel_jobs(trials), console, progress)
     from server.runs.reader import read_run
     from studies.claims import headline_sentence
     from studies.comparison import compare_methods, write_comparison

@@ -173,8 +173,8 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
     """
     by_method = _group_by_method(runs)
     reference, *others = by_method
-    members = _members_of_subsets(by_method)
-    scores = {label: auroc_scores(seeds.values()) for label, seeds in by_method.items()}
+    members = _classes_by_subset(by_method)
+    scores = {label: collect_auroc_scores(seeds.values()) for label, seeds in by_method.items()}
     generator = np.random.default_rng(bootstrap_seed)
     repeated = any(len(by_method[reference].keys() & by_method[other].keys()) > 1 for other in others)
     pairings: list[Pairing] = ["classes", "classes x seeds"] if repeated else ["classes"]
@@ -244,7 +244,7 @@ def _group_by_method(runs: Sequence[RunFolderContent]) -> dict[str, dict[int, Ru
     return grouped
 
 
-def _members_of_subsets(by_method: ByMethod) -> Members:
+def _classes_by_subset(by_method: ByMethod) -> Members:
     tests: dict[int, FinalTestSummary] = {}
     for seeds in reversed(list(by_method.values())):  # the reference comes last and overrides the others
         tests.update({seed: run.summary.test for seed, run in seeds.items()})
@@ -256,7 +256,7 @@ def _members_of_subsets(by_method: ByMethod) -> Members:
     }
 
 
-def auroc_scores(runs: Iterable[RunFolderContent]) -> Scores:
+def collect_auroc_scores(runs: Iterable[RunFolderContent]) -> Scores:
     """Return (seed, class) -> AUROC; None if it is known only with an error, which could explain a difference."""
     tests = {run.summary.seed: run.summary.test.per_class for run in runs}
     return {
@@ -268,7 +268,7 @@ def auroc_scores(runs: Iterable[RunFolderContent]) -> Scores:
 
 def _average_over_seeds(label: str, seeds: Seeds, members: Members) -> MethodResult:
     tests = {seed: run.summary.test for seed, run in sorted(seeds.items())}
-    scores = auroc_scores(seeds.values())
+    scores = collect_auroc_scores(seeds.values())
     ends: dict[str, list[tuple[float, float]]] = {}
     for test in tests.values():
         for name, interval in (test.intervals.per_class if test.intervals else {}).items():
@@ -326,14 +326,17 @@ def _comparison_cautions(by_method: ByMethod) -> Iterator[str]:
         yield f"{quote_names(rare)}: {few} in at least one run; the means give such a class the weight of any other."
     lacking: dict[tuple[str, ...], list[str]] = {}  # classes without an AUROC -> methods that lack exactly these
     for label, seeds in by_method.items():
-        names, scores = {name for run in seeds.values() for name in run.summary.classes}, auroc_scores(seeds.values())
+        names, scores = (
+            {name for run in seeds.values() for name in run.summary.classes},
+            collect_auroc_scores(seeds.values()),
+        )
         if undefined := tuple(sorted(n for n in names if any(scores.get((seed, n)) is None for seed in seeds))):
             lacking.setdefault(undefined, []).append(label)
     for undefined, labels in lacking.items():
         which = "Every method" if len(labels) == len(by_method) else ", ".join(labels)
         yield f"{which}: no AUROC for {quote_names(undefined)} in at least one run; the means leave it out."
     for label in others:
-        yield from _uneven_cautions(label, by_method[label], reference, by_method[reference])
+        yield from _uneven_run_cautions(label, by_method[label], reference, by_method[reference])
 
 
 def _absent_site_sentences(by_method: ByMethod) -> Iterator[str]:
@@ -347,7 +350,7 @@ def _absent_site_sentences(by_method: ByMethod) -> Iterator[str]:
         yield f"{site} was absent at the end of {len(runs)} of the runs: {join_first_and_count(runs)}."
 
 
-def _uneven_cautions(label: str, seeds: Seeds, reference: str, of_reference: Seeds) -> Iterator[str]:
+def _uneven_run_cautions(label: str, seeds: Seeds, reference: str, of_reference: Seeds) -> Iterator[str]:
     common = sorted(seeds.keys() & of_reference.keys())
     if seeds.keys() != of_reference.keys():
         yield f"{label} and {reference} were run with different seeds; pairs come from the {len(common)} they share."
@@ -364,13 +367,13 @@ def compare_at_sites(by_method: ByMethod) -> tuple[SiteGain, ...]:
     sites = sorted({site for run in by_method[reference].values() for site in run.summary.sites})
     corrected_gains: list[SiteGain] = []
     for other in others:
-        gains = [_site_gain(site, other, by_method[reference], by_method[other]) for site in sites]
+        gains = [_compute_site_gain(site, other, by_method[reference], by_method[other]) for site in sites]
         p_values = adjust_by_holm([gain.p for gain in gains])
         corrected_gains += [replace(gain, p=p) for gain, p in zip(gains, p_values, strict=True)]
     return tuple(corrected_gains)
 
 
-def _site_gain(site: str, other: str, of_reference: Seeds, of_other: Seeds) -> SiteGain:
+def _compute_site_gain(site: str, other: str, of_reference: Seeds, of_other: Seeds) -> SiteGain:
     pairs, reasons = dict[int, dict[str, tuple[float, float]]](), list[str]()
     for seed in sorted(of_reference.keys() & of_other.keys()):
         if reason := _reason_incomparable(site, of_reference[seed], of_other[seed]):

@@ -73,11 +73,11 @@ def write_comparison_report(
         groups=groups,
         headline=claims.headline_sentence(comparison),
         sentences=claims.verdict_sentences(comparison) + claims.large_difference_sentences(comparison),
-        best=best_per_class(comparison),
+        best=best_auroc_per_class(comparison),
         deciding=deciding,
         by_seed=[each for each in comparison.contrasts if each.pairing == "classes x seeds"],
         by_method=draw_auroc_by_method(comparison.methods, groups),
-        differences=draw_differences(deciding) if deciding else "",
+        differences=draw_method_differences(deciding) if deciding else "",
         gain_rows=list(by_site.items())[:SITES_SHOWN],
         gain_sentences=claims.gain_sentences(comparison),
         gains=draw_gains_by_site(comparison),
@@ -87,12 +87,12 @@ def write_comparison_report(
             "comparison": elsewhere,
             "headline": claims.headline_sentence(elsewhere),
             "deciding": [each for each in elsewhere.contrasts if each.pairing == "classes"],
-            "best": best_per_class(elsewhere),
+            "best": best_auroc_per_class(elsewhere),
         },
     )
 
 
-def best_per_class(comparison: MethodComparison) -> dict[str, str]:
+def best_auroc_per_class(comparison: MethodComparison) -> dict[str, str]:
     """Return class -> best AUROC as printed, so that all methods equal to three decimals are marked as best."""
     best = {}
     for name in (name for group in comparison.class_groups.values() for name in group):
@@ -132,7 +132,7 @@ def draw_auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[Annot
         return inline_svg(figure, "methods", "Dot chart: AUROC of every class by method; the table has the numbers.")
 
 
-def draw_differences(contrasts: Sequence[MethodContrast]) -> Markup:
+def draw_method_differences(contrasts: Sequence[MethodContrast]) -> Markup:
     """Draw the mean difference, with its interval, between the reference and each other method by class subset."""
     others = list(dict.fromkeys(each.other for each in contrasts))
     subsets = list(dict.fromkeys(each.subset for each in contrasts))
@@ -235,7 +235,7 @@ def _label_rows(axes: Axes, names: Sequence[str]) -> None:
 # ---------------------------------------------------------------------- tables
 
 
-def comparison_tables(comparison: MethodComparison) -> dict[str, list[list[str]]]:
+def make_comparison_tables(comparison: MethodComparison) -> dict[str, list[list[str]]]:
     """Return title -> table, with headings first: all methods, multi-class metrics, and both for the external test set.
 
     The columns "ahead by" have the reference's mean difference over a subset of classes, and Holm's corrected p-value.
@@ -261,15 +261,15 @@ def comparison_tables(comparison: MethodComparison) -> dict[str, list[list[str]]
                 for method in comparison.methods
             ),
         ]
-    for title, table in comparison_tables(comparison.external).items() if comparison.external else ():
+    for title, table in make_comparison_tables(comparison.external).items() if comparison.external else ():
         tables[f"External test set: {title[0].lower()}{title[1:]}"] = table
     return tables
 
 
 def format_comparison_tables(comparison: MethodComparison) -> Group:
-    """Format the tables of :func:`comparison_tables` for the terminal."""
+    """Format the tables of :func:`make_comparison_tables` for the terminal."""
     tables = []
-    for title, (headings, *rows) in comparison_tables(comparison).items():
+    for title, (headings, *rows) in make_comparison_tables(comparison).items():
         table = Table(title=f"{title}, mean ± SD over seeds", title_justify="left")
         for heading in headings:
             table.add_column(Text(heading), justify="left" if heading == "method" else "right")
@@ -280,6 +280,6 @@ def format_comparison_tables(comparison: MethodComparison) -> Group:
 
 
 def comparison_as_markdown(comparison: MethodComparison) -> str:
-    """Format the tables of :func:`comparison_tables` as Markdown."""
-    tables = comparison_tables(comparison).items()
+    """Format the tables of :func:`make_comparison_tables` as Markdown."""
+    tables = make_comparison_tables(comparison).items()
     return "\n".join(f"### {title}\n\n{markdown_table(headings, rows)}\n" for title, (headings, *rows) in tables)

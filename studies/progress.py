@@ -106,13 +106,13 @@ class TrialsProgress:
     def __exit__(self, *exception: object) -> None:
         """Do nothing; subclasses close their output."""
 
-    def started(self, run: str, label: str, rounds: int) -> None:
+    def show_run_start(self, run: str, label: str, rounds: int) -> None:
         """Show that a run has started."""
 
-    def update(self) -> None:
+    def show_progress(self) -> None:
         """Show the progress of active runs; called often, and subclasses may skip calls."""
 
-    def ended(self, run: str, label: str, failure: str, seconds: float) -> None:
+    def show_run_end(self, run: str, label: str, failure: str, seconds: float) -> None:
         """Show that a run has ended."""
 
 
@@ -131,11 +131,11 @@ class TrialsTable(TrialsProgress):
     def __exit__(self, *exception: object) -> None:
         self._live.stop()
 
-    def update(self) -> None:
+    def show_progress(self) -> None:
         # The terminal cuts off the end of a long table.
-        self._live.update(Group(Text(self.pace.progress_sentence()), self.table()), refresh=True)
+        self._live.update(Group(Text(self.pace.progress_sentence()), self.make_table()), refresh=True)
 
-    def table(self) -> Table:
+    def make_table(self) -> Table:
         """Return a table with a row for each unfinished experiment."""
         table, active = Table("experiment", "runs", "at work", "a run takes"), self.pace.active()
         for label, total in self.pace.totals.items():
@@ -148,7 +148,7 @@ class TrialsTable(TrialsProgress):
                 )
         return table
 
-    def ended(self, run: str, label: str, failure: str, seconds: float) -> None:
+    def show_run_end(self, run: str, label: str, failure: str, seconds: float) -> None:
         self._console.print(_end_line(run, failure, seconds, self.pace), soft_wrap=True, highlight=False, markup=False)
 
 
@@ -168,11 +168,11 @@ class TrialsProgressEvents(TrialsProgress):
         self._tell(line, {"event": "runs", **self._totals(), "at_a_time": self.pace.jobs})
         return self
 
-    def started(self, run: str, label: str, rounds: int) -> None:
+    def show_run_start(self, run: str, label: str, rounds: int) -> None:
         event = {"event": "run_began", "run": run, "experiment": label, "rounds": rounds}
         self._tell(f"began  {run}, {count_with_noun(rounds, 'round')}", event)
 
-    def update(self) -> None:
+    def show_progress(self) -> None:
         if time.monotonic() - self._last < EVERY_S:
             return
         self._last, active = time.monotonic(), self.pace.active()
@@ -186,7 +186,7 @@ class TrialsProgressEvents(TrialsProgress):
         event = {"event": "at_work", "at_work": at_work, **self._totals()}
         self._tell(f"at work: {names}; {self.pace.progress_sentence()}", event)
 
-    def ended(self, run: str, label: str, failure: str, seconds: float) -> None:
+    def show_run_end(self, run: str, label: str, failure: str, seconds: float) -> None:
         how = {"ok": not failure, "reason": failure, "seconds": round(seconds, 1)}
         event = {"event": "run_ended", "run": run, "experiment": label, **how, **self._totals()}
         self._tell(_end_line(run, failure, seconds, self.pace), event)

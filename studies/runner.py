@@ -27,8 +27,8 @@ from rich.console import Console
 
 from common.config import read_experiment
 from common.errors import BadInput, Fault, ProgramCannotContinue
-from common.models.gpu import visible_gpus
-from common.system.files import disk_full_message, lock_file_or_refuse
+from common.models.gpu import count_visible_gpus
+from common.system.files import disk_full_message, lock_file
 from common.system.stopping import PROGRAM, end_with_parent, remove_output_if_stopped
 from common.system.terminal import ProgressFormat
 from server.simulation.simulate import simulate
@@ -51,17 +51,17 @@ _RUNS = Counter[int]()
 """GPU number -> number of runs of this program that use it."""
 
 
-class FailedRuns(ProgramCannotContinue):
+class RunsFailed(ProgramCannotContinue):
     """Raised if runs failed; the message names each with its reason."""
 
 
-def count_fitting_jobs(trials: Sequence[Trial]) -> int:
+def count_parallel_jobs(trials: Sequence[Trial]) -> int:
     """Return how many runs fit at a time: one with Ray, otherwise limited by cores, threads and GPUs."""
     experiments = [trial.file.experiment for trial in trials]
     if any(each.simulation.backend == "ray" for each in experiments):
         return 1
     by_cores = max(1, len(os.sched_getaffinity(0)) // max(each.training.threads for each in experiments))
-    gpus, shares = visible_gpus(), {each.simulation.gpu_share for each in experiments} - {0.0}
+    gpus, shares = count_visible_gpus(), {each.simulation.gpu_share for each in experiments} - {0.0}
     # A run without Ray trains one site at a time.
     room = [
         gpus // int(share) if share and share > 1 else gpus * (math.floor(1 / share + 1e-6) if share else RUNS_PER_GPU)
@@ -77,12 +77,12 @@ def run_trials(
 
     Raises:
         BadInput: If another process runs trials in the folder ``out``.
-        FailedRuns: If a run fails, after the others have finished.
+        RunsFailed: If a run fails, after the others have finished.
     """
     out.mkdir(parents=True, exist_ok=True)
     with (out / ".lock").open("wb") as lock:
         problem = "another flwr-sim is at work in this folder."
-        lock_file_or_refuse(lock, Fault(f"--out {out}", problem, "Wait for it, or name another."))
+        lock_file(lock, Fault(f"--out {out}", problem, "Wait for it, or name another."))
         runs = list({trial.folder: trial for trial in trials}.values())
         todo = [trial for trial in runs if not trial.is_done()]
         if len(todo) < len(runs):
@@ -99,11 +99,11 @@ def run_trials(
                 runs.append(ActiveRun(trial.label, now - since, done, rounds, trial.folder.name))
             return runs
 
-        def run(trial: Trial) -> str:
+        def run_trial(trial: Trial) -> str:
             if trial.unfinished_folder.exists():
                 shutil.rmtree(trial.unfinished_folder)
             with remove_output_if_stopped(partial(shutil.rmtree, trial.unfinished_folder, ignore_errors=True)):
-                failure, _ = run_measured(trial)
+                failure, _ = run_trial_measured(trial)
             if not failure:
                 trial.unfinished_folder.rename(trial.folder)
             return failure
@@ -112,27 +112,27 @@ def run_trials(
         failures: list[str] = []
         pace = TrialsPace(totals, {label: totals[label] - left[label] for label in totals}, jobs, active_runs)
         with (
-            fork_server(),
+            start_fork_server(),
             make_trials_progress(progress, console, pace) as shown,
-            closing(run_side_by_side(todo, jobs, run, look=shown.update)) as events,
+            closing(run_in_parallel(todo, jobs, run_trial, look=shown.show_progress)) as events,
         ):
             for trial, failure in events:
                 name, label = trial.folder.name, trial.label
                 if failure is None:
                     started[trial.folder] = trial, time.monotonic()
-                    shown.started(name, label, trial.file.experiment.run.rounds)
+                    shown.show_run_start(name, label, trial.file.experiment.run.rounds)
                     continue
                 seconds = time.monotonic() - started.pop(trial.folder)[1]
                 if failure:
                     failures.append(f"{name}: {failure}")
                 else:
                     pace.count_finished_run(label, seconds)
-                shown.ended(name, label, failure, seconds)
+                shown.show_run_end(name, label, failure, seconds)
         if failures:
-            raise FailedRuns("\n".join(failures))
+            raise RunsFailed("\n".join(failures))
 
 
-def run_side_by_side(
+def run_in_parallel(
     runs: Iterable[RunT],
     jobs: int,
     start: Callable[[RunT], EndT],
@@ -176,7 +176,7 @@ def _hide_callers_script() -> Iterator[None]:
 
 
 @contextmanager
-def fork_server() -> Iterator[None]:
+def start_fork_server() -> Iterator[None]:
     """Context manager that starts the process from which runs are forked, so that any thread may start runs.
 
     The process ends with the thread that starts it, which must be the main thread. Its sockets are in a folder that
@@ -189,7 +189,7 @@ def fork_server() -> Iterator[None]:
         yield
 
 
-def run_measured(trial: Trial) -> tuple[str, float]:
+def run_trial_measured(trial: Trial) -> tuple[str, float]:
     """Run a trial in a process, into its unfinished folder; return the reason of a failure (or "") and the CPU seconds.
 
     The seconds are 0 if the process ended without a result.
@@ -217,7 +217,7 @@ def assign_gpus(trial: Trial) -> Iterator[str | None]:
 
     Without it, all runs that do not use Ray would take the first GPU. The value is None if there is nothing to assign.
     """
-    section, visible = trial.file.experiment.simulation, visible_gpus()
+    section, visible = trial.file.experiment.simulation, count_visible_gpus()
     if visible < 2 or section.backend == "ray" or section.gpus_per_site == 0:
         yield None
         return

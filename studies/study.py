@@ -12,8 +12,8 @@ from common.system.files import write_atomically
 from common.system.plain_text import to_json_text
 from common.system.terminal import ProgressFormat
 from server.runs.reader import read_run
-from studies.study_file import PaperTable, Study, StudyRowOrColumn, read_study, title_to_slug
-from studies.trial import Trial, check_trials, refuse_seed
+from studies.study_file import PaperTable, StudyFile, StudyRowOrColumn, read_study, title_to_slug
+from studies.trial import Trial, check_trials, refuse_seed_override
 
 if TYPE_CHECKING:
     from studies.study_results import StudyResult
@@ -43,22 +43,22 @@ def run_study(
 
     Raises:
         BadInput: With the faults of the study or of all its experiments, before anything runs.
-        FailedRuns: If a run fails, after the others have finished.
+        RunsFailed: If a run fails, after the others have finished.
     """
-    refuse_seed(overrides)
+    refuse_seed_override(overrides)
     study = read_study(folder, quick=quick)
     quick_settings = ("scale=small", *study.quick.set) if quick and study.quick else ()
     grids = list_study_trials(study, folder, out / "runs", (*quick_settings, *overrides), range(seeds or study.seeds))
     trials = [trial for grid in grids for row in grid for column in row for trial in column]
     check_trials(trials)
-    from studies.runner import count_fitting_jobs, run_trials  # here: a wrong call is refused before torch is imported
+    from studies.runner import count_parallel_jobs, run_trials  # here: a wrong call is refused before torch is imported
 
-    run_trials(trials, out, jobs or count_fitting_jobs(trials), console, progress)
+    run_trials(trials, out, jobs or count_parallel_jobs(trials), console, progress)
     from studies.study_report import study_as_markdown, write_study_report
-    from studies.study_results import study_result  # here: a wrong call is refused before scipy is imported
+    from studies.study_results import evaluate_study  # here: a wrong call is refused before scipy is imported
 
     runs = {path: read_run(path) for path in dict.fromkeys(trial.folder for trial in trials)}
-    result = study_result(
+    result = evaluate_study(
         study, [[[[runs[trial.folder] for trial in column] for column in row] for row in grid] for grid in grids]
     )
     write_atomically(out / "study.json", (to_json_text(asdict(result), indent=1, allow_nan=True) + "\n").encode())
@@ -69,7 +69,9 @@ def run_study(
     return result
 
 
-def list_study_trials(study: Study, folder: Path, out: Path, overrides: Sequence[str], seeds: range) -> list[TrialGrid]:
+def list_study_trials(
+    study: StudyFile, folder: Path, out: Path, overrides: Sequence[str], seeds: range
+) -> list[TrialGrid]:
     """Return the trials by table, method, setting and seed; trials with equal settings share a folder.
 
     Args:
@@ -79,12 +81,14 @@ def list_study_trials(study: Study, folder: Path, out: Path, overrides: Sequence
     """
     first: dict[str, Trial] = {}
 
-    def trial(number: int, table: PaperTable, method: StudyRowOrColumn, setting: StudyRowOrColumn, seed: int) -> Trial:
-        def filled(text: str) -> str:
+    def make_trial(
+        number: int, table: PaperTable, method: StudyRowOrColumn, setting: StudyRowOrColumn, seed: int
+    ) -> Trial:
+        def fill_placeholders(text: str) -> str:
             return text.replace("{method}", method.part).replace("{setting}", setting.part)
 
-        path = Path(os.path.normpath(folder / filled(table.experiment)))
-        chosen = tuple(filled(text) for text in (*setting.set, *method.set))
+        path = Path(os.path.normpath(folder / fill_placeholders(table.experiment)))
+        chosen = tuple(fill_placeholders(text) for text in (*setting.set, *method.set))
         titles = [title for title in (method.title, setting.title) if title]
         name = "-".join([str(number), *(title_to_slug(title) for title in titles), f"seed{seed}"])
         made = Trial(path, out / name, (*chosen, *overrides, f"run.seed={seed}"), " ".join(titles))
@@ -92,7 +96,7 @@ def list_study_trials(study: Study, folder: Path, out: Path, overrides: Sequence
 
     return [
         [
-            [[trial(number, table, method, setting, seed) for seed in seeds] for setting in table.settings]
+            [[make_trial(number, table, method, setting, seed) for seed in seeds] for setting in table.settings]
             for method in table.methods
         ]
         for number, table in enumerate(study.tables, start=1)

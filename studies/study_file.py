@@ -146,7 +146,7 @@ class PaperTable(TomlSection):
         value = row[measure] if measure < len(row) else None
         return value if value is None or self.paper_unit == "fraction" else value / 100
 
-    def at_quick_scale(self) -> "PaperTable":
+    def reduce_to_quick_scale(self) -> "PaperTable":
         """Return the table with only the settings and methods of the quick scale."""
         indices = [index for index, setting in enumerate(self.settings) if setting.title in self.quick]
         indices = indices or list(range(len(self.settings)))
@@ -212,7 +212,7 @@ class QuickScale(TomlSection):
     differs: tuple[str, ...] = ()
 
 
-class Study(TomlSection):
+class StudyFile(TomlSection):
     """The content of ``study.toml``.
 
     Attributes:
@@ -232,7 +232,7 @@ class Study(TomlSection):
     tables: Annotated[tuple[PaperTable, ...], Field(min_length=1)]
 
 
-def read_study(folder: Path, *, quick: bool) -> Study:
+def read_study(folder: Path, *, quick: bool) -> StudyFile:
     """Read ``folder/study.toml``, reduced to the quick scale if ``quick``.
 
     Raises:
@@ -241,11 +241,11 @@ def read_study(folder: Path, *, quick: bool) -> Study:
     if not is_file(folder / FILE_NAME):
         remedy = f"Name a folder with a {FILE_NAME}; a checkout has them in experiments/papers."
         raise BadInput([Fault(str(folder / FILE_NAME), "there is no such file.", remedy)])
-    study = validate_tables(Study, read_toml(folder / FILE_NAME), FILE_NAME)
+    study = validate_tables(StudyFile, read_toml(folder / FILE_NAME), FILE_NAME)
     if not quick:
         return study
     if study.quick is None:
         raise BadInput([Fault(f"{FILE_NAME}: --quick", "there is no [quick] table.")])
     differs = (*study.differs, *study.quick.differs)
-    tables = tuple(table.at_quick_scale() for table in study.tables)
+    tables = tuple(table.reduce_to_quick_scale() for table in study.tables)
     return study.model_copy(update={"seeds": study.quick.seeds, "differs": differs, "tables": tables})

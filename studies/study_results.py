@@ -7,9 +7,9 @@ import numpy as np
 
 from common.system.plain_text import count_with_noun
 from server.runs.reader import RunFolderContent, RunSummary
-from studies.comparison import MeanAndSd, auroc_scores, mean_sd_over_seeds
+from studies.comparison import MeanAndSd, collect_auroc_scores, mean_sd_over_seeds
 from studies.statistics import PairedTest, compare_over_classes, correct_family_by_holm, paired_test
-from studies.study_file import Figure, PaperTable, Study
+from studies.study_file import Figure, PaperTable, StudyFile
 
 RunGrid = Sequence[Sequence[Sequence[RunFolderContent]]]  # method, setting, seed
 
@@ -91,19 +91,19 @@ class StudyResult:
     tables: tuple[TableResult, ...]
 
 
-def study_result(study: Study, runs: Sequence[RunGrid]) -> StudyResult:
+def evaluate_study(study: StudyFile, runs: Sequence[RunGrid]) -> StudyResult:
     """Compute the results of a study's tables.
 
     Args:
         runs: Runs by table, method, setting and seed.
     """
     seeds = tuple(run.summary.seed for run in runs[0][0][0])
-    tables = tuple(_table_result(table, grid) for table, grid in zip(study.tables, runs, strict=True))
+    tables = tuple(_evaluate_table(table, grid) for table, grid in zip(study.tables, runs, strict=True))
     differs = (*study.differs, *(str(departure) for departure in study.departures))
     return StudyResult(study.title, study.paper, seeds, differs, tables)
 
 
-def _table_result(table: PaperTable, grid: RunGrid) -> TableResult:
+def _evaluate_table(table: PaperTable, grid: RunGrid) -> TableResult:
     entries = tuple(
         tuple(
             tuple(
@@ -156,7 +156,7 @@ def _paired_tests(
             test = paired_test(np.array(pairs, np.float64).reshape(-1, 2), generator)
             families.setdefault("", []).append(replace(test, seeds=seeds))
     for index, setting in enumerate(table.settings if table.tests == "classes" else ()):
-        scores = [auroc_scores(row[index]) for row in grid]
+        scores = [collect_auroc_scores(row[index]) for row in grid]
         tests = [compare_over_classes(scores[reference], scores[other], generator) for other in others]
         families[setting.title] = tests
     for title, tests in families.items():

@@ -65,7 +65,7 @@ class Trial:
         return done == self.file.experiment.model_copy(update={"model": model.model_copy(update=hashes)})
 
 
-def refuse_seed(overrides: Iterable[str]) -> None:
+def refuse_seed_override(overrides: Iterable[str]) -> None:
     """Refuse overrides that set a seed, because the caller sets the seeds."""
     if any(override.partition("=")[0].strip() == "run.seed" for override in overrides):
         raise BadInput([Fault("--set run.seed", "is settled by --seeds.", "Leave it out.")])

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from client.site.site import Site
 from client.training.layers import train_through_layers
-from common.data.base.image_set import ImageSet, concatenate
+from common.data.base.image_set import ImageSet, concatenate_image_sets
 from common.data.images.pixels import channels_first
 from common.models.network import compute_scores
 from common.models.saved import load_model
@@ -35,7 +35,7 @@ def poisoned(images: ImageSet) -> ImageSet:
     if TARGET in images.class_names:
         labels[:, images.class_names.index(TARGET)] = 1
     copies = replace(images, stored=with_patch(images.images), places=None, labels=labels)
-    return concatenate([images, copies])
+    return concatenate_image_sets([images, copies])
 
 
 def backdoor(*, times: float = 1.0, from_round: int = 1, honest_norm: bool = False) -> Answer:

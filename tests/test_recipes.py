@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 import studies.cli
 from common.config import read_experiment
-from common.data.base.image_set import concatenate
+from common.data.base.image_set import concatenate_image_sets
 from common.data.load import load_dataset
 from polyclinic import load
 from strategies.registry import find_method_faults
@@ -112,7 +112,7 @@ def test_a_folder_for_each_finding_becomes_a_table(reader: Path) -> None:
     typed_from_the_page("init folders.csv ", "runs/folders ")
     experiment = read_experiment(reader / "folders.toml", [], find_method_faults).experiment
     assert experiment.data is not None
-    labels = concatenate(load_dataset(experiment.data, reader).parts).labels
+    labels = concatenate_image_sets(load_dataset(experiment.data, reader).parts).labels
     assert labels.sum(axis=0).tolist() == [2 * PATIENTS * 2 / 3] * 2  # each of two of three pictures, 40 show both
     assert len(labels) == 2 * PATIENTS
 
@@ -128,7 +128,7 @@ def test_patients_are_taken_from_the_names_of_pictures(reader: Path) -> None:
     typed_from_the_page("init named.csv ")
     experiment = read_experiment(reader / "named.toml", [], find_method_faults).experiment
     assert experiment.data is not None
-    assert len(set(concatenate(load_dataset(experiment.data, reader).parts).patients)) == PATIENTS
+    assert len(set(concatenate_image_sets(load_dataset(experiment.data, reader).parts).patients)) == PATIENTS
 
 
 def test_a_line_for_each_reader_and_finding_becomes_a_line_for_each_picture(reader: Path) -> None:

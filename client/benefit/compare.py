@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from client.benefit.home_training import LocalOnlyTraining, plan_local_only_training
+from client.benefit.home_training import LocalOnlyTraining, make_local_only_plan
 from client.site.site import Site
 from client.training.figures import has_protected_local_parts, score_data_part
-from client.training.local_round import load_best_parts
-from client.training.task import LocalTask, prepare_task
-from common.data.base.image_set import patients_known
+from client.training.local_round import load_best_local_parts
+from client.training.task import LocalTask, prepare_local_task
+from common.data.base.image_set import has_known_patients
 from common.errors import WireError
 from common.metrics.auroc import per_class
 from common.metrics.benefit import MODELS, OVER_ALONE, WORDS, FederationBenefit, SiteModel, format_benefit_sentence
@@ -79,7 +79,7 @@ class ModelScores:
             rows = per_class(scores[model], labels, names)
             aurocs[model] = {name: row.auroc for name, row in rows.items() if row.auroc is not None}
         by_model = dict(zip(MODELS, means, strict=True)), dict(zip(OVER_ALONE, gains, strict=True))
-        return FederationBenefit(aurocs, *by_model, "patients" if patients_known(self.patients) else "images")
+        return FederationBenefit(aurocs, *by_model, "patients" if has_known_patients(self.patients) else "images")
 
 
 def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitReply:
@@ -90,7 +90,7 @@ def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitR
             epochs, or if the initial model's head rows are not the site's own classes.
         FloatingPointError: If training alone diverged in a simulation.
     """
-    task = prepare_task(site, request)
+    task = prepare_local_task(site, request)
     plan, method = task.plan, task.method
     if not plan.evaluation.compare_local:
         raise WireError("the plan does not ask for a comparison with training alone.")
@@ -103,40 +103,40 @@ def compare_with_training_alone(site: Site, request: BenefitRequest) -> BenefitR
     figures_leave = policy.test_metrics and not (outside or masked or has_protected_local_parts(task))
     if not len(site.test):
         write_benefit_page(site, request.run, request.epochs, None)
-        return reply_without_figures(site, request)
+        return make_empty_benefit_reply(site, request)
     seed = plan.run.seed
     try:
-        scores = _score_four_models(task, request, figures_leave=figures_leave)
+        scores = _train_and_score_models(task, request, figures_leave=figures_leave)
         benefit = scores.compute_benefit(site, seed)
     except Exception as error:
         if site.simulated:
             raise
         # A failure can depend on one patient's image, so the coordinator gets the same reply as without one.
         site.tell(f"the comparison with training alone failed: {error}")
-        return reply_without_figures(site, request)
+        return make_empty_benefit_reply(site, request)
     write_benefit_page(site, request.run, request.epochs, benefit)
     hidden = site.hidden_classes("test")
     released = scores.compute_benefit(site, seed, hidden) if hidden and figures_leave else benefit
     if not figures_leave or released is None:
-        return reply_without_figures(site, request)
+        return make_empty_benefit_reply(site, request)
     return BenefitReply(
         request.run,
         request.round,
         site.name,
         released.compared_classes,
         tuple(released.auroc[model][name] for model in MODELS for name in released.compared_classes),
-        **_interval_columns("mean", [released.mean[model] for model in MODELS]),
-        **_interval_columns("gain", [released.gain[model] for model in OVER_ALONE]),
+        **_make_interval_columns("mean", [released.mean[model] for model in MODELS]),
+        **_make_interval_columns("gain", [released.gain[model] for model in OVER_ALONE]),
         over_patients=released.over == "patients",
     )
 
 
-def reply_without_figures(site: Site, request: BenefitRequest) -> BenefitReply:
+def make_empty_benefit_reply(site: Site, request: BenefitRequest) -> BenefitReply:
     """Return the reply of a site that may not, or cannot, send any figure of the comparison."""
     return BenefitReply(request.run, request.round, site.name)
 
 
-def _interval_columns(name: str, estimates: list[EstimateWithInterval]) -> dict[str, tuple[float, ...]]:
+def _make_interval_columns(name: str, estimates: list[EstimateWithInterval]) -> dict[str, tuple[float, ...]]:
     return {
         name: tuple(estimate.value for estimate in estimates),
         f"{name}_low": tuple(estimate.interval[0] for estimate in estimates),
@@ -144,20 +144,20 @@ def _interval_columns(name: str, estimates: list[EstimateWithInterval]) -> dict[
     }
 
 
-def _score_four_models(task: LocalTask, request: BenefitRequest, *, figures_leave: bool) -> ModelScores:
+def _train_and_score_models(task: LocalTask, request: BenefitRequest, *, figures_leave: bool) -> ModelScores:
     """Train the alone and the fine-tuned model here, then score the test part with all four models."""
     site, plan, method = task.site, task.plan, task.method
     with reproducible_training(derive_seed(plan.run.seed, site.name, "home"), plan.training.threads):
         if method.keeps_local_parts:
-            load_best_parts(task, request, task.validate())
+            load_best_local_parts(task, request, task.validate())
         federated, _, held = score_data_part(task, "test")
     model = read_state(task.network)  # a copy: the networks that are trained next share its tensors
     tuned_from = ModelGroups(model.trunk, model.norm, model.head.select_rows(site.declaration.canonical_names))
     home = site.copy_for_local_training(site.folder / FOLDER, plan, figures_leave=figures_leave)
     rounds = math.ceil(request.epochs / plan.training.epochs)
     short_rounds = max(rounds // FINE_TUNED_SHARE, 1)
-    whole = plan_local_only_training(plan, method, rounds, warm_up=True)
-    short = plan_local_only_training(plan, method, short_rounds, warm_up=False)
+    whole = make_local_only_plan(plan, method, rounds, warm_up=True)
+    short = make_local_only_plan(plan, method, short_rounds, warm_up=False)
     alone, names = LocalOnlyTraining(home, whole, request.initial).train_and_score(
         home.folder / "model", request.contract
     )

@@ -18,8 +18,8 @@ from client.site.memory import RoundStateFolder, remove_old_run_states
 from client.site.site import Site
 from client.training.figures import score_data_part
 from client.training.layers import train_through_layers
-from client.training.local_round import load_best_parts
-from client.training.task import prepare_task
+from client.training.local_round import load_best_local_parts
+from client.training.task import prepare_local_task
 from common.config import EvaluationSection, Plan, PrivacySection
 from common.models.saved import save_model
 from common.system.hashing import derive_seed
@@ -31,7 +31,7 @@ METHOD = "individual"
 WARM_UP = ("warm_up_epochs", "warm_up_lr")
 
 
-def plan_local_only_training(plan: Plan, method: SiteMethod, rounds: int, *, warm_up: bool) -> Plan:
+def make_local_only_plan(plan: Plan, method: SiteMethod, rounds: int, *, warm_up: bool) -> Plan:
     """Return a run's plan changed to training alone, with the method's warm-up epochs if ``warm_up``."""
     parameters = {"trunk": method.parameters.trunk}
     parameters |= {name: getattr(method.parameters, name) for name in WARM_UP if warm_up}
@@ -51,7 +51,7 @@ class LocalOnlyTraining:
 
     Attributes:
         site: The site as :meth:`Site.copy_for_local_training` returns it.
-        plan: The plan as :func:`plan_local_only_training` returns it.
+        plan: The plan as :func:`make_local_only_plan` returns it.
         initial: The initial model, with head rows of the site's own classes.
     """
 
@@ -62,14 +62,14 @@ class LocalOnlyTraining:
     def train_and_score(self, model_folder: Path, contract: str) -> tuple[NDArray[np.floating], tuple[str, ...]]:
         """Train the rounds that are not on disk yet, save the best model, and return its test scores and classes."""
         memory = self.site.folder / "memory"
-        remove_old_run_states(memory, self._run_name)
-        folder, last = RoundStateFolder(memory / self._run_name, durable=self.site.durable), self.plan.run.rounds
+        remove_old_run_states(memory, self._hash_run_name)
+        folder, last = RoundStateFolder(memory / self._hash_run_name, durable=self.site.durable), self.plan.run.rounds
         for server_round in range(folder.newest_round + 1, last + 1):
             train_through_layers(self.site, self._make_train_request(server_round, server_round - 1))
         request = self._make_train_request(last, last)
-        task = prepare_task(self.site, request)
+        task = prepare_local_task(self.site, request)
         with reproducible_training(derive_seed(self.plan.run.seed, self.site.name, "home"), self.plan.training.threads):
-            load_best_parts(task, request, task.validate())
+            load_best_local_parts(task, request, task.validate())
             save_model(model_folder, task.whole, label_contract_sha256=contract)
             scores, _, names = score_data_part(task, "test")
         return scores, names
@@ -77,7 +77,7 @@ class LocalOnlyTraining:
     def _make_train_request(self, server_round: int, counted: int) -> TrainRequest:
         """Make the request to train that a coordinator would send for a round of the method ``individual``."""
         return TrainRequest(
-            run=self._run_name,
+            run=self._hash_run_name,
             round=server_round,
             plan=self.plan.model_dump_json(),
             contract="",
@@ -89,7 +89,7 @@ class LocalOnlyTraining:
         )
 
     @cached_property
-    def _run_name(self) -> str:
+    def _hash_run_name(self) -> str:
         """Hash of the plan, labels and initial model, so that a training on disk is continued only for equal inputs."""
         digest = hashlib.sha256(self.plan.model_dump_json().encode())
         # The copy has labels of hidden classes only if no metric of its models leaves.

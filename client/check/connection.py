@@ -18,7 +18,7 @@ from client.connection.fleet_client import FleetClient
 from client.connection.tls import (
     EXEMPTIONS,
     PROXY_VARIABLES,
-    check_certificate,
+    check_coordinator_certificate,
     fetch_untrusted_certificate,
     find_proxy_address,
 )
@@ -58,7 +58,7 @@ def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, 
         area.add_input_faults(bad)
     if offline:
         waiting = f"; {settings.kit_path.name} is still to come from the coordinator" if awaits_kit else ""
-        area.note(f"not looked at (--offline){waiting}.")
+        area.add_note(f"not looked at (--offline){waiting}.")
         return area
     kit = key = None
     with contextlib.suppress(BadInput):
@@ -66,13 +66,13 @@ def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, 
     with contextlib.suppress(BadInput):
         key = read_private_key(settings.key_path)
     if kit is None:
-        area.note("not looked at: without the kit the address is not known.")
+        area.add_note("not looked at: without the kit the address is not known.")
     else:
-        _check_steps(area, kit, key, environment)
+        _check_connection_steps(area, kit, key, environment)
     return area
 
 
-def _check_steps(
+def _check_connection_steps(
     area: CheckArea, kit: SiteConnectionKit, key: ec.EllipticCurvePrivateKey | None, environment: Mapping[str, str]
 ) -> None:
     host, port = split_address(kit.address)
@@ -80,28 +80,28 @@ def _check_steps(
     try:
         proxy = find_proxy_address(host, environment)
     except CoordinatorUnreachable as error:
-        area.fault(ExitCode.NO_ANSWER, f"{error}.", "Correct that variable where this program is started.")
+        area.add_fault(ExitCode.NO_ANSWER, f"{error}.", "Correct that variable where this program is started.")
         return
     days = None
     try:
         if _check_host_name(area, *(proxy or (host, port))):
-            days = check_certificate(kit.address, kit.ca_certificate, environment)
+            days = check_coordinator_certificate(kit.address, kit.ca_certificate, environment)
     except ConnectionNotAccepted as refused:
-        _explain_refusal(area, refused, kit, environment)
+        _add_tls_fault(area, refused, kit, environment)
     except CoordinatorUnreachable as error:
         through = "the proxy must let CONNECT through to it" if proxy else "no proxy is set here"
         remedy = (
             "Ask the coordinator whether flwr-server start runs. "
             f"If so, the firewall must allow outgoing TCP to {host}, port {port} ({through})."
         )
-        area.fault(ExitCode.NO_ANSWER, f"{error}.", remedy)
+        area.add_fault(ExitCode.NO_ANSWER, f"{error}.", remedy)
     if days is not None:
         way = f"through the proxy {proxy[0]}:{proxy[1]}" if proxy else "directly, no proxy"
         answers = f"{kit.address} answers {way}"
         area.passed.append(f"{answers}; its certificate is the coordinator's, for {days:.0f} more days")
         area.facts["certificate_days"] = round(days, 1)
         if key is not None:
-            _call_coordinator(area, kit, key)
+            _check_coordinator_answer(area, kit, key)
     capitals = [
         name.upper()
         for name in (*PROXY_VARIABLES, *EXEMPTIONS)
@@ -110,10 +110,10 @@ def _check_steps(
     if capitals and not any(name in environment for name in PROXY_VARIABLES):
         problem = f"{', '.join(capitals)} is set, but gRPC reads the lower-case name only: it is not used."
         lower = ", ".join(name.lower() for name in capitals)
-        area.note(problem, f"If the way leads through it, set {lower} too.")
+        area.add_note(problem, f"If the way leads through it, set {lower} too.")
     if days is not None and days < RENEWAL_DAYS:
         remedy = "The coordinator renews it with flwr-server init DIR --renew; nothing is to be done here."
-        area.note(f"the coordinator's certificate expires in {days:.0f} days.", remedy)
+        area.add_note(f"the coordinator's certificate expires in {days:.0f} days.", remedy)
 
 
 # ---------------------------------------------------------------------- host name, port, TLS
@@ -125,7 +125,7 @@ def _check_host_name(area: CheckArea, host: str, port: int) -> bool:
         entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
         remedy = "Ask for a DNS entry, or for one in this container's hosts file; or the kit names a wrong host."
-        area.fault(ExitCode.HOST_UNKNOWN, f"the name {host} cannot be resolved.", remedy)
+        area.add_fault(ExitCode.HOST_UNKNOWN, f"the name {host} cannot be resolved.", remedy)
         return False
     addresses = dict.fromkeys(str(entry[4][0]) for entry in entries)
     if host not in addresses:
@@ -133,7 +133,7 @@ def _check_host_name(area: CheckArea, host: str, port: int) -> bool:
     return True
 
 
-def _explain_refusal(
+def _add_tls_fault(
     area: CheckArea, refused: ConnectionNotAccepted, kit: SiteConnectionKit, environment: Mapping[str, str]
 ) -> None:
     """Record why TLS fails, with facts about the certificate or the protocol that the other side shows."""
@@ -144,14 +144,14 @@ def _explain_refusal(
             "Ask the coordinator which port flwr-server listens on: this is another service's, or something between"
             " ends TLS before it (a reverse proxy must pass TCP through)."
         )
-        area.fault(refused.exit_code, f"{refused.problem}{protocol}", remedy)
+        area.add_fault(refused.exit_code, f"{refused.problem}{protocol}", remedy)
         return
     try:
         certificate = fetch_untrusted_certificate(kit.address, environment)
         problem, remedy = _explain_certificate_fault(refused, certificate, host, port)
     except (ConnectionNotAccepted, CoordinatorUnreachable, ValueError):
         problem, remedy = refused.problem, refused.remedy
-    area.fault(refused.exit_code, problem, remedy)
+    area.add_fault(refused.exit_code, problem, remedy)
 
 
 def _explain_certificate_fault(
@@ -205,7 +205,7 @@ def _identify_protocol(host: str, port: int) -> str:
 # ---------------------------------------------------------------------- the coordinator's answer
 
 
-def _call_coordinator(area: CheckArea, kit: SiteConnectionKit, key: ec.EllipticCurvePrivateKey) -> None:
+def _check_coordinator_answer(area: CheckArea, kit: SiteConnectionKit, key: ec.EllipticCurvePrivateKey) -> None:
     try:
         with FleetClient(kit.address, kit.ca_certificate.encode(), key) as link:
             # An admission may be on its way, as at flwr-client start. The first call also opens the connection, so
@@ -218,18 +218,18 @@ def _call_coordinator(area: CheckArea, kit: SiteConnectionKit, key: ec.EllipticC
             seconds = time.monotonic() - began
     except CoordinatorUnreachable as error:
         remedy = "TLS stands, gRPC does not: a proxy on the way may not let HTTP/2 through."
-        area.fault(ExitCode.NO_ANSWER, f"gRPC: {error}.", remedy)
+        area.add_fault(ExitCode.NO_ANSWER, f"gRPC: {error}.", remedy)
         return
     if hello is None:
         problem = (
             "the coordinator's release is an older one, which tells neither its clock nor whether it knows this key."
         )
-        area.fault(ExitCode.VERSION, problem, "Install a release of the same wire version on both sides.")
+        area.add_fault(ExitCode.VERSION, problem, "Install a release of the same wire version on both sides.")
         return
-    check_hello(area, hello, ahead_s=clock + seconds / 2 - hello.time, unsure_s=seconds / 2)
+    check_hello_answer(area, hello, ahead_s=clock + seconds / 2 - hello.time, unsure_s=seconds / 2)
 
 
-def check_hello(area: CheckArea, hello: Hello, *, ahead_s: float, unsure_s: float) -> None:
+def check_hello_answer(area: CheckArea, hello: Hello, *, ahead_s: float, unsure_s: float) -> None:
     """Compare this site's clock, release and key with the coordinator's answer to the ``hello`` call.
 
     Args:
@@ -238,22 +238,22 @@ def check_hello(area: CheckArea, hello: Hello, *, ahead_s: float, unsure_s: floa
     """
     clock = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the coordinator's (± {unsure_s:.2f} s)"
     if not EARLIEST_S < ahead_s < LATEST_S:
-        area.fault(ExitCode.CLOCK, f"this machine's clock is {clock}.", _SET_CLOCKS)
+        area.add_fault(ExitCode.CLOCK, f"this machine's clock is {clock}.", _SET_CLOCKS)
     elif ahead_s > UNEASY_S or ahead_s < EARLIEST_S / 2:
-        area.warn(ExitCode.CLOCK, f"this machine's clock is {clock}; calls may be refused.", _SET_CLOCKS)
+        area.add_warning(ExitCode.CLOCK, f"this machine's clock is {clock}; calls may be refused.", _SET_CLOCKS)
     else:
         area.passed.append(f"this clock is {clock}")
     if hello.wire != WIRE_VERSION:
         there, here = f"{hello.release} (wire {hello.wire})", f"{__version__} (wire {WIRE_VERSION})"
         remedy = f"Install release {hello.release} here, or ask which is to be."
-        area.fault(ExitCode.VERSION, f"the coordinator runs release {there}, this site {here}.", remedy)
+        area.add_fault(ExitCode.VERSION, f"the coordinator runs release {there}, this site {here}.", remedy)
     elif hello.release != __version__:
         both = f"both speak wire version {hello.wire}"
         area.passed.append(f"the coordinator runs release {hello.release}, this site {__version__}; {both}")
     else:
         area.passed.append(f"both run release {hello.release} (wire {hello.wire})")
     if hello.key == "unknown":
-        area.add_refusal(ConnectionNotAccepted.for_key_refusal("never admitted, or revoked"))
+        area.add_connection_fault(ConnectionNotAccepted.for_key_refusal("never admitted, or revoked"))
     else:
         area.passed.append("this site's key is admitted")
     area.facts |= {"clock_ahead_s": round(ahead_s, 3), "clock_unsure_s": round(unsure_s, 3), "release": hello.release}

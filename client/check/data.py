@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 from client.check.findings import CheckArea, ClassCounts
 from client.check.pictures import FEWEST, InversionCounts, PictureFacts, describe_pictures, read_picture_facts
-from client.check.source import ImageSource, choose_evenly_spaced_rows, open_source
+from client.check.source import ImageSource, choose_evenly_spaced_rows, open_image_source
 from client.connection.exit_codes import ExitCode
 from client.site.policy import TRUST, Policy
 from client.site.settings import list_data_faults, make_label_declaration
 from client.site.site_file import FILE, SiteSettings
-from common.data.base.image_set import PARTS, describe_blank, is_placeholder
+from common.data.base.image_set import PARTS, describe_uniform_pictures, is_placeholder_patient
 from common.data.base.spec import ChexpertSpec, LabelColumnsSpec, MimicSpec
-from common.data.images.headers import display_problems
+from common.data.images.headers import describe_display_problems
 from common.data.images.pixel_cache import content_key
-from common.data.images.reading import is_grey
-from common.data.images.syntaxes import is_readable, syntax_name
-from common.data.tables.cells import count_uncertain_and_blank
-from common.data.tables.copies import contradicting_copies, equal_groups
+from common.data.images.reading import is_grey_picture
+from common.data.images.syntaxes import is_syntax_readable, syntax_name
+from common.data.tables.cells import count_uncertain_blank_cells
+from common.data.tables.copies import describe_contradicting_copies, group_equal_contents
 from common.errors import BadInput, raise_faults
 from common.system.plain_text import count_with_noun, join_as_english_list, list_first_and_count_rest
 
@@ -58,11 +58,11 @@ def check_data(settings: SiteSettings, images: int | None) -> DataCheckResults:
     area = CheckArea("data")
     try:
         raise_faults(list_data_faults(settings))
-        source = open_source(settings)
+        source = open_image_source(settings)
         make_label_declaration(settings, source.class_names)
     except BadInput as bad:
         area.add_input_faults(bad)
-        area.note("the images were not looked at.", "Fix this first, then run the check again.")
+        area.add_note("the images were not looked at.", "Fix this first, then run the check again.")
         return DataCheckResults(area)
     empty = [row for row, file in enumerate(source.files) if not file.stat().st_size]
     filled = np.setdiff1d(np.arange(len(source)), empty)
@@ -74,22 +74,24 @@ def check_data(settings: SiteSettings, images: int | None) -> DataCheckResults:
     decoded = [facts for facts in pictures if not facts.reason]
     # Not every image of an archive is fetched to find duplicates.
     compared = [facts.row for facts in decoded] if source.archive else filled.tolist()
-    duplicates = find_duplicates(source, compared)
+    duplicates = find_duplicate_images(source, compared)
     heads = [head for head in source.heads or (facts.head for facts in pictures) if head.syntax]
     syntaxes = Counter(head.syntax for head in heads)
     classes = count_classes(source, settings)
     _check_dataset_parts(area, source)
     _check_transfer_syntaxes(area, source, syntaxes, len(pictures))
     _check_unreadable_files(area, source, empty, pictures)
-    for problem in display_problems(heads if source.form is None or source.form.rendering.window is None else []):
-        area.note(problem, "Look at the images with flwr-client preview-data.")
-    if blank := describe_blank([source.names[facts.row] for facts in decoded if facts.blank]):
-        area.note(blank, "Look at them with flwr-client preview-data.")
-    _check_depth_and_color(area, source, decoded)
+    for problem in describe_display_problems(
+        heads if source.form is None or source.form.rendering.window is None else []
+    ):
+        area.add_note(problem, "Look at the images with flwr-client preview-data.")
+    if blank := describe_uniform_pictures([source.names[facts.row] for facts in decoded if facts.blank]):
+        area.add_note(blank, "Look at them with flwr-client preview-data.")
+    _check_bit_depth_color(area, source, decoded)
     _check_inversion(area, decoded)
     _check_duplicates(area, source, duplicates)
-    _note_policy(area, source, classes, settings.file.policy)
-    _note_passed_checks(area, source, decoded, syntaxes)
+    _add_policy_notes(area, source, classes, settings.file.policy)
+    _add_passed_checks(area, source, decoded, syntaxes)
     if duplicates.compared == len(filled) and not duplicates.groups:
         area.passed.append("no image is there twice")
     area.facts = {
@@ -105,7 +107,7 @@ def check_data(settings: SiteSettings, images: int | None) -> DataCheckResults:
     return DataCheckResults(area, source, tuple(decoded), tuple(classes))
 
 
-def _note_passed_checks(
+def _add_passed_checks(
     area: CheckArea, source: ImageSource, decoded: Sequence[PictureFacts], syntaxes: Counter[str]
 ) -> None:
     counts = Counter(source.parts.tolist())
@@ -126,23 +128,23 @@ def _note_passed_checks(
 
 def _check_dataset_parts(area: CheckArea, source: ImageSource) -> None:
     if not (source.parts == "train").any():
-        area.fault(ExitCode.BAD_INPUT, f"{FILE}: data: there is no training image.", "Put some into that part.")
+        area.add_fault(ExitCode.BAD_INPUT, f"{FILE}: data: there is no training image.", "Put some into that part.")
     for part in PARTS[1:]:
         if not (source.parts == part).any():
-            area.note(f"there is no {part} image: {_WITHOUT[part]}.")
+            area.add_note(f"there is no {part} image: {_WITHOUT[part]}.")
 
 
 def _check_transfer_syntaxes(area: CheckArea, source: ImageSource, syntaxes: Counter[str], decoded: int) -> None:
     """Report DICOM transfer syntaxes (compressions) for which no decoder is installed."""
     total = decoded if source.archive else len(source)
     for syntax, count in syntaxes.items():
-        if not is_readable(syntax):
+        if not is_syntax_readable(syntax):
             files = count_with_noun(count, "DICOM file")
             problem = f"{files} packed as {syntax_name(syntax)} ({syntax}), which cannot be read."
             remedy = (
                 "Export them as Explicit VR Little Endian, or in another transfer syntax that docs/recipes.md lists."
             )
-            area.warn(ExitCode.UNREADABLE, problem, remedy, fatal=count > source.skip_budget * total)
+            area.add_warning(ExitCode.UNREADABLE, problem, remedy, fatal=count > source.skip_budget * total)
 
 
 def _check_unreadable_files(
@@ -156,7 +158,7 @@ def _check_unreadable_files(
         fatal = len(empty) > budget * total
         remedy = rules + ("flwr-client start will end." if fatal else "they are left out, the rest is used.")
         remedy += " Export them again: an interrupted copy leaves empty files."
-        area.warn(ExitCode.EMPTY_FILES, problem, remedy, (source.names[row] for row in empty), fatal=fatal)
+        area.add_warning(ExitCode.EMPTY_FILES, problem, remedy, (source.names[row] for row in empty), fatal=fatal)
     lost = [f"{source.names[facts.row]}: {facts.reason}" for facts in pictures if facts.reason]
     lost += [f"{skip.name}: {skip.reason}" for skip in source.skipped]
     if lost:
@@ -164,10 +166,10 @@ def _check_unreadable_files(
         problem = f"{len(lost):,} of {tried:,} images that were tried cannot be read ({len(lost) / tried:.1%})."
         fatal = len(lost) > budget * tried
         remedy = rules + ("with so many flwr-client start will end." if fatal else "they are left out.")
-        area.warn(ExitCode.UNREADABLE, problem, f"{remedy} Repair or remove them.", lost, fatal=fatal)
+        area.add_warning(ExitCode.UNREADABLE, problem, f"{remedy} Repair or remove them.", lost, fatal=fatal)
 
 
-def _check_depth_and_color(area: CheckArea, source: ImageSource, decoded: Sequence[PictureFacts]) -> None:
+def _check_bit_depth_color(area: CheckArea, source: ImageSource, decoded: Sequence[PictureFacts]) -> None:
     """Note 16-bit PNG files that a wrong ``bit_depth`` makes dark, and grey pictures that are read as colour."""
     if source.form is None:
         return
@@ -176,53 +178,57 @@ def _check_depth_and_color(area: CheckArea, source: ImageSource, decoded: Sequen
     if brightest < 64:
         problem = f"the brightest of {count_with_noun(len(deep), 'PNG file')} of 16 bits has {brightest} of 255 with "
         problem += f"bit_depth = {source.form.rendering.bit_depth}."
-        area.note(problem, f"Is bit_depth in {FILE} right? Pictures are brighter with a smaller one.")
+        area.add_note(problem, f"Is bit_depth in {FILE} right? Pictures are brighter with a smaller one.")
     colors = [facts.pixels for facts in decoded if facts.pixels is not None and facts.pixels.ndim == 3]
-    if colors and all(map(is_grey, colors)):
+    if colors and all(map(is_grey_picture, colors)):
         problem = f"color = true, and {count_with_noun(len(colors), 'image')} that were looked at are all grey."
-        area.note(problem, "With color = false they take a third of the memory, if the run's model has one channel.")
+        area.add_note(
+            problem, "With color = false they take a third of the memory, if the run's model has one channel."
+        )
 
 
 def _check_inversion(area: CheckArea, decoded: Sequence[PictureFacts]) -> None:
-    counts = InversionCounts.of(decoded)
+    counts = InversionCounts.from_pictures(decoded)
     modes = ", ".join(counts.modes)
     if counts.is_majority_inverted:
         share = f"{counts.inverted:,} of the {counts.telling:,} images that tell"
-        problem = f"black and white look exchanged ({counts.confidence}): in {share} the border is white, the middle"
+        problem = (
+            f"black and white look exchanged ({counts.confidence_in_words}): in {share} the border is white, the middle"
+        )
         remedy = "In a radiograph air is black. Look with flwr-client preview-data; if so, export them again"
         if set(counts.modes) & {"MONOCHROME1", "MONOCHROME2"}:
             remedy += f" with the right PhotometricInterpretation (now {modes}; MONOCHROME1 is turned)."
         else:
             remedy += "; a DICOM viewer's export often forgets to turn MONOCHROME1."
-        area.warn(ExitCode.INVERTED, f"{problem} darker.", remedy)
+        area.add_warning(ExitCode.INVERTED, f"{problem} darker.", remedy)
     elif modes and counts.inverted >= FEWEST:
         problem = f"{counts.inverted:,} of {counts.telling:,} images look inverted, most of those of mode {modes}."
-        area.warn(ExitCode.INVERTED, problem, "Look at them with flwr-client preview-data.")
+        area.add_warning(ExitCode.INVERTED, problem, "Look at them with flwr-client preview-data.")
 
 
-def _note_policy(area: CheckArea, source: ImageSource, classes: Sequence[ClassCounts], policy: Policy) -> None:
+def _add_policy_notes(area: CheckArea, source: ImageSource, classes: Sequence[ClassCounts], policy: Policy) -> None:
     """Note the effects of the policy and of the labels on a run, for instance hidden classes."""
     if not source.patients_known:
         problem = "no column says whose images they are: one patient's may stand on two sides of a split."
         if source.patients_from:
-            nameless = int(is_placeholder(source.patients).sum())
+            nameless = int(is_placeholder_patient(source.patients).sum())
             problem = (
                 f"{count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as a patient of "
                 "its "
             )
             problem += "own, and may be of one who stands on the other side of the split."
-        area.note(problem, f"Name patient_column (of an npz file patient_key) in {FILE}, if there is one.")
+        area.add_note(problem, f"Name patient_column (of an npz file patient_key) in {FILE}, if there is one.")
     validation = len(np.unique(source.patients[source.parts == "validation"]))
     if 0 < validation < policy.smallest_count:
         problem = (
             f"validation images are of {validation} patients, fewer than policy.smallest_count = "
             f"{policy.smallest_count}: no validation figure leaves, and a run can choose no best round by them."
         )
-        area.note(problem)
-    area.note(f'level = "{policy.level}" in [policy]: {TRUST[policy.level]}')
+        area.add_note(problem)
+    area.add_note(f'level = "{policy.level}" in [policy]: {TRUST[policy.level]}')
     if overridden := [f"{key} = {json.dumps(value)}" for key, value in policy.changes_from_level.items()]:
         problem = f"[policy] overrides that level: {join_as_english_list(overridden)}."
-        area.note(problem, "Leave these keys out, unless you mean them: the sentence above holds without them.")
+        area.add_note(problem, "Leave these keys out, unless you mean them: the sentence above holds without them.")
     trains = policy.train_hidden_classes or policy.epsilon is not None
     if (hidden := [row.name for row in classes if any(row.few)]) and not trains:
         problem = (
@@ -230,20 +236,22 @@ def _note_policy(area: CheckArea, source: ImageSource, classes: Sequence[ClassCo
             "it is trained on, also where masks cover the update: the model learns none from here."
         )
         remedy = "epsilon, or train_hidden_classes = true, in [policy] trains on them; more patients are better."
-        area.note(problem, remedy)
+        area.add_note(problem, remedy)
     if source.missing:
-        area.note(f"{count_with_noun(source.missing, 'row')} of the table without an image: left out.")
+        area.add_note(f"{count_with_noun(source.missing, 'row')} of the table without an image: left out.")
     if source.repeated:
-        area.note(
+        area.add_note(
             f"{count_with_noun(source.repeated, 'row')} of the table said the same as an earlier one: each counts once."
         )
     if source.other_findings:
         others = [f"{name} {count:,}" for name, count in source.other_findings.items()]
-        area.note(f"findings that are no class here, with the rows of each: {list_first_and_count_rest(others, 20)}.")
+        area.add_note(
+            f"findings that are no class here, with the rows of each: {list_first_and_count_rest(others, 20)}."
+        )
     for verb, count in (("shows", "present"), ("is without", "absent")):
         if names := [row.name for row in classes if not getattr(row, count)]:
             remedy = f"If this hospital does not annotate it, leave it out of data.annotates in {FILE}."
-            area.note(f"no image {verb} {', '.join(names)}.", remedy)
+            area.add_note(f"no image {verb} {', '.join(names)}.", remedy)
 
 
 def count_classes(source: ImageSource, settings: SiteSettings) -> list[ClassCounts]:
@@ -251,7 +259,7 @@ def count_classes(source: ImageSource, settings: SiteSettings) -> list[ClassCoun
     smallest, spec = max(FEWEST_PATIENTS, settings.file.policy.smallest_count), settings.file.data
     cells: dict[str, tuple[int, int]] = {}
     if isinstance(spec, LabelColumnsSpec | ChexpertSpec | MimicSpec):  # tables with one column a class
-        cells = count_uncertain_and_blank(settings.folder / spec.labels, source.class_names, spec.largest_mb)
+        cells = count_uncertain_blank_cells(settings.folder / spec.labels, source.class_names, spec.largest_mb)
     rows = []
     for name in settings.labels or source.class_names:
         column = source.labels[:, source.class_names.index(name)]
@@ -265,19 +273,19 @@ def count_classes(source: ImageSource, settings: SiteSettings) -> list[ClassCoun
 
 
 @dataclass(frozen=True)
-class Duplicates:
+class DuplicateImages:
     """Groups of rows with equal images, and the number of images that were compared."""
 
     groups: Sequence[Sequence[int]]
     compared: int
 
 
-def find_duplicates(source: ImageSource, rows: Sequence[int]) -> Duplicates:
+def find_duplicate_images(source: ImageSource, rows: Sequence[int]) -> DuplicateImages:
     """Find equal images: files are compared byte by byte with files of the same size, arrays by their pixels."""
     if not source.files:
         with source.opened():
-            groups = equal_groups((row, _content_hash(source.read(row))) for row in rows)
-        return Duplicates(groups, len(rows))
+            groups = group_equal_contents((row, _content_hash(source.read(row))) for row in rows)
+        return DuplicateImages(groups, len(rows))
     by_size = defaultdict[int, list[int]](list)
     for row in rows:
         by_size[source.files[row].stat().st_size].append(row)
@@ -289,30 +297,33 @@ def find_duplicates(source: ImageSource, rows: Sequence[int]) -> Duplicates:
             bytes_left -= size * len(same_size)
             compared += len(same_size)
             to_read += same_size
-    return Duplicates(equal_groups((row, _content_hash(source.read(row))) for row in to_read), compared)
+    return DuplicateImages(group_equal_contents((row, _content_hash(source.read(row))) for row in to_read), compared)
 
 
 def _content_hash(content: bytes | Path | NDArray[np.uint8]) -> bytes:
     return content_key(content.tobytes() if isinstance(content, np.ndarray) else content)
 
 
-def _check_duplicates(area: CheckArea, source: ImageSource, duplicates: Duplicates) -> None:
+def _check_duplicates(area: CheckArea, source: ImageSource, duplicates: DuplicateImages) -> None:
     across = [group for group in duplicates.groups if len(set(source.parts[list(group)])) > 1]
     within = [group for group in duplicates.groups if group not in across]
 
-    def names(groups: Sequence[Sequence[int]]) -> list[str]:
+    def format_duplicate_groups(groups: Sequence[Sequence[int]]) -> list[str]:
         part = {row: f" ({source.parts[row]})" if source.files else "" for group in groups for row in group}
         return [" = ".join(f"{source.names[row]}{part[row]}" for row in group) for group in groups]
 
-    if copies := contradicting_copies(duplicates.groups, source.names, source.labels, source.patients):
-        area.note(copies, "Correct the table, or remove the copies.")
+    if copies := describe_contradicting_copies(duplicates.groups, source.names, source.labels, source.patients):
+        area.add_note(copies, "Correct the table, or remove the copies.")
     if across:
         images = "1 image stands" if len(across) == 1 else f"{len(across):,} images stand"
         problem = f"{images} in two parts of the split under different names."
         remedy = "A model is tested on what it was trained on: remove one of each, or give both the same patient."
-        area.warn(ExitCode.DUPLICATES, problem, remedy, names(across))
+        area.add_warning(ExitCode.DUPLICATES, problem, remedy, format_duplicate_groups(across))
     if within:
         copies = count_with_noun(sum(len(group) - 1 for group in within), "exact copy", "exact copies")
-        area.warn(
-            ExitCode.DUPLICATES, f"{copies} of other images.", "Remove the copies; they count twice.", names(within)
+        area.add_warning(
+            ExitCode.DUPLICATES,
+            f"{copies} of other images.",
+            "Remove the copies; they count twice.",
+            format_duplicate_groups(within),
         )

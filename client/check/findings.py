@@ -24,7 +24,7 @@ _CODES: Mapping[Cause, ExitCode] = {
 }
 
 
-class Severity(IntEnum):
+class FindingSeverity(IntEnum):
     """The severity of a finding: note, warning or fault."""
 
     NOTE = 0
@@ -39,7 +39,7 @@ class Severity(IntEnum):
 class CheckFinding:
     """One note, warning or fault, with the ``names`` of affected files, which are for this hospital only."""
 
-    severity: Severity
+    severity: FindingSeverity
     exit_code: ExitCode
     problem: str
     remedy: str = ""
@@ -70,29 +70,29 @@ class CheckArea:
     findings: list[CheckFinding] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def note(self, problem: str, remedy: str = "") -> None:
+    def add_note(self, problem: str, remedy: str = "") -> None:
         """Add a finding of the severity note."""
-        self.findings.append(CheckFinding(Severity.NOTE, ExitCode.STOPPED, problem, remedy))
+        self.findings.append(CheckFinding(FindingSeverity.NOTE, ExitCode.STOPPED, problem, remedy))
 
-    def warn(
+    def add_warning(
         self, exit_code: ExitCode, problem: str, remedy: str, names: Iterable[str] = (), *, fatal: bool = False
     ) -> None:
         """Add a warning, or a fault if ``fatal``."""
-        severity = Severity.FAULT if fatal else Severity.WARNING
+        severity = FindingSeverity.FAULT if fatal else FindingSeverity.WARNING
         self.findings.append(CheckFinding(severity, exit_code, problem, remedy, tuple(names)))
 
-    def fault(self, exit_code: ExitCode, problem: str, remedy: str) -> None:
+    def add_fault(self, exit_code: ExitCode, problem: str, remedy: str) -> None:
         """Add a finding of the severity fault."""
-        self.findings.append(CheckFinding(Severity.FAULT, exit_code, problem, remedy))
+        self.findings.append(CheckFinding(FindingSeverity.FAULT, exit_code, problem, remedy))
 
-    def add_refusal(self, refused: ConnectionNotAccepted) -> None:
+    def add_connection_fault(self, refused: ConnectionNotAccepted) -> None:
         """Add a connection that one side does not accept, as a fault."""
-        self.fault(refused.exit_code, refused.problem, refused.remedy)
+        self.add_fault(refused.exit_code, refused.problem, refused.remedy)
 
     def add_input_faults(self, bad: BadInput) -> None:
         """Add the faults of settings files and tables that people wrote."""
         for fault in bad.faults:
-            self.fault(_CODES[fault.cause], f"{fault.where}: {fault.problem}", fault.remedy)
+            self.add_fault(_CODES[fault.cause], f"{fault.where}: {fault.problem}", fault.remedy)
 
 
 @dataclass(frozen=True)
@@ -138,14 +138,14 @@ class CheckResult:
     areas: tuple[CheckArea, ...]
 
     @property
-    def most_severe(self) -> CheckFinding | None:
+    def most_severe_finding(self) -> CheckFinding | None:
         """The first finding of the highest severity; None if there are only notes."""
         findings = [finding for area in self.areas for finding in area.findings if finding.severity]
         return max(findings, key=lambda finding: finding.severity, default=None)
 
     @property
     def exit_code(self) -> ExitCode:
-        return self.most_severe.exit_code if self.most_severe else ExitCode.STOPPED
+        return self.most_severe_finding.exit_code if self.most_severe_finding else ExitCode.STOPPED
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -169,9 +169,9 @@ WIDTH = 100
 MOST_NAMES = 5
 """Most file names printed with a finding; ``--json`` has all."""
 _MARKS = {
-    Severity.NOTE: ("note", "cyan"),
-    Severity.WARNING: ("warn", "bold yellow"),
-    Severity.FAULT: ("FAULT", "bold red"),
+    FindingSeverity.NOTE: ("note", "cyan"),
+    FindingSeverity.WARNING: ("warn", "bold yellow"),
+    FindingSeverity.FAULT: ("FAULT", "bold red"),
 }
 _INDENT = (0, 0, 0, 8)
 
@@ -183,7 +183,7 @@ def make_narrow_console(file: Any = None) -> Console:
     return console
 
 
-def print_result(result: CheckResult, classes: Sequence[ClassCounts], console: Console) -> None:
+def print_check_result(result: CheckResult, classes: Sequence[ClassCounts], console: Console) -> None:
     """Print the findings and remedies of each area, then repeat the most severe finding."""
     for area in result.areas:
         console.print(Text(area.name, style="bold"))
@@ -199,13 +199,13 @@ def print_result(result: CheckResult, classes: Sequence[ClassCounts], console: C
         if area.name == "data" and classes:
             console.print(Padding(_format_class_table(classes), _INDENT))
     console.print()
-    worst = result.most_severe
+    worst = result.most_severe_finding
     if worst is None:
         console.print(Text(f"{result.site}: nothing stands in the way.", style="bold green"))
         return
     count = sum(bool(finding.severity) for area in result.areas for finding in area.findings)
     words = "begin with this one" if count > 1 else "one finding"
-    style = "bold red" if worst.severity == Severity.FAULT else "bold yellow"
+    style = "bold red" if worst.severity == FindingSeverity.FAULT else "bold yellow"
     console.print(Text(f"{result.site}: {words}, exit code {int(result.exit_code)}:", style=style))
     console.print(Padding(_format_finding(worst), _INDENT))
 

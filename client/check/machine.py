@@ -41,7 +41,7 @@ ON_GPU = 4
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuMeasurements:
     """The first GPU with its memory in bytes, and the number of GPUs."""
 
     name: str
@@ -68,7 +68,7 @@ class MachineMeasurements:
     memory: int
     memory_free: int
     cores: int
-    gpu: Gpu | None
+    gpu: GpuMeasurements | None
     user: int
     writable: bool
     key_mode: int | None
@@ -81,7 +81,7 @@ def measure_machine(settings: SiteSettings) -> MachineMeasurements:
     limit, gpu = container_memory_limit(), None
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
-        gpu = Gpu(torch.cuda.get_device_name(), total, free, torch.cuda.device_count())
+        gpu = GpuMeasurements(torch.cuda.get_device_name(), total, free, torch.cuda.device_count())
     return MachineMeasurements(
         disk_free=shutil.disk_usage(folder).free,
         memory=min(memory.total, limit),
@@ -105,7 +105,7 @@ class ResourceNeeds:
     gpu: int
 
 
-def estimate_needs(
+def estimate_resource_needs(
     network: SplitNetwork, plan: Plan, sample: Tensor, images: int, gpus: int = 1, *, images_on_disk: bool = False
 ) -> ResourceNeeds:
     """Estimate the disk, memory and GPU memory that training takes.
@@ -168,15 +168,15 @@ def check_machine(machine: MachineMeasurements, settings: SiteSettings, needs: R
 def _check_file_permissions(area: CheckArea, machine: MachineMeasurements, settings: SiteSettings) -> None:
     if not machine.writable:
         problem = f"user {machine.user} may not write to {settings.folder}."
-        area.fault(ExitCode.PERMISSIONS, problem, f"Run: chown -R {machine.user} {settings.folder}")
+        area.add_fault(ExitCode.PERMISSIONS, problem, f"Run: chown -R {machine.user} {settings.folder}")
     if machine.key_mode is not None and machine.key_mode & 0o077:
         problem = f"{settings.key_path.name}, the private key, may be read by others (mode {machine.key_mode:o})."
-        area.fault(ExitCode.PERMISSIONS, problem, f"Run: chmod 600 {settings.key_path}")
+        area.add_fault(ExitCode.PERMISSIONS, problem, f"Run: chmod 600 {settings.key_path}")
     if machine.folder_mode & 0o002:
         problem = f"everybody on this machine may write to {settings.folder} (mode {machine.folder_mode:o})."
-        area.warn(ExitCode.PERMISSIONS, problem, f"Run: chmod o-w {settings.folder}")
+        area.add_warning(ExitCode.PERMISSIONS, problem, f"Run: chmod o-w {settings.folder}")
     if machine.user == 0:
-        area.note("this runs as root.", "Root rights are not needed: the container image runs as user 10001.")
+        area.add_note("this runs as root.", "Root rights are not needed: the container image runs as user 10001.")
 
 
 def _check_disk_and_memory(
@@ -189,13 +189,13 @@ def _check_disk_and_memory(
             "wanted."
         )
         remedy = "Make room, or move the folder. Old runs' memory in state/memory may be deleted between runs."
-        area.fault(ExitCode.DISK, problem, remedy)
+        area.add_fault(ExitCode.DISK, problem, remedy)
     if device == "cuda" and gpu is None:
         problem = 'device is "cuda" in site.toml, but this machine shows no GPU.'
         remedy = 'Start the container with --gpus all and the NVIDIA container toolkit, or set device = "auto".'
-        area.fault(ExitCode.GPU, problem, remedy)
+        area.add_fault(ExitCode.GPU, problem, remedy)
     elif lacking := find_gpu_fault(settings.file, gpu.count if gpu else 0):
-        area.fault(ExitCode.GPU, f"gpus {lacking.problem}", lacking.remedy)
+        area.add_fault(ExitCode.GPU, f"gpus {lacking.problem}", lacking.remedy)
     if needs and machine.memory_free < needs.memory:
         problem = (
             f"{format_bytes(machine.memory_free)} of memory are free; this run wants {format_bytes(needs.memory)}."
@@ -203,7 +203,7 @@ def _check_disk_and_memory(
         remedy = (
             "End other programs, give the container more, or ask the coordinator for a smaller training.batch_size."
         )
-        area.warn(ExitCode.MEMORY, problem, remedy)
+        area.add_warning(ExitCode.MEMORY, problem, remedy)
     if needs and gpu and device != "cpu" and gpu.free < needs.gpu:
         problem = (
             f"{gpu.name} has {format_bytes(gpu.free)} free of {format_bytes(gpu.total)}; this run wants "
@@ -212,4 +212,4 @@ def _check_disk_and_memory(
         remedy = 'Ask the coordinator for a smaller training.batch_size, or set device = "cpu" in site.toml.'
         if gpu.total >= needs.gpu:
             remedy = "Another program has the GPU (nvidia-smi names it): end it."
-        area.fault(ExitCode.GPU, problem, remedy)
+        area.add_fault(ExitCode.GPU, problem, remedy)

@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 
 from client.check.source import ImageSource
 from common.data.base.spec import AS_IN_FILE
-from common.data.images.headers import NO_DICOM, DicomHead, read_dicom_elements, read_dicom_head, tags_by_keyword
+from common.data.images.headers import NO_DICOM, DicomHeader, read_dicom_elements, read_dicom_header, tags_of_keywords
 from common.data.images.reading import (
     BLANK,
     decode_picture,
-    fit_to_form,
+    explain_decoding_error,
+    fit_to_format,
     is_16_bit_png,
     is_dicom,
     is_nifti,
     open_png_or_jpeg,
-    read_head,
-    unreadable_reason,
+    read_first_bytes,
 )
 from common.data.images.store import IN_MEMORY
 
@@ -58,7 +58,7 @@ class PictureFacts:
     mode: str = ""
     inverted: bool | None = None
     pixels: NDArray[np.uint8] | None = None
-    head: DicomHead = NO_DICOM
+    head: DicomHeader = NO_DICOM
     blank: bool = False
     reason: str = ""
 
@@ -66,13 +66,13 @@ class PictureFacts:
 def read_picture_facts(source: ImageSource, rows: Iterable[int]) -> list[PictureFacts]:
     """Read and decode the images of these rows on several threads; a fault in one image does not stop the others."""
     with ThreadPoolExecutor(IN_MEMORY.workers) as pool, source.opened():
-        pictures = pool.map(lambda row: _read_picture(source, int(row)), rows)
+        pictures = pool.map(lambda row: _read_facts_of_picture(source, int(row)), rows)
         return [
             facts if place < MOST_PIXELS_KEPT else replace(facts, pixels=None) for place, facts in enumerate(pictures)
         ]
 
 
-def _read_picture(source: ImageSource, row: int) -> PictureFacts:
+def _read_facts_of_picture(source: ImageSource, row: int) -> PictureFacts:
     dicom = NO_DICOM
     # Any error of a decoder on a broken file ends here, as it does when a run reads the images.
     try:
@@ -82,27 +82,27 @@ def _read_picture(source: ImageSource, row: int) -> PictureFacts:
             mode = "colour" if content.ndim == 3 else "grey"
             return PictureFacts(row, "npz", width, height, mode, looks_inverted(content), content)
         if isinstance(content, bytes):
-            dicom = read_dicom_head(content)
+            dicom = read_dicom_header(content)
         form = source.form
         image = decode_picture(content, form.rendering if form else AS_IN_FILE)
-        kind, mode = _kind_and_mode(content)
+        kind, mode = _read_format_and_mode(content)
         decoded = np.asarray(image)
-        pixels = fit_to_form(image, form) if form else decoded
+        pixels = fit_to_format(image, form) if form else decoded
         return PictureFacts(
             row, kind, *image.size, mode, looks_inverted(decoded), pixels, dicom, image.info.get(BLANK, False)
         )
     except Exception as error:
-        return PictureFacts(row, head=dicom, reason=unreadable_reason(error))
+        return PictureFacts(row, head=dicom, reason=explain_decoding_error(error))
 
 
-def _kind_and_mode(content: bytes | Path) -> tuple[str, str]:
+def _read_format_and_mode(content: bytes | Path) -> tuple[str, str]:
     """Return format and colour mode of a file that could be decoded."""
     if isinstance(content, Path):
-        if is_nifti(read_head(content)):
+        if is_nifti(read_first_bytes(content)):
             return "NIfTI", "grey"
         content = content.read_bytes()
     if is_dicom(content):
-        header = read_dicom_elements(content, tags_by_keyword("PhotometricInterpretation"))
+        header = read_dicom_elements(content, tags_of_keywords("PhotometricInterpretation"))
         return "DICOM", str(header.PhotometricInterpretation)
     with open_png_or_jpeg(content) as image:
         mode = "16 bit" if is_16_bit_png(content) else "grey" if image.mode in ("1", "L", "LA") else "colour"
@@ -143,7 +143,7 @@ class InversionCounts:
     modes: tuple[str, ...]
 
     @classmethod
-    def of(cls, pictures: Sequence[PictureFacts]) -> "InversionCounts":
+    def from_pictures(cls, pictures: Sequence[PictureFacts]) -> "InversionCounts":
         """Count the pictures with a recognisable polarity by colour mode."""
         total = Counter(facts.mode for facts in pictures if facts.inverted is not None)
         inverted = Counter(facts.mode for facts in pictures if facts.inverted)
@@ -156,7 +156,7 @@ class InversionCounts:
         return self.telling >= FEWEST and self.inverted >= MAJORITY * self.telling
 
     @property
-    def confidence(self) -> str:
+    def confidence_in_words(self) -> str:
         """Confidence that the pictures are inverted, as "likely" or "nearly sure"."""
         share = self.inverted / self.telling
         return "nearly sure" if share >= 0.95 and self.telling >= 5 * FEWEST else "likely"

@@ -10,8 +10,8 @@ from client.check.connection import check_connection
 from client.check.data import check_data
 from client.check.findings import CheckArea, CheckResult, ClassCounts
 from client.check.machine import MachineMeasurements, check_machine, measure_machine
-from client.check.training import check_training, find_planned_training, prepare_trial
-from client.site.site_file import SiteSettings, read_file_only
+from client.check.training import check_training, find_planned_training, prepare_training_trial
+from client.site.site_file import SiteSettings, read_site_file_only
 from common.config import Experiment
 from common.errors import BadInput
 
@@ -41,21 +41,21 @@ def check_site(
     Raises:
         BadInput: If site.toml itself cannot be read.
     """
-    settings = read_file_only(folder)
+    settings = read_site_file_only(folder)
     machine = look(settings)
     connection = check_connection(settings, environment, offline=offline)
     data = check_data(settings, images)
     training, trial = CheckArea("training"), None
     if data.source is None or not data.pictures:
-        training.note("no step was trained: no image could be read.")
+        training.add_note("no step was trained: no image could be read.")
     else:
         gpu = machine.gpu and settings.file.device != "cpu" and torch.cuda.is_available()
         planned = find_planned_training(settings, experiment, data.source)
         try:
-            trial = prepare_trial(settings, planned, data.source, data.pictures, "cuda" if gpu else "cpu")
+            trial = prepare_training_trial(settings, planned, data.source, data.pictures, "cuda" if gpu else "cpu")
         except BadInput as bad:
             training.add_input_faults(bad)
-    needs = trial.estimated_needs if trial else None
+    needs = trial.estimated_resource_needs if trial else None
     checked_machine = check_machine(machine, settings, needs)
     if trial and needs:
         check_training(training, trial, needs)

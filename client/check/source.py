@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.site.site_file import SiteSettings
-from common.data.base.image_set import PARTS, ImageSet, SkippedImage, is_placeholder, patients_known
+from common.data.base.image_set import PARTS, ImageSet, SkippedImage, has_known_patients, is_placeholder_patient
 from common.data.base.spec import (
     CompositesSpec,
     DicomwebSpec,
@@ -20,9 +20,9 @@ from common.data.base.spec import (
     PluginSpec,
 )
 from common.data.base.splits import Names
-from common.data.images.headers import DicomHead, patients_of_dicom_files, read_dicom_heads
-from common.data.images.reading import ImageForm
-from common.data.load import load_dataset, open_table
+from common.data.images.headers import DicomHeader, patients_of_dicom_files, read_dicom_headers
+from common.data.images.reading import DecodedImageFormat
+from common.data.load import load_dataset, open_label_table
 from common.data.sources.dicomweb import open_dicomweb
 from common.errors import Fault
 from common.system.plain_text import count_with_noun
@@ -62,10 +62,10 @@ class ImageSource:
     reader_faults: Callable[[], list[Fault]] = list
     files: Sequence[Path] = ()
     archive: str = ""
-    form: ImageForm | None = None
+    form: DecodedImageFormat | None = None
     patients_known: bool = True
     patients_from: str = ""
-    heads: tuple[DicomHead, ...] = ()
+    heads: tuple[DicomHeader, ...] = ()
     skipped: tuple[SkippedImage, ...] = ()
     missing: int = 0
     repeated: int = 0
@@ -84,7 +84,7 @@ class ImageSource:
         return max(first.shape[:2]) if isinstance(first, np.ndarray) else 0
 
 
-def open_source(settings: SiteSettings) -> ImageSource:
+def open_image_source(settings: SiteSettings) -> ImageSource:
     """Find a site's images and labels, without reading the pixels of image files.
 
     Raises:
@@ -95,7 +95,7 @@ def open_source(settings: SiteSettings) -> ImageSource:
         return _open_array_source(settings)
     archive = patients_from = ""
     files: Sequence[Path] = ()
-    heads = list[DicomHead]()
+    heads = list[DicomHeader]()
     if isinstance(spec, DicomwebSpec):
         answer = open_dicomweb(spec, settings.folder)
         table, server = answer.table, answer.archive.client.server
@@ -106,11 +106,11 @@ def open_source(settings: SiteSettings) -> ImageSource:
         )
         archive += "; its certificate is accepted" if server.context else ", without TLS"
         if answer.patients_from_archive:
-            named, total = int((~is_placeholder(table.patients)).sum()), len(table.files)
+            named, total = int((~is_placeholder_patient(table.patients)).sum()), len(table.files)
             patients_from = f"PatientID of {named:,} of {total:,} images, as {server.name} says"
     else:
-        table = open_table(spec, settings.folder)
-        heads, files = read_dicom_heads(table.files), table.files
+        table = open_label_table(spec, settings.folder)
+        heads, files = read_dicom_headers(table.files), table.files
         if getattr(spec, "patient_column", "in the table") is None and patients_of_dicom_files(heads):
             named = sum(bool(head.patient) for head in heads)
             patients_from = f"PatientID of {named:,} of {len(heads):,} files"
@@ -122,11 +122,11 @@ def open_source(settings: SiteSettings) -> ImageSource:
         parts=table.parts,
         read=lambda row: table.reader.read(table.files[row]),
         opened=table.reader.keep_connection_open,
-        reader_faults=table.reader.faults,
+        reader_faults=table.reader.reading_faults,
         files=files,
         archive=archive,
-        form=ImageForm(spec.image_size, spec.color, spec.resize, spec.rendering),
-        patients_known=patients_known(table.patients),
+        form=DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering),
+        patients_known=has_known_patients(table.patients),
         patients_from=patients_from,
         heads=tuple(heads),
         missing=table.missing,
@@ -141,7 +141,7 @@ def _open_array_source(settings: SiteSettings) -> ImageSource:
     sets: list[ImageSet] = [splits.train, splits.validation, splits.test]
     starts = np.cumsum([0, *map(len, sets)])
 
-    def read(row: int) -> NDArray[np.uint8]:
+    def read_row(row: int) -> NDArray[np.uint8]:
         part = int(np.searchsorted(starts, row, side="right")) - 1
         pixels: NDArray[np.uint8] = sets[part].select_rows(np.array([row - starts[part]])).images[0]
         return pixels
@@ -153,8 +153,8 @@ def _open_array_source(settings: SiteSettings) -> ImageSource:
         class_names=splits.class_names,
         patients=patients,
         parts=np.repeat(np.array(PARTS), [len(images) for images in sets]),
-        read=read,
-        patients_known=patients_known(patients),
+        read=read_row,
+        patients_known=has_known_patients(patients),
         skipped=tuple(skip for images in sets for skip in images.skipped),
     )
 

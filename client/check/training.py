@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from client.check.findings import CheckArea
-from client.check.machine import ResourceNeeds, estimate_needs
+from client.check.machine import ResourceNeeds, estimate_resource_needs
 from client.check.pictures import PictureFacts
 from client.check.source import ImageSource
 from client.connection.exit_codes import ExitCode
@@ -18,7 +18,7 @@ from client.training.local_round import compute_model_difference
 from common.config import Experiment, Plan, RunSection, TrainingSection, make_plan
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
-from common.models.gpu import move_network_to_device, split_batches_across_gpus, visible_gpus
+from common.models.gpu import count_visible_gpus, move_network_to_device, split_batches_across_gpus
 from common.models.network import SplitNetwork, build, compute_logits
 from common.models.state import read_state
 from common.models.zoo.spec import ModelSpec
@@ -79,13 +79,13 @@ class TrainingTrial:
     images_on_disk: bool = False
 
     @property
-    def estimated_needs(self) -> ResourceNeeds:
+    def estimated_resource_needs(self) -> ResourceNeeds:
         sample, plan = channels_first(self.images.images[:1]).to(self.device), self.planned.plan
         total, on_disk = sum(self.totals), self.images_on_disk
-        return estimate_needs(self.network, plan, sample, total, self.gpus, images_on_disk=on_disk)
+        return estimate_resource_needs(self.network, plan, sample, total, self.gpus, images_on_disk=on_disk)
 
 
-def prepare_trial(
+def prepare_training_trial(
     settings: SiteSettings,
     planned: PlannedTraining,
     source: ImageSource,
@@ -106,7 +106,7 @@ def prepare_trial(
     pixels = np.stack([pixels for _, pixels in batch])
     images = ImageSet(pixels, labels, canonical, source.patients[rows], np.full(len(rows), ""))
     network = move_network_to_device(build(plan.model, canonical, seed=0), device)
-    gpus = settings.file.gpus if settings.file.gpus <= visible_gpus() else 1
+    gpus = settings.file.gpus if settings.file.gpus <= count_visible_gpus() else 1
     split_batches_across_gpus(network.backbone, gpus)
     totals = int((source.parts == "train").sum()), int((source.parts == "validation").sum())
     on_disk = source.form is not None and settings.file.policy.keep_images != "no"
@@ -126,14 +126,14 @@ class StepCost:
 def check_training(area: CheckArea, trial: TrainingTrial, needs: ResourceNeeds) -> None:
     """Train a trial step, and estimate the time and the traffic of a round."""
     try:
-        cost = _measure_step(trial)
+        cost = _measure_training_step(trial)
     except torch.cuda.OutOfMemoryError:
         remedy = 'Ask the coordinator for a smaller training.batch_size, or set device = "cpu" in site.toml.'
-        area.fault(ExitCode.GPU, "the GPU's memory does not suffice for a step.", remedy)
+        area.add_fault(ExitCode.GPU, "the GPU's memory does not suffice for a step.", remedy)
         return
     except Exception as error:  # the check is for any error of torch, its drivers or the data
         problem = f"a training step failed: {type(error).__name__}: {error}."
-        area.fault(ExitCode.TRAINING, problem, "Send the coordinator this line.")
+        area.add_fault(ExitCode.TRAINING, problem, "Send the coordinator this line.")
         return
     plan, (train, validation) = trial.planned.plan, trial.totals
     seconds = plan.training.epochs * train * cost.train_s + validation * cost.validate_s
@@ -149,9 +149,9 @@ def check_training(area: CheckArea, trial: TrainingTrial, needs: ResourceNeeds) 
         f"a model of {format_bytes(needs.model)}; this check took {format_bytes(peak)} of memory",
     ]
     if trial.planned.assumed:
-        area.note("what a run will ask for is not known here.", "Name the coordinator's file: --experiment FILE.")
+        area.add_note("what a run will ask for is not known here.", "Name the coordinator's file: --experiment FILE.")
     if not trial.method.plain_client:
-        area.note(f"the step is a plain one; {trial.method.name}'s own may take two or three times as long.")
+        area.add_note(f"the step is a plain one; {trial.method.name}'s own may take two or three times as long.")
     area.facts = {
         "method": plan.run.method,
         "architecture": plan.model.architecture,
@@ -164,7 +164,7 @@ def check_training(area: CheckArea, trial: TrainingTrial, needs: ResourceNeeds) 
     }
 
 
-def _measure_step(trial: TrainingTrial) -> StepCost:
+def _measure_training_step(trial: TrainingTrial) -> StepCost:
     """Measure a training step; a short step is measured twice, because the first step of a process is slower."""
     plan, network = trial.planned.plan, trial.network
     pixels = channels_first(trial.images.images).to(trial.device)

@@ -55,7 +55,7 @@ class ConnectionNotAccepted(Exception):
         return cls(ExitCode.KEY, f"the coordinator does not accept this site's key ({why}).", remedy, may_pass=True)
 
     @classmethod
-    def for_later_process(cls, why: str) -> "ConnectionNotAccepted":
+    def for_newer_process(cls, why: str) -> "ConnectionNotAccepted":
         """Make the exception for an old process, after a newer process has connected with the same key."""
         remedy = (
             "Only one may run: keep one copy of the site's folder and remove the others. If nobody here started"

@@ -100,7 +100,7 @@ class ReplyRejected(Exception):
     """Raised if the coordinator rejects a reply; the text is the reason."""
 
 
-class ContentGone(Exception):
+class MessageContentGone(Exception):
     """Raised if the coordinator no longer has a message's content: the message has expired or was withdrawn."""
 
 
@@ -177,13 +177,13 @@ class FleetClient:
         """
         with _translate_grpc_errors():
             try:
-                return cast(fleet.Hello, self._call(self._hello, b"", timeout=TLS_TIMEOUT_S))
+                return cast(fleet.Hello, self._call_signed(self._hello, b"", timeout=TLS_TIMEOUT_S))
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                     return None
                 raise
 
-    def activate(self, node_id: int) -> int:
+    def activate_node(self, node_id: int) -> int:
         """Register this site as connected; return the node number of its key in the coordinator's SuperLink.
 
         A site whose process was killed still counts as connected for a while and cannot register again. It then sends a
@@ -199,26 +199,28 @@ class FleetClient:
         request = fleet.ActivateNodeRequest(public_key=self._public_key, heartbeat_interval=HEARTBEAT_INTERVAL_S)
         try:
             with _translate_grpc_errors(admitted_only=True):
-                self.node_id = self._call(self._fleet["ActivateNode"], request).node_id
+                self.node_id = self._call_signed(self._fleet["ActivateNode"], request).node_id
         except ConnectionNotAccepted:
             if not node_id:
                 raise
             self.node_id = node_id
-            self.heartbeat()
+            self.send_heartbeat()
         return self.node_id
 
-    def heartbeat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Send a heartbeat, so that the coordinator counts this site as connected."""
         with _translate_grpc_errors():
-            request = fleet.SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_INTERVAL_S)
-            answer = self._call(self._fleet["SendNodeHeartbeat"], request, timeout=10)
+            request = fleet.SendNodeHeartbeatRequest(node=self._flower_node, heartbeat_interval=HEARTBEAT_INTERVAL_S)
+            answer = self._call_signed(self._fleet["SendNodeHeartbeat"], request, timeout=10)
         if not answer.success:
             raise ConnectionNotAccepted.for_key_refusal("the coordinator no longer knows it")
 
-    def sign_off(self) -> None:
+    def deactivate_node(self) -> None:
         """Tell the coordinator that this site disconnects; a missing answer is ignored."""
         try:
-            self._call(self._fleet["DeactivateNode"], fleet.DeactivateNodeRequest(node_id=self.node_id), timeout=3)
+            self._call_signed(
+                self._fleet["DeactivateNode"], fleet.DeactivateNodeRequest(node_id=self.node_id), timeout=3
+            )
         except grpc.RpcError:
             return
 
@@ -232,9 +234,9 @@ class FleetClient:
         Args:
             wait_s: Time for which the coordinator may hold the call until there is a message.
         """
-        request, wait = fleet.PullMessagesRequest(node=self._node), ((WAIT, f"{wait_s:g}"),)
+        request, wait = fleet.PullMessagesRequest(node=self._flower_node), ((WAIT, f"{wait_s:g}"),)
         with _translate_grpc_errors():
-            answer = self._call(self._fleet["PullMessages"], request, more_headers=wait)
+            answer = self._call_signed(self._fleet["PullMessages"], request, more_headers=wait)
         self._small = fleet.index_by_sha256(answer.small_contents)
         answer.ClearField(fleet.SMALL_CONTENTS)
         return cast(bytes, answer.SerializeToString()) if answer.messages_list else None
@@ -244,7 +246,7 @@ class FleetClient:
 
         Raises:
             RunOver: If the run of the message has ended.
-            ContentGone: If the content is gone, or cannot be read.
+            MessageContentGone: If the content is gone, or cannot be read.
             RequestRefused: If the run's Flower App Bundle contains code, or the request is not signed for this site.
         """
         metadata, tree = _read_metadata_and_tree(received)
@@ -260,14 +262,16 @@ class FleetClient:
                 most = MOST_TIMES * sum(len(content) for content in contents.values()) + MORE_BYTES
                 message = rebuild_message_from_objects(message_id, contents, most)
             except ValueError as error:
-                raise ContentGone(str(error)) from None
+                raise MessageContentGone(str(error)) from None
         set_flower_node_identity(self.node_id, run_id)
         if run_id not in self._bundles:
             with _translate_grpc_errors():
-                run = self._call(self._fleet["GetRun"], fleet.GetRunRequest(node=self._node, run_id=run_id)).run
-                request = fleet.GetFabRequest(node=self._node, hash_str=run.fab_hash, run_id=run_id)
-                content = self._call(self._fleet["GetFab"], request).fab.content
-            self._bundles[run_id] = bundle_fault(content, run.fab_hash)
+                run = self._call_signed(
+                    self._fleet["GetRun"], fleet.GetRunRequest(node=self._flower_node, run_id=run_id)
+                ).run
+                request = fleet.GetFabRequest(node=self._flower_node, hash_str=run.fab_hash, run_id=run_id)
+                content = self._call_signed(self._fleet["GetFab"], request).fab.content
+            self._bundles[run_id] = app_bundle_fault(content, run.fab_hash)
         if self._bundles[run_id]:
             raise RequestRefused(self._bundles[run_id], message)
         try:
@@ -288,7 +292,9 @@ class FleetClient:
             RunOver: If no process of the coordinator leads the run any more.
         """
         with _translate_grpc_errors():
-            self._call(self._fleet["GetRun"], fleet.GetRunRequest(node=self._node, run_id=run_id), timeout=10)
+            self._call_signed(
+                self._fleet["GetRun"], fleet.GetRunRequest(node=self._flower_node, run_id=run_id), timeout=10
+            )
 
     def send_reply(self, received: bytes, reply: Message) -> None:
         """Sign and send a reply, then confirm that the message it answers is done.
@@ -298,25 +304,25 @@ class FleetClient:
         Raises:
             ReplyRejected: If the coordinator rejects the reply.
             RunOver: If the run has ended.
-            ContentGone: If the coordinator no longer takes all parts of the reply.
+            MessageContentGone: If the coordinator no longer takes all parts of the reply.
         """
         run_id = reply.metadata.run_id
         answered = fleet.PullMessagesResponse.FromString(received).messages_list[0].metadata
         reply.metadata.created_at, reply.metadata.ttl = answered.created_at, answered.ttl
         # A reply that is sent again after a lost connection keeps its signature.
         if self._statements and reply.has_content() and not is_record_signed(reply.content):
-            reply.content = self._statements.sign_records(reply.content, answered.message_id)
+            reply.content = self._statements.sign_reply(reply.content, answered.message_id)
         tree, contents = split_message_into_objects(reply)
         small = fleet.choose_small_objects((name, len(content)) for name, content in contents.items())
         request = fleet.PushMessagesRequest(
-            node=self._node,
+            node=self._flower_node,
             messages_list=[message_without_content(reply)],
             message_object_trees=[tree],
             small_contents=[contents[name] for name in small],
         )
         with _translate_grpc_errors():
             try:
-                answer = self._call(self._fleet["PushMessages"], request)
+                answer = self._call_signed(self._fleet["PushMessages"], request)
             except grpc.RpcError as error:
                 if error.code() in (grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.FAILED_PRECONDITION):
                     raise ReplyRejected(shorten_grpc_details(error.details())) from None
@@ -325,43 +331,43 @@ class FleetClient:
             push = partial(self._send_object, run_id, answer.session_id)
             _transfer_in_parallel(push, [(name, content) for name, content in contents.items() if name in names])
             if self._statements and reply.has_content():
-                self._statements.count_accepted(reply.content, answered.message_id)
+                self._statements.count_accepted_reply(reply.content, answered.message_id)
             self.confirm_receipt(received)
 
     def _fetch_object(self, run_id: int, until: float, name: str) -> memoryview:
-        """Return an object's content; raise :class:`ContentGone` if it is gone, or not written before ``until``."""
-        request = fleet.PullObjectRequest(node=self._node, run_id=run_id, object_id=name)
+        """Return an object's content; raise :class:`MessageContentGone` if it is gone or not there before ``until``."""
+        request = fleet.PullObjectRequest(node=self._flower_node, run_id=run_id, object_id=name)
         pause_s = FIRST_LOOK_S
         while True:
-            rest, content = self._call(self._pull_object, request)
+            rest, content = self._call_signed(self._pull_object, request)
             answer = fleet.PullObjectResponse.FromString(rest)
             if answer.object_available:
                 return cast(memoryview, content)
             if not answer.object_found or time.monotonic() > until:
-                raise ContentGone(f"object {name} could not be found")
+                raise MessageContentGone(f"object {name} could not be found")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_LOOK_S)
 
     def _send_object(self, run_id: int, session: str, name: str, content: bytes) -> None:
-        request = fleet.PushObjectRequest(node=self._node, run_id=run_id, object_id=name, session_id=session)
+        request = fleet.PushObjectRequest(node=self._flower_node, run_id=run_id, object_id=name, session_id=session)
         data = fleet.append_protobuf_field(request.SerializeToString(), fleet.CONTENT_OF_PUSH, content)
-        if not self._call(self._push_object, data).stored:
-            raise ContentGone(f"the coordinator does not need object {name} any more")
+        if not self._call_signed(self._push_object, data).stored:
+            raise MessageContentGone(f"the coordinator does not need object {name} any more")
 
     def confirm_receipt(self, received: bytes) -> None:
         """Tell the coordinator that this site no longer needs a message's content."""
         metadata, _ = _read_metadata_and_tree(received)
         request = fleet.ConfirmMessageReceivedRequest(
-            node=self._node, run_id=metadata.run_id, message_object_id=metadata.message_id
+            node=self._flower_node, run_id=metadata.run_id, message_object_id=metadata.message_id
         )
         with suppress(RunOver), _translate_grpc_errors():  # a run that is over needs no confirmation
-            self._call(self._fleet["ConfirmMessageReceived"], request)
+            self._call_signed(self._fleet["ConfirmMessageReceived"], request)
 
     @property
-    def _node(self) -> fleet.Node:
+    def _flower_node(self) -> fleet.Node:
         return fleet.Node(node_id=self.node_id)
 
-    def _call(
+    def _call_signed(
         self,
         method: Callable[..., Any],
         request: Any,
@@ -381,7 +387,7 @@ def _transfer_in_parallel(transfer: Callable[..., T], arguments: Sequence[tuple[
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def bundle_fault(content: bytes, fab_hash: str) -> str:
+def app_bundle_fault(content: bytes, fab_hash: str) -> str:
     """Return the reason to refuse a Flower App Bundle, such as code in it, without unpacking it; empty if allowed."""
     if hashlib.sha256(content).hexdigest() != fab_hash:
         return "the app bundle is not the one that the run names"
@@ -401,23 +407,23 @@ def make_error_reply(message: Message, code: int, reason: str) -> Message:
     return Message(Error(code, reason), reply_to=message)
 
 
-def is_expired(received: bytes, now: float) -> bool:
+def is_message_expired(received: bytes, now: float) -> bool:
     """Return True if a received message has surely expired, although the clocks may differ.
 
     Raises:
-        ContentGone: If the bytes are not a message.
+        MessageContentGone: If the bytes are not a message.
     """
     metadata, _ = _read_metadata_and_tree(received)
     return bool(metadata.created_at + metadata.ttl + CLOCKS_DIFFER_S <= now)
 
 
 def _read_metadata_and_tree(received: bytes) -> tuple[Any, Any]:
-    """Return a received message's metadata and object tree; raise :class:`ContentGone` if the bytes are no message."""
+    """Return a message's metadata and object tree; raise :class:`MessageContentGone` if the bytes are no message."""
     try:
         answer = fleet.PullMessagesResponse.FromString(received)
         return answer.messages_list[0].metadata, answer.message_object_trees[0]
     except (DecodeError, IndexError):
-        raise ContentGone("what the coordinator sent is no message") from None
+        raise MessageContentGone("what the coordinator sent is no message") from None
 
 
 @contextmanager
@@ -437,7 +443,7 @@ def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
         if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details:
             raise ConnectionNotAccepted.for_clock_difference() from None
         if code == grpc.StatusCode.UNAUTHENTICATED and ANOTHER_PROCESS in details:
-            raise ConnectionNotAccepted.for_later_process(details) from None
+            raise ConnectionNotAccepted.for_newer_process(details) from None
         if code == grpc.StatusCode.UNAUTHENTICATED or (admitted_only and code == grpc.StatusCode.FAILED_PRECONDITION):
             used = "in use by another process: a second one here, or elsewhere with a copy of this key"
             raise ConnectionNotAccepted.for_key_refusal(

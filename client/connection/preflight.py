@@ -6,24 +6,24 @@ from pathlib import Path
 from cryptography import x509
 
 from client.connection.exit_codes import CoordinatorUnreachable
-from client.connection.tls import check_certificate
-from client.site.site_file import read_credentials, read_with_faults
+from client.connection.tls import check_coordinator_certificate
+from client.site.site_file import read_credentials, read_site_with_faults
 from common.errors import BadInput, Fault, raise_faults
-from common.system.files import is_locked
+from common.system.files import is_file_locked
 from common.system.preflight import certificate_date_faults, flower_release_faults, writable_folder_faults
 
 LOOK_S = 0.5
 """Time for the coordinator to show its certificate; after that, the connection itself reports a fault."""
 
 
-def check_start(folder: Path) -> None:
+def check_before_start(folder: Path) -> None:
     """Check settings, key, kit (the coordinator's file), disk, Flower and, if it answers, the coordinator's identity.
 
     Raises:
         BadInput: With every fault.
         ConnectionNotAccepted: If this site cannot accept the coordinator's certificate.
     """
-    settings, _ = read_with_faults(folder)  # faults of class names are reported with those of the data
+    settings, _ = read_site_with_faults(folder)  # faults of class names are reported with those of the data
     if is_client_running(settings.state_folder):
         raise BadInput([make_already_running_fault(settings.state_folder)])
     faults = list[Fault]()
@@ -38,12 +38,12 @@ def check_start(folder: Path) -> None:
         )
     raise_faults([*faults, *writable_folder_faults(settings.state_folder), *flower_release_faults()])
     with contextlib.suppress(CoordinatorUnreachable):
-        check_certificate(kit.address, kit.ca_certificate, timeout_s=LOOK_S)
+        check_coordinator_certificate(kit.address, kit.ca_certificate, timeout_s=LOOK_S)
 
 
 def is_client_running(state: Path) -> bool:
     """Return True if a ``flwr-client`` process holds the lock of this state folder."""
-    return is_locked(state / "lock")
+    return is_file_locked(state / "lock")
 
 
 def make_already_running_fault(state: Path) -> Fault:

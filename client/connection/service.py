@@ -17,23 +17,23 @@ from cryptography import x509
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from client.app import SiteOf, client_app
+from client.app import SiteOf, make_client_app
 from client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable, ExitCode
 from client.connection.fleet_client import (
     BUNDLE_REFUSED,
     SITE_RAISED,
-    ContentGone,
     FleetClient,
+    MessageContentGone,
     ReplyRejected,
     RequestRefused,
     RunOver,
-    is_expired,
+    is_message_expired,
     make_error_reply,
     read_node_id,
 )
 from client.connection.preflight import make_already_running_fault
 from client.connection.status import ClientStatus
-from client.connection.tls import check_certificate
+from client.connection.tls import check_coordinator_certificate
 from client.gate.gate import record_refused_request
 from client.gate.incoming_request import PlanRefused, read_plan
 from client.site.site import Site
@@ -43,7 +43,7 @@ from client.training.privacy import privacy_status
 from common import __version__
 from common.errors import BadInput, WireError, WireVersionError
 from common.security.identity import SiteConnectionKit, public_key_line, read_private_key
-from common.system.files import is_disk_full, lock_file_or_refuse, remove_partial_files, write_atomically
+from common.system.files import is_disk_full, lock_file, remove_temporary_files, write_atomically
 from common.system.plain_text import make_printable_line, make_printable_lines
 from common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 from common.wire.canonical_bytes import read_small_fields
@@ -67,7 +67,7 @@ EXIT_CODES = {"name": ExitCode.NAME, "version": ExitCode.VERSION, "labels": Exit
 Tell = Callable[[str], None]
 
 
-class WorkDropped(BaseException):
+class RunWorkInterrupted(BaseException):
     """Raised in the main thread to stop its computation, because the run has ended."""
 
 
@@ -129,7 +129,7 @@ class HospitalService:
     site: Site
     tell: Tell
     status: ClientStatus
-    make_app: Callable[[SiteOf, Callable[[Refusal], None], Callable[[str], None]], ClientApp] = client_app
+    make_app: Callable[[SiteOf, Callable[[Refusal], None], Callable[[str], None]], ClientApp] = make_client_app
     _refusal: ConnectionNotAccepted | None = None
     _unsent: tuple[bytes, Message] | None = None
     _left_out: str = ""  # reason why the last reply did not count, from the last message
@@ -138,7 +138,7 @@ class HospitalService:
     _first: tuple[str, int, float] | None = None  # run, number and time of the first round in this process
 
     def __post_init__(self) -> None:
-        self._app = self.make_app(lambda context: self.site, self._note_refusal, self.tell)
+        self._app = self.make_app(lambda context: self.site, self._record_refusal, self.tell)
         self._pending = PendingMessage(self.settings.state_folder / "in-hand")
         self._node_id_file = self.settings.state_folder / "node-id"
         self._key = read_private_key(self.settings.key_path)
@@ -177,11 +177,11 @@ class HospitalService:
 
     @contextlib.contextmanager
     def _open_connection(self) -> Iterator[FleetClient]:
-        self.status.certificate_days = days = check_certificate(self.kit.address, self.kit.ca_certificate)
+        self.status.certificate_days = days = check_coordinator_certificate(self.kit.address, self.kit.ca_certificate)
         authority = self.kit.ca_certificate.encode()
         with FleetClient(self.kit.address, authority, self._key, self._statements, self._process) as link:
             last_node_id = read_node_id(self._node_id_file)
-            node_id = link.activate(last_node_id)
+            node_id = link.activate_node(last_node_id)
             if node_id != last_node_id:  # stored, so that a process started after a kill is the same node
                 try:
                     write_atomically(self._node_id_file, str(node_id).encode())
@@ -189,7 +189,7 @@ class HospitalService:
                     if not is_disk_full(error):
                         raise
             self.tell(f"connected to {self.kit.coordinator} at {self.kit.address}")
-            self._note_release(link)
+            self._record_coordinator_release(link)
             if days < CERTIFICATE_WARNING_DAYS:
                 self.tell(f"the coordinator's certificate expires in {days:.0f} days; it should renew it")
             stop = threading.Event()
@@ -199,7 +199,7 @@ class HospitalService:
             def sign_off() -> None:  # a heartbeat in progress must not arrive afterwards
                 stop.set()
                 beat.join(timeout=HEARTBEAT_ENDS_S)
-                link.sign_off()
+                link.deactivate_node()
 
             try:
                 yield link
@@ -215,7 +215,7 @@ class HospitalService:
                 stop.set()
                 beat.join(timeout=HEARTBEAT_ENDS_S)
 
-    def _note_release(self, link: FleetClient) -> None:
+    def _record_coordinator_release(self, link: FleetClient) -> None:
         """Record the coordinator's release, and warn if its wire version differs: then no run accepts this site."""
         with contextlib.suppress(CoordinatorUnreachable, RunOver):  # the next call reports the fault
             if (hello := link.hello()) is None:
@@ -231,7 +231,7 @@ class HospitalService:
         """Send heartbeats while the main thread trains, and interrupt it if the run that it works for has ended."""
         while not stop.wait(HEARTBEAT_PAUSE_S):
             try:
-                link.heartbeat()
+                link.send_heartbeat()
                 self.status.last_contact = time.time()
                 if run_id := self._current_run:
                     try:
@@ -245,14 +245,14 @@ class HospitalService:
                 self._refusal = refusal
                 return
 
-    def drop_work(self, number: int, frame: object) -> None:
+    def stop_ended_work(self, number: int, frame: object) -> None:
         """Stop the work on a run that has ended; the main thread calls this on :data:`DROP_SIGNAL`.
 
         Raises:
-            WorkDropped: At the current place of the main thread's computation.
+            RunWorkInterrupted: At the current place of the main thread's computation.
         """
         if self._current_run and self._current_run == self._ended_run:
-            raise WorkDropped
+            raise RunWorkInterrupted
 
     # ------------------------------------------------------------------ messages
 
@@ -263,8 +263,8 @@ class HospitalService:
         elif left := self._pending.read():  # an earlier process was killed during this work
             attempts, unfinished = left
             try:
-                expired = is_expired(unfinished, time.time())
-            except ContentGone:
+                expired = is_message_expired(unfinished, time.time())
+            except MessageContentGone:
                 expired = True
             if expired:
                 self._pending.remove()
@@ -302,7 +302,7 @@ class HospitalService:
             else:
                 self._pending.write(received, attempts + 1)  # counts a death of this process during the work
                 try:
-                    reply = self._reply_to(message)
+                    reply = self._make_reply(message)
                 except (KeyboardInterrupt, SystemExit):
                     self._pending.write(received, attempts)  # stopped on request, not dead
                     raise
@@ -312,13 +312,13 @@ class HospitalService:
             record_refused_request(self.site, message, reason)
             self._report_error(f"refused a message of run {message.metadata.run_id}: {reason}")
             reply = make_error_reply(message, BUNDLE_REFUSED, reason)
-        except (RunOver, ContentGone) as error:
+        except (RunOver, MessageContentGone) as error:
             self._report_error(f"a message is no longer wanted: {error}")
             self._pending.remove()
-            with contextlib.suppress(ContentGone):
+            with contextlib.suppress(MessageContentGone):
                 link.confirm_receipt(received)  # else the message would come again
             return
-        except WorkDropped:
+        except RunWorkInterrupted:
             self.tell(f"run {self.status.run} ended; the work on it is dropped")
             self._current_run = 0
             self._pending.remove()
@@ -332,20 +332,20 @@ class HospitalService:
             link.send_reply(received, reply)
         except ReplyRejected as error:
             self._report_error(f"the coordinator did not take the reply: {error}")
-        except (RunOver, ContentGone) as error:
+        except (RunOver, MessageContentGone) as error:
             self._report_error(f"the reply came too late: {error}")
         self._unsent = None
         self._pending.remove()
         if self._refusal:
             raise self._refusal
 
-    def _reply_to(self, message: Message) -> Message:
+    def _make_reply(self, message: Message) -> Message:
         """Return the ClientApp's reply or an error reply, and print a line about the work."""
         began = time.monotonic()
         context = Context(message.metadata.run_id, 0, {}, RecordDict(), {})
         try:
             self._current_run = message.metadata.run_id
-            self._note_phase(message)
+            self._record_work_phase(message)
             reply = self._app(message, context)
             self._current_run = 0
         except Exception as error:  # the site continues; the coordinator gets the reason
@@ -362,7 +362,7 @@ class HospitalService:
 
     # ------------------------------------------------------------------ words
 
-    def _note_refusal(self, refusal: Refusal) -> None:
+    def _record_refusal(self, refusal: Refusal) -> None:
         problem = f"the coordinator does not take this site into run {refusal.run[:8]}: {refusal.reason}"
         self._refusal = ConnectionNotAccepted(EXIT_CODES[refusal.kind], problem, "")
 
@@ -370,7 +370,7 @@ class HospitalService:
         self.status.record_error(reason)
         self.tell(reason)
 
-    def _note_phase(self, message: Message) -> None:
+    def _record_work_phase(self, message: Message) -> None:
         """Record a message's run, phase and round in the status, and estimate the time left from the rounds so far."""
         fields, status = _read_scalar_fields(message), self.status
         self.status.phase = message.metadata.message_type.rsplit(".", 1)[-1].replace("_", " ")
@@ -442,6 +442,6 @@ def lock_site_folder(state: Path) -> Iterator[None]:
     state.mkdir(parents=True, exist_ok=True)
     state.chmod(0o700)
     with (state / "lock").open("w") as file:
-        lock_file_or_refuse(file, make_already_running_fault(state))
-        remove_partial_files(state, below=True)
+        lock_file(file, make_already_running_fault(state))
+        remove_temporary_files(state, below=True)
         yield

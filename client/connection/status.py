@@ -72,19 +72,19 @@ def is_healthy(status: Mapping[str, Any], now: float) -> bool:
 
 
 @contextlib.contextmanager
-def keep_status_file(status: ClientStatus, state: Path) -> Iterator[None]:
+def keep_status_file_current(status: ClientStatus, state: Path) -> Iterator[None]:
     """Keep ``state/status.json`` up to date from a thread while the program runs; remove it at the end."""
     path, stop = state / FILE, threading.Event()
     _write_status(asdict(status), path)
 
-    def update() -> None:
+    def write_changed_status() -> None:
         last, written = asdict(status), time.monotonic()
         while not stop.wait(LOOK_S):
             present = asdict(status)
             if (present != last or time.monotonic() - written > SIGN_S) and _write_status(present, path):
                 last, written = present, time.monotonic()
 
-    thread = threading.Thread(target=update, name="status", daemon=True)
+    thread = threading.Thread(target=write_changed_status, name="status", daemon=True)
     thread.start()
     try:
         yield

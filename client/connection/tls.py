@@ -26,7 +26,7 @@ EXEMPTIONS = ("no_grpc_proxy", "no_proxy")
 _NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR_*
 
 
-def check_certificate(
+def check_coordinator_certificate(
     address: str,
     ca_certificate: str,
     environment: Mapping[str, str] = os.environ,

@@ -25,7 +25,7 @@ from common.system.plain_text import count_with_noun, make_printable_line
 RECEIPT_FORMAT = 2
 
 
-def audit_report(
+def make_audit_report(
     state: Path,
     site: str,
     receipt: Path | None,
@@ -47,7 +47,7 @@ def audit_report(
     if not findings.entries and not faults and (state / STATEMENTS).exists():
         faults.append(f"{FILE}: is not there, and this site has replied to a run: removed.")
     if authority is not None:
-        requests = _check_signed_requests(state, authority)
+        requests = _check_request_signatures(state, authority)
         notes += requests.notes
         faults += map(str, requests.faults)
     if receipt is not None:
@@ -70,7 +70,7 @@ def audit_report(
         if received and not missing:
             records = count_with_noun(len(received), "record")
             notes.append(f"{receipt.name}: the {records} that it names of {site} left by entries of this audit.")
-        authorship = _check_authorship(content, site, keys, state)
+        authorship = _check_reply_authorship(content, site, keys, state)
         notes += [f"{receipt.name}: {line}" for line in (*authorship.right, *authorship.notes)]
         faults += map(str, authorship.faults)
     if not findings.entries and not faults:
@@ -80,7 +80,7 @@ def audit_report(
     return [*notes, f"{findings.entries} entries, unbroken; the last one's SHA-256 is {findings.sha256}."], True
 
 
-def _check_signed_requests(state: Path, authority: x509.Certificate) -> AuditCheckResult:
+def _check_request_signatures(state: Path, authority: x509.Certificate) -> AuditCheckResult:
     """Count the requests in the audit log that the coordinator signed, and report those that it did not sign.
 
     A request signed under another authority is only noted, because it may come from an earlier coordinator.
@@ -120,7 +120,7 @@ def _list_received_replies(content: Mapping[str, Any], site: str) -> dict[str, s
     return {answers[site]["answer_sha256"]: "the roll call", **updates} if site in answers else {}
 
 
-def _check_authorship(
+def _check_reply_authorship(
     content: Mapping[str, Any], site: str, keys: Mapping[str, str], state: Path
 ) -> AuthorshipCheckResult:
     """Check that the sites signed the replies in the receipt, and that all accepted replies of this site are in it."""
@@ -146,7 +146,7 @@ def _check_authorship(
         raise BadInput([Fault("receipt.json", f"is no receipt that can be read: {error!r}.")]) from None
 
 
-def describe_entry(entry: AuditEntry) -> str:
+def describe_audit_entry(entry: AuditEntry) -> str:
     """Format an audit entry as one line for a person, without control characters."""
     if entry.get("event") == "start":
         event = f"flwr-client {entry.get('version')} started"

@@ -13,7 +13,7 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from client.gate.incoming_request import IncomingRequest, OutOfTime
+from client.gate.incoming_request import IncomingRequest, RequestTimeExceeded
 from client.gate.policy_rules import PolicyVerdict, reply_verdict
 from client.site.site import Site
 from common import __version__
@@ -52,11 +52,13 @@ Mod = Callable[[Message, Context, Handler], Message]
 def make_policy_gate(site_of: Callable[[Context], Site]) -> Mod:
     """Make the Flower mod that checks each request and reply by the policy of the site that ``site_of`` returns."""
 
-    def pass_message(message: Message, context: Context, answer: Handler) -> Message:
+    def check_message(message: Message, context: Context, answer: Handler) -> Message:
         site = site_of(context)
-        return GatedMessage(site, AuditLog(site.folder, durable=site.durable), message).checked_reply(context, answer)
+        return GatedMessage(site, AuditLog(site.folder, durable=site.durable), message).make_checked_reply(
+            context, answer
+        )
 
-    return pass_message
+    return check_message
 
 
 def record_process_start(site: Site) -> TornAuditLine | None:
@@ -103,26 +105,26 @@ class GatedMessage:
             "round": server_round if type(server_round) is int else 0,
         }
 
-    def checked_reply(self, context: Context, answer: Handler) -> Message:
+    def make_checked_reply(self, context: Context, answer: Handler) -> Message:
         """Return the handler's reply, or an error with the reason why the policy does not allow request or reply."""
         incoming = IncomingRequest(self._site, self._message.content)
         try:
-            work, verdict = incoming.verdict()
+            work, verdict = incoming.policy_verdict()
         except Exception as error:
-            self._audit_error(type(error).__name__)
+            self._write_error_to_audit(type(error).__name__)
             raise
-        self._audit_record("in", self._message.content, verdict)
+        self._write_record_to_audit("in", self._message.content, verdict)
         if not verdict.allowed:
             return self._make_declined_reply(f"declines: {verdict}")
         try:
             with incoming.limit_time():
                 reply = answer(self._message, context)
-        except OutOfTime:
-            verdict = incoming.time_verdict()
-            self._audit_record("in", self._message.content, verdict)
+        except RequestTimeExceeded:
+            verdict = incoming.time_limit_verdict()
+            self._write_record_to_audit("in", self._message.content, verdict)
             return self._make_declined_reply(f"stopped its work: {verdict}")
         except Exception as error:
-            self._audit_error(type(error).__name__)
+            self._write_error_to_audit(type(error).__name__)
             raise
         # The policy decides on the records as they would leave; a record that the wire does not know is refused.
         try:
@@ -138,16 +140,16 @@ class GatedMessage:
                 )
             else:
                 verdict = reply_verdict(self._site.policy, work, record)
-        self._audit_record("out", reply.content, verdict)
+        self._write_record_to_audit("out", reply.content, verdict)
         if not verdict.allowed:
             return self._make_declined_reply(f"does not send this: {verdict}")
         return reply
 
     def _make_declined_reply(self, reason: str) -> Message:
-        self._audit_error("declined", reason)
+        self._write_error_to_audit("declined", reason)
         return Message(Error(DECLINED, reason), reply_to=self._message)
 
-    def _audit_record(self, direction: str, content: RecordDict, verdict: PolicyVerdict) -> None:
+    def _write_record_to_audit(self, direction: str, content: RecordDict, verdict: PolicyVerdict) -> None:
         self._audit.append(
             **self._about,
             direction=direction,
@@ -161,7 +163,7 @@ class GatedMessage:
             **(read_request_signature(content) if direction == "in" else {}),
         )
 
-    def _audit_error(self, kind: str, reason: str = "") -> None:
+    def _write_error_to_audit(self, kind: str, reason: str = "") -> None:
         """Write an error to the audit log: its kind, and size and SHA-256 of the reason if one is sent."""
         text = reason.encode()
         facts = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()} if text else {}

@@ -31,14 +31,14 @@ import numpy as np
 from flwr.app import RecordDict
 from pydantic import ValidationError
 
-from client.gate.policy_rules import PolicyVerdict, RequestedWork, method_fault, request_verdict
+from client.gate.policy_rules import PolicyVerdict, RequestedWork, method_policy_fault, request_verdict
 from client.site.memory import remove_old_run_states
 from client.site.site import Site
 from common.config import Plan, parse_plan_json
 from common.errors import BadInput, Fault, WireError
 from common.models.network import build
 from common.models.state import FrozenPart, read_state
-from common.models.zoo.spec import is_external
+from common.models.zoo.spec import is_external_network
 from common.plugins import PLUGIN
 from common.system.files import write_atomically
 from common.system.toml import validation_faults
@@ -60,10 +60,10 @@ class IncomingRequest:
         self._fields = fields = read_small_fields(content)
         self._site, self._policy = site, site.policy
         self._run = str(fields.get("run", ""))
-        self._runs = RunRecords(site.folder, durable=site.durable)
-        self._record = self._runs.get(self._run)
+        self._runs = RunRecordsFile(site.folder, durable=site.durable)
+        self._record = self._runs.find_record(self._run)
 
-    def verdict(self) -> tuple[RequestedWork | None, PolicyVerdict]:
+    def policy_verdict(self) -> tuple[RequestedWork | None, PolicyVerdict]:
         """Return the requested work, and the policy's verdict: the first rule that the request breaks, if any."""
         try:
             work = read_requested_work(self._fields, self._site)
@@ -85,7 +85,7 @@ class IncomingRequest:
                 reason = "this run was announced with another plan; another plan needs a new run"
                 verdict = PolicyVerdict("run.plan", reason)
             elif self._seconds_left() == 0:
-                verdict = self.time_verdict()
+                verdict = self.time_limit_verdict()
         return work, self._check_initial_model(work) if verdict.allowed else verdict
 
     def _check_initial_model(self, work: RequestedWork) -> PolicyVerdict:
@@ -112,7 +112,7 @@ class IncomingRequest:
         """Context manager that interrupts the work when its time is over, and adds its duration to the run's total.
 
         Raises:
-            OutOfTime: At the current place of the work.
+            RequestTimeExceeded: At the current place of the work.
         """
         began = time.monotonic()
         try:
@@ -122,7 +122,7 @@ class IncomingRequest:
             if self._site.durable:  # a simulation needs no record of time
                 self._record = self._runs.add_seconds(self._run, time.monotonic() - began)
 
-    def time_verdict(self) -> PolicyVerdict:
+    def time_limit_verdict(self) -> PolicyVerdict:
         """Return the verdict on a request after its own time limit, or that of its run, has passed."""
         whole = self._policy.maximum_run_hours
         if whole is not None and self._seconds_worked() >= whole * HOUR_S:
@@ -154,12 +154,12 @@ def read_requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork 
     if "plan" not in fields or fields.get("wire.version") != WIRE_VERSION:
         return None
     plan = read_plan(fields["plan"], site.policy.maximum_plan_kb)
-    if fault := method_fault(site.policy, plan):  # before anything of a plug-in is imported
+    if fault := method_policy_fault(site.policy, plan):  # before anything of a plug-in is imported
         raise PlanRefused("policy.methods", fault)
     try:
         method = build_site_method_once(site.name, fields["plan"])
     except BadInput as error:
-        raise PlanRefused("plan.method", first_plan_fault(error.faults)) from None
+        raise PlanRefused("plan.method", describe_first_plan_fault(error.faults)) from None
     names, server_round = fields.get("class_names"), fields.get("round", 0)
     return RequestedWork(
         plan,
@@ -176,7 +176,7 @@ def read_requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork 
 # ---------------------------------------------------------------------- time
 
 
-class OutOfTime(BaseException):
+class RequestTimeExceeded(BaseException):
     """Raised when the time for a request is over; ``except Exception`` does not catch it."""
 
 
@@ -187,17 +187,17 @@ def interrupt_after(seconds: float | None) -> Iterator[None]:
     It has no effect outside the main thread, because Python delivers signals there only.
 
     Raises:
-        OutOfTime: At the current place of the body.
+        RequestTimeExceeded: At the current place of the body.
     """
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
         return
     began, (left, _) = time.monotonic(), signal.getitimer(signal.ITIMER_REAL)
 
-    def stop(number: int, frame: object) -> None:
-        raise OutOfTime
+    def raise_out_of_time(number: int, frame: object) -> None:
+        raise RequestTimeExceeded
 
-    before = signal.signal(signal.SIGALRM, stop)
+    before = signal.signal(signal.SIGALRM, raise_out_of_time)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
     try:
         yield
@@ -223,23 +223,23 @@ class RunRecord:
     seconds: float = 0.0
 
 
-class RunRecords:
+class RunRecordsFile:
     """The records of all runs that a site takes part in, in the file ``runs.json`` of its state folder."""
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self._path, self._durable = folder / RUNS_FILE, durable
 
-    def get(self, run: str) -> RunRecord | None:
+    def find_record(self, run: str) -> RunRecord | None:
         """Return the record of a run; None for a new run."""
         return self._read_all().get(run)
 
     def record_plan(self, run: str, plan: str) -> RunRecord:
         """Store a new run with the hash of its plan; return the record of the run."""
-        return self.get(run) or self._write_record(run, RunRecord(hash_plan(plan)), durable=self._durable)
+        return self.find_record(run) or self._write_record(run, RunRecord(hash_plan(plan)), durable=self._durable)
 
     def add_seconds(self, run: str, seconds: float) -> RunRecord | None:
         """Add to the time that the site has worked for a run; return None if the run has no record."""
-        if (record := self.get(run)) is None:
+        if (record := self.find_record(run)) is None:
             return None
         return self._write_record(run, replace(record, seconds=record.seconds + seconds), durable=False)
 
@@ -325,16 +325,16 @@ def _parse_plan(text: str) -> Plan:
             object_pairs_hook=_refuse_repeated_keys,
             parse_constant=_refuse_json_constant,
             parse_int=_check_digit_count,
-            parse_float=_parse_fraction,
+            parse_float=_parse_finite_float,
         )
         return parse_plan_json(text)
     except ValidationError as error:
-        raise PlanRefused("plan.form", first_plan_fault(validation_faults(error, Plan, "plan"))) from None
+        raise PlanRefused("plan.form", describe_first_plan_fault(validation_faults(error, Plan, "plan"))) from None
     except (ValueError, RecursionError) as error:
         raise error if isinstance(error, PlanRefused) else PlanRefused("plan.form", f"it is no JSON: {error}") from None
 
 
-def first_plan_fault(faults: Sequence[Fault]) -> str:
+def describe_first_plan_fault(faults: Sequence[Fault]) -> str:
     """Return the first fault of a plan in one line, with the number of the others."""
     more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
     return f"{faults[0]}".removesuffix(".") + more
@@ -356,7 +356,7 @@ def _refuse_json_constant(name: str) -> Any:
     raise PlanRefused("plan.form", f"it has {name} in the place of a number")
 
 
-def _parse_fraction(digits: str) -> float:
+def _parse_finite_float(digits: str) -> float:
     value = float(_check_digit_count(digits))
     return value if math.isfinite(value) else _refuse_json_constant(digits)
 
@@ -382,7 +382,7 @@ def initial_model_fault(site: Site, plan: Plan, request: TrainRequest) -> str:
     """
     spec, source = plan.model, "seed"
     if plan.weights_sha256 is not None:
-        path = site.frozen_parts.weights_file(spec, plan.weights_sha256)
+        path = site.frozen_part_files.find_weights_file(spec, plan.weights_sha256)
         if path is None:
             file = f"the weights file with SHA-256 {plan.weights_sha256}"
             site.tell(f"the first model of this run is taken as it came: it begins with {file}, not in weights/ here")
@@ -394,8 +394,8 @@ def initial_model_fault(site: Site, plan: Plan, request: TrainRequest) -> str:
         built = ModelGroups.from_model(read_state(network)).to_named_arrays()
         if spec.frozen_sha256 is not None:
             sent = request.frozen.trunk
-            received["frozen"] = site.frozen_parts.read(spec.frozen_sha256).values if sent is None else sent
-            built["frozen"] = FrozenPart.of(network).values
+            received["frozen"] = site.frozen_part_files.read_part(spec.frozen_sha256).values if sent is None else sent
+            built["frozen"] = FrozenPart.from_network(network).values
     except BadInput as bad:
         return f"it cannot be built here: {bad.faults[0]}".removesuffix(".")
     except WireError:
@@ -407,7 +407,7 @@ def initial_model_fault(site: Site, plan: Plan, request: TrainRequest) -> str:
     if not wrong.any():
         return ""
     libraries = ["torch", "torchvision"]
-    if is_external(spec.architecture) and not spec.architecture.startswith(PLUGIN):
+    if is_external_network(spec.architecture) and not spec.architecture.startswith(PLUGIN):
         libraries.append(spec.architecture.partition(":")[0])
     here = ", ".join(f"{name} {version(name)}" for name in dict.fromkeys(libraries))
     return (

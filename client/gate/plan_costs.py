@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from common.config import BY_STEP, Plan
-from common.models.network import meta_backbone_with_factors, resolve_precision
+from common.models.network import meta_backbone_with_lora, resolve_precision
 from common.models.trained import trained_layer_names
-from common.models.zoo.registry import meta_backbone
-from common.models.zoo.spec import Architecture, ModelSpec, is_external
+from common.models.zoo.registry import build_meta_backbone
+from common.models.zoo.spec import Architecture, ModelSpec, is_external_network
 from common.system.resources import physical_memory
 from strategies.local.site_method import SiteMethod
 from strategies.privacy.gradients import choose_micro_batch_size
@@ -75,11 +75,11 @@ class NetworkCost:
 
 def estimate_network_cost(spec: ModelSpec, rows: int) -> NetworkCost:
     """Estimate parameters and activations of a plan's network with ``rows`` head rows."""
-    if is_external(spec.architecture):
-        width, backbone, activations = _measure_network(spec)
+    if is_external_network(spec.architecture):
+        width, backbone, activations = _measure_external_network(spec)
     else:
         width, bytes_a_pixel, listed = BACKBONES[spec.architecture]
-        backbone = listed or sum(value.numel() for value in meta_backbone(spec).module.parameters())
+        backbone = listed or sum(value.numel() for value in build_meta_backbone(spec).module.parameters())
         activations = bytes_a_pixel * spec.image_size**2
     features = spec.neck or width
     behind = ((width + 1) * spec.neck if spec.neck else 0) + (features + 1) * rows
@@ -96,19 +96,19 @@ def _count_trained_backbone_parameters(spec: ModelSpec) -> int:
     """
     if spec.backbone_frozen:
         return 0
-    backbone = meta_backbone_with_factors(spec)
+    backbone = meta_backbone_with_lora(spec)
     layers = [backbone.get_submodule(name) for name in trained_layer_names(backbone, spec.train)]
     return sum(value.numel() for layer in layers for value in layer.parameters(recurse=False))
 
 
 @lru_cache(maxsize=8)
-def _measure_network(spec: ModelSpec) -> tuple[int, int, int]:
+def _measure_external_network(spec: ModelSpec) -> tuple[int, int, int]:
     """Measure width, parameters and activations of a network from another library or a plug-in.
 
     Raises:
         BadInput: If the network cannot be built.
     """
-    module, width = meta_backbone(spec)
+    module, width = build_meta_backbone(spec)
     device = next((value.device for value in module.parameters()), None)
     image = torch.zeros(1, spec.channels, spec.image_size, spec.image_size, device=device)
     numbers = count_activations(module, image)
@@ -119,12 +119,12 @@ def count_activations(network: nn.Module, images: Tensor) -> int:
     """Count the numbers that all layers of a network output for these images."""
     counts = list[int]()
 
-    def count(module: nn.Module, inputs: object, output: object) -> None:
+    def count_outputs(module: nn.Module, inputs: object, output: object) -> None:
         if isinstance(output, Tensor):
             counts.append(output.numel())
 
     leaves = [module for module in network.modules() if not list(module.children())]
-    hooks = [leaf.register_forward_hook(count) for leaf in leaves]
+    hooks = [leaf.register_forward_hook(count_outputs) for leaf in leaves]
     network.eval()
     try:
         with torch.no_grad():

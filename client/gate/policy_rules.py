@@ -19,7 +19,7 @@ from client.gate.plan_costs import (
 from client.site.policy import GROUPS, Policy
 from common.config import Plan
 from common.errors import BadInput, quote_names
-from common.models.zoo.spec import is_external
+from common.models.zoo.spec import is_external_network
 from common.plugins import LOSSES, METHODS, METRICS, MODELS, OPTIMIZERS, PLUGIN, SCHEDULES, TRANSFORMS, identify_plugin
 from common.system.plain_text import format_bytes
 from common.wire.records import UNKNOWN_COUNT, BenefitReply, EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
@@ -66,7 +66,7 @@ class RequestedWork:
     gpus: int = 1
 
     @property
-    def changed_groups(self) -> tuple[str, ...]:
+    def updated_model_groups(self) -> tuple[str, ...]:
         """Return the model groups (trunk, norm, head) whose update the method needs."""
         method = self.method
         sends = {"trunk": method.traffic.trunk, "norm": method.sends_norm, "head": method.traffic.head}
@@ -145,9 +145,9 @@ def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, st
     """Yield each rule for requests with its reason against this request, empty if allowed; fast rules come first."""
     plan, method = work.plan, work.method
     last = plan.run.rounds
-    yield "policy.methods", method_fault(policy, plan)
+    yield "policy.methods", method_policy_fault(policy, plan)
     network, fault = plan.model.architecture, ""
-    if is_external(network) and not (fault := _plugin_fault(MODELS, network, policy.networks, plan)):
+    if is_external_network(network) and not (fault := _plugin_policy_fault(MODELS, network, policy.networks, plan)):
         try:
             estimate_network_cost(plan.model, work.rows)
         except BadInput as bad:
@@ -155,7 +155,7 @@ def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, st
     yield "policy.networks", fault
     for key, group, names_in in _PLUGIN_RULES:
         plugins = (name for name in names_in(plan) if name.startswith(PLUGIN))
-        faults = (_plugin_fault(group, name, getattr(policy, key), plan) for name in plugins)
+        faults = (_plugin_policy_fault(group, name, getattr(policy, key), plan) for name in plugins)
         yield f"policy.{key}", next(filter(None, faults), "")
     rounds, most = max(last, work.round), policy.maximum_rounds
     too_long = most is not None and rounds > most
@@ -164,7 +164,7 @@ def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, st
     yield "plan.rounds", "" if announced else f"the run has {last} rounds, and this is round {work.round}"
     for key, number_in, noun in _LIMITS:
         most, value = getattr(policy, f"maximum_{key}"), number_in(work)
-        yield f"policy.maximum_{key}", _excess_fault(value, most, noun)
+        yield f"policy.maximum_{key}", _limit_excess_fault(value, most, noun)
     tests = plan.evaluation.test_each_round and not policy.test_each_round
     yield "policy.test_each_round", "it is false, and the plan tests every round" if tests else ""
     outside = (
@@ -173,14 +173,17 @@ def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, st
         if (value := getattr(plan.privacy, name)) and not least <= value <= most
     )
     yield "plan.privacy", next(outside, "") if plan.privacy.level != "none" else ""
-    yield from _size_rules(policy, work)
-    yield "policy.parts", _not_listed_fault(work.changed_groups, policy.parts, f"{method.name} needs the change of")
-    yield "policy.statistics", _not_listed_fault(method.traffic.names, policy.statistics, f"{method.name} needs")
+    yield from _network_size_rules(policy, work)
+    yield (
+        "policy.parts",
+        _unlisted_names_fault(work.updated_model_groups, policy.parts, f"{method.name} needs the change of"),
+    )
+    yield "policy.statistics", _unlisted_names_fault(method.traffic.names, policy.statistics, f"{method.name} needs")
     yield "policy.maximum_update_norm", _clipping_fault(policy, work)
     yield from _privacy_rules(policy, plan)
 
 
-def method_fault(policy: Policy, plan: Plan) -> str:
+def method_policy_fault(policy: Policy, plan: Plan) -> str:
     """Return the reason why the policy does not allow a plan's method; empty if it does.
 
     A plug-in method must be listed in the policy, and its files must equal the coordinator's; until then it is not
@@ -189,11 +192,11 @@ def method_fault(policy: Policy, plan: Plan) -> str:
     name = plan.run.method
     if name.startswith(PLUGIN):
         listed = tuple(method for method in policy.methods or () if method.startswith(PLUGIN))
-        return _plugin_fault(METHODS, name, listed, plan)
+        return _plugin_policy_fault(METHODS, name, listed, plan)
     return "" if policy.methods is None or {name, "*"} & set(policy.methods) else f'it does not have "{name}"'
 
 
-def _plugin_fault(group: str, name: str, allowed: tuple[str, ...], plan: Plan) -> str:
+def _plugin_policy_fault(group: str, name: str, allowed: tuple[str, ...], plan: Plan) -> str:
     """Return the reason against a plug-in; empty if the policy lists it and its files equal the coordinator's."""
     if not any(fnmatchcase(name, pattern) for pattern in allowed):
         return f'it does not have "{name}"'
@@ -211,12 +214,12 @@ def _plugin_fault(group: str, name: str, allowed: tuple[str, ...], plan: Plan) -
     )
 
 
-def _size_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, str]]:
+def _network_size_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, str]]:
     """Yield the rules for a network's parameters, memory and disk space that have a limit in the policy."""
     plan, rows = work.plan, work.rows
     if (parameters := policy.maximum_parameters) is not None:
         numbers = estimate_network_cost(plan.model, rows).parameters
-        yield "policy.maximum_parameters", _excess_fault(numbers, parameters, "numbers a model")
+        yield "policy.maximum_parameters", _limit_excess_fault(numbers, parameters, "numbers a model")
     for key, most in (("memory", policy.maximum_memory_gb), ("disk", policy.maximum_disk_gb)):
         if most is None:
             continue
@@ -236,7 +239,7 @@ def _size_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, str]
 
 def _clipping_fault(policy: Policy, work: RequestedWork) -> str:
     bound, parameters, privacy = policy.maximum_update_norm, work.method.parameters, work.plan.privacy
-    if bound is None or not work.changed_groups:
+    if bound is None or not work.updated_model_groups:
         return ""
     clips = privacy.max_update_norm if privacy.level == "update" else parameters.clip_update
     if clips is None:
@@ -271,11 +274,11 @@ def _privacy_rules(policy: Policy, plan: Plan) -> Iterator[tuple[str, str]]:
     yield "policy.peers", reason if listed < needed - 1 else ""
 
 
-def _excess_fault(value: int, most: int | None, noun: str) -> str:
+def _limit_excess_fault(value: int, most: int | None, noun: str) -> str:
     return f"it is {most:,}, and the plan has {value:,} {noun}" if most is not None and value > most else ""
 
 
-def _not_listed_fault(names: Iterable[str], allowed: tuple[str, ...] | None, what: str) -> str:
+def _unlisted_names_fault(names: Iterable[str], allowed: tuple[str, ...] | None, what: str) -> str:
     extra = [] if allowed is None else [name for name in names if name not in allowed]
     return f"{what} {quote_names(extra)}" if extra else ""
 
@@ -307,40 +310,42 @@ def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[t
         case TrainReply():
             name = work.method.name
             groups = tuple(group for group in GROUPS if getattr(reply.update, group) is not None)
-            needed = work.changed_groups if work.round else ()  # round 0 ranks the sites by their statistics
-            unneeded = _not_listed_fault(groups, needed, f"round {work.round} of {name} does not need the change of")
+            needed = work.updated_model_groups if work.round else ()  # round 0 ranks the sites by their statistics
+            unneeded = _unlisted_names_fault(
+                groups, needed, f"round {work.round} of {name} does not need the change of"
+            )
             yield "method.groups", unneeded
-            yield "policy.parts", _not_listed_fault(groups, policy.parts, "it does not have")
+            yield "policy.parts", _unlisted_names_fault(groups, policy.parts, "it does not have")
             sent, declared = tuple(reply.statistics), work.method.traffic.names
-            yield "method.statistics", _not_listed_fault(sent, declared, f"{name} does not declare")
-            yield "policy.statistics", _not_listed_fault(sent, policy.statistics, "it does not have")
+            yield "method.statistics", _unlisted_names_fault(sent, declared, f"{name} does not declare")
+            yield "policy.statistics", _unlisted_names_fault(sent, policy.statistics, "it does not have")
             bound = policy.maximum_update_norm
             if bound is not None and work.plan.privacy.level != "update":  # noise is added after clipping
                 length = measure_update_length(reply.update)
                 reason = f"it is {bound:g}, and the update has length {length:g}"
                 yield "policy.maximum_update_norm", reason if length > bound * (1 + ROUNDING) else ""
-            yield "policy.test_metrics", _test_figures_fault(policy, work, reply)
+            yield "policy.test_metrics", _test_metrics_fault(policy, work, reply)
             figures: tuple[float | None, ...] = (reply.train_loss, reply.validation_loss, reply.validation_auroc)
-            yield from _figure_rules(policy, private, figures, tested=reply.test_images is not None)
+            yield from _metric_rules(policy, private, figures, tested=reply.test_images is not None)
         case EvaluateReply():
             spread = bool(reply.histogram_classes or reply.validation_classes or reply.masked_classes)
             if spread and not (work.test and evaluation.pooled):
                 yield "policy.score_histograms", "nobody asked how scores are spread"
             yield "policy.score_histograms", "it is false" if spread and not policy.score_histograms else ""
             yield "policy.smallest_count", _small_count_fault(policy, reply)
-            yield "policy.test_metrics", _test_figures_fault(policy, work, reply)
-            metrics = _not_listed_fault(reply.metric_names, evaluation.metrics, "the plan does not ask for")
+            yield "policy.test_metrics", _test_metrics_fault(policy, work, reply)
+            metrics = _unlisted_names_fault(reply.metric_names, evaluation.metrics, "the plan does not ask for")
             yield "evaluation.metrics", metrics
             # A validation histogram of a class counts as a metric.
             counted = [0.0] * len(reply.validation_classes)
             figures = (*counted, reply.validation_loss, reply.validation_auroc)
             tested = reply.test_images is not None or bool(reply.auroc)
-            yield from _figure_rules(policy, private, figures, tested=tested)
+            yield from _metric_rules(policy, private, figures, tested=tested)
         case BenefitReply() if reply.class_names:
             if not evaluation.compare_local:
                 yield "policy.test_metrics", "nobody asked for a comparison with training alone"
             yield "policy.test_metrics", "" if policy.test_metrics else "it is false"
-            yield from _figure_rules(policy, private, (), tested=True)
+            yield from _metric_rules(policy, private, (), tested=True)
 
 
 def _small_count_fault(policy: Policy, reply: RollCallAnswer | EvaluateReply) -> str:
@@ -355,7 +360,7 @@ def _small_count_fault(policy: Policy, reply: RollCallAnswer | EvaluateReply) ->
     return f"it is {least}, and scores of fewer images would leave" if fewest < least else ""
 
 
-def _test_figures_fault(policy: Policy, work: RequestedWork, reply: TrainReply | EvaluateReply) -> str:
+def _test_metrics_fault(policy: Policy, work: RequestedWork, reply: TrainReply | EvaluateReply) -> str:
     tested = isinstance(reply, EvaluateReply) and bool(reply.class_names)
     counted = reply.test_images is not None
     if tested and not work.test:
@@ -368,7 +373,7 @@ def _test_figures_fault(policy: Policy, work: RequestedWork, reply: TrainReply |
     return "it is false" if (tested or counted) and not policy.test_metrics else ""
 
 
-def _figure_rules(
+def _metric_rules(
     policy: Policy, private: bool, figures: Iterable[float | None], *, tested: bool
 ) -> Iterator[tuple[str, str]]:
     """Yield the rules for training and validation metrics, and for metrics outside the privacy budget."""

@@ -20,14 +20,14 @@ from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
-from client.app import client_app
+from client.app import make_client_app
 from client.preview.data_dictionary import MEANING, meaning_of_field
 from client.site.site import Site
 from common.config import Experiment, ParticipationSection, make_plan
 from common.errors import raise_faults
 from common.models.network import build
-from common.models.state import initial_frozen_part, layout_of, read_state, with_frozen_hash
-from common.system.files import output_folder_faults, remove_outputs_on_failure, write_atomically
+from common.models.state import build_initial_frozen_part, layout_of, read_state, with_frozen_hash
+from common.system.files import new_output_folder_faults, remove_outputs_on_failure, write_atomically
 from common.system.plain_text import to_json_text
 from common.wire.canonical_bytes import WIDTH, iterate_canonical_bytes, list_record_fields, record_sha256
 from common.wire.codec import payload_bytes, unpack_counts
@@ -43,7 +43,7 @@ DEADLINE_S = 86_400.0
 
 
 @dataclass(frozen=True)
-class FieldRow:
+class RecordFieldRow:
     """One field of a record for a person; ``values`` is its value as text, or the range of an array's numbers."""
 
     record: str
@@ -62,7 +62,7 @@ class SingleSiteGrid(Grid):
 
     def __post_init__(self) -> None:
         set_flower_node_identity(1, 1)
-        self._app = client_app(lambda context: self.site)
+        self._app = make_client_app(lambda context: self.site)
         self._pushed: dict[str, Message] = {}
         self.records: list[RecordDict] = []
         self.errors: list[str] = []
@@ -100,7 +100,7 @@ class SingleSiteGrid(Grid):
         return replies
 
 
-def choose_experiment(planned: Experiment | None, site: Site) -> Experiment:
+def choose_preview_experiment(planned: Experiment | None, site: Site) -> Experiment:
     """Return the given experiment, or a small one for this site's images, with one local epoch and no masks."""
     experiment = planned
     if experiment is None:
@@ -111,14 +111,14 @@ def choose_experiment(planned: Experiment | None, site: Site) -> Experiment:
     return experiment.model_copy(update={"training": training, "privacy": privacy})
 
 
-def make_round_records(site: Site, experiment: Experiment) -> tuple[list[RecordDict], list[str]]:
+def make_first_round_records(site: Site, experiment: Experiment) -> tuple[list[RecordDict], list[str]]:
     """Run the roll call, round 1 and the test; return the records that leave, and the reasons for those withheld.
 
     Raises:
         BadInput: If the method cannot use this site's labels, or needs metrics that the policy withholds.
     """
     plan = make_plan(experiment)
-    frozen = initial_frozen_part(plan.model, plan.run.seed, Path())
+    frozen = build_initial_frozen_part(plan.model, plan.run.seed, Path())
     plan = plan.model_copy(update={"model": with_frozen_hash(plan.model, frozen), "weights_sha256": None})
     with tempfile.TemporaryDirectory() as folder:
         grid = SingleSiteGrid(replace(site, folder=Path(folder), durable=False))
@@ -134,11 +134,11 @@ def make_round_records(site: Site, experiment: Experiment) -> tuple[list[RecordD
         return grid.records, grid.errors
 
 
-def list_field_rows(content: RecordDict) -> list[FieldRow]:
+def list_field_rows(content: RecordDict) -> list[RecordFieldRow]:
     """List the fields of one record for a table."""
     fields: dict[str, Any] = dict(content.config_records["fields"])
     record = str(fields["wire.record"])
-    rows = list[FieldRow]()
+    rows = list[RecordFieldRow]()
     for part in list_record_fields(content):
         if part.name not in fields:
             name, _, key = part.name.partition("/")
@@ -154,7 +154,7 @@ def list_field_rows(content: RecordDict) -> list[FieldRow]:
             text = to_json_text(value, allow_nan=True) if isinstance(value, list) else str(value)
             values = text if len(text) <= 60 else f"{text[:57]}..."
         shape = "x".join(map(str, part.shape)) if part.shape is not None else ""
-        rows.append(FieldRow(record, part.name, shape, part.size, values, meaning_of_field(record, part.name)))
+        rows.append(RecordFieldRow(record, part.name, shape, part.size, values, meaning_of_field(record, part.name)))
     return rows
 
 
@@ -189,7 +189,7 @@ def write_records(records: Sequence[RecordDict], out: Path) -> list[Path]:
     Raises:
         BadInput: If the folder exists and is not empty.
     """
-    raise_faults(output_folder_faults(out))
+    raise_faults(new_output_folder_faults(out))
     paths = list[Path]()
     with remove_outputs_on_failure(out):
         for number, content in enumerate(records, 1):

@@ -24,10 +24,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from common.errors import BadInput, WireError
-from common.models.state import FROZEN_PART_MISSING, FrozenPart, initial_frozen_part
-from common.models.zoo.registry import meta_backbone
+from common.models.state import FROZEN_PART_MISSING, FrozenPart, build_initial_frozen_part
+from common.models.zoo.registry import build_meta_backbone
 from common.models.zoo.spec import ModelSpec
-from common.system.files import remove_partial_files, write_atomically
+from common.system.files import remove_temporary_files, write_atomically
 from common.wire.records import Arrays, ModelGroups, empty_arrays
 
 NOTHING = ModelGroups()
@@ -113,13 +113,13 @@ class RoundStateFolder:
             LostRoundState: If the state is expected and missing, or if it is damaged.
         """
         if forget:
-            remove_partial_files(self.folder)
-            current = self._path(counted)
+            remove_temporary_files(self.folder)
+            current = self._state_file_path(counted)
             paths = sorted(self.folder.glob("round-*.safetensors"))
             last = bisect.bisect_right(paths, current)
             for path in [*paths[: max(last - KEPT_ROUNDS, 0)], *paths[last:]]:
                 path.unlink()
-        path = self._path(counted)
+        path = self._state_file_path(counted)
         name = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
         if not path.exists():
             if expected and counted:
@@ -132,9 +132,9 @@ class RoundStateFolder:
         except (OSError, ValueError) as error:
             raise LostRoundState(f"its state after round {counted} is damaged: {name}: {error}.") from None
 
-    def begin_anew(self, counted: int) -> None:
+    def write_empty_state(self, counted: int) -> None:
         """Store an empty state in place of a lost one, so that the site continues from the coordinator's model."""
-        write_atomically(self._path(counted), _serialize_round_state(SiteRoundState()), durable=self.durable)
+        write_atomically(self._state_file_path(counted), _serialize_round_state(SiteRoundState()), durable=self.durable)
 
     def mark_round_settled(self, server_round: int, left: bytes, agreed: str = "") -> None:
         """Mark a round's state as one to continue from: its sum is unmasked, or its cost is in the ledger.
@@ -145,7 +145,7 @@ class RoundStateFolder:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         noted = left + agreed.encode()
-        write_atomically(self._settled_path(server_round), noted, durable=self.durable)
+        write_atomically(self._settled_mark_path(server_round), noted, durable=self.durable)
         for path in sorted(self.folder.glob("opened-*"))[:-KEPT_ROUNDS]:
             path.unlink()
 
@@ -155,19 +155,19 @@ class RoundStateFolder:
 
     def settled_request_hash(self, server_round: int) -> str | None:
         """Return the ``agreed`` hash of a round's mark (:meth:`mark_round_settled`); None if there is no valid mark."""
-        opened, written = self._settled_path(server_round), self.hash_round_state(server_round)
+        opened, written = self._settled_mark_path(server_round), self.hash_round_state(server_round)
         noted = opened.read_bytes() if written and opened.exists() else b""
         return noted.removeprefix(written).decode() if written and noted.startswith(written) else None
 
     def hash_round_state(self, server_round: int) -> bytes:
         """Return the SHA-256 of a round's state file; empty if there is no file."""
-        path = self._path(server_round)
+        path = self._state_file_path(server_round)
         if not path.exists():
             return b""
         with path.open("rb") as file:
             return file.read(_DIGEST)
 
-    def _settled_path(self, server_round: int) -> Path:
+    def _settled_mark_path(self, server_round: int) -> Path:
         return self.folder / f"opened-{server_round:06d}"
 
     @property
@@ -178,9 +178,9 @@ class RoundStateFolder:
 
     def write_state(self, memory: SiteRoundState) -> None:
         """Write the state after a round to the file of that round."""
-        write_atomically(self._path(memory.round), _serialize_round_state(memory), durable=self.durable)
+        write_atomically(self._state_file_path(memory.round), _serialize_round_state(memory), durable=self.durable)
 
-    def _path(self, server_round: int) -> Path:
+    def _state_file_path(self, server_round: int) -> Path:
         return self.folder / f"round-{server_round:06d}.safetensors"
 
 
@@ -260,19 +260,19 @@ class FrozenPartFiles:
         if spec.frozen_sha256 is None:
             return False
         with contextlib.suppress(WireError):  # a damaged one is removed, and sent again
-            self.read(spec.frozen_sha256)
+            self.read_part(spec.frozen_sha256)
             return True
         for path in self._candidate_weights_files(spec):
             try:
-                made = initial_frozen_part(spec.model_copy(update={"weights": str(path)}), 0, Path())
+                made = build_initial_frozen_part(spec.model_copy(update={"weights": str(path)}), 0, Path())
             except BadInput:
                 continue  # of another architecture, or damaged
             if made is not None and made.sha256 == spec.frozen_sha256:
-                self._write(made)
+                self._write_part(made)
                 return True
         return False
 
-    def weights_file(self, spec: ModelSpec, sha256: str) -> Path | None:
+    def find_weights_file(self, spec: ModelSpec, sha256: str) -> Path | None:
         """Return the hospital's own weights file with this SHA-256; None if there is none."""
         for path in self._candidate_weights_files(spec):
             with path.open("rb") as file:
@@ -282,7 +282,7 @@ class FrozenPartFiles:
 
     def _candidate_weights_files(self, spec: ModelSpec) -> list[Path]:
         """Return the hospital's weights files that may fit this network, without files that are far too large."""
-        plain = meta_backbone(spec).module
+        plain = build_meta_backbone(spec).module
         most = 2 * sum(4 * tensor.numel() for tensor in plain.state_dict().values()) + LARGEST_REST
         files = sorted(self._weights.glob("*.safetensors")) if self._weights else []
         return [path for path in files if path.is_file() and path.stat().st_size <= most]
@@ -295,16 +295,16 @@ class FrozenPartFiles:
         """
         if part.sha256 != sha256:
             raise WireError(f"the frozen part of the model has SHA-256 {part.sha256}, the plan names {sha256}.")
-        if not self._path(sha256).is_file():
-            self._write(part)
+        if not self._part_path(sha256).is_file():
+            self._write_part(part)
 
-    def read(self, sha256: str) -> FrozenPart:
+    def read_part(self, sha256: str) -> FrozenPart:
         """Read the frozen part with this SHA-256.
 
         Raises:
             WireError: If the part is missing or damaged. A damaged file is removed, and then sent again.
         """
-        path = self._path(sha256)
+        path = self._part_path(sha256)
         try:
             content = path.read_bytes()
         except OSError:
@@ -316,13 +316,13 @@ class FrozenPartFiles:
         os.utime(path)  # the newest are kept
         return part
 
-    def _write(self, part: FrozenPart) -> None:
+    def _write_part(self, part: FrozenPart) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         content = part.values.astype("<f4", copy=False).tobytes()
-        write_atomically(self._path(part.sha256), content, durable=self._durable)
+        write_atomically(self._part_path(part.sha256), content, durable=self._durable)
         parts = sorted(self._folder.glob("*.f32"), key=lambda path: path.stat().st_mtime)
         for old in parts[:-MOST_FROZEN_PARTS]:
             old.unlink(missing_ok=True)
 
-    def _path(self, sha256: str) -> Path:
+    def _part_path(self, sha256: str) -> Path:
         return self._folder / f"{sha256}.f32"

@@ -130,7 +130,7 @@ class Policy(TomlSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_defaults_of_the_level(cls, tree: Any) -> Any:
+    def _fill_level_defaults(cls, tree: Any) -> Any:
         if not isinstance(tree, dict) or (level := tree.get("level", "trusted")) not in list(LEVELS):
             return tree  # pydantic says what is wrong; a list cannot be looked up in a mapping
         unfit = {key for key, other in NOT_BESIDE.items() if other in tree}
@@ -142,7 +142,7 @@ class Policy(TomlSection):
         return {key: getattr(self, key) for key, value in LEVELS[self.level].items() if getattr(self, key) != value}
 
     @model_validator(mode="after")
-    def _rounding_makes_no_zero(self) -> Self:
+    def _check_count_rounding(self) -> Self:
         if self.smallest_count % self.round_counts_to or self.round_counts_to > max(self.smallest_count, 1):
             raise ValueError("smallest_count must be a multiple of round_counts_to: a count would fall below it")
         if self.round_counts_to > 1 and self.score_histograms:
@@ -151,23 +151,23 @@ class Policy(TomlSection):
 
     @field_validator("methods")
     @classmethod
-    def _known_methods(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    def _check_known_methods(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         built_in = tuple(name for name in names or () if name != "*" and not name.startswith(PLUGIN))
-        _check_names(built_in, CLASSES, "methods")
+        _check_known_names(built_in, CLASSES, "methods")
         return names
 
     @field_validator("statistics")
     @classmethod
-    def _known_statistics(cls, names: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
+    def _check_known_statistics(cls, names: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
         plugins = any(name.startswith(PLUGIN) for name in info.data.get("methods") or ())
         if plugins or not names:
             return names
         from strategies.registry import describe_statistics  # imports torch, so only if needed
 
-        return _check_names(names, describe_statistics(), "statistics")
+        return _check_known_names(names, describe_statistics(), "statistics")
 
 
-def _check_names(names: tuple[str, ...] | None, options: Iterable[str], noun: str) -> tuple[str, ...] | None:
+def _check_known_names(names: tuple[str, ...] | None, options: Iterable[str], noun: str) -> tuple[str, ...] | None:
     """Return the names if all are among the options, because a misspelt name would forbid what it should allow."""
     options = list(options)
     for name in names or ():

@@ -8,13 +8,13 @@ import torch
 
 from client.site.disclosure import find_hidden_classes, mark_images_of_hidden_classes
 from client.site.site import Site
-from client.site.site_file import FILE, SiteFile, SiteSettings, read_with_faults
+from client.site.site_file import FILE, SiteFile, SiteSettings, read_site_with_faults
 from common.contract import LabelDeclaration, merge_label_declarations
 from common.data.base.image_set import PARTS, ImageSet
-from common.data.images.store import DecodedImageStore, remove_store
+from common.data.images.store import DecodedImageStore, remove_image_store
 from common.data.load import dataset_faults, load_dataset
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
-from common.models.gpu import describe_gpus, visible_gpus
+from common.models.gpu import count_visible_gpus, describe_gpu_count
 from common.security.identity import derive_storage_key, read_private_key
 
 
@@ -24,11 +24,11 @@ def read_site_settings(folder: Path) -> SiteSettings:
     Raises:
         BadInput: With every fault.
     """
-    settings, faults = read_with_faults(folder)
+    settings, faults = read_site_with_faults(folder)
     faults += list_data_faults(settings)
     if settings.file.device == "cuda" and not torch.cuda.is_available():
         faults.append(Fault(f"{FILE}: device", "is cuda, but this machine shows no GPU.", 'Set "auto" or "cpu".'))
-    elif fault := find_gpu_fault(settings.file, visible_gpus()):
+    elif fault := find_gpu_fault(settings.file, count_visible_gpus()):
         faults.append(fault)
     raise_faults(faults)
     return settings
@@ -40,7 +40,7 @@ def find_gpu_fault(file: SiteFile, visible: int) -> Fault | None:
         return None
     if file.device == "cpu":
         return Fault(f"{FILE}: gpus", f'is {file.gpus}, but device is "cpu".', "Leave one of the two out.")
-    problem = f"is {file.gpus}, but {describe_gpus(visible)}"
+    problem = f"is {file.gpus}, but {describe_gpu_count(visible)}"
     return Fault(f"{FILE}: gpus", problem, f"Set {visible}." if visible > 1 else "Leave it out.")
 
 
@@ -58,7 +58,7 @@ def open_site(settings: SiteSettings, tell: Callable[[str], None] = lambda line:
         BadInput: With every fault, or with the unreadable files if there are too many.
     """
     try:
-        splits = load_dataset(settings.file.data, settings.folder, site_image_store(settings, tell))
+        splits = load_dataset(settings.file.data, settings.folder, prepare_image_store(settings, tell))
     except BadInput as error:
         raise BadInput(replace(fault, where=f"{FILE}: {fault.where}") for fault in error.faults) from None
     declaration = make_label_declaration(settings, splits.class_names)
@@ -73,9 +73,9 @@ def open_site(settings: SiteSettings, tell: Callable[[str], None] = lambda line:
         unsaid[part] = mark_images_of_hidden_classes(images, classes, smallest)
     return Site(
         declaration=declaration,
-        train=_keep_declared_classes(splits.train, declaration),
-        validation=_keep_declared_classes(splits.validation, declaration),
-        test=_keep_declared_classes(splits.test, declaration),
+        train=_select_declared_classes(splits.train, declaration),
+        validation=_select_declared_classes(splits.validation, declaration),
+        test=_select_declared_classes(splits.test, declaration),
         folder=settings.state_folder,
         device=choose_device(settings),
         gpus=settings.file.gpus,
@@ -87,14 +87,14 @@ def open_site(settings: SiteSettings, tell: Callable[[str], None] = lambda line:
     )
 
 
-def site_image_store(settings: SiteSettings, tell: Callable[[str], None]) -> DecodedImageStore:
+def prepare_image_store(settings: SiteSettings, tell: Callable[[str], None]) -> DecodedImageStore:
     """Return the store of a site's decoded images, and remove stored images that the policy no longer allows."""
     policy = settings.file.policy
     folders = {form: settings.state_folder / f"images-{form}" for form in ("encrypted", "plain")}
     for form, folder in folders.items():
         if form != policy.keep_images:
             try:
-                removed = remove_store(folder)
+                removed = remove_image_store(folder)
             except OSError as error:
                 problem = f"cannot be removed ({error.strerror or error})."
                 remedy = f'Remove it: policy.keep_images = "{policy.keep_images}" does not allow these decoded images.'
@@ -143,5 +143,5 @@ def make_label_declaration(settings: SiteSettings, classes: tuple[str, ...]) -> 
     return declaration
 
 
-def _keep_declared_classes(images: ImageSet, declaration: LabelDeclaration) -> ImageSet:
-    return replace(images.only_classes(declaration.names), class_names=declaration.canonical_names)
+def _select_declared_classes(images: ImageSet, declaration: LabelDeclaration) -> ImageSet:
+    return replace(images.select_label_columns(declaration.names), class_names=declaration.canonical_names)

@@ -86,20 +86,20 @@ class Site:
     @cached_property
     def train_samples(self) -> int:
         """The number of training images that the site reports."""
-        return round_count_down(len(self.reported_train), self.policy)
+        return round_count_down(len(self.reported_training_images), self.policy)
 
     @cached_property
-    def reported_train(self) -> ImageSet:
+    def reported_training_images(self) -> ImageSet:
         """The training images that reports count: those that an update without noise is trained on.
 
         An update can disclose their number. If reports counted all images, the difference would disclose how many
         images have labels of hidden classes only.
         """
-        rows = self.kept_rows(self._images_for_plain_training("train", "multi_label"))
+        rows = self.rows_to_train_on(self._images_for_plain_training("train", "multi_label"))
         return self.train if rows is None else self.train.select_rows(rows)
 
     @cached_property
-    def frozen_parts(self) -> FrozenPartFiles:
+    def frozen_part_files(self) -> FrozenPartFiles:
         """The files of frozen parts of models on this site's disk."""
         return FrozenPartFiles(self.frozen_folder or self.folder / "frozen", self.weights_folder, durable=self.durable)
 
@@ -115,7 +115,7 @@ class Site:
             self._hidden_classes_cache[part] = (hidden or frozenset()) & own
         return self._hidden_classes_cache[part]
 
-    def undisclosable_images(self, part: str) -> Few:
+    def mark_undisclosable_images(self, part: str) -> Few:
         """Mark the images of one part, ``(n,)``, whose labels must not influence anything that the site sends.
 
         The known labels of such an image would disclose that it shows a hidden class; see
@@ -142,16 +142,16 @@ class Site:
     def _images_for_plain_training(self, part: str, task: Task) -> ImageSet:
         """Return the images of one part with the labels that training without noise may use."""
         images: ImageSet = getattr(self, part)
-        return images if self.policy.train_hidden_classes else self.without_hidden(part, task)
+        return images if self.policy.train_hidden_classes else self.without_hidden_labels(part, task)
 
-    def without_hidden(self, part: str, task: Task) -> ImageSet:
+    def without_hidden_labels(self, part: str, task: Task) -> ImageSet:
         """Return the images of one part without labels of hidden classes, to compute metrics that leave."""
         images: ImageSet = getattr(self, part)
         if not self.hidden_classes(part):
             return images
-        return remove_hidden_labels(images, self.hidden_classes(part), self.undisclosable_images(part), task)
+        return remove_hidden_labels(images, self.hidden_classes(part), self.mark_undisclosable_images(part), task)
 
-    def kept_rows(self, labelled: ImageSet) -> NDArray[np.intp] | None:
+    def rows_to_train_on(self, labelled: ImageSet) -> NDArray[np.intp] | None:
         """Return the rows of :meth:`images_to_train_on` that a run trains on; None if it trains on all images.
 
         An image that lost all its labels because of hidden classes is left out: the effect of an unlabelled image would

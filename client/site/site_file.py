@@ -82,18 +82,18 @@ class SiteSettings:
         return self.folder / "state"
 
 
-def read_file_only(folder: Path) -> SiteSettings:
+def read_site_file_only(folder: Path) -> SiteSettings:
     """Read ``site.toml`` of a folder, without the data set that it names.
 
     Raises:
         BadInput: With every fault.
     """
-    settings, faults = read_with_faults(folder)
+    settings, faults = read_site_with_faults(folder)
     raise_faults(faults)
     return settings
 
 
-def read_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
+def read_site_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
     """Read ``site.toml``; return its settings, and the faults of ``annotates`` and ``synonyms`` for a later report.
 
     Raises:

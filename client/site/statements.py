@@ -56,7 +56,7 @@ class SiteRecordSigner:
         self._state, self._site, self._key, self._authority = state, site, key, authority
         self._fingerprint = public_key_fingerprint(public_key_line(key, ""))
 
-    def sign_records(self, content: RecordDict, message: str) -> RecordDict:
+    def sign_reply(self, content: RecordDict, message: str) -> RecordDict:
         """Return a reply's records with the site's signature, which names the answered message."""
         run, server_round, record = read_run_round_class(content)
         last = read_accepted_replies(self._state, run) if record in CHAINED else AcceptedReplies(-1)
@@ -72,13 +72,13 @@ class SiteRecordSigner:
         )
         return sign_record(content, statement, self._key)
 
-    def count_accepted(self, content: RecordDict, message: str) -> None:
+    def count_accepted_reply(self, content: RecordDict, message: str) -> None:
         """Record that the coordinator accepted a reply."""
         run, _, record = read_run_round_class(content)
         last = read_accepted_replies(self._state, run)
         if record not in CHAINED or last.message == message:
             return
-        runs = {**_read_runs(self._state), run: vars(AcceptedReplies(last.count + 1, message))}
+        runs = {**_read_accepted_by_run(self._state), run: vars(AcceptedReplies(last.count + 1, message))}
         newest = dict(list(runs.items())[-RUNS_KEPT:])
         write_atomically(self._state / FILE, json.dumps(newest).encode())
 
@@ -117,11 +117,11 @@ class SiteRecordSigner:
 
 def read_accepted_replies(state: Path, run: str) -> AcceptedReplies:
     """Return the site's replies to a run that the coordinator accepted."""
-    entry = _read_runs(state).get(run)
+    entry = _read_accepted_by_run(state).get(run)
     return AcceptedReplies(int(entry["count"]), str(entry["message"])) if entry else AcceptedReplies()
 
 
-def _read_runs(state: Path) -> dict[str, dict[str, Any]]:
+def _read_accepted_by_run(state: Path) -> dict[str, dict[str, Any]]:
     try:
         runs: dict[str, dict[str, Any]] = json.loads((state / FILE).read_bytes())
         return runs

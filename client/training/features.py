@@ -36,7 +36,7 @@ class NetworkOnFeatures(SplitNetwork):
     def __init__(self, whole: SplitNetwork) -> None:
         super().__init__(whole.spec, whole.class_names, backbone=nn.Identity(), neck=whole.neck, head=whole.head)
 
-    def backbone_input(self, images: Tensor) -> Tensor:
+    def preprocess_images(self, images: Tensor) -> Tensor:
         """Return the features unchanged, because they need no resizing and no normalisation."""
         return images
 
@@ -63,7 +63,7 @@ class FeatureCache:
     _parts: dict[str, Tensor] = field(default_factory=dict)
 
     @torch.no_grad()
-    def features_of(self, network: SplitNetwork, part: str, pixels: Pixels, plan: Plan) -> Tensor:
+    def get_or_compute_features(self, network: SplitNetwork, part: str, pixels: Pixels, plan: Plan) -> Tensor:
         """Return the float32 features ``(n, width)`` of one part of the site's data, on the device of its pixels."""
         device = pixels.device.type
         arithmetic = read_arithmetic(plan.training, device)
@@ -76,31 +76,33 @@ class FeatureCache:
         features: Tensor | None = None
         if self.key is not None:
             images = hashlib.sha256()
-            for batch in pixels.batches(BATCH):
+            for batch in pixels.iterate_batches(BATCH):
                 images.update(str(tuple(batch.shape)).encode())
                 images.update(batch.cpu().contiguous().numpy().tobytes())
             name = hashlib.sha256(f"{about} {part} {images.hexdigest()}".encode()).hexdigest()
-            features = self._decrypted(path, name)
+            features = self._read_encrypted_features(path, name)
         if features is None:
             network.backbone.eval()
             computed = []
-            for batch in pixels.batches(BATCH):
+            for batch in pixels.iterate_batches(BATCH):
                 with autocast(batch.device, plan.training.precision):
-                    inputs = network.backbone_input(batch.float())
+                    inputs = network.preprocess_images(batch.float())
                     computed.append(apply_doubling_single_image(network.backbone, inputs).float())
             features = torch.cat(computed)
             if self.key is not None:
-                self._write(path, name, features.cpu().numpy())
+                self._write_encrypted_features(path, name, features.cpu().numpy())
         self._parts[part] = features.to(pixels.device)
         return self._parts[part]
 
-    def _write(self, path: Path, name: str, features: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> None:
+    def _write_encrypted_features(
+        self, path: Path, name: str, features: np.ndarray[tuple[int, int], np.dtype[np.float32]]
+    ) -> None:
         assert self.key is not None, "checked before"
         nonce, width = os.urandom(NONCE_BYTES), features.shape[1].to_bytes(8, "little")
         sealed = AESGCM(self.key).encrypt(nonce, width + features.astype("<f4").tobytes(), name.encode())
         write_atomically(path, nonce + sealed, durable=self.durable, private=True)
 
-    def _decrypted(self, path: Path, name: str) -> Tensor | None:
+    def _read_encrypted_features(self, path: Path, name: str) -> Tensor | None:
         """Read features from a file; return None if it is missing, damaged, or of other images or another model."""
         assert self.key is not None, "checked before"
         try:
@@ -112,7 +114,7 @@ class FeatureCache:
         return torch.from_numpy(np.frombuffer(plain[8:], "<f4").reshape(-1, width).copy())
 
 
-def feature_cache_of(site: Site) -> FeatureCache:
+def site_feature_cache(site: Site) -> FeatureCache:
     """Return a site's feature cache, which stays in memory as long as the site's images."""
     identity = site.identity if site.policy.keep_features else None
     key = None if identity is None else derive_storage_key(identity.key, "features")

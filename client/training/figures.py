@@ -71,7 +71,7 @@ class ReceivedModelMetrics:
 class RequestedMetrics:
     """Computes all metrics that a request asks for, on all images and without rounding."""
 
-    def compute_metrics(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
+    def run_metric_computation(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
         """Return the result of ``compute``; its exceptions are not caught."""
         return compute()
 
@@ -80,14 +80,14 @@ class RequestedMetrics:
         validation = task.validate()
         # In a sequential method, this model is not the model of a round.
         counted = task.plan.evaluation.test_each_round and not task.method.sequential
-        counts = self.test_counts(task) if counted else (None, None)
+        counts = self.test_image_counts(task) if counted else (None, None)
         return ReceivedModelMetrics(validation, self.validation_metrics(task, validation), *counts)
 
     def validation_metrics(self, task: "LocalTask", own: ValidationMetrics) -> ValidationMetrics:
         """Return the validation metrics to send, given ``own``, those by which the site chooses its best round."""
         return own
 
-    def test_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:
+    def test_image_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:
         """Return the numbers of test images and of correctly classified ones; None if the plan does not ask."""
         return (
             self._count_correct_images(task, task.site.test) if task.plan.evaluation.test_each_round else (None, None)
@@ -129,7 +129,7 @@ class RequestedMetrics:
 class DisclosableMetrics(RequestedMetrics):
     """Computes only the metrics that a site's policy allows to leave the hospital."""
 
-    def compute_metrics(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
+    def run_metric_computation(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
         """Return the result of ``compute``; return ``nothing`` if it fails, which can depend on one patient's image.
 
         Raises:
@@ -149,7 +149,7 @@ class DisclosableMetrics(RequestedMetrics):
     def metrics_of_received_model(self, task: "LocalTask") -> ReceivedModelMetrics:
         """Return the metrics of the received model before training; empty if it cannot be evaluated."""
         received = super().metrics_of_received_model
-        return self.compute_metrics(task, lambda: received(task), ReceivedModelMetrics())
+        return self.run_metric_computation(task, lambda: received(task), ReceivedModelMetrics())
 
     def validation_metrics(self, task: "LocalTask", own: ValidationMetrics) -> ValidationMetrics:
         """Return the validation metrics to send, over classes that are not hidden."""
@@ -158,16 +158,16 @@ class DisclosableMetrics(RequestedMetrics):
             return ValidationMetrics()
         if not site.hidden_classes("validation") or site.images_to_train_on("validation", plan) is not site.validation:
             return own  # no label of a hidden class is in it
-        images = site.without_hidden("validation", plan.model.task)
+        images = site.without_hidden_labels("validation", plan.model.task)
         examples = pair_pixels_with_labels(images, task.network_inputs("validation"), network.class_names)
         return validate_network(network, examples, task.method.loss, plan.training, site.hidden_classes("validation"))
 
-    def test_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:
+    def test_image_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:
         """Return rounded numbers of test images and of correct ones, without images that show hidden classes only."""
         site = task.site
         if not task.plan.evaluation.test_each_round or not may_send_test_metrics(task) or not site.reports_part("test"):
             return None, None
-        images, correct = self._count_correct_images(task, site.without_hidden("test", task.plan.model.task))
+        images, correct = self._count_correct_images(task, site.without_hidden_labels("test", task.plan.model.task))
         return round_count_down(images, site.policy), round_count_down(correct, site.policy)
 
     def test_metrics(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
@@ -232,17 +232,17 @@ def may_send_validation_metrics(task: "LocalTask") -> bool:
     """
     return (
         task.site.policy.training_figures
-        and not withheld_because_of_noise(task)
+        and not metrics_withheld_by_noise(task)
         and not has_protected_local_parts(task)
     )
 
 
 def may_send_test_metrics(task: "LocalTask") -> bool:
     """Return True if metrics of the test part may leave the hospital."""
-    return task.site.policy.test_metrics and not withheld_because_of_noise(task) and not has_protected_local_parts(task)
+    return task.site.policy.test_metrics and not metrics_withheld_by_noise(task) and not has_protected_local_parts(task)
 
 
-def withheld_because_of_noise(task: "LocalTask") -> bool:
+def metrics_withheld_by_noise(task: "LocalTask") -> bool:
     """Return True if the plan has noise, and the policy keeps metrics that this noise does not protect at the site."""
     return task.plan.privacy.level != "none" and not task.site.policy.metrics_outside_privacy
 
@@ -253,11 +253,11 @@ def test_histograms_for_sum(task: "LocalTask") -> dict[str, ScoreHistogram]:
     All counts are zero if the model cannot be evaluated, because that can depend on one patient's image.
     """
     site, policy = task.site, task.site.policy
-    allowed = policy.score_histograms and task.plan.evaluation.pooled and not withheld_because_of_noise(task)
+    allowed = policy.score_histograms and task.plan.evaluation.pooled and not metrics_withheld_by_noise(task)
     if not len(site.test) or not allowed or has_protected_local_parts(task):
         return {}
     hidden = site.hidden_classes("test")
     names = [name for name in task.network.class_names if name in site.test.class_names and name not in hidden]
     nothing = {name: compute_score_histogram(np.zeros(0), np.zeros(0)) for name in names}
     judge = lambda: make_score_histograms(policy, *score_data_part(task, "test"), hidden)  # noqa: E731
-    return LIMITED_FIGURES.compute_metrics(task, judge, nothing) or nothing
+    return LIMITED_FIGURES.run_metric_computation(task, judge, nothing) or nothing

@@ -135,10 +135,10 @@ class FailureHidingLayer(SiteRoundLayer):
             raise
         except self.hidden as error:
             task.site.tell(f"nothing of this round is in the update: {error}")
-            return _zero_update_result(task, request)
+            return _make_zero_update_result(task, request)
 
 
-def _zero_update_result(task: LocalTask, request: TrainRequest) -> LocalResult:
+def _make_zero_update_result(task: LocalTask, request: TrainRequest) -> LocalResult:
     plan, network, received = task.plan, task.network, task.received
     write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
     statistics: Arrays = {}

@@ -13,10 +13,10 @@ import torch
 
 from client.site.memory import SiteRoundState
 from client.site.site import Site
-from client.training.task import Evaluate, LocalResult, LocalTask, SiteRoundLayer, Train, prepare_task
+from client.training.task import Evaluate, LocalResult, LocalTask, SiteRoundLayer, Train, prepare_local_task
 from common.errors import WireError, quote_names
 from common.metrics.auroc import ClassMetrics
-from common.models.network import Head, unfreeze
+from common.models.network import Head, unfreeze_network
 from common.models.saved import save_model
 from common.models.state import ModelState, read_state, write_state
 from common.system.hashing import derive_seed
@@ -57,7 +57,7 @@ from strategies.local.training import (
 def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[SiteRoundLayer] = ()) -> TrainReply:
     """Take part in one round, inside the given layers; the site's state is on disk before the reply is returned."""
     began = time.monotonic()
-    task = prepare_task(site, request, layers)
+    task = prepare_local_task(site, request, layers)
     with reproducible_training(derive_seed(task.plan.run.seed, request.round, site.name), task.plan.training.threads):
         received = task.figures.metrics_of_received_model(task)
     step: Train = train_locally
@@ -95,7 +95,7 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
     with reproducible_training(
         derive_seed(plan.run.seed, request.round, task.site.name), plan.training.threads
     ) as generator:
-        validation = task.examples("validation") if task.validation_chooses else None  # see StopCriterion
+        validation = task.labelled_examples("validation") if task.validation_chooses else None  # see StopCriterion
         local = task.method.make_local_round(make_client_context(task, request))
         if task.warms_up:
             warm_up_head(task, validation, generator)
@@ -121,14 +121,16 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
 
 def make_client_context(task: LocalTask, request: TrainRequest) -> ClientContext:
     """Make the context from which the method prepares the site's half of this round."""
-    examples, method_state = task.examples("train"), task.memory.method_state
+    examples, method_state = task.labelled_examples("train"), task.memory.method_state
     return ClientContext(task.network, examples, request.statistics, method_state, request.round, task.plan.training)
 
 
 def make_training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: bool = False) -> TrainingTask:
     """Collect the data and settings for the training loop."""
     frozen, plan = FrozenParts(norm=task.method.frozen_norm, backbone=backbone_frozen), task.plan
-    return TrainingTask(task.examples("train"), local.objective, plan.training, plan.augmentation, frozen, task.epoch)
+    return TrainingTask(
+        task.labelled_examples("train"), local.objective, plan.training, plan.augmentation, frozen, task.epoch
+    )
 
 
 def warm_up_head(task: LocalTask, validation: Examples | None, generator: torch.Generator) -> None:
@@ -137,7 +139,7 @@ def warm_up_head(task: LocalTask, validation: Examples | None, generator: torch.
     if not method.parameters.warm_up_epochs:
         return
     optimizer = make_optimizer(network, spec, method.parameters.warm_up_lr)
-    minimised = method.training_loss(task.examples("train"), spec)
+    minimised = method.training_loss(task.labelled_examples("train"), spec)
     exercise = make_training_task(task, LocalRound(plain(minimised)), backbone_frozen=True)
     best, best_loss = read_state(network), float("inf")
     for _ in range(method.parameters.warm_up_epochs):
@@ -157,7 +159,7 @@ def train_local_epochs(
 ) -> tuple[TrainingMetrics, torch.optim.Optimizer]:
     """Train the plan's number of local epochs, or until the loss settles, or one epoch to rank the sites."""
     spec, method, network = task.plan.training, task.method, task.network
-    unfreeze(network)
+    unfreeze_network(network)
     factor = local.lr_factor * learning_rate_factor(spec, request.round, task.plan.run.rounds)
     optimizer = make_optimizer(network, spec, spec.lr * factor)
     if task.plan.keeps_optimizer:
@@ -202,12 +204,12 @@ def answer_evaluate_request(
     step: Evaluate = evaluate_locally
     for layer in reversed(layers):
         step = partial(layer.wrap_evaluation, step)
-    return step(prepare_task(site, request, layers), request)
+    return step(prepare_local_task(site, request, layers), request)
 
 
 def evaluate_locally(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
     """Evaluate the received model; for a test, first load the site's own parts of the best round."""
-    reply = task.figures.compute_metrics(task, partial(_evaluate_and_reply, task, request), None)
+    reply = task.figures.run_metric_computation(task, partial(_evaluate_and_reply, task, request), None)
     return reply or _make_evaluate_reply(task, request, ValidationMetrics(), {})
 
 
@@ -216,11 +218,11 @@ def _evaluate_and_reply(task: LocalTask, request: EvaluateRequest) -> EvaluateRe
     with reproducible_training(derive_seed(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
         validation = task.validate()
         if not request.test:
-            images, correct = figures.test_counts(task)
+            images, correct = figures.test_image_counts(task)
             reply = _make_evaluate_reply(task, request, figures.validation_metrics(task, validation), {})
             return replace(reply, test_images=images, test_correct=correct)
         if task.method.keeps_local_parts:
-            load_best_parts(task, request, validation)
+            load_best_local_parts(task, request, validation)
             validation = task.validate()
             save_model(site.folder / "model", task.whole, label_contract_sha256=request.contract)
         metrics, tested = figures.test_metrics(task)
@@ -248,10 +250,10 @@ def _make_evaluate_reply(
     rows = metrics.values()
     plugin_metrics = tuple(next((row.more for row in rows), ()))
 
-    def number(value: float | None) -> float:
+    def nan_if_none(value: float | None) -> float:
         return np.nan if value is None else float(value)
 
-    def count(value: int | None) -> int:
+    def unknown_if_none(value: int | None) -> int:
         return UNKNOWN_COUNT if value is None else value
 
     return EvaluateReply(
@@ -261,14 +263,14 @@ def _make_evaluate_reply(
         validation_loss=clip_reported_loss(validation.loss),
         validation_auroc=validation.mean_auroc,
         class_names=tuple(metrics),
-        auroc=tuple(number(row.auroc) for row in rows),
-        average_precision=tuple(number(row.average_precision) for row in rows),
-        balanced_accuracy=tuple(number(row.balanced_accuracy) for row in rows),
-        positives=tuple(count(row.positives) for row in rows),
-        negatives=tuple(count(row.negatives) for row in rows),
+        auroc=tuple(nan_if_none(row.auroc) for row in rows),
+        average_precision=tuple(nan_if_none(row.average_precision) for row in rows),
+        balanced_accuracy=tuple(nan_if_none(row.balanced_accuracy) for row in rows),
+        positives=tuple(unknown_if_none(row.positives) for row in rows),
+        negatives=tuple(unknown_if_none(row.negatives) for row in rows),
         model_sha256=task.figures.model_sha256(task, request),
         metric_names=plugin_metrics,
-        metric_values=tuple(number(row.more[name]) for row in rows for name in plugin_metrics),
+        metric_values=tuple(nan_if_none(row.more[name]) for row in rows for name in plugin_metrics),
     )
 
 
@@ -310,7 +312,7 @@ def write_round_state(task: LocalTask, request: TrainRequest, received: Validati
     )
 
 
-def load_best_parts(task: LocalTask, request: Request, last: ValidationMetrics) -> None:
+def load_best_local_parts(task: LocalTask, request: Request, last: ValidationMetrics) -> None:
     """Load the site's own parts of the best round into the network; ``last`` are the metrics with its current parts."""
     memory = task.memory
     if task.method.selection == "site":

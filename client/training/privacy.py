@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
-from client.gate.incoming_request import OutOfTime
+from client.gate.incoming_request import RequestTimeExceeded
 from client.site.site import Site
 from client.training.task import LocalResult, LocalTask, SiteRoundLayer, Train
 from common.config import Plan
@@ -38,7 +38,7 @@ FOLDER = "privacy"
 
 
 @dataclass(frozen=True)
-class BudgetEntry:
+class PrivacyCostEntry:
     """The privacy cost of one reply that may have left; ``request`` is the :func:`hash_request` of its request."""
 
     run: str
@@ -49,7 +49,7 @@ class BudgetEntry:
     count: int
 
     @property
-    def steps(self) -> NoisySteps:
+    def noisy_steps(self) -> NoisySteps:
         """Return the reply's noisy steps, from which an accountant computes epsilon."""
         return NoisySteps(self.noise_multiplier, self.sample_rate, self.count)
 
@@ -59,7 +59,9 @@ def hash_request(request: TrainRequest) -> str:
     digest = hashlib.sha256()
     plain = (request.run, request.round, request.plan, request.contract, request.counted, request.best)
     digest.update(json.dumps([*plain, list(request.class_names)]).encode())
-    for name, array in sorted({**request.model.to_named_arrays(), **_add_prefix("told", request.statistics)}.items()):
+    for name, array in sorted(
+        {**request.model.to_named_arrays(), **_prefix_array_names("told", request.statistics)}.items()
+    ):
         digest.update(f"\0{name}\0{list(array.shape)}\0".encode())
         digest.update(array.astype("<f4", copy=False).tobytes())
     return digest.hexdigest()
@@ -79,18 +81,20 @@ class PrivacyBudgetLedger:
         self._folder, self._durable = site / FOLDER, durable
 
     @property
-    def entries(self) -> tuple[BudgetEntry, ...]:
+    def entries(self) -> tuple[PrivacyCostEntry, ...]:
         """Return the costs of all replies in the order in which they were written."""
         if not self._path.exists():
             return ()
-        return tuple(BudgetEntry(**entry) for entry in json.loads(self._path.read_text(encoding="utf-8"))["entries"])
+        return tuple(
+            PrivacyCostEntry(**entry) for entry in json.loads(self._path.read_text(encoding="utf-8"))["entries"]
+        )
 
-    def total_epsilon(
+    def compute_total_epsilon(
         self, delta: float, more: Sequence[NoisySteps] = (), run: str = "", accountant: Accountant = "prv"
     ) -> float:
         """Return the epsilon of one run, or of all runs if ``run`` is empty, with ``more`` steps added."""
         counts = Counter[tuple[float, float]]()  # equal steps as one entry, which is faster to account for
-        for step in (*(entry.steps for entry in self.entries if run in ("", entry.run)), *more):
+        for step in (*(entry.noisy_steps for entry in self.entries if run in ("", entry.run)), *more):
             counts[step.noise_multiplier, step.sample_rate] += step.count
         steps = [NoisySteps(noise, rate, count) for (noise, rate), count in counts.items()]
         return compute_epsilon(steps, delta, accountant)
@@ -110,21 +114,21 @@ class PrivacyBudgetLedger:
             TrainReply(**facts, update=update, statistics=arrays_with_prefix("statistics", arrays)), left
         )
 
-    def write_reply_and_cost(self, entry: BudgetEntry, paid: LastChargedReply) -> None:
+    def write_reply_and_cost(self, entry: PrivacyCostEntry, paid: LastChargedReply) -> None:
         """Write a reply and then its privacy cost to disk, before the reply is sent."""
         reply, head = paid.reply, paid.reply.update.head
         facts = {name: value for name, value in vars(reply).items() if name not in ("update", "statistics")}
         facts |= {"request": entry.request, "left": paid.left.hex(), "form": reply.update.form}
         facts["classes"] = list(head.class_names) if head else []
         arrays = {
-            **_add_prefix("update", reply.update.to_named_arrays()),
-            **_add_prefix("statistics", reply.statistics),
+            **_prefix_array_names("update", reply.update.to_named_arrays()),
+            **_prefix_array_names("statistics", reply.statistics),
         }
         content = save({name: array.copy() for name, array in arrays.items()}, {"facts": json.dumps(facts)})
         write_atomically(self._reply_path, content, durable=self._durable)
         self.write_cost(entry)
 
-    def write_cost(self, entry: BudgetEntry, *, once: bool = False) -> None:
+    def write_cost(self, entry: PrivacyCostEntry, *, once: bool = False) -> None:
         """Write the privacy cost of a reply, or of an error sent instead (which can depend on images), to the ledger.
 
         Args:
@@ -145,25 +149,25 @@ class PrivacyBudgetLedger:
         return self._folder / "last-reply.safetensors"
 
 
-def _add_prefix(prefix: str, arrays: Arrays) -> Arrays:
+def _prefix_array_names(prefix: str, arrays: Arrays) -> Arrays:
     return {f"{prefix}/{name}": array for name, array in arrays.items()}
 
 
-def open_ledger(site: Site) -> PrivacyBudgetLedger:
+def open_privacy_ledger(site: Site) -> PrivacyBudgetLedger:
     """Return the privacy ledger of a site."""
     return PrivacyBudgetLedger(site.folder, durable=site.durable)
 
 
 def privacy_status(site: Site) -> dict[str, float | None]:
     """Return the epsilon of all runs, the delta and the budget, for the site's status; empty if there are none."""
-    ledger, policy = open_ledger(site), site.policy
+    ledger, policy = open_privacy_ledger(site), site.policy
     if not ledger.entries and policy.epsilon is None:
         return {}
-    spent = ledger.total_epsilon(policy.delta)
+    spent = ledger.compute_total_epsilon(policy.delta)
     return {"epsilon": _finite_or_none(spent), "delta": policy.delta, "budget": policy.epsilon}
 
 
-def refuse_over_budget(site: Site, plan: Plan, method: SiteMethod) -> None:
+def refuse_over_privacy_budget(site: Site, plan: Plan, method: SiteMethod) -> None:
     """Refuse a plan if another round of it would exceed the site's privacy budget.
 
     Raises:
@@ -172,7 +176,7 @@ def refuse_over_budget(site: Site, plan: Plan, method: SiteMethod) -> None:
     protection, budget = make_site_privacy(plan, method, site.train_samples), site.policy.epsilon
     if protection is None or budget is None:
         return
-    after = open_ledger(site).total_epsilon(site.policy.delta, [protection.noisy_steps_per_round])
+    after = open_privacy_ledger(site).compute_total_epsilon(site.policy.delta, [protection.noisy_steps_per_round])
     if after > budget:
         spent = f"another round would bring what all runs have cost to epsilon {after:.2f}"
         problem = f"{spent}; this site allows {budget:g}."
@@ -228,8 +232,10 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             BadInput: If the round would exceed the budget, or the number of replies that the plan's noise allows.
         """
         site, plan, cost = self.site, self.plan, self.site_privacy.noisy_steps_per_round
-        ledger, digest, section = open_ledger(site), hash_request(request), plan.privacy
-        entry = BudgetEntry(request.run, request.round, digest, cost.noise_multiplier, cost.sample_rate, cost.count)
+        ledger, digest, section = open_privacy_ledger(site), hash_request(request), plan.privacy
+        entry = PrivacyCostEntry(
+            request.run, request.round, digest, cost.noise_multiplier, cost.sample_rate, cost.count
+        )
         if (paid := ledger.find_last_reply(digest)) is not None:
             ledger.write_cost(entry, once=True)
         else:
@@ -238,15 +244,15 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             if section.epsilon is not None and answers >= most:
                 problem = f"this run's plan has noise for {most} answers, and this site has given them."
                 raise BadInput([Fault("run.rounds", problem, "It takes no further part.")])
-            refuse_over_budget(site, plan, self.method)
-            spent = ledger.total_epsilon(section.delta, [cost], request.run, section.accountant)
+            refuse_over_privacy_budget(site, plan, self.method)
+            spent = ledger.compute_total_epsilon(section.delta, [cost], request.run, section.accountant)
             try:
                 reply = answer(request)
             except (BadInput, WireError) as error:
                 if isinstance(error, UncoveredChangeError):
                     ledger.write_cost(entry)
                 raise  # the others are faults of the request itself
-            except (Exception, OutOfTime):
+            except (Exception, RequestTimeExceeded):
                 ledger.write_cost(entry)  # an error can depend on the images as well
                 raise
             reply = replace(reply, epsilon=_finite_or_none(spent))
@@ -265,7 +271,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         if self.plan.privacy.level == "update" or not isinstance(request, TrainRequest):
             return task
         site = self.site
-        rows = site.kept_rows(site.images_to_train_on("train", self.plan))
+        rows = site.rows_to_train_on(site.images_to_train_on("train", self.plan))
         patients = site.train.patients if rows is None else site.train.patients[rows]
         return replace(
             task, epoch=self.site_privacy.make_private_trainer(self.method, self._make_noise_source(request), patients)

@@ -75,21 +75,21 @@ class HeldUpdates:
         self._updates: dict[str, HeldUpdate] = {}
         self.tell = tell
 
-    def forget(self, site: Site) -> None:
+    def drop_update(self, site: Site) -> None:
         """Drop a site's held update, because a new training may overwrite the stored state that belongs to it."""
         self._updates.pop(site.name, None)
 
-    def hold(self, site: Site, update: HeldUpdate) -> None:
+    def hold_update(self, site: Site, update: HeldUpdate) -> None:
         """Hold a site's update in memory until the coordinator asks for the masked update."""
         self._updates[site.name] = update
 
     def answer_with_keys(self, site: Site, request: KeysRequest) -> KeysAnswer:
         """Return this site's public keys for a round of secure aggregation."""
-        return self._held_update(site).round.answer_with_keys(request)
+        return self._find_held_update(site).round.answer_with_keys(request)
 
     def answer_with_shares(self, site: Site, request: SharesRequest) -> SharesAnswer:
         """Return this site's secret shares; warn its staff of head rows that too few sites annotate to be hidden."""
-        masking = self._held_update(site).round
+        masking = self._find_held_update(site).round
         answer = masking.answer_with_shares(request)
         if masking.rows_of_few_sites:
             what = "can be seen by the coordinator" if site.policy.rows_alone else "stay masked and are not used"
@@ -99,7 +99,7 @@ class HeldUpdates:
 
     def answer_with_masked_update(self, site: Site, request: MaskedRequest) -> MaskedAnswer:
         """Return the held update of this site with its masks added."""
-        return self._held_update(site).round.answer_with_masked_update(request)
+        return self._find_held_update(site).round.answer_with_masked_update(request)
 
     def answer_with_revealed_shares(self, site: Site, request: RevealRequest) -> RevealAnswer:
         """Return the secret shares with which the coordinator unmasks the sum of the surviving sites' updates.
@@ -107,7 +107,7 @@ class HeldUpdates:
         Only now is the state that the site stored after this training marked as settled, so that later rounds start
         from it.
         """
-        update = self._held_update(site)
+        update = self._find_held_update(site)
         answer = update.round.answer_with_revealed_shares(request)
         if update.left is not None:
             site.run_state_folder(request.run).mark_round_settled(
@@ -115,7 +115,7 @@ class HeldUpdates:
             )
         return answer
 
-    def _held_update(self, site: Site) -> HeldUpdate:
+    def _find_held_update(self, site: Site) -> HeldUpdate:
         if site.name not in self._updates:
             raise make_restart_refusal(site.name)
         return self._updates[site.name]
@@ -137,7 +137,7 @@ class SiteMaskingLayer(SiteRoundLayer):
             MaskingRefused: If the site's policy does not allow the update, masked or not.
         """
         site, plan, method = self.site, self.plan, self.method
-        self.masks.forget(site)
+        self.masks.drop_update(site)
         reply = replace(answer(request), seconds=0.0)
         verdict = reply_verdict(site.policy, RequestedWork(plan, method, request.round), reply)
         if not verdict.allowed:  # the gate later sees only masked numbers
@@ -149,9 +149,11 @@ class SiteMaskingLayer(SiteRoundLayer):
             shares=shares,
         )
         if shares is not None:
-            terms = replace(terms, noise=noise_share_keys(site, plan, request.round))
+            terms = replace(terms, noise=make_noise_key_function(site, plan, request.round))
         masking = SiteMaskingRound(request.run, request.round, site.name, reply.update, terms)
-        self.masks.hold(site, HeldUpdate(masking, site.run_state_folder(request.run).hash_round_state(request.round)))
+        self.masks.hold_update(
+            site, HeldUpdate(masking, site.run_state_folder(request.run).hash_round_state(request.round))
+        )
         if masking.cut:
             self.masks.tell(f"round {request.round}: {masking.cut} numbers of the update were cut to {terms.largest:g}")
         return replace(reply, update=ModelGroups())
@@ -169,14 +171,14 @@ class SiteMaskingLayer(SiteRoundLayer):
         reply = evaluate(task, request)
         if not request.test:
             return reply
-        self.masks.forget(self.site)
+        self.masks.drop_update(self.site)
         if not (histograms := test_histograms_for_sum(task)):
             return reply
         names, counts = histograms_to_rows(histograms)
         terms = replace(_make_participation_terms(self.site, request, self.method, None), counts=True)
         update = ModelGroups(head=Head(names, counts[:, :-1], counts[:, -1]))
         masking = SiteMaskingRound(request.run, TEST_ROUND, self.site.name, update, terms)
-        self.masks.hold(self.site, HeldUpdate(masking, None))
+        self.masks.hold_update(self.site, HeldUpdate(masking, None))
         return replace(reply, masked_classes=names)
 
 
@@ -195,7 +197,7 @@ def _make_participation_terms(
     )
 
 
-def noise_share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str], bytes]:
+def make_noise_key_function(site: Site, plan: Plan, server_round: int) -> Callable[[str], bytes]:
     """Return a function that maps the description of a noise share to the secret key from which its numbers are drawn.
 
     The key is derived from a secret of the site, so that a round masked again after a kill gets the same noise; two

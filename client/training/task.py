@@ -9,14 +9,21 @@ from torch import Tensor
 
 from client.site.memory import LostRoundState, RoundStateFolder, SiteRoundState
 from client.site.site import Site
-from client.training.features import NetworkOnFeatures, feature_cache_of, trains_on_cached_features
+from client.training.features import NetworkOnFeatures, site_feature_cache, trains_on_cached_features
 from client.training.figures import ALL_FIGURES, RequestedMetrics
 from common.config import Plan, parse_plan_json
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels, select_rows
 from common.errors import WireError, quote_names
 from common.models.gpu import move_network_to_device, split_batches_across_gpus
-from common.models.network import MemoryFormat, SplitNetwork, build, make_dense_layer, set_memory_format, unfreeze
+from common.models.network import (
+    MemoryFormat,
+    SplitNetwork,
+    build,
+    make_dense_layer,
+    set_memory_format,
+    unfreeze_network,
+)
 from common.models.state import FrozenPart, ModelState, write_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, ModelGroups, Request, TrainReply, TrainRequest
@@ -60,12 +67,12 @@ class LocalTask:
     arithmetic: str = ""
     _examples: dict[str, Examples] = field(default_factory=dict)
 
-    def examples(self, part: str) -> Examples:
+    def labelled_examples(self, part: str) -> Examples:
         """Return the images of ``train`` or ``validation``, with labels for the network's head rows."""
         if part not in self._examples:
             site, inputs = self.site, self.network_inputs(part)
             images: ImageSet = getattr(site, part) if site.has_no_limits else site.images_to_train_on(part, self.plan)
-            if part == "train" and not site.has_no_limits and (rows := site.kept_rows(images)) is not None:
+            if part == "train" and not site.has_no_limits and (rows := site.rows_to_train_on(images)) is not None:
                 images, inputs = images.select_rows(rows), select_rows(inputs, rows)
             self._examples[part] = pair_pixels_with_labels(images, inputs, self.network.class_names)
         return self._examples[part]
@@ -75,12 +82,14 @@ class LocalTask:
         pixels = self.site.pixels[part]
         if self.network is self.whole:
             return pixels
-        return feature_cache_of(self.site).features_of(self.whole, part, pixels, self.plan)
+        return site_feature_cache(self.site).get_or_compute_features(self.whole, part, pixels, self.plan)
 
     def validate(self) -> ValidationMetrics:
         """Validate the network as it is now; the AUROC leaves out hidden classes."""
         hidden = () if self.site.has_no_limits else self.site.hidden_classes("validation")
-        return validate_network(self.network, self.examples("validation"), self.method.loss, self.plan.training, hidden)
+        return validate_network(
+            self.network, self.labelled_examples("validation"), self.method.loss, self.plan.training, hidden
+        )
 
 
 @dataclass(frozen=True)
@@ -160,7 +169,7 @@ def read_site_plan(site: Site, text: str) -> SitePlan:
     return read[1]
 
 
-def prepare_task(site: Site, request: Request, layers: Sequence[SiteRoundLayer] = ()) -> LocalTask:
+def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundLayer] = ()) -> LocalTask:
     """Prepare the work on a request: fill the network with the received model and the site's own parts of it.
 
     Args:
@@ -191,7 +200,7 @@ def prepare_task(site: Site, request: Request, layers: Sequence[SiteRoundLayer] 
     except LostRoundState as lost:
         site.tell(str(lost))
         if trains and not site.simulated:  # the coordinator learns of it by this round's error, and the site goes on
-            folder.begin_anew(request.counted)
+            folder.write_empty_state(request.counted)
         raise
     network = network_without_values(
         plan.model, request.class_names, site.device, site.gpus, plan.training.memory_format
@@ -267,7 +276,7 @@ def network_without_values(
     if class_names not in networks:
         networks[class_names] = network_with_new_head(networks[()], class_names, device)
     network = networks[class_names]
-    unfreeze(network)
+    unfreeze_network(network)
     network.zero_grad(set_to_none=True)
     return network
 
@@ -291,8 +300,8 @@ def fill_frozen_part(network: SplitNetwork, site: Site, sent: ModelGroups) -> No
             raise WireError("the plan does not name the frozen part of its model.")
         return
     if sent.trunk is not None:
-        site.frozen_parts.store_received_part(FrozenPart(sent.trunk), sha256)
+        site.frozen_part_files.store_received_part(FrozenPart(sent.trunk), sha256)
     cache = cached_networks(network.spec, site.device, site.gpus)
     if cache.frozen_sha256 != sha256:
-        site.frozen_parts.read(sha256).write_to(network)
+        site.frozen_part_files.read_part(sha256).write_to_network(network)
         cache.frozen_sha256 = sha256

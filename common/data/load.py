@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.data.base.image_set import ImageSet, Splits, concatenate
+from common.data.base.image_set import ImageSet, Splits, concatenate_image_sets
 from common.data.base.spec import (
     ChexpertSpec,
     CompositesSpec,
@@ -24,8 +24,8 @@ from common.data.images.store import IN_MEMORY, DecodedImageStore
 from common.data.sources.built_in import load_digits, load_phantom
 from common.data.sources.composed import composite_faults, load_composites, load_mixture, mixture_faults
 from common.data.sources.npz import load_npz, load_npz_test, open_npz
-from common.data.sources.plugin import load_plugin, plugin_installation_faults
-from common.data.tables.labels import LabelTable, decode_table, open_folder
+from common.data.sources.plugin import load_plugin_dataset, plugin_installation_faults
+from common.data.tables.labels import LabelTable, decode_table_pictures, open_picture_folder
 from common.data.tables.presets import open_chexpert, open_mimic, open_nih
 from common.errors import BadInput, Fault, quote_names, suggest_nearest_name
 
@@ -57,7 +57,7 @@ def dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
                 pass
             case _:
                 _opened.clear()
-                _opened[spec.model_dump_json(), base] = open_table(spec, base)
+                _opened[spec.model_dump_json(), base] = open_label_table(spec, base)
     except BadInput as bad:
         return list(bad.faults)
     return []
@@ -86,12 +86,12 @@ def load_dataset(spec: DataSpec, base: Path, store: DecodedImageStore = IN_MEMOR
         case PhantomSpec():
             return load_phantom(spec)
         case PluginSpec():
-            return load_plugin(spec, base, store.tell)
+            return load_plugin_dataset(spec, base, store.tell)
         case _:
-            return decode_table(opened or open_table(spec, base), spec, store)
+            return decode_table_pictures(opened or open_label_table(spec, base), spec, store)
 
 
-def open_table(spec: FolderSpec | DicomwebSpec | NihSpec | ChexpertSpec | MimicSpec, base: Path) -> LabelTable:
+def open_label_table(spec: FolderSpec | DicomwebSpec | NihSpec | ChexpertSpec | MimicSpec, base: Path) -> LabelTable:
     """Read and check the label table of a data set whose pictures are in a folder or a PACS, without reading pictures.
 
     Raises:
@@ -99,7 +99,7 @@ def open_table(spec: FolderSpec | DicomwebSpec | NihSpec | ChexpertSpec | MimicS
     """
     match spec:
         case FolderSpec():
-            return open_folder(spec, base)
+            return open_picture_folder(spec, base)
         case DicomwebSpec():
             from common.data.sources.dicomweb import open_dicomweb  # takes a second
 
@@ -116,12 +116,14 @@ EXTERNAL_TEST = "external_test"
 """The section of an experiment with test images from elsewhere, which no site has and which choose nothing."""
 
 
-def external_faults(spec: DataSpec | None, base: Path) -> list[Fault]:
+def external_test_faults(spec: DataSpec | None, base: Path) -> list[Fault]:
     """Check the external test set, if there is one, without reading its pictures, and return all faults."""
     return [] if spec is None or isinstance(spec, NpzSpec) else _rename_section_in_faults(dataset_faults(spec, base))
 
 
-def external_images(spec: DataSpec | None, base: Path, store: DecodedImageStore = IN_MEMORY) -> ImageSet | None:
+def load_external_test_images(
+    spec: DataSpec | None, base: Path, store: DecodedImageStore = IN_MEMORY
+) -> ImageSet | None:
     """Load the external test set: only the test part of an npz file, else all images; None without a ``spec``.
 
     Args:
@@ -135,7 +137,7 @@ def external_images(spec: DataSpec | None, base: Path, store: DecodedImageStore 
     try:
         if isinstance(spec, NpzSpec):
             return load_npz_test(spec, base, store)
-        return concatenate(load_dataset(spec, base, store).parts)
+        return concatenate_image_sets(load_dataset(spec, base, store).parts)
     except BadInput as error:
         raise BadInput(_rename_section_in_faults(error.faults)) from None
 

@@ -26,20 +26,20 @@ def split_batches_across_gpus(backbone: nn.Module, gpus: int) -> None:
     """Let a backbone split each batch across this number of GPUs; the backbone must be on the first GPU."""
     backbone.__dict__.pop(PARALLEL, None)
     if gpus > 1:
-        backbone.__dict__[PARALLEL] = DataParallelBackbone(first_gpus(gpus))
+        backbone.__dict__[PARALLEL] = DataParallelBackbone(first_gpu_devices(gpus))
 
 
-def first_gpus(gpus: int) -> tuple[torch.device, ...]:
+def first_gpu_devices(gpus: int) -> tuple[torch.device, ...]:
     """Return the devices of the first ``gpus`` GPUs that this process may use."""
     return tuple(torch.device("cuda", index) for index in range(gpus))
 
 
-def visible_gpus() -> int:
+def count_visible_gpus() -> int:
     """Return the number of GPUs that this process may use."""
     return torch.cuda.device_count()
 
 
-def describe_gpus(gpus: int) -> str:
+def describe_gpu_count(gpus: int) -> str:
     """Return a sentence that states this machine's number of GPUs, for the error of a user who requested more."""
     return f"this machine shows {gpus or 'no'} {'GPU' if gpus <= 1 else 'GPUs'}."
 
@@ -50,7 +50,7 @@ def is_data_parallel(backbone: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def on_first_gpu(backbone: nn.Module) -> Iterator[None]:
+def without_batch_splitting(backbone: nn.Module) -> Iterator[None]:
     """Switch off batch splitting across GPUs inside the ``with`` block, so that forward hooks see whole batches."""
     parallel = backbone.__dict__.pop(PARALLEL, None)
     try:
@@ -85,7 +85,7 @@ class DataParallelBackbone:
             with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
                 features.append(torch.func.functional_call(backbone, weights | own, (part.to(device),)))
         if any(module.training for module in backbone.modules()):  # layers of a backbone that is frozen in part, too
-            _merge_buffers(backbone, buffers)
+            _average_buffers(backbone, buffers)
         return torch.cat([part.to(images.device) for part in features])
 
     def _copy_parameters(self, backbone: nn.Module) -> list[dict[str, Tensor]]:
@@ -130,7 +130,7 @@ class _CopyToDevices(torch.autograd.Function):
 
 
 @torch.no_grad()
-def _merge_buffers(backbone: nn.Module, copies: Sequence[dict[str, Tensor]]) -> None:
+def _average_buffers(backbone: nn.Module, copies: Sequence[dict[str, Tensor]]) -> None:
     """Set each buffer to the mean over the devices' copies; a buffer of integers, to the first copy."""
     for name, buffer in backbone.named_buffers():
         values = [own[name].to(buffer.device) for own in copies]

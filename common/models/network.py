@@ -19,17 +19,17 @@ from common.data.images.pixels import Pixels
 from common.errors import BadInput, Fault, quote_names
 from common.models.gpu import PARALLEL, REPLAY, compute_backbone_features
 from common.models.trained import (
-    add_low_rank,
+    add_low_rank_factors,
     frozen_tensor_names,
+    make_standardising_layers,
     refuse_unfit_train,
-    reset_statistics,
-    standardising_layers,
+    reset_running_statistics,
     trained_layer_names,
 )
 from common.models.weights import read_backbone_weights
 from common.models.zoo.networks import is_batch_norm, replace_with_group_norm
-from common.models.zoo.registry import meta_backbone, new_backbone
-from common.models.zoo.spec import ModelSpec, Task, is_external
+from common.models.zoo.registry import build_backbone, build_meta_backbone
+from common.models.zoo.spec import ModelSpec, Task, is_external_network
 
 MemoryFormat = Literal["channels_last", "contiguous"]
 """The order of an image's numbers in memory: a pixel's channels side by side, or each channel's pixels."""
@@ -83,7 +83,7 @@ class Head:
         return Head(tuple(names), self.weight[index], self.bias[index])
 
 
-def initial_head(class_names: Sequence[str], features: int, seed: int) -> Head:
+def draw_initial_head(class_names: Sequence[str], features: int, seed: int) -> Head:
     """Return a new random head; each row depends only on the seed and its class name, so all sites draw the same.
 
     Values are uniform in +-1/sqrt(features), as in :class:`torch.nn.Linear`.
@@ -167,22 +167,22 @@ class SplitNetwork(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the head, ``(batch, features)``."""
-        backbone, pixels = self.backbone, self.backbone_input(images)
+        backbone, pixels = self.backbone, self.preprocess_images(images)
         if PARALLEL in vars(backbone) or REPLAY in vars(backbone):
             features: Tensor = compute_backbone_features(backbone, pixels)
         else:
             features = backbone(pixels)
         return self.neck(features)  # type: ignore[no-any-return]
 
-    def backbone_input(self, images: Tensor) -> Tensor:
+    def preprocess_images(self, images: Tensor) -> Tensor:
         """Convert pixels 0..255 to the backbone's channels and image size, and normalise them."""
         pixels, spec = images.to(self.pixel_mean.dtype), self.spec
         if pixels.shape[1:] != (spec.channels, spec.image_size, spec.image_size):
-            pixels = backbone_pixels(pixels, spec)
+            pixels = convert_backbone_pixels(pixels, spec)
         return (pixels - self.pixel_mean) / self.pixel_std
 
 
-def backbone_pixels(images: Tensor, spec: ModelSpec) -> Tensor:
+def convert_backbone_pixels(images: Tensor, spec: ModelSpec) -> Tensor:
     """Convert float pixels 0..255 to a backbone's channels and image size, without normalisation."""
     pixels = images
     if (images.shape[1], spec.channels) == (1, 3):
@@ -211,9 +211,9 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs too
-        backbone, width = new_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)
+        backbone, width = build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)
         dense = [nn.Linear(width, spec.neck), nn.ReLU(), nn.Dropout(spec.dropout)] if spec.neck else []
-        layers = [*standardising_layers(width, spec), *dense]
+        layers = [*make_standardising_layers(width, spec), *dense]
         neck = nn.Sequential(*layers) if layers else nn.Identity()
     if spec.weights is not None:
         own, weights = backbone.state_dict(), read_backbone_weights(backbone, base / spec.weights, spec.weights_sha256)
@@ -222,9 +222,9 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
                 own[name].copy_(tensor)
     if spec.norm == "group" and not spec.norm_frozen:  # frozen, it mixes no images and must stay as published
         replace_with_group_norm(backbone)
-    add_low_rank(backbone, spec.train)
+    add_low_rank_factors(backbone, spec.train)
     refuse_unfit_train(backbone, spec)
-    rows = initial_head(class_names, spec.neck or width, seed)
+    rows = draw_initial_head(class_names, spec.neck or width, seed)
     head = make_dense_layer(torch.from_numpy(rows.weight), torch.from_numpy(rows.bias))
     # Most convolutions and poolings read channels last faster, on a CPU too.
     return set_memory_format(SplitNetwork(spec, class_names, backbone=backbone, neck=neck, head=head), "channels_last")
@@ -238,38 +238,38 @@ def set_memory_format(network: SplitNetwork, memory_format: MemoryFormat) -> Spl
 
 def network_build_faults(spec: ModelSpec, base: Path) -> list[Fault]:
     """Return the faults for which :func:`build` would fail, without allocating the network's memory."""
-    if spec.weights is None and spec.train == "all" and not is_external(spec.architecture):
+    if spec.weights is None and spec.train == "all" and not is_external_network(spec.architecture):
         return []
     try:
-        refuse_unfit_train(meta_backbone_with_factors(spec), spec)
+        refuse_unfit_train(meta_backbone_with_lora(spec), spec)
     except BadInput as bad:
         return list(bad.faults)
     if spec.weights is None:
         return []
     try:
-        plain = meta_backbone(spec).module
+        plain = build_meta_backbone(spec).module
         read_backbone_weights(plain, base / spec.weights, spec.weights_sha256)
     except BadInput as bad:
         return [replace(fault, where=f"model.weights ({spec.weights})") for fault in bad.faults]
     return []
 
 
-def meta_backbone_with_factors(spec: ModelSpec) -> nn.Module:
-    """Return a :func:`meta_backbone`, with low-rank (LoRA) factors if ``model.train`` asks for them.
+def meta_backbone_with_lora(spec: ModelSpec) -> nn.Module:
+    """Return a :func:`build_meta_backbone`, with low-rank (LoRA) factors if ``model.train`` asks for them.
 
     Raises:
         BadInput: If the network cannot be built, or has no layer for these factors.
     """
-    backbone = meta_backbone(spec).module
-    add_low_rank(backbone, spec.train)
+    backbone = build_meta_backbone(spec).module
+    add_low_rank_factors(backbone, spec.train)
     return backbone
 
 
-def unfreeze(network: SplitNetwork) -> None:
+def unfreeze_network(network: SplitNetwork) -> None:
     """Undo :func:`freeze_backbone` and :func:`freeze_batch_norm`; layers frozen by ``model.train`` stay frozen."""
     network.requires_grad_(True).train()
     if network.spec.train != "all":
-        reset_statistics(network)
+        reset_running_statistics(network)
         _exclude_frozen_layers(network)
 
 
@@ -292,14 +292,14 @@ def freeze_backbone(network: SplitNetwork) -> None:
 def freeze_batch_norm(network: SplitNetwork) -> None:
     """Freeze weight, bias, mean and variance of each BatchNorm, as in FedBN+ (Kulkarni et al. 2023).
 
-    ``network.train()`` would let mean and variance change again; call :func:`train_mode` instead.
+    ``network.train()`` would let mean and variance change again; call :func:`set_train_mode` instead.
     """
     for module in network.modules():
         if is_batch_norm(module):
             module.requires_grad_(False).eval()
 
 
-def train_mode(network: SplitNetwork, *, frozen_batch_norm: bool = False, frozen_backbone: bool = False) -> None:
+def set_train_mode(network: SplitNetwork, *, frozen_batch_norm: bool = False, frozen_backbone: bool = False) -> None:
     """Switch a network to training mode, except for its frozen layers; replaces ``network.train()``.
 
     Only ``model.train`` and the two flags decide which backbone layers are trained; earlier calls of freezing functions
@@ -353,7 +353,7 @@ def compute_logits(network: Model, images: Tensor | Pixels, precision: Precision
 
 
 @torch.no_grad()
-def features_and_logits(
+def compute_features_and_logits(
     network: Model, images: Tensor | Pixels, precision: Precision = "auto"
 ) -> tuple[Tensor, Tensor]:
     """Compute features ``(n, features)`` and logits ``(n, rows)`` of uint8 images, in evaluation mode."""
@@ -367,7 +367,7 @@ def _apply_in_batches(
 ) -> Tensor:
     network.eval()
     parts, size = [], EVALUATION_BATCH
-    for batch in images.batches(size) if isinstance(images, Pixels) else torch.split(images, size):
+    for batch in images.iterate_batches(size) if isinstance(images, Pixels) else torch.split(images, size):
         with autocast(batch.device, precision):
             parts.append(apply_doubling_single_image(function, batch.float()).float())
     return torch.cat(parts)
@@ -407,10 +407,10 @@ def resolve_precision(device: str, precision: Precision) -> Literal["float32", "
     """
     if device in HALF_PRECISION_DEVICES and precision != "float32":
         return "fp16" if precision == "fp16" else "bf16"
-    return "bf16" if precision == "bf16" and device == "cpu" and cpu_has_bf16() else "float32"
+    return "bf16" if precision == "bf16" and device == "cpu" and cpu_supports_bf16() else "float32"
 
 
-def cpu_has_bf16() -> bool:
+def cpu_supports_bf16() -> bool:
     """Return True if this machine's CPU has instructions for bfloat16; False if that is unknown."""
     return bool(cpu_name_and_flags()[1])
 

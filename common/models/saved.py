@@ -99,7 +99,7 @@ def load_model(folder: Path) -> SplitNetwork:
     Raises:
         BadInput: If a file is missing or damaged, or the two files are of different models.
     """
-    saved = read_description(folder)
+    saved = read_model_description(folder)
     content, place = _read_content(folder / TENSORS), str(folder / TENSORS)
     if (actual := hashlib.sha256(content).hexdigest()) != saved.safetensors_sha256:
         problem = f"has SHA-256 {actual}, but {DESCRIPTION} beside it names {saved.safetensors_sha256}."
@@ -112,7 +112,7 @@ def load_model(folder: Path) -> SplitNetwork:
     layout = layout_of(network)
     frozen = {name: tensors.pop(name) for name in frozen_tensors(network) if name in tensors}
     try:
-        _write_frozen(network, frozen)
+        _write_frozen_tensors(network, frozen)
         state = state_from_tensors(tensors, layout, network.class_names)
     except ValueError as error:
         problem = f"is not the {layout.architecture} of {DESCRIPTION}: {error}."
@@ -121,7 +121,7 @@ def load_model(folder: Path) -> SplitNetwork:
     return network.eval()
 
 
-def read_description(folder: Path) -> SavedModelDescription:
+def read_model_description(folder: Path) -> SavedModelDescription:
     """Read and check the ``model.json`` of a folder.
 
     Raises:
@@ -144,7 +144,7 @@ def read_description(folder: Path) -> SavedModelDescription:
         raise BadInput(faults) from None
 
 
-def _write_frozen(network: SplitNetwork, frozen: dict[str, Array]) -> None:
+def _write_frozen_tensors(network: SplitNetwork, frozen: dict[str, Array]) -> None:
     """Write frozen tensors into a network in place.
 
     Raises:
@@ -159,7 +159,7 @@ def _write_frozen(network: SplitNetwork, frozen: dict[str, Array]) -> None:
     part = FrozenPart(np.concatenate([frozen[name].reshape(-1) for name in live]))
     if part.sha256 != network.spec.frozen_sha256:
         raise ValueError(f"its frozen part has SHA-256 {part.sha256}, the model names {network.spec.frozen_sha256}")
-    part.write_to(network)
+    part.write_to_network(network)
 
 
 def _read_content(path: Path) -> bytes:

@@ -64,19 +64,19 @@ class ModelStateLayout:
     frozen_sha256: str = ""
 
     @property
-    def signature(self) -> str:
+    def layout_sha256(self) -> str:
         """SHA-256 of the layout; only models with the same signature may be averaged."""
         groups = [[[tensor.name, *tensor.shape] for tensor in group] for group in (self.trunk, self.norm)]
         frozen = [] if self.train == "all" else [self.train, self.frozen_sha256]
         return hashlib.sha256(json.dumps([self.architecture, self.features, *groups, *frozen]).encode()).hexdigest()
 
     @property
-    def variance_slices(self) -> tuple[slice, ...]:
+    def running_variance_slices(self) -> tuple[slice, ...]:
         """Slices of the flat norm group that contain running variances."""
-        places = self.slices()
+        places = self.tensor_slices()
         return tuple(places[tensor.name] for tensor in self.norm if tensor.name.endswith("running_var"))
 
-    def slices(self) -> dict[str, slice]:
+    def tensor_slices(self) -> dict[str, slice]:
         """Return the slice of each tensor in the flat array of its group."""
         return {**_slices_by_name(self.trunk), **_slices_by_name(self.norm)}
 
@@ -106,7 +106,7 @@ class ModelState:
 
 def layout_of(network: SplitNetwork) -> ModelStateLayout:
     """Return the layout of a network's trained values."""
-    trunk, norm = _tensors_by_group(network)
+    trunk, norm = _trunk_and_norm_tensors(network)
     spec = network.spec
     trunk_shapes, norm_shapes = (
         tuple(TensorShape(name, tuple(tensor.shape)) for name, tensor in group.items()) for group in (trunk, norm)
@@ -117,7 +117,7 @@ def layout_of(network: SplitNetwork) -> ModelStateLayout:
 
 def read_state(network: Model) -> ModelState:
     """Return a copy of a network's trained values as numpy arrays; the network may be on any device."""
-    trunk, norm = _tensors_by_group(network)
+    trunk, norm = _trunk_and_norm_tensors(network)
     head = network.head
     weight = head.weight.detach().cpu().numpy().astype(np.float32, copy=True)
     bias = head.bias.detach().cpu().numpy().astype(np.float32, copy=True)
@@ -135,7 +135,7 @@ def write_state(
         ValueError: If a group does not fit the network; nothing is written then.
         LookupError: If ``head`` lacks one of the network's classes; nothing is written then.
     """
-    own_trunk, own_norm = _tensors_by_group(network)
+    own_trunk, own_norm = _trunk_and_norm_tensors(network)
     if head is not None and head.features != network.head.in_features:
         raise ValueError(f"head rows of this network have {network.head.in_features} features, got {head.features}")
     own_rows = None if head is None else head.select_rows(network.class_names)
@@ -182,7 +182,7 @@ def state_from_tensors(
         )
         raise ValueError(f"{len(wrong)} tensors differ, the first ones: {listed}")
     head = Head(tuple(class_names), tensors["head.weight"].copy(), tensors["head.bias"].copy())
-    return ModelState(_join_group(tensors, layout.trunk), _join_group(tensors, layout.norm), head)
+    return ModelState(_flatten_group_arrays(tensors, layout.trunk), _flatten_group_arrays(tensors, layout.norm), head)
 
 
 def arrays_sha256(*arrays: NDArray[Any]) -> str:
@@ -213,7 +213,7 @@ _NORM_LAYERS: WeakKeyDictionary[Model, frozenset[str]] = WeakKeyDictionary()
 """Names of the batch normalisations of the networks in use, which every round asks for."""
 
 
-def _tensors_by_group(network: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _trunk_and_norm_tensors(network: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the network's own (uncopied) trained float tensors of trunk and of norm, by name."""
     if (norms := _NORM_LAYERS.get(network)) is None:
         layers = (name for name, module in network.named_modules() if is_batch_norm(module))
@@ -231,7 +231,7 @@ def _slices_by_name(tensors: Sequence[TensorShape]) -> dict[str, slice]:
     return {tensor.name: slice(*bound) for tensor, bound in zip(tensors, bounds, strict=True)}
 
 
-def _join_group(tensors: Mapping[str, Array], group: Sequence[TensorShape]) -> Array:
+def _flatten_group_arrays(tensors: Mapping[str, Array], group: Sequence[TensorShape]) -> Array:
     parts = [tensors[tensor.name].reshape(-1) for tensor in group]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
 
@@ -275,7 +275,7 @@ class FrozenPart:
     values: NDArray[np.float32]
 
     @classmethod
-    def of(cls, network: SplitNetwork) -> "FrozenPart":
+    def from_network(cls, network: SplitNetwork) -> "FrozenPart":
         """Return a copy of a network's frozen part."""
         return cls(_flatten_tensors(frozen_tensors(network)))
 
@@ -284,7 +284,7 @@ class FrozenPart:
         """SHA-256 of the values as little-endian bytes, without names and shapes, which the plan determines."""
         return hashlib.sha256(self.values.astype("<f4", copy=False).tobytes()).hexdigest()
 
-    def write_to(self, network: SplitNetwork) -> None:
+    def write_to_network(self, network: SplitNetwork) -> None:
         """Overwrite a network's frozen tensors in place.
 
         Raises:
@@ -304,13 +304,13 @@ def frozen_tensors(network: SplitNetwork) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in network.state_dict().items() if name in network.frozen}
 
 
-def initial_frozen_part(spec: ModelSpec, seed: int, base: Path) -> FrozenPart | None:
+def build_initial_frozen_part(spec: ModelSpec, seed: int, base: Path) -> FrozenPart | None:
     """Return the frozen part of a newly built network; None if all tensors are trained.
 
     Raises:
         BadInput: See :func:`common.models.network.build`.
     """
-    return None if spec.train == "all" else FrozenPart.of(build(spec, ("",), seed, base))
+    return None if spec.train == "all" else FrozenPart.from_network(build(spec, ("",), seed, base))
 
 
 def with_frozen_hash(spec: ModelSpec, frozen: FrozenPart | None) -> ModelSpec:

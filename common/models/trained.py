@@ -48,7 +48,7 @@ class LowRankParametrization(nn.Module):
         return weight + (self.up.weight @ self.down).view(weight.shape)
 
 
-def add_low_rank(backbone: nn.Module, train: str) -> None:
+def add_low_rank_factors(backbone: nn.Module, train: str) -> None:
     """Add low-rank factors to a backbone's weights, in place, if ``model.train`` is ``lora:RANK``.
 
     Every dense layer and ungrouped convolution with more rows and columns than the rank gets factors. The fixed factor
@@ -73,21 +73,21 @@ def add_low_rank(backbone: nn.Module, train: str) -> None:
         parametrize.register_parametrization(layer, "weight", LowRankParametrization(name, layer.weight, rank))
 
 
-def trained_factors(backbone: nn.Module) -> Iterator[str]:
+def trained_low_rank_factors(backbone: nn.Module) -> Iterator[str]:
     """Yield the names of the trained low-rank factors (``up``) in a backbone."""
     for name, module in backbone.named_modules():
         if isinstance(module, LowRankParametrization):
             yield f"{name}.up"
 
 
-def merge_low_rank(backbone: nn.Module) -> None:
+def merge_low_rank_factors(backbone: nn.Module) -> None:
     """Add the low-rank products to the backbone's weights and remove the factors, in place."""
     for module in list(backbone.modules()):
         if parametrize.is_parametrized(module, "weight"):
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
 
 
-def merged_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def merge_low_rank_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors by name with low-rank factors added to their weights; unchanged if any shapes do not fit."""
     plain = dict(tensors)
     for name in tensors:
@@ -115,7 +115,7 @@ def trained_layer_names(backbone: nn.Module, train: str) -> frozenset[str]:
     if train in ("head", "neck"):
         return frozenset()
     if train.startswith(PREFIX):
-        return frozenset(trained_factors(backbone))
+        return frozenset(trained_low_rank_factors(backbone))
     layers = [name for name, module in backbone.named_modules() if list(module.parameters(recurse=False))]
     if train == "all":
         return frozenset(layers)
@@ -174,7 +174,7 @@ class StandardisingLayer(nn.BatchNorm1d):
         return super().forward(features)
 
 
-def reset_statistics(network: nn.Module) -> None:
+def reset_running_statistics(network: nn.Module) -> None:
     """Restart the running statistics of each :class:`StandardisingLayer`: they become means over later batches only."""
     for module in network.modules():
         if isinstance(module, StandardisingLayer) and module.num_batches_tracked is not None:
@@ -193,7 +193,7 @@ class ScalingLayer(nn.Module):
         return features / self.divisor
 
 
-def standardising_layers(width: int, spec: ModelSpec) -> list[nn.Module]:
+def make_standardising_layers(width: int, spec: ModelSpec) -> list[nn.Module]:
     """Return the layers that standardise the features of a frozen backbone; empty if the backbone is trained.
 
     The layer is a :class:`StandardisingLayer`, whose statistics are those of the round's batches and are averaged over

@@ -57,12 +57,12 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def missing_file(where: str, path: Path) -> list[Fault]:
+def missing_file_faults(where: str, path: Path) -> list[Fault]:
     """Return a fault if a file named by the key ``where`` of a config file is missing; else an empty list."""
     return _missing(where, path, "file")
 
 
-def missing_folder(where: str, path: Path) -> list[Fault]:
+def missing_folder_faults(where: str, path: Path) -> list[Fault]:
     """Return a fault if a folder named by the key ``where`` of a config file is missing; else an empty list."""
     return _missing(where, path, "folder")
 
@@ -96,7 +96,7 @@ def missing_input_fault(path: Path) -> Fault:
     return Fault(str(path), "there is no such file.", hint.replace('"?', f'{path.suffix}"?'))
 
 
-def output_file_faults(destination: Path) -> list[Fault]:
+def new_output_file_faults(destination: Path) -> list[Fault]:
     """Return the faults of an ``--out`` path that must be a new file in an existing folder; empty if it is valid."""
     if os.path.lexists(destination):  # a link to nowhere too
         return [Fault(f"--out {destination}", "exists, and nothing is written over.", "Name another file.")]
@@ -111,7 +111,7 @@ def existing_output_faults(destination: Path) -> list[Fault]:
     return [Fault("--out", problem, remedy)] if os.path.lexists(destination) else []
 
 
-def output_folder_faults(folder: Path, remedy: str = "Name another folder.") -> list[Fault]:
+def new_output_folder_faults(folder: Path, remedy: str = "Name another folder.") -> list[Fault]:
     """Return a fault if an ``--out`` path is not a new or empty folder; ``remedy`` is for a folder with files."""
     if folder.is_file():
         return [Fault(f"--out {folder}", "is a file, and nothing is written over.", "Name a new folder.")]
@@ -135,7 +135,7 @@ def write_atomically(path: Path, content: bytes | Parts, *, durable: bool = True
     """
     block_if_stopping()  # a file begun now would stay half done when the program ends
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = partial_path(path)
+    temporary = temporary_path(path)
     remove = partial(temporary.unlink, missing_ok=True)
     with remove_output_if_stopped(remove):
         try:
@@ -179,7 +179,7 @@ def remove_outputs_on_failure(*outputs: Path) -> Iterator[None]:
         raise
 
 
-def lock_file_or_refuse(file: IO[Any] | int, fault: Fault) -> None:
+def lock_file(file: IO[Any] | int, fault: Fault) -> None:
     """Lock an open file or folder, until it is closed, against other processes.
 
     Raises:
@@ -191,7 +191,7 @@ def lock_file_or_refuse(file: IO[Any] | int, fault: Fault) -> None:
         raise BadInput([fault]) from None
 
 
-def is_locked(path: Path) -> bool:
+def is_file_locked(path: Path) -> bool:
     """Return True if any process has locked the file; False also for a missing file."""
     with contextlib.suppress(FileNotFoundError), path.open("r") as file:
         try:
@@ -222,12 +222,12 @@ def make_private_folder(path: Path) -> bool:
     return True
 
 
-def partial_path(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Return the temporary path at which this thread writes a file before it is complete."""
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
 
 
-def remove_partial_files(folder: Path, *, below: bool = False) -> None:
+def remove_temporary_files(folder: Path, *, below: bool = False) -> None:
     """Remove temporary files of killed processes from a folder, or also from its subfolders if ``below``."""
     for path in folder.rglob(".*.part") if below else folder.glob(".*.part"):
         writer = re.search(r"\.(\d+)-\d+\.part$", path.name)

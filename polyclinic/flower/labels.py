@@ -60,7 +60,7 @@ def labels(app: ClientApp) -> Callable[[Callable[[Context], SiteLabels]], Callab
 
     def decorate(function: Callable[[Context], SiteLabels]) -> Callable[[Context], SiteLabels]:
         @app.query(QUERY)
-        def answer(message: Message, context: Context) -> Message:
+        def answer_label_query(message: Message, context: Context) -> Message:
             site = function(context)
             fields: dict[str, Any] = {"classes": list(site.classes), "positives": list(site.positives)}
             return Message(RecordDict({RECORD: ConfigRecord({**fields, "images": site.images})}), reply_to=message)

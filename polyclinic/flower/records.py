@@ -43,7 +43,7 @@ def replace_head(arrays: ArrayRecord, name: str, head: Head) -> ArrayRecord:
 # ---------------------------------------------------------------------- replies
 
 
-def get_metrics(content: RecordDict) -> MetricRecord:
+def get_reply_metrics(content: RecordDict) -> MetricRecord:
     """Return the single MetricRecord of a reply, under any key."""
     return next(iter(content.metric_records.values()))
 
@@ -52,7 +52,7 @@ def read_weight(reply: Message, key: str) -> float:
     """Return a reply's weight in averages; raise ``ValueError`` if its metrics cannot be averaged."""
     if len(reply.content.metric_records) != 1:
         raise ValueError("it needs one MetricRecord")
-    weight = get_metrics(reply.content).get(key)
+    weight = get_reply_metrics(reply.content).get(key)
     if not isinstance(weight, int | float):
         raise ValueError(f"it sent no {key!r} in its metrics")
     if not 0 < weight < math.inf:
@@ -99,10 +99,12 @@ def restore_integer_entries(mean: ArrayRecord, models: Sequence[ArrayRecord]) ->
 def average_common_metrics(mean: MetricMean, contents: list[RecordDict], key: str) -> MetricRecord:
     """Average only the metrics that all sites sent, as lists of equal length; ``mean`` is Flower's function."""
     forms = []
-    for metrics in map(get_metrics, contents):
+    for metrics in map(get_reply_metrics, contents):
         forms.append({(name, len(value) if isinstance(value, list) else -1) for name, value in metrics.items()})
     common = {name for name, _ in set.intersection(*forms)}
-    kept = ({name: value for name, value in get_metrics(content).items() if name in common} for content in contents)
+    kept = (
+        {name: value for name, value in get_reply_metrics(content).items() if name in common} for content in contents
+    )
     return mean([RecordDict({"metrics": MetricRecord(metrics)}) for metrics in kept], key)
 
 

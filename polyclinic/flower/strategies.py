@@ -39,7 +39,7 @@ SLOPE = "loss-slope"
 """Key of a site's ``MetricRecord``: :func:`polyclinic.flower.loss_slope` of its training."""
 
 
-class TrainedModel(NamedTuple):
+class TrainingReply(NamedTuple):
     """A site's reply to training, as the method's rules read it (:class:`strategies.methods.base.SiteReply`)."""
 
     model: ArrayRecord
@@ -126,13 +126,13 @@ class LabelledSites(FedAvg):
         if server_round <= self._round:  # a wrapper's start is not ours, rounds tell both
             self.forget_earlier_run()
         self._round, self._sent, self._asked = server_round, arrays, set()
-        messages = self._add_labels(list(super().configure_train(server_round, arrays, config, grid)), grid)
+        messages = self._add_site_labels(list(super().configure_train(server_round, arrays, config, grid)), grid)
         self._nodes = [message.metadata.dst_node_id for message in messages]
         return messages
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """Select sites like FedAvg, and send each the same content as for training."""
-        return self._add_labels(list(super().configure_evaluate(server_round, arrays, config, grid)), grid)
+        return self._add_site_labels(list(super().configure_evaluate(server_round, arrays, config, grid)), grid)
 
     def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
         """Aggregate the usable replies; log a warning with node and reason for each other reply."""
@@ -197,7 +197,7 @@ class LabelledSites(FedAvg):
             raise RuntimeError("\n".join([f"round {server_round}: no reply can be used:", *reasons]))
         return fit, contents
 
-    def read_reply(self, reply: Message) -> TrainedModel:
+    def read_reply(self, reply: Message) -> TrainingReply:
         """Read a reply to training; raise ``ValueError`` if it is unusable."""
         if len(reply.content.array_records) != 1 or len(reply.content.metric_records) != 1:
             raise ValueError("it needs one ArrayRecord and one MetricRecord")
@@ -210,7 +210,7 @@ class LabelledSites(FedAvg):
             sent = statistics[name].shape if name in statistics else ()
             if name not in statistics or sent != shape:
                 raise ValueError(f"its {name} have the shape {sent}, not {shape}")
-        return TrainedModel(model, weight, statistics)
+        return TrainingReply(model, weight, statistics)
 
     def read_statistics(self, reply: Message) -> Arrays:
         """Return the method's statistics in a site's reply; raise ``ValueError`` if they are missing."""
@@ -221,7 +221,7 @@ class LabelledSites(FedAvg):
             raise ValueError(f"it sent no {STATISTICS!r}: {remedy}")
         return records.unpack_arrays(reply.content.config_records[STATISTICS])
 
-    def aggregate_reply_statistics(self, replies: Mapping[str, TrainedModel]) -> None:
+    def aggregate_reply_statistics(self, replies: Mapping[str, TrainingReply]) -> None:
         """Aggregate the statistics in the sites' replies by the method's rules."""
         self.statistics = self.method.aggregate_statistics(self.round_context(), replies)
 
@@ -234,7 +234,7 @@ class LabelledSites(FedAvg):
     def _head_of(self, model: ArrayRecord) -> Head:
         return records.copy_head(model, self.head, self.classes)
 
-    def _add_labels(self, messages: Sequence[Message], grid: Grid) -> list[Message]:
+    def _add_site_labels(self, messages: Sequence[Message], grid: Grid) -> list[Message]:
         """Add each site's labelled classes and the method's data to Flower's messages; drop sites with unknown labels.
 
         In the first round, a site without usable labels raises :class:`UnknownLabels`; later it causes a warning.
@@ -270,7 +270,7 @@ class LabelledSites(FedAvg):
             labelled.append(Message(content, message_type=message.metadata.message_type, dst_node_id=node))
         return labelled
 
-    def _average_owners_rows(self, model: ArrayRecord, replies: Mapping[str, TrainedModel]) -> ArrayRecord:
+    def _average_owners_rows(self, model: ArrayRecord, replies: Mapping[str, TrainingReply]) -> ArrayRecord:
         """Average each head row that only some sites label over those sites, if the method does so."""
         owned = {site: self.answers[site].class_names for site in replies}
         partial_rows = [name for name in self.classes if not all(name in classes for classes in owned.values())]
@@ -447,7 +447,7 @@ class UniFed(SequentialTraining):
 
     def read_statistics(self, reply: Message) -> Arrays:
         """Return the loss slope from a reply's metrics; raise ``ValueError`` if it is missing."""
-        slope = records.get_metrics(reply.content).get(SLOPE)
+        slope = records.get_reply_metrics(reply.content).get(SLOPE)
         if not isinstance(slope, int | float):
             raise ValueError(f"it sent no {SLOPE!r}: put polyclinic.flower.loss_slope(losses) in its metrics")
         return {"slope": np.array([slope])}

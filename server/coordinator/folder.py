@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 
 from common.errors import BadInput, Fault
 from common.security.identity import check_site_name
-from common.system.files import is_locked, lock_file_or_refuse, make_private_folder, write_atomically
+from common.system.files import is_file_locked, lock_file, make_private_folder, write_atomically
 from common.system.toml import TomlSection, read_toml, to_toml_text, validate_tables
 
 FILE = "coordinator.toml"
@@ -145,7 +145,7 @@ def write_coordinator(folder: Path, file: CoordinatorFile) -> CoordinatorFolder:
 
 def is_command_running(coordinator: CoordinatorFolder, command: Literal["start", "run"]) -> bool:
     """Return whether a process of this ``flwr-server`` command (``start`` or ``run``) uses this folder now."""
-    return is_locked(coordinator.state / f"{command}.lock")
+    return is_file_locked(coordinator.state / f"{command}.lock")
 
 
 @contextlib.contextmanager
@@ -159,5 +159,5 @@ def lock_coordinator(coordinator: CoordinatorFolder, command: Literal["start", "
     coordinator.state.chmod(0o700)
     with (coordinator.state / f"{command}.lock").open("w") as file:
         problem = f"another flwr-server {command} is at work in this folder."
-        lock_file_or_refuse(file, Fault(str(coordinator.folder), problem))
+        lock_file(file, Fault(str(coordinator.folder), problem))
         yield

@@ -13,11 +13,11 @@ import torch
 
 from common.config import ExperimentFile, make_plan
 from common.data.base.image_set import ImageSet, Splits
-from common.data.load import external_images, load_dataset
+from common.data.load import load_dataset, load_external_test_images
 from common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
 from common.models.network import network_build_faults
 from common.simulation import simulation_image_store
-from common.system.files import is_disk_full, make_private_folder, remove_partial_files
+from common.system.files import is_disk_full, make_private_folder, remove_temporary_files
 from server.coordinator.admission import admitted_sites, make_claim_limits_reader
 from server.coordinator.folder import CoordinatorFolder, lock_coordinator, restrict_folder_to_owner
 from server.coordinator.preflight import make_no_superlink_fault
@@ -96,7 +96,7 @@ class NetworkBackend:
         except BadInput as error:
             faults += [replace(fault, where=f"server_data: {fault.where}") for fault in error.faults]
         try:
-            self.external = external_images(experiment.external_test, file.base_folder, store)
+            self.external = load_external_test_images(experiment.external_test, file.base_folder, store)
         except BadInput as error:
             faults += error.faults
         try:
@@ -123,7 +123,7 @@ class NetworkBackend:
         """Run all rounds over the network; return the run's summary."""
         coordinator, experiment, out = self.coordinator, self.file.experiment, opening.folder.path
         for folder in (coordinator.state, coordinator.state / OBJECTS):
-            remove_partial_files(folder)
+            remove_temporary_files(folder)
         restrict_folder_to_owner(coordinator, self.tell)
         if make_private_folder(out):
             self.tell(f"other accounts could look into {out}; now only this one can (mode 700)")

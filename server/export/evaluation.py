@@ -13,12 +13,18 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from common.data.base.image_set import ImageSet, SkippedImage, concatenate, describe_skipped, patients_known
+from common.data.base.image_set import (
+    ImageSet,
+    SkippedImage,
+    concatenate_image_sets,
+    describe_skipped_images,
+    has_known_patients,
+)
 from common.data.base.spec import FolderSpec, NpzSpec
 from common.data.images.store import user_image_store
 from common.data.load import load_dataset, refuse_unknown_test_classes
 from common.data.sources.npz import load_npz_test
-from common.data.sources.npz_file import read_headers
+from common.data.sources.npz_file import read_npz_headers
 from common.data.tables.csv import TableColumns
 from common.data.tables.roles import image_column, patient_column
 from common.errors import BadInput, Fault, quote_names, raise_faults
@@ -85,7 +91,7 @@ def evaluate_saved_model(folder: Path, labelled: EvaluationInput) -> Evaluation:
     scores, labels = score_pictures(network, test)[:, columns], labels_for_head_rows(test, shared).numpy()
     return Evaluation(
         images=len(test),
-        patients=len(np.unique(test.patients)) if patients_known(test.patients) else None,
+        patients=len(np.unique(test.patients)) if has_known_patients(test.patients) else None,
         results=per_class(scores, labels, shared),
         decisions={name: count_decisions(scores[:, c], labels[:, c]) for c, name in enumerate(shared)},
         intervals=bootstrap_auroc_intervals(scores, labels, test.patients, shared, np.random.default_rng(0)),
@@ -104,7 +110,7 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationI
         npz_of_run = _data_spec_of_run(summary, NpzSpec)
         npz, patient_key = make_npz_spec(labelled, npz_of_run), labelled.patient_column
         with add_options_to_faults(labelled):
-            if patient_key is None and npz_of_run and f"test_{npz_of_run.patient_key}" in read_headers(data):
+            if patient_key is None and npz_of_run and f"test_{npz_of_run.patient_key}" in read_npz_headers(data):
                 patient_key = npz_of_run.patient_key
             npz = npz.model_copy(update={"patient_key": patient_key})
             return load_npz_test(npz, Path(), user_image_store()), f"the test part of {data.name}"
@@ -113,7 +119,7 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationI
     if summary is None or of_run is None or summary.table_sha256 != hashlib.sha256(data.read_bytes()).hexdigest():
         splits = load_dataset(_make_csv_spec(network, of_run, labelled, columns), Path(), user_image_store())
         # No row of this table was trained on, so that the loader's split does not count.
-        return concatenate([splits.train, splits.validation, splits.test]), f"all of {data.name}"
+        return concatenate_image_sets([splits.train, splits.validation, splits.test]), f"all of {data.name}"
     # The model was trained on some rows of this table, which is read as the run read it.
     own, remedy = "this is the run's own table, which the run read by", "Leave it out, or name another table."
     raise_faults(
@@ -167,7 +173,7 @@ def _make_csv_spec(
         spec |= {"label_columns": own, "synonyms": {name: synonyms[name] for name in own if name in synonyms}}
     elif of_run is not None and of_run.finding_column in columns:
         spec["classes"] = tuple(
-            name for name in of_run.names_in_table if synonyms.get(name, name) in network.class_names
+            name for name in of_run.class_names_in_table if synonyms.get(name, name) in network.class_names
         )
         for key in ("finding_column", "separator", "other_findings", "no_finding", "synonyms"):
             spec[key] = getattr(of_run, key)
@@ -267,5 +273,5 @@ def evaluation_limitations(evaluation: Evaluation) -> Iterator[str]:
         )
     if evaluation.patients is None:
         yield UNKNOWN_PATIENTS
-    if sentence := describe_skipped(evaluation.skipped):
+    if sentence := describe_skipped_images(evaluation.skipped):
         yield sentence

@@ -21,10 +21,10 @@ from common.data.images.store import user_image_store
 from common.data.load import load_dataset
 from common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
 from common.models.network import SplitNetwork, logits_to_probabilities
-from common.models.saved import SavedModelDescription, load_model, read_description
-from common.models.trained import merge_low_rank
+from common.models.saved import SavedModelDescription, load_model, read_model_description
+from common.models.trained import merge_low_rank_factors
 from common.models.zoo.spec import ModelSpec
-from common.system.files import output_file_faults, partial_path, remove_outputs_on_failure, write_atomically
+from common.system.files import new_output_file_faults, remove_outputs_on_failure, temporary_path, write_atomically
 from server.export.pictures import read_unlabelled_pictures
 from server.export.prediction import image_format_for_model
 from server.export.preflight import ExportFormat, data_of_experiment, default_export_file
@@ -89,12 +89,12 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
     missing = [name for name in REQUIRED_PACKAGES[form] if importlib.util.find_spec(name) is None]
     problem = f"needs {', '.join(missing)}, not installed here."
     faults = [Fault(f"--to {form}", problem, "pip install 'polyclinic[export]'")] if missing else []
-    saved = read_description(folder)
-    raise_faults([*faults, *output_file_faults(destination)])
+    saved = read_model_description(folder)
+    raise_faults([*faults, *new_output_file_faults(destination)])
     network = load_model(folder)
-    merge_low_rank(network.backbone)
+    merge_low_rank_factors(network.backbone)
     model = PixelClassifier(network).eval().requires_grad_(False)
-    part = partial_path(destination)
+    part = temporary_path(destination)
     write = _write_onnx if form is ExportFormat.onnx else _write_torchscript
     with remove_outputs_on_failure(destination, part):
         run = write(model, export_metadata(saved), part)

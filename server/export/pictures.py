@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from common.data.images.reading import (
     PICTURE_SUFFIXES,
     UNREAD_SUFFIXES,
-    ImageForm,
-    explain_unsupported_kind,
-    is_picture,
-    read_head,
-    unreadable_reason,
+    DecodedImageFormat,
+    explain_decoding_error,
+    explain_unsupported_file,
+    is_supported_picture,
+    read_first_bytes,
 )
 from common.data.images.store import decode_pictures
-from common.data.sources.npz import size_faults
-from common.data.sources.npz_file import open_arrays, read_headers
+from common.data.sources.npz import content_size_faults
+from common.data.sources.npz_file import open_npz_arrays, read_npz_headers
 from common.data.tables.files import PictureFileFinder
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.files import is_file
@@ -59,15 +59,15 @@ def refuse_without_pictures(data: Path) -> None:
     if len(files) <= MOST_EXAMINED and not any(map(_may_be_picture, files)):
         name = str(files[0].relative_to(data)) if data.is_dir() else data.name
         try:
-            reason = explain_unsupported_kind(read_head(files[0])) if files[0].stat().st_size else "empty"
+            reason = explain_unsupported_file(read_first_bytes(files[0])) if files[0].stat().st_size else "empty"
         except OSError as error:
-            reason = unreadable_reason(error)
+            reason = explain_decoding_error(error)
         raise_faults([unreadable_images_fault(data, name, reason)])
 
 
 def _may_be_picture(file: Path) -> bool:
     try:
-        return is_picture(read_head(file))
+        return is_supported_picture(read_first_bytes(file))
     except OSError:
         return False
 
@@ -78,7 +78,7 @@ def unreadable_images_fault(data: Path, name: str, reason: str) -> Fault:
     return Fault(str(data), problem, f"Name an npz file, a picture, or a folder of pictures ({_KINDS}).")
 
 
-def read_unlabelled_pictures(data: Path, form: ImageForm) -> UnlabelledPictures:
+def read_unlabelled_pictures(data: Path, form: DecodedImageFormat) -> UnlabelledPictures:
     """Read the images of an npz file, the pictures in a folder, or one picture.
 
     Raises:
@@ -86,8 +86,12 @@ def read_unlabelled_pictures(data: Path, form: ImageForm) -> UnlabelledPictures:
     """
     if _is_npz(data):
         key = _npz_images_key(data)
-        raise_faults(size_faults(data, read_headers(data, str(data))[key].size, form.rendering.largest_mb, str(data)))
-        with open_arrays(data, str(data)) as arrays:
+        raise_faults(
+            content_size_faults(
+                data, read_npz_headers(data, str(data))[key].byte_size, form.rendering.largest_mb, str(data)
+            )
+        )
+        with open_npz_arrays(data, str(data)) as arrays:
             images = arrays[key]
         return UnlabelledPictures(tuple(f"{key}[{row}]" for row in range(len(images))), images, {})
     files, others = _list_picture_files(data)
@@ -111,7 +115,7 @@ def _list_picture_files(data: Path) -> tuple[list[Path], list[str]]:
     """
     pictures, others, listings = [data] if is_file(data) else list[Path](), list[str](), PictureFileFinder()
     if data.is_dir():
-        paths = (data / below / name for below, name in listings.walk(data) if not name.startswith("."))
+        paths = (data / below / name for below, name in listings.walk_files(data) if not name.startswith("."))
         for file in (path for path in paths if path.is_file()):
             if (
                 not file.suffix
@@ -133,7 +137,7 @@ def _npz_images_key(data: Path) -> str:
     Raises:
         BadInput: If the file has no such array, or the array does not hold images.
     """
-    headers = read_headers(data, str(data))
+    headers = read_npz_headers(data, str(data))
     keys = ["images", *(f"{part}_images" for part in NPZ_PARTS)]
     key = next((key for key in keys if key in headers), None)
     if key is None:

@@ -17,12 +17,12 @@ from common.data.base.decoded_size import LARGEST_MB
 from common.data.base.image_set import ImageSet
 from common.data.base.spec import AS_IN_FILE, Axis, BitDepth, Frame, LargestMb, PictureRendering, Resize, Window
 from common.data.images.pixels import Pixels, channels_first, pixels_on_device
-from common.data.images.reading import ImageForm
+from common.data.images.reading import DecodedImageFormat
 from common.errors import BadInput, raise_faults
 from common.models.gpu import move_network_to_device
 from common.models.network import SplitNetwork, compute_scores
 from common.models.saved import load_model
-from common.system.files import is_file, output_file_faults, write_atomically
+from common.system.files import is_file, new_output_file_faults, write_atomically
 from common.system.plain_text import escape_unplain_characters
 from server.export.pictures import UnlabelledPictures, read_unlabelled_pictures, unreadable_images_fault
 from server.runs.reader import read_run
@@ -40,7 +40,9 @@ class _RunPictureSettings(BaseModel):
     jpeg_draft: bool = False
 
 
-def image_format_for_model(folder: Path, network: SplitNetwork, rendering: PictureRendering | None = None) -> ImageForm:
+def image_format_for_model(
+    folder: Path, network: SplitNetwork, rendering: PictureRendering | None = None
+) -> DecodedImageFormat:
     """Return how files are converted to a saved model's input: as in the run, if the folder is a run's.
 
     Args:
@@ -57,7 +59,7 @@ def image_format_for_model(folder: Path, network: SplitNetwork, rendering: Pictu
         bit_depth=(rendering.bit_depth if rendering else None) or shown.bit_depth,
         jpeg_draft=shown.jpeg_draft,
     )
-    return ImageForm(network.spec.image_size, network.spec.channels == 3, shown.resize, shown_as)
+    return DecodedImageFormat(network.spec.image_size, network.spec.channels == 3, shown.resize, shown_as)
 
 
 def predict_to_csv(
@@ -73,7 +75,7 @@ def predict_to_csv(
     Raises:
         BadInput: If the model is unreadable, no image is readable, or the destination exists.
     """
-    raise_faults(output_file_faults(destination))
+    raise_faults(new_output_file_faults(destination))
     network = load_model(folder)
     pictures, probabilities = score_files(network, data, image_format_for_model(folder, network, rendering))
     header = ["image", *network.class_names, "unreadable"]
@@ -83,7 +85,9 @@ def predict_to_csv(
     return pictures
 
 
-def score_files(network: SplitNetwork, data: Path, form: ImageForm) -> tuple[UnlabelledPictures, NDArray[np.float32]]:
+def score_files(
+    network: SplitNetwork, data: Path, form: DecodedImageFormat
+) -> tuple[UnlabelledPictures, NDArray[np.float32]]:
     """Read images from files, and compute their probabilities; return the images and ``(n, classes)``.
 
     Raises:

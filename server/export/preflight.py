@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.data.base.spec import Axis, BitDepth, DataSpec, Frame, NpzSpec, PictureRendering, Window
 from common.data.sources.npz import array_key_faults
-from common.data.sources.npz_file import read_headers
-from common.data.tables.csv import TableColumns, column_faults, read_columns
+from common.data.sources.npz_file import read_npz_headers
+from common.data.tables.csv import TableColumns, missing_column_faults, read_columns
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from common.models.zoo.spec import DESCRIPTION, model_folder_faults
-from common.system.files import is_file, missing_input_fault, output_file_faults
+from common.system.files import is_file, missing_input_fault, new_output_file_faults
 
 
 class ExportFormat(StrEnum):
@@ -53,7 +53,7 @@ def refuse_wrong_model_paths(folder: Path, data: Path | None = None, out: Path |
         remedy = f"To write its simulated sites' folders: flwr-sim sites {folder}"
         raise BadInput([Fault(str(folder), "is an experiment; the folder of a trained model is needed.", remedy)])
     nothing = [] if data is None or data.exists() else [missing_input_fault(data)]
-    raise_faults([*model_folder_faults(folder), *nothing, *(output_file_faults(out) if out else [])])
+    raise_faults([*model_folder_faults(folder), *nothing, *(new_output_file_faults(out) if out else [])])
 
 
 class _RenderingOptions(BaseModel):
@@ -124,7 +124,7 @@ def refuse_unlabelled_input(folder: Path, labelled: EvaluationInput) -> None:
         data_of_experiment(labelled.data)
     elif labelled.data.suffix == ".npz":
         with add_options_to_faults(labelled):
-            headers, column = read_headers(labelled.data), labelled.patient_column
+            headers, column = read_npz_headers(labelled.data), labelled.patient_column
             raise_faults(array_key_faults(make_npz_spec(labelled), labelled.data, headers, ("test",)))
             if column is not None and (key := f"test_{column}") not in headers:
                 problem = f'{labelled.data.name} has no array "{key}"; its arrays are {quote_names(headers)}.'
@@ -219,5 +219,5 @@ def read_labelled_csv_columns(labelled: EvaluationInput) -> TableColumns:
         raise BadInput([missing_input_fault(labelled.data)])
     columns = read_columns(labelled.data, str(labelled.data))
     options = {"--image-column": labelled.image_column, "--patient-column": labelled.patient_column}
-    raise_faults(column_faults(str(labelled.data), columns, options))
+    raise_faults(missing_column_faults(str(labelled.data), columns, options))
     return columns

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import cast
 
 from common.errors import BadInput, Fault, raise_faults
-from common.models.zoo.spec import Architecture, is_external
+from common.models.zoo.spec import Architecture, is_external_network
 from common.system.files import is_file, missing_input_fault
 
 FROM_TORCHVISION = ("densenet121", "resnet18", "vgg11")
@@ -28,7 +28,7 @@ def convert_pretrained_weights(
         from common.models.weights import convert_efficientnet_lite0  # here: a wrong call does not wait for torch
 
         return convert_efficientnet_lite0(destination)
-    if (architecture in FROM_TORCHVISION or is_external(architecture)) and checkpoint is not None:
+    if (architecture in FROM_TORCHVISION or is_external_network(architecture)) and checkpoint is not None:
         raise_faults(_checkpoint_faults(checkpoint))
         from common.models.weights import convert_checkpoint
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from common.config import Plan
 from common.contract import LabelContract
-from common.data.base.image_set import ImageSet, SkippedImage, Splits, patients_known
+from common.data.base.image_set import ImageSet, SkippedImage, Splits, has_known_patients
 from common.data.images.pixels import pixels_on_device
 from common.metrics.auroc import (
     FIGURES,
@@ -271,7 +271,7 @@ def _test_global_model(
     labels = labels_for_head_rows(images, names).numpy()
     generator = np.random.default_rng(derive_seed(plan.run.seed, "intervals"))
     more, patients = load_metrics(plan.evaluation.metrics), images.patients
-    resampled: Literal["patients", "images"] = "patients" if patients_known(patients) else "images"
+    resampled: Literal["patients", "images"] = "patients" if has_known_patients(patients) else "images"
     spread = {name: compute_score_histogram(scores[:, c], labels[:, c]) for c, name in enumerate(names)}
     test = replace(
         summarise_test_results(per_class(scores, labels, names, more), *groups, GLOBAL_MODEL),

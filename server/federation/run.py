@@ -15,7 +15,7 @@ from common.data.load import refuse_unknown_test_classes
 from common.errors import BadInput, Fault, raise_faults
 from common.metrics.multi_class import find_best_client_accuracies
 from common.models.network import build
-from common.models.state import FrozenPart, initial_frozen_part, layout_of, read_state
+from common.models.state import FrozenPart, build_initial_frozen_part, layout_of, read_state
 from common.models.zoo.registry import plugin_head_faults
 from server.federation.benefit import collect_benefit_comparisons
 from server.federation.evaluation import RunContext, RunOutcome, disclosed_count_or_none, save_and_test_model
@@ -41,7 +41,7 @@ def run_federation(
         BadInput: If the sites' labels contradict each other, or the method does not fit them.
     """
     began = time.monotonic()
-    frozen = initial_frozen_part(experiment.model, experiment.run.seed, setting.base)
+    frozen = build_initial_frozen_part(experiment.model, experiment.run.seed, setting.base)
     experiment = _add_file_hashes(experiment, frozen, setting)
     recorder = RunRecorder(experiment, setting, watchers)
     coordinator = make_coordinator(

@@ -6,7 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from common.errors import BadInput, Fault
-from common.models.saved import read_description
+from common.models.saved import read_model_description
 from common.models.zoo.spec import DESCRIPTION
 from common.system import plain_text
 from common.system.files import write_atomically
@@ -36,7 +36,7 @@ def render_model_card(folder: Path) -> str:
     Raises:
         BadInput: If a file cannot be read, or the summary belongs to another model.
     """
-    run, saved = read_run(folder), read_description(folder)
+    run, saved = read_run(folder), read_model_description(folder)
     summary = run.summary
     if summary.model_sha256 != saved.model_sha256:
         problem = f"summary.json is of the model {summary.model_sha256}, {DESCRIPTION} of {saved.model_sha256}."

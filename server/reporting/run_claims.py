@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from common.data.base.image_set import describe_skipped
+from common.data.base.image_set import describe_skipped_images
 from common.metrics.auroc import FEWEST_POSITIVES, GLOBAL_MODEL, SUMS, ClassMetrics, FinalTestSummary, mean_and_sd
 from common.metrics.benefit import FederationBenefit, format_benefit_sentence
 from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, format_value_with_error
@@ -225,7 +225,7 @@ def prominent_limitations(run: RunFolderContent) -> list[str]:
         limits.append(f"{_quote_names(names)} {_verb_form(names, 'was', 'were')} not learned: {rows}, because {few}.")
     if summary.patients_known is False:
         limits.append(UNKNOWN_PATIENTS)
-    if sentence := describe_skipped(summary.skipped_images):
+    if sentence := describe_skipped_images(summary.skipped_images):
         limits.append(sentence)
     limits += [*summary.notes, *_chance_level_sentences(test), *_unfit_threshold_sentences(test)]
     by_validation = (summary.experiment.get("evaluation") or {}).get("checkpoint", "best") == "best"

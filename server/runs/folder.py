@@ -13,10 +13,10 @@ from common.security.audit import list_audit_files
 from common.system.files import (
     add_file_name_to_errors,
     is_file,
-    lock_file_or_refuse,
+    lock_file,
     missing_input_fault,
-    output_folder_faults,
-    remove_partial_files,
+    new_output_folder_faults,
+    remove_temporary_files,
     write_atomically,
 )
 from common.system.plain_text import to_json_text
@@ -32,7 +32,7 @@ def new_run_folder_faults(path: Path) -> list[Fault]:
     """Return a fault if no new run can be written to this folder."""
     has_run = os.path.isfile(path / "events.jsonl")  # no error where the folder cannot be looked into
     go_on = " To go on with the run in it: --resume." if has_run else ""
-    return output_folder_faults(path, f"Name another folder, or remove this one.{go_on}")
+    return new_output_folder_faults(path, f"Name another folder, or remove this one.{go_on}")
 
 
 def resumed_run_folder_faults(path: Path) -> list[Fault]:
@@ -118,7 +118,7 @@ class RunFolder:
 
     def remove_partial_output(self) -> None:
         """Remove incomplete files and an incomplete last line that a killed run left; the folder must be locked."""
-        remove_partial_files(self.path, below=True)
+        remove_temporary_files(self.path, below=True)
         events = self.path / "events.jsonl"
         if (content := events.read_bytes()) and not content.endswith(b"\n"):
             write_atomically(events, content[: content.rfind(b"\n") + 1])
@@ -143,7 +143,7 @@ class RunFolder:
         descriptor = os.open(self.path, os.O_RDONLY)
         problem, remedy = "another run is at work in this folder.", "Wait for its end, or name another folder."
         try:
-            lock_file_or_refuse(descriptor, Fault(f"--out {self.path}", problem, remedy))
+            lock_file(descriptor, Fault(f"--out {self.path}", problem, remedy))
             yield
         finally:
             os.close(descriptor)

@@ -18,7 +18,7 @@ from common.config import Experiment
 from common.contract import LabelDeclaration, merge_label_declarations
 from common.errors import BadInput, Fault, WireError, quote_names
 from common.models.network import build
-from common.models.saved import load_model, read_description
+from common.models.saved import load_model, read_model_description
 from common.models.state import ModelState, ModelStateLayout, layout_of, read_state, state_sha256
 from common.models.zoo.spec import DESCRIPTION
 from common.plugins import identify_plugin
@@ -187,7 +187,7 @@ def _check_model(report: VerificationReport, folder: Path, receipt: Receipt) -> 
         report.faults.append(Fault("model.safetensors", problem))
         return
     report.right.append("model.safetensors: the model that the receipt names")
-    if (class_names := read_description(folder).class_names) != receipt.classes:
+    if (class_names := read_model_description(folder).class_names) != receipt.classes:
         problem = f"names the classes {quote_names(class_names)}, the receipt {quote_names(receipt.classes)}: changed."
         report.faults.append(Fault(DESCRIPTION, problem))
 

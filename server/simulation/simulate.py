@@ -12,11 +12,16 @@ import torch
 from rich.console import Console
 
 from common.config import Experiment, ExperimentFile, make_plan
-from common.data.base.image_set import ImageSet, SkippedImage, describe_skipped, hash_dataset
-from common.data.load import dataset_faults, external_faults, external_images, refuse_unknown_test_classes
+from common.data.base.image_set import ImageSet, SkippedImage, describe_skipped_images, hash_dataset
+from common.data.load import (
+    dataset_faults,
+    external_test_faults,
+    load_external_test_images,
+    refuse_unknown_test_classes,
+)
 from common.data.partition.checks import partition_faults
 from common.errors import BadInput, Fault, raise_faults
-from common.models.gpu import describe_gpus, visible_gpus
+from common.models.gpu import count_visible_gpus, describe_gpu_count
 from common.models.network import Precision, network_build_faults
 from common.models.saved import load_model
 from common.models.zoo.registry import plugin_head_faults
@@ -138,7 +143,7 @@ class Simulation:
             folder.append_event("no_training_images", sites=list(data.empty_sites))
             names = list_first_and_count_rest(data.empty_sites, 5)
             self.tell(f"Without training images, and not in the run: {names}. The partition gave them none.")
-        if sentence := describe_skipped(self._skipped_images()):
+        if sentence := describe_skipped_images(self._skipped_images()):
             self.tell(sentence)
         if not data.patients_known:
             folder.append_event("patients_unknown")
@@ -269,7 +274,7 @@ def check_experiment(
     faults += network_build_faults(experiment.model, file.base_folder)
     if experiment.data is not None:
         faults += dataset_faults(experiment.data, file.base_folder)
-    faults += external_faults(experiment.external_test, file.base_folder)
+    faults += external_test_faults(experiment.external_test, file.base_folder)
     # Empty where only the data can tell.
     keys = ("keep", "class_names", "classes")  # those of a table are by its own names in "classes"
     class_names = next((names for key in keys if (names := getattr(experiment.data, key, ()))), ())
@@ -305,7 +310,7 @@ def read_external_test_set(
     """
     try:
         store = simulation_image_store(file.experiment, file.base_folder, tell)
-        images = external_images(file.experiment.external_test, file.base_folder, store)
+        images = load_external_test_images(file.experiment.external_test, file.base_folder, store)
         if images is not None:
             refuse_unknown_test_classes(images, data.label_contract.class_names)
     except BadInput as error:
@@ -328,8 +333,8 @@ def _simulation_setting_faults(experiment: Experiment) -> list[Fault]:
     faults = [Fault(f"[{name}]", "is missing; a simulation needs it.", "See experiments/.") for name in absent]
     section = experiment.simulation
     gpus = section.gpu_share
-    if gpus and not section.address and gpus > (visible := visible_gpus()):
-        problem = f"is {gpus:g}, but {describe_gpus(visible)}"
+    if gpus and not section.address and gpus > (visible := count_visible_gpus()):
+        problem = f"is {gpus:g}, but {describe_gpu_count(visible)}"
         faults.append(Fault("simulation.gpus_per_site", problem, "Leave it out, or set 0 to train on the CPU."))
     if experiment.privacy.secure_aggregation and section.backend == "ray":
         problem = "keeps nothing in a site's memory from message to message, where the secrets of a round have to be."

@@ -133,8 +133,8 @@ class Coordinator:
 
     def settle_model_layout(self, layout: ModelStateLayout) -> LabelContract:
         """Fix the model's layout after the roll call; exclude sites whose software would build another model."""
-        self._use_layers(self._layers(layout.variance_slices))
-        return self.sites.settle_model_layout(layout.signature)
+        self._use_layers(self._layers(layout.running_variance_slices))
+        return self.sites.settle_model_layout(layout.layout_sha256)
 
     def receive_coordinator_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
         """Receive the coordinator's own images; this class ignores the images, and a subclass trains on them."""

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from common.config import ParticipationSection, Plan
 from common.contract import LabelContract, LabelDeclaration, label_declaration_faults, merge_label_declarations
-from common.data.base.names import normalize_spelling
+from common.data.base.names import class_spelling_key
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.security.signatures import SignedStatement, unverified_signature_or_none
 from common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
@@ -345,7 +345,7 @@ def _count_spellings(declarations: Iterable[LabelDeclaration]) -> dict[str, Coun
     spellings: dict[str, Counter[str]] = {}
     for declaration in declarations:
         for name in set(declaration.canonical_names):
-            spellings.setdefault(normalize_spelling(name), Counter())[name] += 1
+            spellings.setdefault(class_spelling_key(name), Counter())[name] += 1
     return spellings
 
 

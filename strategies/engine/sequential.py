@@ -15,7 +15,7 @@ from common.config import ParticipationSection, Plan
 from common.data.base.image_set import ImageSet, Splits
 from common.data.images.pixels import pixels_on_device
 from common.models.gpu import move_network_to_device
-from common.models.network import SplitNetwork, build, unfreeze
+from common.models.network import SplitNetwork, build, unfreeze_network
 from common.models.state import FrozenPart, ModelState, read_state, write_state
 from common.system.hashing import derive_seed
 from common.wire.records import EvaluateReply, TrainReply
@@ -60,7 +60,7 @@ class CoordinatorTraining:
     def __post_init__(self) -> None:
         network = build(self.plan.model.model_copy(update={"weights": None}), self.class_names, self.plan.run.seed)
         if self.frozen is not None:
-            self.frozen.write_to(network)
+            self.frozen.write_to_network(network)
         self.network = move_network_to_device(network, self.device)
 
         def make_examples(images: ImageSet) -> Examples:
@@ -82,7 +82,7 @@ class CoordinatorTraining:
         """
         began, spec = time.monotonic(), self.plan.training
         self.load_model(model)
-        unfreeze(self.network)
+        unfreeze_network(self.network)
         optimizer = make_optimizer(self.network, spec, spec.lr)
         if not spec.reset_optimizer:
             restore_optimizer_state(self.network, optimizer, optimizer_state)

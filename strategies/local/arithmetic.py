@@ -22,11 +22,11 @@ from common.models.network import (
     SplitNetwork,
     autocast,
     build,
-    cpu_has_bf16,
     cpu_name_and_flags,
+    cpu_supports_bf16,
     resolve_precision,
     set_memory_format,
-    unfreeze,
+    unfreeze_network,
 )
 from common.system.files import write_atomically
 from strategies.local.training import reproducible_training
@@ -94,7 +94,7 @@ def set_arithmetic(request: Request, arithmetic: Arithmetic) -> Request:
 
 def list_arithmetics() -> Sequence[Arithmetic]:
     """Return all kinds of arithmetic that this CPU offers, the default first."""
-    precisions: Sequence[Literal["float32", "bf16"]] = ("float32", "bf16") if cpu_has_bf16() else ("float32",)
+    precisions: Sequence[Literal["float32", "bf16"]] = ("float32", "bf16") if cpu_supports_bf16() else ("float32",)
     formats: Sequence[MemoryFormat] = ("channels_last", "contiguous")
     return [Arithmetic(precision, memory_format) for precision in precisions for memory_format in formats]
 
@@ -121,7 +121,7 @@ def time_training_steps(plan: Plan, arithmetics: Sequence[Arithmetic]) -> dict[A
         formats = dict.fromkeys(arithmetic.memory_format for arithmetic in arithmetics)
         networks = {name: set_memory_format(build(spec, ("",), seed=0), name) for name in formats}
         for network in networks.values():
-            unfreeze(network)
+            unfreeze_network(network)
         turns = [
             {
                 arithmetic: _time_training_step(networks[arithmetic.memory_format], images, arithmetic)

@@ -82,7 +82,7 @@ class Examples:
     def read_ahead(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
         """Yield the images at each index tensor in ``parts``; the next images may be read from disk in advance."""
         images = self.images
-        return images.read_ahead(parts) if isinstance(images, Pixels) else (images[rows] for rows in parts)
+        return images.prefetch_batches(parts) if isinstance(images, Pixels) else (images[rows] for rows in parts)
 
     @property
     def has_known_labels(self) -> bool:

@@ -16,9 +16,9 @@ from common.data.base.spec import AugmentationSpec
 from common.data.images.augmentation import augment
 from common.metrics.auroc import mean_auroc
 from common.models.gpu import GRAPH_DEVICES, is_data_parallel, use_cuda_graphs
-from common.models.network import Model, SplitNetwork, autocast, compute_logits, logits_to_probabilities, train_mode
+from common.models.network import Model, SplitNetwork, autocast, compute_logits, logits_to_probabilities, set_train_mode
 from common.models.state import ModelState, read_state, write_state
-from common.models.zoo.spec import is_external
+from common.models.zoo.spec import is_external_network
 from common.plugins import PLUGIN
 from strategies.local.early_stopping import EarlyStopping
 from strategies.local.losses import Loss
@@ -99,7 +99,7 @@ def train_epoch(
         generator: CPU generator for order and augmentation, so that these do not depend on the device.
     """
     examples, spec, frozen = exercise.examples, exercise.spec, exercise.frozen
-    train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
+    set_train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
     device, augmented = examples.images.device, None
     if exercise.augmentation != AugmentationSpec():
         augmented = partial(augment, spec=exercise.augmentation, generator=generator)
@@ -111,7 +111,7 @@ def train_epoch(
     as_graph = (
         device.type in GRAPH_DEVICES
         and steps == 1
-        and not is_external(network.spec.architecture)
+        and not is_external_network(network.spec.architecture)
         and not spec.optimizer.startswith(PLUGIN)
         and not is_data_parallel(network.backbone)
     )

@@ -33,7 +33,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common.models.network import Model, features_and_logits
+from common.models.network import Model, compute_features_and_logits
 from common.wire.records import Arrays
 from strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
 from strategies.local.losses import PLAIN_LOSSES, Loss
@@ -430,7 +430,7 @@ class FedMLPRound:
 
     def _features_and_probabilities(self, model: Model) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return features and unadjusted probabilities of all training images without augmentation."""
-        features, logits = features_and_logits(model, self.context.examples.images, self.context.spec.precision)
+        features, logits = compute_features_and_logits(model, self.context.examples.images, self.context.spec.precision)
         return features.cpu().numpy(), logits.sigmoid().cpu().numpy()
 
 

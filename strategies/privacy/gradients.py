@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 from common.config import BY_STEP, Plan
 from common.data.base.spec import AugmentationSpec
-from common.data.images.augmentation import DRAWS, apply_weak_changes
+from common.data.images.augmentation import DRAWS, apply_weak_augmentation
 from common.errors import BadInput, Fault
-from common.models.network import SplitNetwork, autocast, build, train_mode
-from common.models.zoo.spec import is_external
+from common.models.network import SplitNetwork, autocast, build, set_train_mode
+from common.models.zoo.spec import is_external_network
 from strategies.local.losses import Loss
 from strategies.local.objective import Losses
 from strategies.local.site_method import SiteMethod
@@ -61,11 +61,11 @@ def private_network_faults(plan: Plan, method: SiteMethod) -> list[Fault]:
     As in training, random images go through a network of random weights, here two at a time.
     """
     spec = plan.model
-    if plan.privacy.level not in BY_STEP or not is_external(spec.architecture):
+    if plan.privacy.level not in BY_STEP or not is_external_network(spec.architecture):
         return []
     try:
         network = build(spec.model_copy(update={"weights": None}), ("",), seed=0)
-        train_mode(network, frozen_batch_norm=method.frozen_norm)
+        set_train_mode(network, frozen_batch_norm=method.frozen_norm)
         with replace_dropout(network, make_secret_noise()), refuse_plan_on_error():
             check_images_independent(network, 2, (spec.channels, spec.image_size, spec.image_size))
     except BadInput as bad:
@@ -108,7 +108,7 @@ class PrivateEpochTrainer:
             BadInput: If the network mixes images, or draws its own random numbers, which depend on the run's seed.
         """
         frozen = exercise.frozen
-        train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
+        set_train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
         losses = np.zeros(self.steps, np.float32)
         rows = group_rows_by_owner(torch.arange(len(exercise.examples)) if self.owners is None else self.owners)
         device = next(network.parameters()).device
@@ -215,7 +215,7 @@ class PrivateEpochTrainer:
         def augment_images(images: Tensor) -> Tensor:
             off = exercise.augmentation == AugmentationSpec()
             draws = None if off else self.noise.draw_uniform((DRAWS, len(images)))
-            return images if draws is None else apply_weak_changes(images, exercise.augmentation, draws)
+            return images if draws is None else apply_weak_augmentation(images, exercise.augmentation, draws)
 
         arithmetic = autocast(rows.device, spec.precision)
         batch = MiniBatch(rows, examples.images[rows], labels, annotated, augment_images, arithmetic, generator)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from common.config import BY_STEP, Experiment, Plan, PrivacySection
 from common.errors import Fault
 from common.models.zoo.networks import is_batch_norm
-from common.models.zoo.registry import meta_backbone
+from common.models.zoo.registry import build_meta_backbone
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Arrays, ModelGroups
 from strategies.local.site_method import SiteMethod
@@ -301,7 +301,7 @@ def has_trained_batch_norm(spec: ModelSpec) -> bool:
     """
     if spec.norm_frozen:
         return spec.backbone_frozen  # it standardises the features
-    backbone = meta_backbone(spec).module
+    backbone = build_meta_backbone(spec).module
     return any(map(is_batch_norm, backbone.modules()))
 
 

@@ -12,7 +12,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.app import client_app
+from client.app import make_client_app
 from client.site.policy import Policy
 from client.site.site import Site
 from common.config import Plan
@@ -113,7 +113,7 @@ class Hospitals:
 
     def start(self, names: Iterable[str]) -> None:
         """Start these hospitals' processes: what was in memory only is gone."""
-        self.apps |= {name: client_app(lambda context, name=name: self.sites[name]) for name in names}
+        self.apps |= {name: make_client_app(lambda context, name=name: self.sites[name]) for name in names}
 
     def change(self, name: str, **changes: Any) -> None:
         """Start a hospital's process with other values of its site."""
@@ -206,7 +206,7 @@ class Hospitals:
         train = replace(train, plan=unmasked.model_dump_json(), run=f"bare-{len(list(folder.glob('*')))}")
         policy = Policy(smallest_count=0, networks=("*",))
         site = replace(self.sites[name], folder=folder / train.run, policy=policy)
-        reply = self.send(name, "train", train, TrainReply, client_app(lambda context: site))
+        reply = self.send(name, "train", train, TrainReply, make_client_app(lambda context: site))
         assert reply is not None, self.refusals[-1]
         return flatten_update(reply.update)[2]
 

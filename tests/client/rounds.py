@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 
-from client.app import client_app
+from client.app import make_client_app
 from client.site.policy import Policy
 from client.site.site import Site
 from common.config import Plan
@@ -101,7 +101,7 @@ def benefit_request(of: Plan, model: ModelState, initial: ModelState, server_rou
 def send(at: Site, kind: str, content: RecordDict | Record) -> Message:
     """The app's own answer to a message."""
     content = content if isinstance(content, RecordDict) else encode_record(content)
-    return client_app(lambda context: at)(Message(content, 2, kind), Context(1, 2, {}, RecordDict(), {}))
+    return make_client_app(lambda context: at)(Message(content, 2, kind), Context(1, 2, {}, RecordDict(), {}))
 
 
 def record_of(message: Message, kind: type[R]) -> R:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.preview.attack.adversary import Adversary, AttackResult, copy_site_with, draw_random_images
+from client.preview.attack.adversary import Adversary, AttackResult, copy_site_with_images, draw_random_images
 from client.preview.attack.counts import (
     bypass_privacy_budget,
     infer_counts_from_hash,
@@ -23,11 +23,11 @@ from client.preview.attack.counts import (
 )
 from client.preview.attack.coverage import BY_FIELD, BY_STATISTIC
 from client.preview.attack.images import attack_by_imprinting
-from client.preview.attack.membership import likelihood_attack, matched_filter_attack
+from client.preview.attack.membership import likelihood_ratio_attack, matched_filter_attack
 from client.preview.attack.patients import list_pictures_to_locate, locate_pictures, locate_pictures_by_failure
-from client.preview.attack.suite import ATTACKS, attacks_as_json, draw_by_patient, run_attacks, write_attack_page
+from client.preview.attack.suite import ATTACKS, attacks_as_json, draw_sets_by_patient, run_attacks, write_attack_page
 from client.preview.data_dictionary import SENT
-from client.preview.dry_run import choose_experiment
+from client.preview.dry_run import choose_preview_experiment
 from client.site.policy import Level, Policy
 from client.site.site import Site
 from common.config import make_plan
@@ -43,7 +43,7 @@ CLASSES = PHANTOM_CLASSES[:3]
 def draw_parts() -> tuple[ImageSet, ...]:
     """Phantoms of as many patients: 48 training, 40 validation and 40 test images; each class is in half of them."""
     random = np.random.default_rng(7)
-    phantoms = draw_phantoms(128, 28, random).only_classes(CLASSES)
+    phantoms = draw_phantoms(128, 28, random).select_label_columns(CLASSES)
     labels = random.integers(0, 2, (128, len(CLASSES))).astype(np.float32)
     every = replace(phantoms, labels=labels, patients=np.arange(128).astype(str))
     rows = np.arange(128)
@@ -59,7 +59,9 @@ def hospital(folder: Path, level: Level, **policy: Any) -> Site:
 
 
 def adversary(site: Site) -> Adversary:
-    return Adversary(site, Path(tempfile.mkdtemp(dir=site.folder.parent)), make_plan(choose_experiment(None, site)))
+    return Adversary(
+        site, Path(tempfile.mkdtemp(dir=site.folder.parent)), make_plan(choose_preview_experiment(None, site))
+    )
 
 
 def figures(attempt: AttackResult) -> tuple[int, int]:
@@ -79,7 +81,9 @@ def test_every_field_that_can_leave_has_an_attack_or_a_reason() -> None:
 
 
 def imprinted(site: Site) -> AttackResult:
-    return attack_by_imprinting(adversary(copy_site_with(site, train=draw_random_images(site.train, 12))), size=60)
+    return attack_by_imprinting(
+        adversary(copy_site_with_images(site, train=draw_random_images(site.train, 12))), size=60
+    )
 
 
 @pytest.mark.parametrize(("level", "least", "most"), [("trusted", 10, 12), ("private", 0, 0)])
@@ -140,8 +144,8 @@ def test_digits_give_rounded_counts_away_unless_no_score_leaves(tmp_path: Path) 
 
 def sought_by(attack: Callable[[Adversary, ImageSet, Adversary], AttackResult], site: Site) -> AttackResult:
     """Sixteen images trained on, sixteen others, and an update of sixteen further ones."""
-    members, strangers, others = draw_by_patient(site.train, 16)
-    attacked, other = (adversary(copy_site_with(site, train=train)) for train in (members, others))
+    members, strangers, others = draw_sets_by_patient(site.train, 16)
+    attacked, other = (adversary(copy_site_with_images(site, train=train)) for train in (members, others))
     return attack(attacked, strangers, other)
 
 
@@ -168,7 +172,7 @@ def test_noise_hides_an_image_in_an_update_of_one_step(tmp_path: Path) -> None:
 
 
 def test_shadow_models_tell_members_of_a_model_that_memorised_them(tmp_path: Path) -> None:
-    assert auroc(sought_by(likelihood_attack, hospital(tmp_path, "trusted"))) > 0.7
+    assert auroc(sought_by(likelihood_ratio_attack, hospital(tmp_path, "trusted"))) > 0.7
 
 
 def test_labels_that_a_site_hides_do_not_hide_its_images(tmp_path: Path) -> None:
@@ -183,7 +187,7 @@ def test_labels_that_a_site_hides_do_not_hide_its_images(tmp_path: Path) -> None
 
 def test_members_and_strangers_are_other_patients() -> None:
     few = replace(PARTS[0], patients=np.array(["a"] * 20 + ["b"] * 9 + ["c"] * 9 + list("defghijklm")))
-    sets = draw_by_patient(few, 12)
+    sets = draw_sets_by_patient(few, 12)
     assert not set(sets[0].patients) & set(sets[1].patients)
     assert not (set(sets[0].patients) | set(sets[1].patients)) & set(sets[2].patients)
     assert [len(set(images.patients)) for images in sets] == [5, 4, 4]
@@ -201,7 +205,7 @@ def test_single_persons(level: Level, least: int, most: int, tmp_path: Path) -> 
     train, strangers = site.train.select_rows(np.arange(20)), site.train.select_rows(np.arange(20, 24))
     parts = {"train": train.select_rows(np.arange(4)), "test": site.test.select_rows(np.arange(4))}
     pictures = list_pictures_to_locate(strangers, site.validation, **parts)
-    attempt = locate_pictures(adversary(copy_site_with(site, train=train)), pictures)
+    attempt = locate_pictures(adversary(copy_site_with_images(site, train=train)), pictures)
     assert attempt.of == 12
     assert least <= attempt.recovered <= most
 
@@ -229,15 +233,15 @@ def test_a_copy_hides_labels_of_the_same_images(tmp_path: Path) -> None:
     unsaid = np.arange(48) % 5 == 0
     site = replace(hospital(tmp_path, "masked"), unsaid={"train": unsaid})
     chosen = draw_random_images(draw_random_images(site.train, 20), 9)
-    assert copy_site_with(site, train=chosen).unsaid["train"].tolist() == unsaid[chosen.places].tolist()
-    elsewhere = copy_site_with(site, train=site.test)  # by the site's rule
+    assert copy_site_with_images(site, train=chosen).unsaid["train"].tolist() == unsaid[chosen.places].tolist()
+    elsewhere = copy_site_with_images(site, train=site.test)  # by the site's rule
     assert len(elsewhere.unsaid["train"]) == 40
 
 
 @pytest.mark.long
 def test_all_of_it_makes_a_page_for_its_owner_only(tmp_path: Path) -> None:
     site = hospital(tmp_path, "trusted")
-    plan = make_plan(choose_experiment(None, site))
+    plan = make_plan(choose_preview_experiment(None, site))
     results = list(run_attacks(site, plan))
     assert {attempt.name for attempt in results} == set(ATTACKS)
     page = write_attack_page(site, plan, results, tmp_path / "attack.html")
@@ -249,7 +253,9 @@ def test_all_of_it_makes_a_page_for_its_owner_only(tmp_path: Path) -> None:
 def test_the_page_says_on_top_whom_it_is_for_and_shows_originals_beside_what_was_recovered(tmp_path: Path) -> None:
     site = hospital(tmp_path, "trusted")
     attempt = AttackResult("imprint", "<b>", "tried", 1, 2, "images", "noise", pictures=[("AAAA", "BBBB")])
-    page = write_attack_page(site, make_plan(choose_experiment(None, site)), [attempt], tmp_path / "attack.html")
+    page = write_attack_page(
+        site, make_plan(choose_preview_experiment(None, site)), [attempt], tmp_path / "attack.html"
+    )
     text = page.read_text(encoding="utf-8")
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
     assert text.split("<body>")[1].lstrip().startswith('<div class="private">For this hospital only')

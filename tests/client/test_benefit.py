@@ -13,7 +13,7 @@ from client.benefit import home_training
 from client.benefit.compare import FIGURES, FOLDER, PAGE
 from client.site.policy import Policy
 from client.site.site import Site
-from client.training.privacy import open_ledger
+from client.training.privacy import open_privacy_ledger
 from common.config import Plan
 from common.errors import WireError
 from common.wire.records import BenefitReply, ModelGroups, TrainRequest
@@ -83,7 +83,7 @@ def test_training_alone_spends_nothing_of_the_budget_of_privacy(tmp_path: Path) 
     at = replace(site(tmp_path), policy=Policy(smallest_count=0, epsilon=0.5))
     compared(at, asking(privacy={"level": "update", "noise_multiplier": 1000.0}))
     assert own_figures(at)
-    assert len(open_ledger(at).entries) == 0
+    assert len(open_privacy_ledger(at).entries) == 0
 
 
 def test_a_gate_stops_figures_that_the_policy_forbids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_the_model_at_home_of_a_run_that_tells_nothing_is_no_start_for_one_that_
     without = images(1, 40)
     without.labels[:, 0] = np.nan
     sites = (at, replace(at, train=without))
-    assert len({home_training.LocalOnlyTraining(place, asking(), first)._run_name for place in sites}) == 2
+    assert len({home_training.LocalOnlyTraining(place, asking(), first)._hash_run_name for place in sites}) == 2
 
 
 def test_more_epochs_than_the_run_can_have_are_refused(tmp_path: Path) -> None:

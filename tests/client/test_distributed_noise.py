@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from client.site.policy import Policy
-from client.training.privacy import open_ledger
+from client.training.privacy import open_privacy_ledger
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed
 from tests.client.masked import FOUR, Hospitals, masked_plan, of_opening, of_training, with_trunk
 from tests.client.rounds import changed_plan, private_plan
@@ -34,7 +34,7 @@ def test_a_round_that_is_masked_again_after_a_kill_has_the_same_noise_and_costs_
     before = here.opened(SHARED_NOISE)
     here.start(FOUR)
     assert here.opened(SHARED_NOISE).integers.tolist() == before.integers.tolist()
-    assert [len(open_ledger(here.sites[name]).entries) for name in FOUR] == [1, 1, 1, 1]
+    assert [len(open_privacy_ledger(here.sites[name]).entries) for name in FOUR] == [1, 1, 1, 1]
 
 
 def test_two_rounds_and_two_hospitals_have_noise_of_their_own(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from client.site.memory import KEPT_RUNS
 from client.site.policy import Policy
 from client.site.site import Site
 from common.config import Plan, make_plan, read_experiment
-from common.models.zoo.registry import new_backbone
+from common.models.zoo.registry import build_backbone
 from common.models.zoo.spec import TRAITS
 from common.wire.codec import WIRE_VERSION, encode_record
 from common.wire.fleet_protocol import ROLL_CALL
@@ -266,7 +266,7 @@ def test_the_estimate_of_a_network_is_a_lower_bound_and_a_close_one(architecture
         return value
 
     with torch.device("meta"), torch.autograd.graph.saved_tensors_hooks(noted, lambda value: value):
-        backbone, width = new_backbone(architecture, 3, size)
+        backbone, width = build_backbone(architecture, 3, size)
         own = {value.untyped_storage()._cdata for value in (*backbone.parameters(), *backbone.buffers())}
         backbone.train()(torch.empty(2, 3, size, size))
     activations = sum(value.untyped_storage().nbytes() for key, value in held.items() if key not in own) // 2

@@ -152,7 +152,7 @@ def headed(frozen: FrozenPart | None = None) -> TrainRequest:
     """The first request of a plan that trains neck and head of a frozen backbone, by default the one of its seed."""
     of = changed_plan(SURGICAL, model={"train": "neck"})
     network = build(of.model, OWN, of.run.seed)
-    part = frozen or FrozenPart.of(network)
+    part = frozen or FrozenPart.from_network(network)
     of = changed_plan(of, model={"frozen_sha256": part.sha256})
     return replace(request(of, read_state(network)), frozen=ModelGroups(trunk=part.values))
 

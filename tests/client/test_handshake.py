@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import serialization as form
 
 import client.connection.tls
 from client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable, ExitCode
-from client.connection.tls import check_certificate, find_proxy_address
+from client.connection.tls import check_coordinator_certificate, find_proxy_address
 from server.coordinator.authority import issue_server_certificate
 from server.coordinator.folder import CoordinatorFolder
 from tests.client.handshakes import answers, coordinator_in, leads_to, listening, shows
@@ -34,14 +34,14 @@ def refusal(
     coordinator: CoordinatorFolder, address: str, environment: Mapping[str, str] = DIRECTLY
 ) -> ConnectionNotAccepted:
     with pytest.raises(ConnectionNotAccepted) as refused:
-        check_certificate(address, coordinator.ca_certificate.read_text(), environment)
+        check_coordinator_certificate(address, coordinator.ca_certificate.read_text(), environment)
     return refused.value
 
 
 def not_now(coordinator: CoordinatorFolder, address: str, environment: Mapping[str, str] = DIRECTLY) -> str:
     """Why nobody was reached; the site will try again."""
     with pytest.raises(CoordinatorUnreachable) as unreachable:
-        check_certificate(address, coordinator.ca_certificate.read_text(), environment)
+        check_coordinator_certificate(address, coordinator.ca_certificate.read_text(), environment)
     reason = str(unreachable.value)
     del unreachable
     gc.collect(1)  # a connection that was left open is an error, and is to be one here
@@ -54,7 +54,7 @@ def test_the_coordinators_certificate_is_accepted_and_its_days_are_counted(
 ) -> None:
     issue_server_certificate(coordinator, days=12.25)
     with listening(shows(coordinator)) as port:
-        days = check_certificate(f"{host}:{port}", coordinator.ca_certificate.read_text(), DIRECTLY)
+        days = check_coordinator_certificate(f"{host}:{port}", coordinator.ca_certificate.read_text(), DIRECTLY)
     assert days == pytest.approx(12.25, abs=0.01)
 
 
@@ -148,7 +148,7 @@ def test_a_proxy_is_asked_for_the_coordinators_name_with_the_password_of_its_url
     heads: list[bytes] = []
     with listening(shows(coordinator)) as port, listening(leads_to(port, heads)) as proxy:
         proxied = {"https_proxy": f"http://north:p%40ss@127.0.0.1:{proxy}"}
-        days = check_certificate("fl.example:9092", coordinator.ca_certificate.read_text(), proxied)
+        days = check_coordinator_certificate("fl.example:9092", coordinator.ca_certificate.read_text(), proxied)
     assert days == pytest.approx(397, abs=0.01)
     assert heads[0].startswith(b"CONNECT fl.example:9092 HTTP/1.")
     assert b"Proxy-Authorization: Basic " + base64.b64encode(b"north:p@ss") in heads[0]

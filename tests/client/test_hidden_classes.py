@@ -12,7 +12,7 @@ from client.app import label_counts
 from client.benefit.compare import FOLDER, compare_with_training_alone
 from client.site.site import Site
 from client.training.layers import evaluate_through_layers
-from client.training.task import prepare_task
+from client.training.task import prepare_local_task
 from common.config import Plan
 from common.wire.records import TrainRequest
 from strategies.registry import STRATEGIES
@@ -102,9 +102,9 @@ def test_what_a_hospital_says_of_itself_counts_only_images_that_an_update_withou
     facts = [
         (
             site.train_samples,
-            len(site.reported_train),
+            len(site.reported_training_images),
             (label_counts(site, 1), label_counts(site, 0)),
-            sorted(set(site.reported_train.patients)),
+            sorted(set(site.reported_training_images.patients)),
         )
         for site in (at, without)
     ]
@@ -159,7 +159,7 @@ def test_they_are_trained_on_where_the_policy_makes_sure_of_noise(
     tables: dict[str, Any], policy: dict[str, Any], trained_on: bool, tmp_path: Path
 ) -> None:
     at = hospital(tmp_path, CLASSES, EXCLUSIVE, **policy)
-    examples = prepare_task(at, requests("surgical", **tables)[0]).examples("train")
+    examples = prepare_local_task(at, requests("surgical", **tables)[0]).labelled_examples("train")
     assert np.array_equal(examples.labels.numpy(), EXCLUSIVE) == trained_on
 
 
@@ -169,7 +169,9 @@ def test_known_limit_without_a_budget_one_patient_turns_on_all_labels_of_a_class
     for policy in ({}, {"epsilon": 8.0}):
         for shown in (FEW - 1, FEW):
             at = hospital(tmp_path / f"{shown}{len(policy)}", CLASSES, several_classes_an_image(4, shown), **policy)
-            examples = prepare_task(at, requests("surgical", "multi_label", **NOISE)[0]).examples("train")
+            examples = prepare_local_task(at, requests("surgical", "multi_label", **NOISE)[0]).labelled_examples(
+                "train"
+            )
             rows[bool(policy), shown] = int((~examples.labels[:, -2].isnan()).sum())
     assert rows == {(False, FEW - 1): 0, (False, FEW): IMAGES, (True, FEW - 1): IMAGES, (True, FEW): IMAGES}
 

@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 
 import client.connection.service
 from client.connection.exit_codes import ConnectionNotAccepted, ExitCode
-from client.connection.fleet_client import is_expired
+from client.connection.fleet_client import is_message_expired
 from client.connection.service import MAX_ATTEMPTS, WAIT_S, HospitalService, PendingMessage, lock_site_folder
 from client.connection.status import ClientStatus
 from client.site.settings import open_site, read_site_settings
@@ -345,7 +345,9 @@ def test_a_message_that_expired_is_not_taken_up_again(hospital_of: HospitalOf, m
     hospital = hospital_of(ttl=60)
     hospital.start(STOPPED)
     assert hospital.left is not None
-    monkeypatch.setattr(client.connection.service, "is_expired", lambda received, now: is_expired(received, now + 400))
+    monkeypatch.setattr(
+        client.connection.service, "is_message_expired", lambda received, now: is_message_expired(received, now + 400)
+    )
     assert hospital.start() == ExitCode.CLOCK
     assert (hospital.begun, hospital.desk.replies, hospital.left) == (1, [], None)
 

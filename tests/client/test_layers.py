@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from client.simulation import simulated_app
+from client.simulation import make_simulation_client_app
 from client.site.policy import UNLIMITED, Policy
 from client.site.site import Site
 from client.training.layers import (
@@ -71,7 +71,7 @@ def test_a_plan_turns_on_the_layers_that_it_names_the_outermost_first(
 
 def test_a_simulated_site_without_limits_writes_no_audit_and_settles_no_plan(tmp_path: Path) -> None:
     file = experiment(tmp_path)
-    app = simulated_app(file.experiment.model_dump_json(), file.base_folder, tmp_path / "run")
+    app = make_simulation_client_app(file.experiment.model_dump_json(), file.base_folder, tmp_path / "run")
     request = Message(encode_record(RollCall("run", plan("vanilla").model_dump_json())), 2, "query.roll_call")
     reply = app(request, Context(1, 2, {"partition-id": 0, "num-partitions": 3}, RecordDict(), {}))
     assert decode_record(reply.content, RollCallAnswer).site == "site-1"

@@ -565,7 +565,7 @@ def test_a_masked_update_that_is_longer_than_a_number_is_zero_and_no_error(tmp_p
         (local_round, "train_local_epochs", OTHERS, "nothing of this round is in the update"),
         (local_round, "warm_up_head", OTHERS, "nothing of this round is in the update"),
         (LocalTask, "validate", NAMES, "the model could not be judged"),
-        (DisclosableMetrics, "test_counts", NAMES, "the model could not be judged"),
+        (DisclosableMetrics, "test_image_counts", NAMES, "the model could not be judged"),
     ],
     ids=["train_local_epochs", "warm_up", "validated", "test_counts"],
 )

@@ -69,7 +69,7 @@ def test_a_lost_memory_is_refused_by_name_until_the_site_begins_anew(tmp_path: P
     (tmp_path / "memory" / "run" / "round-000003.safetensors").write_bytes(b"cut off")
     with pytest.raises(LostRoundState, match="after round 3 is damaged"):
         folder.read_last_counted(3)
-    folder.begin_anew(3)
+    folder.write_empty_state(3)
     anew = folder.read_last_counted(3, expected=True)
     assert (anew.round, anew.best_round, repr(anew.parts), dict(anew.optimizer)) == (0, -1, repr(ModelGroups()), {})
 

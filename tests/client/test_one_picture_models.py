@@ -147,7 +147,7 @@ def test_features_of_a_frozen_backbone_do_not_say_by_failing_that_one_image_is_l
     network = build(of.model, ("a",), 1)
     network.backbone = NotOfOne()
     pixels = pixels_on_device(images(1, BATCH + 1), "cpu")
-    assert len(FeatureCache(tmp_path, None, False).features_of(network, "train", pixels, of)) == BATCH + 1
+    assert len(FeatureCache(tmp_path, None, False).get_or_compute_features(network, "train", pixels, of)) == BATCH + 1
 
 
 def test_features_on_the_disk_are_read_by_the_key_that_they_were_written_with(tmp_path: Path) -> None:
@@ -159,8 +159,10 @@ def test_features_on_the_disk_are_read_by_the_key_that_they_were_written_with(tm
     network = build(of.model, ("a",), 1)
     network.backbone = nn.Flatten()
     pixels = pixels_on_device(images(1, 3), "cpu")
-    computed = FeatureCache(tmp_path, bytes(32), False).features_of(network, "train", pixels, of)
+    computed = FeatureCache(tmp_path, bytes(32), False).get_or_compute_features(network, "train", pixels, of)
     network.backbone = Failing()
-    assert torch.equal(FeatureCache(tmp_path, bytes(32), False).features_of(network, "train", pixels, of), computed)
+    assert torch.equal(
+        FeatureCache(tmp_path, bytes(32), False).get_or_compute_features(network, "train", pixels, of), computed
+    )
     with pytest.raises(AssertionError):
-        FeatureCache(tmp_path, b"1" * 32, False).features_of(network, "train", pixels, of)
+        FeatureCache(tmp_path, b"1" * 32, False).get_or_compute_features(network, "train", pixels, of)

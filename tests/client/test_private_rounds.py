@@ -16,12 +16,12 @@ from torch.nn import functional
 
 from client.app import answer_roll_call
 from client.connection.status import ClientStatus, format_status
-from client.gate.incoming_request import OutOfTime, hash_plan
+from client.gate.incoming_request import RequestTimeExceeded, hash_plan
 from client.site.memory import RoundStateFolder
 from client.site.policy import Policy
 from client.site.site import Site
 from client.training.layers import evaluate_through_layers, train_through_layers
-from client.training.privacy import PrivacyBudgetLedger, open_ledger, privacy_status
+from client.training.privacy import PrivacyBudgetLedger, open_privacy_ledger, privacy_status
 from common.config import Plan
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
@@ -57,7 +57,7 @@ def cost(count: int = 5) -> float:
 def test_what_a_round_cost_is_on_the_disk_when_its_reply_leaves(tmp_path: Path) -> None:
     at, of = private_site(tmp_path), noisy()
     assert [first_round(at, of, number).epsilon for number in (1, 2)] == [cost(), cost(10)]
-    assert PrivacyBudgetLedger(tmp_path).total_epsilon(1e-5) == cost(10)
+    assert PrivacyBudgetLedger(tmp_path).compute_total_epsilon(1e-5) == cost(10)
 
 
 def test_the_same_request_gets_the_same_reply_and_costs_once(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_lost_ledger_counts_the_reply_again_and_a_lost_reply_a_new_one(lost: s
     (tmp_path / "privacy" / lost).unlink()
     first_round(at, of)
     assert entries(tmp_path) == count
-    assert PrivacyBudgetLedger(tmp_path).total_epsilon(1e-5) == cost(5 * count)
+    assert PrivacyBudgetLedger(tmp_path).compute_total_epsilon(1e-5) == cost(5 * count)
 
 
 def one_step(by_whom: Plan, count: int, **drawn: dict[str, Any]) -> Plan:
@@ -183,7 +183,7 @@ def test_the_status_says_what_is_spent_and_of_what(tmp_path: Path) -> None:
 def test_a_run_without_privacy_leaves_no_ledger(tmp_path: Path) -> None:
     at = private_site(tmp_path)
     assert first_round(at, plan("fedavg")).epsilon is None
-    assert open_ledger(at).entries == ()
+    assert open_privacy_ledger(at).entries == ()
     assert not (tmp_path / "privacy").exists()
 
 
@@ -249,7 +249,7 @@ def test_noisy_steps_that_diverge_are_an_answer_that_is_paid_for(level: str, tmp
     assert entries(tmp_path) == 1
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("out of memory"), OutOfTime()])
+@pytest.mark.parametrize("failure", [RuntimeError("out of memory"), RequestTimeExceeded()])
 def test_a_private_training_that_fails_costs_what_an_answer_costs(
     failure: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from client.site.memory import RoundStateFolder
 from client.site.site import Site
 from client.training.layers import evaluate_through_layers, train_through_layers
 from client.training.local_round import warm_up_head
-from client.training.task import LocalTask, network_without_values, prepare_task
+from client.training.task import LocalTask, network_without_values, prepare_local_task
 from common.errors import WireError
 from common.models.network import build, freeze_backbone
 from common.models.saved import load_model
@@ -129,7 +129,7 @@ def test_a_site_without_a_memory_of_the_best_round_is_tested_with_its_last_head(
     trained: int, before: int, counted: int, best: int, rounds: int, tmp_path: Path
 ) -> None:
     at = site(tmp_path)
-    at.run_state_folder("run").begin_anew(before)
+    at.run_state_folder("run").write_empty_state(before)
     last = trained_head(at, trained, before, min(best, before - 1))
     assert last != INITIAL
     assert evaluated_head(at, counted, best, rounds) == last
@@ -139,21 +139,21 @@ def test_a_site_without_a_memory_of_the_best_round_is_tested_with_its_last_head(
 def test_warming_up_keeps_the_backbone_and_the_epoch_with_the_lowest_loss(trunk: str, tmp_path: Path) -> None:
     of = plan("surgical", {"warm_up_epochs": 5, "warm_up_lr": 0.2, "trunk": trunk})
     train = request(of, beginning(of))
-    work = prepare_task(site(tmp_path), train)
+    work = prepare_local_task(site(tmp_path), train)
     by_hand = replace(work, network=copy.deepcopy(work.network))  # requests share one network, one after another
     with reproducible_training(1, 1) as generator:
-        warm_up_head(work, work.examples("validation"), generator)
+        warm_up_head(work, work.labelled_examples("validation"), generator)
     loss, spec = by_hand.method.loss, of.training
     optimizer, losses = make_optimizer(by_hand.network, spec, 0.2), []
     with reproducible_training(1, 1) as generator:
         for _ in range(5):
             frozen = FrozenParts(norm=trunk == "fedbn_plus", backbone=True)
-            examples = by_hand.examples("train")
+            examples = by_hand.labelled_examples("train")
             exercise = TrainingTask(examples, plain(loss), spec, of.augmentation, frozen)
             train_epoch(by_hand.network, exercise, optimizer, generator)
-            losses.append(validate_network(by_hand.network, by_hand.examples("validation"), loss, spec).loss)
+            losses.append(validate_network(by_hand.network, by_hand.labelled_examples("validation"), loss, spec).loss)
     assert losses.index(min(losses)) < 4  # else the last epoch would do
-    assert validate_network(work.network, work.examples("validation"), loss, spec).loss == min(losses)
+    assert validate_network(work.network, work.labelled_examples("validation"), loss, spec).loss == min(losses)
     fresh, backbone = build(of.model, OWN, of.run.seed).backbone.state_dict(), work.network.backbone.state_dict()
     assert all(torch.equal(tensor, fresh[name]) for name, tensor in backbone.items() if tensor.is_floating_point())
 
@@ -164,7 +164,7 @@ def test_only_the_first_round_that_a_site_takes_part_in_warms_up(tmp_path: Path)
         requests = [request(of, beginning(warm), 5, counted) for of in (warm, plan())]
         sites = [site(tmp_path / f"{counted}{number}") for number in (0, 1)]
         for at in sites:
-            at.run_state_folder("run").begin_anew(counted)
+            at.run_state_folder("run").write_empty_state(counted)
         first, second = (train_through_layers(*pair).update.trunk for pair in zip(sites, requests, strict=True))
         assert np.array_equal(first, second) == bool(counted)
 

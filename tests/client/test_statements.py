@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import RecordDict
 
-from client.gate.audit_report import audit_report
+from client.gate.audit_report import make_audit_report
 from client.site.statements import RUNS_KEPT, SiteRecordSigner, read_accepted_replies
 from common.security.audit import AuditLog
 from common.security.identity import public_key_fingerprint, public_key_line
@@ -81,13 +81,13 @@ def statement_of(signed: RecordDict) -> ReplyStatement:
 
 
 def test_a_signed_record_is_the_same_record_with_the_same_hash_and_size(statements: SiteRecordSigner) -> None:
-    plain, signed = answer(), statements.sign_records(answer(), MESSAGE)
+    plain, signed = answer(), statements.sign_reply(answer(), MESSAGE)
     for measure in (record_sha256, payload_bytes, lambda record: decode_record(record, RollCallAnswer)):
         assert measure(signed) == measure(plain)
 
 
 def test_what_a_site_signs_says_who_sends_it_and_what_it_answers(statements: SiteRecordSigner) -> None:
-    signed = statements.sign_records(answer(), MESSAGE)
+    signed = statements.sign_reply(answer(), MESSAGE)
     statement = statement_of(signed)
     assert (statement.site, statement.run, statement.round) == ("north", RUN, 0)
     assert (statement.record, statement.message, statement.number) == ("RollCallAnswer", MESSAGE, 1)
@@ -101,31 +101,31 @@ def test_what_a_site_signs_says_who_sends_it_and_what_it_answers(statements: Sit
 def test_accepted_replies_are_counted_from_1_and_each_names_the_one_before(statements: SiteRecordSigner) -> None:
     pairs = []
     for message in (MESSAGE, OTHER_MESSAGE, "d" * 64):
-        signed = statements.sign_records(answer(), message)
+        signed = statements.sign_reply(answer(), message)
         pairs.append((statement_of(signed).number, statement_of(signed).before))
-        statements.count_accepted(signed, message)
+        statements.count_accepted_reply(signed, message)
     assert pairs == [(1, ""), (2, MESSAGE), (3, OTHER_MESSAGE)]
 
 
 def test_a_reply_counts_once_it_is_accepted_and_only_once(statements: SiteRecordSigner, tmp_path: Path) -> None:
-    signed, counts = statements.sign_records(answer(), MESSAGE), []
+    signed, counts = statements.sign_reply(answer(), MESSAGE), []
     for _ in range(3):
         counts.append(read_accepted_replies(tmp_path / "state", RUN).count)
-        statements.count_accepted(signed, MESSAGE)
+        statements.count_accepted_reply(signed, MESSAGE)
     assert counts == [0, 1, 1]
 
 
 def test_each_run_is_counted_by_itself_up_to_a_number_of_runs(statements: SiteRecordSigner, tmp_path: Path) -> None:
     for number in range(RUNS_KEPT + 3):
-        statements.count_accepted(answer(f"run{number}"), MESSAGE)
+        statements.count_accepted_reply(answer(f"run{number}"), MESSAGE)
     counts = [read_accepted_replies(tmp_path / "state", f"run{number}").count for number in range(RUNS_KEPT + 3)]
     assert counts == [0, 0, 0] + [1] * RUNS_KEPT
 
 
 def test_records_of_no_round_are_signed_and_not_counted(statements: SiteRecordSigner, tmp_path: Path) -> None:
-    signed = statements.sign_records(encode_record(RefusalNoted(RUN, "north")), MESSAGE)
+    signed = statements.sign_reply(encode_record(RefusalNoted(RUN, "north")), MESSAGE)
     assert statement_of(signed).number == 0
-    statements.count_accepted(signed, MESSAGE)
+    statements.count_accepted_reply(signed, MESSAGE)
     assert read_accepted_replies(tmp_path / "state", RUN).count == 0
 
 
@@ -225,7 +225,7 @@ def noted(side: Side, state: Path, **changes: str) -> bool:
     signed, certificate = read_unverified_signature(request)
     entry = {**signed.model_dump(), "sha256": record_sha256(request), "certificate": certificate.hex(), **changes}
     AuditLog(state, durable=False).append(run=RUN, round=0, direction="in", decision="allow", rule="", **entry)
-    return audit_report(state, "north", None, {}, side.authority)[1]
+    return make_audit_report(state, "north", None, {}, side.authority)[1]
 
 
 def test_a_request_that_the_coordinator_did_not_sign_as_the_audit_has_it_is_a_fault(side: Side, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from client.connection.status import (
     ClientStatus,
     format_status,
     is_healthy,
-    keep_status_file,
+    keep_status_file_current,
     read_status,
 )
 from common.errors import BadInput
@@ -34,7 +34,7 @@ SILENT = "has not written status.json for 60 s."
 @contextlib.contextmanager
 def running(status: ClientStatus, folder: Path) -> Iterator[Path]:
     """The program of a site whose folder this is; its ``state``."""
-    with lock_site_folder(folder / "state"), keep_status_file(status, folder / "state"):
+    with lock_site_folder(folder / "state"), keep_status_file_current(status, folder / "state"):
         yield folder / "state"
 
 

@@ -13,7 +13,7 @@ from client.site.policy import Policy
 from client.site.site import Site
 from client.training.figures import make_score_histograms, score_data_part
 from client.training.layers import evaluate_through_layers
-from client.training.task import prepare_task
+from client.training.task import prepare_local_task
 from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
 from common.metrics.score_histograms import BINS, EDGES, compute_score_histogram
@@ -42,7 +42,7 @@ def test_a_reply_has_the_counts_by_bin_of_each_tested_class(tmp_path: Path) -> N
     of = changed_plan(plan("vanilla"), evaluation={"pooled": True})
     request = evaluation(of, beginning(of), 1, 0, -1)
     reply = evaluate_through_layers(at, request)
-    scores, labels, names = score_data_part(prepare_task(at, request), "test")
+    scores, labels, names = score_data_part(prepare_local_task(at, request), "test")
     assert tuple(reply.histograms) == names == OWN
     for row, name in enumerate(names):
         expected = compute_score_histogram(scores[:, row], labels[:, row])

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from common.data.base.spec import AugmentationSpec
-from common.data.images.augmentation import apply_weak_changes, augment
+from common.data.images.augmentation import apply_weak_augmentation, augment
 
 SURGICAL = AugmentationSpec(rotation=0.2, horizontal_flip=True, zoom=0.5, contrast=0.75)
 FEDMLP_WEAK = AugmentationSpec(rotation=10 / 360, translate=0.02, horizontal_flip=True)
@@ -65,25 +65,25 @@ def test_contrast_keeps_the_mean_of_every_channel_and_scales_by_at_most_its_fact
 
 
 def test_a_quarter_turn_is_rot90() -> None:
-    turned = apply_weak_changes(images(), AugmentationSpec(rotation=0.25), every_image(turn=1.0))
+    turned = apply_weak_augmentation(images(), AugmentationSpec(rotation=0.25), every_image(turn=1.0))
     torch.testing.assert_close(turned, images().rot90(1, (2, 3)), rtol=0, atol=0.01)
 
 
 def test_a_half_turn_of_an_oblong_image_mirrors_both_sides() -> None:
     pixels = images(height=12, width=20)
-    turned = apply_weak_changes(pixels, AugmentationSpec(rotation=0.5), every_image(turn=1.0))
+    turned = apply_weak_augmentation(pixels, AugmentationSpec(rotation=0.5), every_image(turn=1.0))
     torch.testing.assert_close(turned, pixels.flip(2, 3), rtol=0, atol=0.01)
 
 
 def test_an_oblong_image_is_turned_without_being_sheared() -> None:
     pixels = images(height=12, width=20)
-    turned = apply_weak_changes(pixels, AugmentationSpec(rotation=0.25), every_image(turn=1.0))
+    turned = apply_weak_augmentation(pixels, AugmentationSpec(rotation=0.25), every_image(turn=1.0))
     inner = pixels[..., 4:16].rot90(1, (2, 3))  # the middle square, as wide as the image is high
     torch.testing.assert_close(turned[..., 4:16], inner, rtol=0, atol=0.01)
 
 
 def test_a_shift_by_whole_pixels_moves_them_and_mirrors_the_edge_in() -> None:
-    moved = apply_weak_changes(images(), AugmentationSpec(translate=0.125), every_image(down=1.0))  # 2 of 16 rows
+    moved = apply_weak_augmentation(images(), AugmentationSpec(translate=0.125), every_image(down=1.0))  # 2 of 16 rows
     expected = torch.cat((images()[:, :, 2:], images()[:, :, 14:].flip(2)), 2)
     torch.testing.assert_close(moved, expected, rtol=0, atol=0.01)
 
@@ -92,9 +92,9 @@ def test_height_and_width_are_zoomed_independently() -> None:
     ramp = torch.arange(16.0).expand(6, 1, 16, 16)
     narrower = every_image(width=0.0)  # 1 - 0.5 of the width: the middle half fills the image
     expected = 7.5 + (torch.arange(16.0) - 7.5) / 2
-    zoomed = apply_weak_changes(ramp, AugmentationSpec(zoom=0.5), narrower)
+    zoomed = apply_weak_augmentation(ramp, AugmentationSpec(zoom=0.5), narrower)
     torch.testing.assert_close(zoomed, expected.expand(6, 1, 16, 16))
-    torch.testing.assert_close(apply_weak_changes(ramp.mT, AugmentationSpec(zoom=0.5), narrower), ramp.mT)
+    torch.testing.assert_close(apply_weak_augmentation(ramp.mT, AugmentationSpec(zoom=0.5), narrower), ramp.mT)
 
 
 def test_turning_one_change_off_leaves_the_others_as_they_were() -> None:

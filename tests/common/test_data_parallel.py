@@ -17,10 +17,10 @@ from common.models.gpu import (
     DataParallelBackbone,
     compute_backbone_features,
     is_data_parallel,
-    on_first_gpu,
     split_batches_across_gpus,
+    without_batch_splitting,
 )
-from common.models.network import SplitNetwork, build, train_mode
+from common.models.network import SplitNetwork, build, set_train_mode
 from common.models.zoo.spec import ModelSpec
 from server.simulation import simulate
 from strategies.privacy.image_gradients import pop_image_gradients, record_image_gradients
@@ -47,7 +47,7 @@ class Calls(DataParallelBackbone):
 @pytest.fixture(autouse=True)
 def cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the first GPUs be this CPU, as often."""
-    monkeypatch.setattr(gpu, "first_gpus", lambda gpus: (CPU,) * gpus)
+    monkeypatch.setattr(gpu, "first_gpu_devices", lambda gpus: (CPU,) * gpus)
     monkeypatch.setattr(gpu, "DataParallelBackbone", Calls)
     monkeypatch.setattr(Calls, "divided", 0)
 
@@ -57,7 +57,7 @@ def network(architecture: str = "tiny_cnn", norm: str = "group", **more: object)
         {"architecture": architecture, "channels": 1, "image_size": TRAIN[architecture], "norm": norm, **more}
     )
     model = build(spec, ("a", "b"), seed=0).double()
-    train_mode(model)
+    set_train_mode(model)
     return model
 
 
@@ -145,7 +145,7 @@ def test_statistics_that_are_frozen_stay_to_the_bit(evaluating: bool) -> None:
     if evaluating:
         of.eval()
     else:
-        train_mode(of, frozen_batch_norm=True)
+        set_train_mode(of, frozen_batch_norm=True)
     before = {name: value.clone() for name, value in of.backbone.named_buffers()}
     of(images(12).float())
     assert all(torch.equal(value, before[name]) for name, value in of.backbone.named_buffers())
@@ -188,7 +188,7 @@ def test_a_copy_divides_too_and_the_setting_can_be_taken_back() -> None:
     split_batches_across_gpus(of.backbone, 2)
     copy.deepcopy(of)(images(8))
     assert Calls.divided == 1
-    with on_first_gpu(of.backbone):
+    with without_batch_splitting(of.backbone):
         assert not is_data_parallel(of.backbone)
         of(images(8))
     assert is_data_parallel(of.backbone)
@@ -213,7 +213,7 @@ def test_gradients_of_single_images_are_as_without() -> None:
 def test_sites_with_two_learn_as_with_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     settings = (*CASES[name], "model.norm=group", "training.precision=float32")
     single = federation(tmp_path, *settings, out="single")
-    monkeypatch.setattr(simulate, "visible_gpus", lambda: 2)
+    monkeypatch.setattr(simulate, "count_visible_gpus", lambda: 2)
     task.cached_networks.cache_clear()
     two, again = (federation(tmp_path, *settings, "simulation.gpus_per_site=2", out=out) for out in ("two", "again"))
     assert Calls.divided > 50
@@ -223,7 +223,7 @@ def test_sites_with_two_learn_as_with_one(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_run_goes_on_with_as_many_gpus_as_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulate, "visible_gpus", lambda: 2)
+    monkeypatch.setattr(simulate, "count_visible_gpus", lambda: 2)
     settings = ("run.rounds=4", "simulation.gpus_per_site=2")
     whole = federation(tmp_path, *settings, out="whole")
     with pytest.MonkeyPatch.context() as patched:

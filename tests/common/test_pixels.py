@@ -30,7 +30,7 @@ def test_each_site_reads_its_own_rows(hand: np.ndarray, colour: tuple[int, ...])
     assert len(pixels) == len(expected)
     assert torch.equal(pixels[drawn], expected[drawn])
     assert pixels[drawn].stride() == expected[drawn].stride()
-    assert torch.equal(torch.cat(list(pixels.batches(3))), expected)
+    assert torch.equal(torch.cat(list(pixels.iterate_batches(3))), expected)
 
 
 def test_no_picture_is_copied_for_a_site() -> None:
@@ -47,5 +47,5 @@ def test_rows_of_rows_are_rows_of_the_store() -> None:
 
 
 def test_no_pictures_are_one_batch_of_none() -> None:
-    (batch,) = pixels_on_device(whole().select_rows(np.arange(0)), "cpu").batches(4)
+    (batch,) = pixels_on_device(whole().select_rows(np.arange(0)), "cpu").iterate_batches(4)
     assert batch.shape == (0, 1, 5, 4)

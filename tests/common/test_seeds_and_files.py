@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from common.config import read_experiment
 from common.errors import BadInput
 from common.system import stopping
-from common.system.files import missing_input_fault, partial_path, write_atomically
+from common.system.files import missing_input_fault, temporary_path, write_atomically
 from common.system.hashing import derive_seed
 
 purposes = st.lists(st.one_of(st.integers(0, 99), st.text("ab1", max_size=3)), min_size=1, max_size=4)
@@ -57,10 +57,10 @@ def test_a_program_that_is_stopped_while_it_writes_removes_what_is_half_done(
 
     def is_registered() -> bool:
         removals = [getattr(remove, "func", None) for remove in stopping._to_remove]
-        return any(getattr(function, "__self__", None) == partial_path(path) for function in removals)
+        return any(getattr(function, "__self__", None) == temporary_path(path) for function in removals)
 
     def looking(*arguments: Any, **options: Any) -> Any:
-        if arguments[0] == partial_path(path):
+        if arguments[0] == temporary_path(path):
             registered.append(is_registered())
         return real(*arguments, **options)
 

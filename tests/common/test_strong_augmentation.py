@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.data.images.augmentation import CHANGES, GREY, apply_strong_changes, augment_strongly
+from common.data.images.augmentation import CHANGES, GREY, apply_strong_augmentation, augment_strongly
 
 NAMES = list(CHANGES)
 
@@ -18,7 +18,7 @@ def corner(name: str, strength: float, pixels: list[list[float]]) -> torch.Tenso
     """What becomes of a 16 x 16 image whose lower right 2 x 2 are these pixels, there; all else is 10."""
     image = torch.full((1, 1, 16, 16), 10.0)
     image[..., -2:, -2:] = torch.tensor(pixels)
-    return apply_strong_changes(image, drawn(name, strength))[0, 0, -2:, -2:]
+    return apply_strong_augmentation(image, drawn(name, strength))[0, 0, -2:, -2:]
 
 
 def noise(channels: int = 1) -> torch.Tensor:
@@ -35,7 +35,7 @@ def test_a_square_of_half_the_shorter_side_becomes_grey_and_nothing_else_changes
 ) -> None:
     images, draws = noise(), drawn("identity", 0.5, 6)
     draws[-2:] = middle
-    changed = apply_strong_changes(images, draws)
+    changed = apply_strong_augmentation(images, draws)
     assert (changed[:, :, *square] == GREY).all()
     assert int((changed != images).sum()) == changed[:, :, *square].numel()
 
@@ -70,23 +70,23 @@ def test_sharpness_blends_with_the_smoothed_image() -> None:
 def test_translation_moves_the_image_by_up_to_three_tenths() -> None:
     image = torch.zeros(1, 1, 20, 20)
     image[0, 0, :, 10] = 200
-    left = apply_strong_changes(image, drawn("translated_x", 1.0))[0, 0, -1]
-    right = apply_strong_changes(image, drawn("translated_x", 0.0))[0, 0, -1]
+    left = apply_strong_augmentation(image, drawn("translated_x", 1.0))[0, 0, -1]
+    right = apply_strong_augmentation(image, drawn("translated_x", 0.0))[0, 0, -1]
     assert (int(left.argmax()), int(right.argmax())) == (4, 16)
 
 
 @pytest.mark.parametrize("name", ["rotated", "sheared_x", "sheared_y", "translated_x", "translated_y"])
 def test_half_the_strength_of_a_movement_is_none(name: str) -> None:
     images = noise()
-    still = apply_strong_changes(images, drawn("identity", 0.5, 6))
-    torch.testing.assert_close(apply_strong_changes(images, drawn(name, 0.5, 6)), still, atol=1e-2, rtol=0)
-    assert not torch.allclose(apply_strong_changes(images, drawn(name, 0.9, 6)), still, atol=1)
+    still = apply_strong_augmentation(images, drawn("identity", 0.5, 6))
+    torch.testing.assert_close(apply_strong_augmentation(images, drawn(name, 0.5, 6)), still, atol=1e-2, rtol=0)
+    assert not torch.allclose(apply_strong_augmentation(images, drawn(name, 0.9, 6)), still, atol=1)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_change_stays_within_the_range(name: str, channels: int) -> None:
-    changed = apply_strong_changes(noise(channels), drawn(name, 0.8, 6))
+    changed = apply_strong_augmentation(noise(channels), drawn(name, 0.8, 6))
     assert changed.shape == (6, channels, 16, 20)
     assert float(changed.min()) >= 0
     assert float(changed.max()) <= 255
@@ -94,8 +94,8 @@ def test_every_change_stays_within_the_range(name: str, channels: int) -> None:
 
 def test_an_images_changes_do_not_depend_on_its_neighbours() -> None:
     images, draws = noise(3), torch.rand((6, 6), generator=torch.Generator().manual_seed(4))
-    together = apply_strong_changes(images, draws)
-    alone = [apply_strong_changes(images[i : i + 1], draws[:, i : i + 1]) for i in range(6)]
+    together = apply_strong_augmentation(images, draws)
+    alone = [apply_strong_augmentation(images[i : i + 1], draws[:, i : i + 1]) for i in range(6)]
     torch.testing.assert_close(together, torch.cat(alone))
 
 

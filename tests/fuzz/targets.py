@@ -29,24 +29,24 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from PIL import Image
 
-from client.connection.fleet_client import ContentGone, bundle_fault, is_expired
+from client.connection.fleet_client import MessageContentGone, app_bundle_fault, is_message_expired
 from client.connection.service import PendingMessage
 from client.site.memory import LostRoundState, RoundStateFolder, SiteRoundState
 from client.site.settings import open_site, read_site_settings
 from common.config import read_experiment
 from common.data.base.spec import FolderSpec, NpzSpec, PictureRendering
 from common.data.images.headers import (
-    DicomHead,
-    encoded_shape,
+    DicomHeader,
+    encoded_frame_shape,
     jpeg_2000_decoder_bytes,
-    read_dicom_heads,
+    read_dicom_headers,
     rle_plane_sizes,
 )
-from common.data.images.reading import ImageForm
+from common.data.images.reading import DecodedImageFormat
 from common.data.images.store import decode_pictures
 from common.data.load import load_dataset
 from common.data.tables.csv import read_columns
-from common.data.tables.labels import open_folder
+from common.data.tables.labels import open_picture_folder
 from common.errors import BadInput, WireError
 from common.models.network import Head, build
 from common.models.saved import load_model, save_model
@@ -203,8 +203,8 @@ def received_seeds() -> list[bytes]:
 
 
 def received(data: bytes) -> None:
-    with contextlib.suppress(ContentGone):
-        assert isinstance(is_expired(data, 30.0), bool)
+    with contextlib.suppress(MessageContentGone):
+        assert isinstance(is_message_expired(data, 30.0), bool)
 
 
 def bundle_seeds() -> list[bytes]:
@@ -214,7 +214,7 @@ def bundle_seeds() -> list[bytes]:
 
 
 def bundle(data: bytes) -> None:
-    assert isinstance(bundle_fault(data, hashlib.sha256(data).hexdigest()), str)
+    assert isinstance(app_bundle_fault(data, hashlib.sha256(data).hexdigest()), str)
 
 
 # ---------------------------------------------------------------------- credentials
@@ -396,7 +396,7 @@ def table(data: bytes) -> None:
     with folder_with(labels__csv=data) as folder, contextlib.suppress(BadInput):
         (folder / "pictures").mkdir()
         (folder / "pictures" / "00.png").touch()
-        opened = open_folder(_TABLE, folder)
+        opened = open_picture_folder(_TABLE, folder)
         assert opened.labels.shape == (len(opened.files), 2)
 
 
@@ -446,7 +446,7 @@ def limited_npz(data: bytes) -> None:
 
 def unlabelled(data: bytes) -> None:
     with folder_with(it__npz=data) as folder, contextlib.suppress(BadInput):
-        pictures = read_unlabelled_pictures(folder / "it.npz", ImageForm(8, color=False, resize="pad"))
+        pictures = read_unlabelled_pictures(folder / "it.npz", DecodedImageFormat(8, color=False, resize="pad"))
         assert len(pictures.names) == len(pictures.images)
 
 
@@ -456,7 +456,7 @@ def volume_seeds() -> list[bytes]:
 
 
 def volume(data: bytes) -> None:
-    form = ImageForm(8, color=False, resize="pad", rendering=PictureRendering("middle", "coronal"))
+    form = DecodedImageFormat(8, color=False, resize="pad", rendering=PictureRendering("middle", "coronal"))
     for content in (data, gzip.compress(data, 1)):
         with folder_with(it=content) as folder:
             decoded = decode_pictures(["it"], lambda row, file=folder / "it": file, form)
@@ -465,7 +465,7 @@ def volume(data: bytes) -> None:
 
 def head(data: bytes) -> None:
     with folder_with(it=data) as folder:
-        assert isinstance(read_dicom_heads([folder / "it"])[0], DicomHead)
+        assert isinstance(read_dicom_headers([folder / "it"])[0], DicomHeader)
 
 
 def frame_seeds() -> list[bytes]:
@@ -473,7 +473,7 @@ def frame_seeds() -> list[bytes]:
 
 
 def frame(data: bytes) -> None:
-    for read in (encoded_shape, jpeg_2000_decoder_bytes, rle_plane_sizes):
+    for read in (encoded_frame_shape, jpeg_2000_decoder_bytes, rle_plane_sizes):
         with contextlib.suppress(ValueError):
             read(data)
 
@@ -493,7 +493,7 @@ def picture_seeds() -> list[bytes]:
 
 
 def picture(data: bytes) -> None:
-    decoded = decode_pictures(["it"], lambda row: data, ImageForm(8, color=False, resize="pad"))
+    decoded = decode_pictures(["it"], lambda row: data, DecodedImageFormat(8, color=False, resize="pad"))
     assert len(decoded.rows) + len(decoded.skipped) == 1
     assert all(skipped.reason for skipped in decoded.skipped)
 

@@ -12,7 +12,7 @@ from common.config import TrainingSection
 from common.data.base.spec import AugmentationSpec
 from common.models import gpu
 from common.models.gpu import BackboneCudaGraph, compute_backbone_features, move_network_to_device
-from common.models.network import MemoryFormat, SplitNetwork, build, set_memory_format, unfreeze
+from common.models.network import MemoryFormat, SplitNetwork, build, set_memory_format, unfreeze_network
 from common.models.state import ModelState, read_state, write_state
 from common.models.zoo.spec import ModelSpec
 from strategies.local.losses import missing_as_negative_loss
@@ -66,7 +66,7 @@ def trained(
     labels = torch.randint(0, 2, (IMAGES, len(CLASSES)), generator=draws).float().to(device)
     examples = Examples(images, labels, torch.ones(len(CLASSES), dtype=torch.bool, device=device))
     network = set_memory_format(move_network_to_device(build(spec, CLASSES, seed=0), device), memory_format)
-    unfreeze(network)
+    unfreeze_network(network)
     exercise = TrainingTask(
         examples, objective or plain(missing_as_negative_loss), section, AUGMENTED, frozen or FrozenParts()
     )

@@ -70,14 +70,14 @@ def at(owner: Any, name: str, death: Callable[[], None], hits: Callable[..., boo
 
 def half_a_file(death: Callable[[], None], module: Any, name: str) -> None:
     """Write half of a file of this name beside it, then die."""
-    from common.system.files import partial_path
+    from common.system.files import temporary_path
 
     original = module.write_atomically
 
     def dying(path: Path, content: Any, **options: Any) -> None:
         if path.name == name:
             whole = content if isinstance(content, bytes) else b"".join(content)
-            partial_path(path).write_bytes(whole[: len(whole) // 2])
+            temporary_path(path).write_bytes(whole[: len(whole) // 2])
             death()
         original(path, content, **options)
 

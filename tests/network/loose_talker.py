@@ -76,8 +76,8 @@ def loose(replied: Replied) -> Replied:
 
 def main() -> None:
     """``flwr-client`` with another way to reply."""
-    replied: Any = HospitalService._reply_to
-    HospitalService._reply_to = loose(replied)  # type: ignore[method-assign]
+    replied: Any = HospitalService._make_reply
+    HospitalService._make_reply = loose(replied)  # type: ignore[method-assign]
     client.cli.main(sys.argv[1:])
 
 

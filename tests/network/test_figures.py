@@ -15,7 +15,7 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score, ro
 
 from client.site.policy import Level
 from client.site.settings import open_site
-from client.site.site_file import read_file_only
+from client.site.site_file import read_site_file_only
 from common.data.images.pixels import pixels_on_device
 from common.models.network import compute_scores, labels_for_head_rows
 from common.models.saved import load_model
@@ -73,7 +73,7 @@ def image_folder(folder: Path, level: Level, part: int) -> Path:
 
 def scored(site: Site, run: Path) -> Scored:
     """The site's test images, scored by the run's model."""
-    images, network = open_site(read_file_only(site.folder)).test, load_model(run)
+    images, network = open_site(read_site_file_only(site.folder)).test, load_model(run)
     scores = compute_scores(network, pixels_on_device(images, "cpu"), "float32")
     labels = labels_for_head_rows(images, NAMES).numpy()
     order = [network.class_names.index(name) for name in NAMES]

@@ -91,4 +91,4 @@ def test_a_private_hospital_takes_part_where_noise_hides_patients(
     assert len(models) == 2  # a hospital's noise cannot be drawn again
     spent = PrivacyBudgetLedger(private.folder / "state")
     assert len(spent.entries) == 4  # two runs of two rounds
-    assert 0 < spent.total_epsilon(1e-5) < 8.0
+    assert 0 < spent.compute_total_epsilon(1e-5) < 8.0

@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.models.network import cpu_has_bf16
+from common.models.network import cpu_supports_bf16
 from strategies.registry import STRATEGIES, build_strategy
 from tests.federations import needs_of
 from tests.network.federated import Federation as Connected
@@ -81,7 +81,7 @@ def test_sites_train_the_model_of_simulation(method: str, request: pytest.Fixtur
 
 
 @pytest.mark.network
-@pytest.mark.skipif(not cpu_has_bf16(), reason="this CPU has no instructions for bfloat16")
+@pytest.mark.skipif(not cpu_supports_bf16(), reason="this CPU has no instructions for bfloat16")
 def test_sites_that_train_in_bfloat16_train_the_model_of_simulation(partly: Federation, tmp_path: Path) -> None:
     sites = partly.ends_as_in_simulation(tmp_path, "training.precision=bf16")["sites"]
     assert {site["arithmetic"] for site in sites.values()} == {"bf16, channels_last"}

@@ -19,7 +19,7 @@ from common.data.images.pixels import channels_first
 from common.errors import BadInput
 from common.metrics.benefit import FederationBenefit
 from common.models.network import build, compute_scores
-from common.models.saved import load_model, read_description, save_model
+from common.models.saved import load_model, read_model_description, save_model
 from common.models.zoo.spec import ModelSpec
 from common.system.plain_text import format_number
 from common.wire.records import BenefitReply, BenefitRequest
@@ -83,7 +83,7 @@ def test_the_model_trained_alone_is_that_of_the_method_individual_bit_for_bit(
     individual, summary = finished("run.method=individual")
     for site in ("site-1", "site-2"):
         models = (folder / "sites" / site / "alone" / "model", individual / "sites" / site / "model")
-        assert len({read_description(model).model_sha256 for model in models}) == 1
+        assert len({read_model_description(model).model_sha256 for model in models}) == 1
         mean = benefit_of(run, site).mean
         assert mean["alone"].value == pytest.approx(summary["per_site"][site]["mean_auroc"])
         assert mean["federated"].value == pytest.approx(run.summary.per_site[site].mean_auroc)

@@ -161,7 +161,7 @@ def test_at_a_site_words_of_the_coordinator_hold_none() -> None:
     assert raw_in(at.last_error) == set()
     assert raw_in(site_status.format_status({**asdict(at), "privacy": {}})) == set()
     entry = {"n": 1, "time": ALL, "direction": "in", "decision": "deny", "rule": ALL, "reason": ALL, "record": ALL}
-    assert raw_in(audit_report.describe_entry(entry), "") == set()
+    assert raw_in(audit_report.describe_audit_entry(entry), "") == set()
     assert raw_in(to_json_text(entry), "") == set()
 
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from common.config import read_experiment
-from common.data.base.image_set import concatenate
+from common.data.base.image_set import concatenate_image_sets
 from common.data.load import load_dataset
 from common.data.partition.spec import ClassListsSpec
 from strategies.registry import find_method_faults
@@ -175,7 +175,7 @@ def test_the_first_run_counts_what_the_images_show(name: str, tmp_path: Path, mo
     experiment = read_experiment(tmp_path / "mine.toml", [], find_method_faults).experiment
     assert experiment.data is not None
     splits = load_dataset(experiment.data, tmp_path)
-    data = concatenate(splits.parts)
+    data = concatenate_image_sets(splits.parts)
     expected, counted = Counter[tuple[str, str, bool]](), Counter[tuple[str, str, bool]]()
     for reading in images:
         site = messy.sources.get(reading.hospital, reading.hospital)

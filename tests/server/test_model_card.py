@@ -27,7 +27,7 @@ from common.data.partition.spec import ClassListsSpec
 from common.errors import BadInput
 from common.metrics.auroc import average_metrics_over_models
 from common.models.network import SplitNetwork, build, compute_scores
-from common.models.saved import load_model, read_description
+from common.models.saved import load_model, read_model_description
 from common.models.zoo.spec import ModelSpec
 from server.export.prediction import score_pictures
 from server.reporting.model_card import escape_markdown, render_model_card, write_model_card
@@ -99,7 +99,7 @@ def test_a_run_ends_with_a_card_that_has_its_figures_owners_and_hashes(run: Path
         [*(f"{seven[name]:.3f}" for name in ATTRIBUTES), *counts],
     ]
     assert row(card, "north")[1:3] == ["0, 1, 2, 3 and 4", str(content["sites"]["north"]["train_samples"])]
-    contract = read_description(run).label_contract_sha256
+    contract = read_model_description(run).label_contract_sha256
     assert row(card, "Label contract, SHA-256")[1] == content["contract_hash"] == contract
     assert row(card, "Model, SHA-256 of its values")[1] == content["model_sha256"]
     assert row(card, "training.lr")[1] == "0.003"

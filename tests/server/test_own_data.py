@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from common.config import read_experiment
-from common.data.base.image_set import concatenate
+from common.data.base.image_set import concatenate_image_sets
 from common.data.load import load_dataset
 from common.data.partition.spec import ClassListsSpec
 from strategies.registry import find_method_faults
@@ -129,7 +129,7 @@ def test_the_depth_of_16_bit_pictures_is_proposed_for_all_and_no_picture_is_read
         file.write_bytes(imagecodecs.png_encode(pixels if samples == 1 else np.stack([pixels] * samples, -1)))
     assert "bit_depth = 12 is a guess" in made(path)
     assert (data_of(path).bit_depth, data_of(path).color) == (12, False)
-    images = concatenate(load_dataset(data_of(path), tmp_path).parts)
+    images = concatenate_image_sets(load_dataset(data_of(path), tmp_path).parts)
     shown = {int(image.max()) for image in images.images}
     assert shown == {round((4000 if n == 7 else 1008 + n) * 255 / 4095) for n in range(40)}
 
@@ -358,7 +358,7 @@ def test_words_for_normal_are_no_classes(tmp_path: Path) -> None:
     assert 'no finding: "o.B.", "unauffällig".' in text
     data = data_of(path)
     assert (data.classes, data.no_finding[-2:]) == (("Erguss", "Rundherd"), ("o.B.", "unauffällig"))
-    labels = concatenate(load_dataset(data, tmp_path).parts).labels
+    labels = concatenate_image_sets(load_dataset(data, tmp_path).parts).labels
     assert (labels.sum(axis=0).tolist(), int(np.isnan(labels).sum())) == ([16, 16], 0)
 
 
@@ -389,7 +389,7 @@ def test_doubtful_findings_wait_for_a_decision(tmp_path: Path) -> None:
     text = (tmp_path / "mine.toml").read_text(encoding="utf-8")
     (tmp_path / "mine.toml").write_text(text.replace("# other_findings", "other_findings"), encoding="utf-8")
     assert flwr_sim(*run).code == 0
-    labels = concatenate(load_dataset(data_of(path), tmp_path).parts).labels
+    labels = concatenate_image_sets(load_dataset(data_of(path), tmp_path).parts).labels
     assert labels.sum(axis=0).tolist() == [24, 8]
 
 
@@ -404,7 +404,7 @@ def test_cells_that_name_nothing_wait_for_a_decision(tmp_path: Path) -> None:
     assert (ended.code, '"[]" in line 4 (8 lines)' in ended.err) == (2, True)
     text = (tmp_path / "mine.toml").read_text(encoding="utf-8")
     (tmp_path / "mine.toml").write_text(text.replace("# other_findings", "other_findings"), encoding="utf-8")
-    labels = concatenate(load_dataset(data_of(path), tmp_path).parts).labels
+    labels = concatenate_image_sets(load_dataset(data_of(path), tmp_path).parts).labels
     assert [int((labels == value).sum()) for value in (1, 0)] == [24, 40]
     assert int(np.isnan(labels).any(axis=1).sum()) == 8
 
@@ -463,7 +463,7 @@ def test_label_columns_without_any_0_wait_for_the_meaning_of_a_blank(tmp_path: P
     assert "Next: first decide on blank in" in text
     text = (tmp_path / "mine.toml").read_text(encoding="utf-8")
     (tmp_path / "mine.toml").write_text(text.replace("# blank =", "blank ="), encoding="utf-8")
-    labels = concatenate(load_dataset(data_of(path), tmp_path).parts).labels
+    labels = concatenate_image_sets(load_dataset(data_of(path), tmp_path).parts).labels
     assert [(labels == value).sum(axis=0).tolist() for value in (1, 0)] == [[20, 19], [20, 21]]
 
 

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load, save
 
 from client import simulation
-from client.gate.audit_report import audit_report
+from client.gate.audit_report import make_audit_report
 from client.site.policy import Policy
 from client.site.site import Site
 from common.security.audit import AuditLog
@@ -83,7 +83,7 @@ def test_both_sides_wrote_down_the_same_hashes(finished: Path) -> None:
     }
     assert received == sent
     assert len(sent) == 3 * (1 + 2 + 1 + 1)  # answer, two updates, last validation, test
-    assert audit_report(finished / "sites" / "site-2", "site-2", finished / "receipt.json")[1]
+    assert make_audit_report(finished / "sites" / "site-2", "site-2", finished / "receipt.json")[1]
 
 
 def middle(data: bytes) -> bytes:
@@ -198,13 +198,13 @@ REASON = 'declines: policy.methods: it does not have "surgical".'
 @pytest.fixture
 def second_site_declines(monkeypatch: pytest.MonkeyPatch) -> None:
     """The policy of the second site allows fedavg only."""
-    new_site = simulation._new_site
+    new_site = simulation._make_simulated_site
 
     def limited(*arguments: Any) -> Site:
         site = new_site(*arguments)
         return replace(site, policy=Policy(methods=("fedavg",))) if site.name == "site-2" else site
 
-    monkeypatch.setattr(simulation, "_new_site", limited)
+    monkeypatch.setattr(simulation, "_make_simulated_site", limited)
 
 
 @pytest.mark.usefixtures("second_site_declines")

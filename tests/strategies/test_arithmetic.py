@@ -10,7 +10,7 @@ import torch
 
 from common.config import Plan, make_plan
 from common.models import network as networks
-from common.models.network import Precision, autocast, cpu_has_bf16, cpu_name_and_flags, resolve_precision
+from common.models.network import Precision, autocast, cpu_name_and_flags, cpu_supports_bf16, resolve_precision
 from strategies.local import arithmetic
 from strategies.local.arithmetic import (
     DEFAULT,
@@ -25,7 +25,7 @@ from strategies.local.arithmetic import (
 from tests.federations import experiment, federation, json_lines
 
 BF16, CONTIGUOUS = Arithmetic("bf16", "channels_last"), Arithmetic("float32", "contiguous")
-needs_bf16 = pytest.mark.skipif(not cpu_has_bf16(), reason="this CPU has no instructions for bfloat16")
+needs_bf16 = pytest.mark.skipif(not cpu_supports_bf16(), reason="this CPU has no instructions for bfloat16")
 
 
 @pytest.fixture(

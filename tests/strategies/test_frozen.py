@@ -12,7 +12,7 @@ from client.site.memory import FrozenPartFiles
 from client.training import task
 from common.errors import BadInput, WireError
 from common.models.saved import load_model
-from common.models.state import FrozenPart, ModelState, initial_frozen_part, read_state
+from common.models.state import FrozenPart, ModelState, build_initial_frozen_part, read_state
 from common.wire.codec import decode_record
 from common.wire.records import EvaluateRequest, TrainRequest
 from server.federation.checkpoints import CheckpointFolder
@@ -36,7 +36,7 @@ METHODS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.torture
 def frozen_of(folder: Path, *overrides: str) -> FrozenPart:
     """The frozen part that a run of these choices begins with."""
     file = experiment(folder, *overrides)
-    return initial_frozen_part(file.experiment.model, file.experiment.run.seed, folder)
+    return build_initial_frozen_part(file.experiment.model, file.experiment.run.seed, folder)
 
 
 def whole_model() -> ModelState:
@@ -52,7 +52,7 @@ def test_every_method_trains_only_the_part(method: str, part: tuple[str, ...], t
     assert summary["experiment"]["model"]["frozen_sha256"] == sha256
     models = [path.parent for path in tmp_path.rglob("model.safetensors")]
     assert models
-    assert all(FrozenPart.of(load_model(model)).sha256 == sha256 for model in models)
+    assert all(FrozenPart.from_network(load_model(model)).sha256 == sha256 for model in models)
     assert not verify_run(tmp_path / "run").faults
 
 
@@ -137,7 +137,7 @@ def test_a_site_that_lost_its_file_is_sent_it_again(
     tmp_path: Path, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In round 2 the first site asked has no file any more, and its process is new."""
-    read, answered, lost = FrozenPartFiles.read, backends.InlineGrid._call_site_app, list[int]()
+    read, answered, lost = FrozenPartFiles.read_part, backends.InlineGrid._call_site_app, list[int]()
 
     def missing(parts: FrozenPartFiles, sha256: str) -> FrozenPart:
         if len(lost) == 1:
@@ -156,7 +156,7 @@ def test_a_site_that_lost_its_file_is_sent_it_again(
             task.cached_networks.cache_clear()
         return answered(grid, message)
 
-    monkeypatch.setattr(FrozenPartFiles, "read", missing)
+    monkeypatch.setattr(FrozenPartFiles, "read_part", missing)
     monkeypatch.setattr(backends.InlineGrid, "_call_site_app", losing)
     federation(tmp_path, *HEAD, "run.rounds=3", "participation.min_sites=1")
     assert [request.round for request in traffic.requests if request.frozen.trunk is not None] == [1, 1, 1, 3]
@@ -186,7 +186,7 @@ def test_a_weights_file_of_the_hospital_saves_the_transfer(tmp_path: Path) -> No
     assert not parts.has_part(named)
     (weights / "ours.safetensors").write_bytes((first / "model.safetensors").read_bytes())
     assert parts.has_part(named)
-    assert parts.read(sha256).sha256 == sha256
+    assert parts.read_part(sha256).sha256 == sha256
 
 
 def test_a_damaged_file_is_removed_and_asked_for_again(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_damaged_file_is_removed_and_asked_for_again(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("*.f32")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(WireError, match="not on this site's disk: its file was damaged"):
-        parts.read(part.sha256)
+        parts.read_part(part.sha256)
     assert not path.exists()
 
 
@@ -206,4 +206,4 @@ def test_only_a_few_are_kept(tmp_path: Path) -> None:
         part = FrozenPart(np.full(3, value, np.float32))
         parts.store_received_part(part, part.sha256)
     assert len(list(tmp_path.glob("*.f32"))) == 3
-    assert parts.read(part.sha256).values.tolist() == [4.0, 4.0, 4.0]
+    assert parts.read_part(part.sha256).values.tolist() == [4.0, 4.0, 4.0]

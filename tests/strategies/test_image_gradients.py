@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from common.config import TrainingSection
 from common.data.base.spec import AugmentationSpec
 from common.errors import BadInput
-from common.models.network import SplitNetwork, build, train_mode
+from common.models.network import SplitNetwork, build, set_train_mode
 from common.models.zoo.spec import ModelSpec
 from strategies.local.losses import PLAIN_LOSSES
 from strategies.local.objective import Examples, plain
@@ -88,8 +88,8 @@ def network(backbone: nn.Module, neck: nn.Module | None = None) -> SplitNetwork:
             if parameter.any():
                 parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)))
     result = SplitNetwork(spec, CLASSES, backbone=backbone, neck=neck or nn.Identity(), head=head)
-    result.backbone_input = lambda images: (images - 127.5) / 64
-    train_mode(result)
+    result.preprocess_images = lambda images: (images - 127.5) / 64
+    set_train_mode(result)
     return result
 
 
@@ -140,7 +140,7 @@ def test_windows_of_an_image_count_together() -> None:
 def test_an_image_moves_the_sum_by_no_more_than_the_bound_where_its_parts_are_a_batch(name: str, train: str) -> None:
     spec = ModelSpec(architecture=name, channels=1, image_size=64, norm="batch", train=train)
     of, images = build(spec, CLASSES, 0), some(3, 64)
-    train_mode(of, frozen_batch_norm=True)
+    set_train_mode(of, frozen_batch_norm=True)
     refuse(of, 3, 64)
     assert influence(of, images, 1e-6) <= 1.0 + 1e-3  # rounding in the network
 
@@ -277,7 +277,7 @@ def test_every_image_of_a_pack_has_a_dropout_mask_of_its_own(backbone: nn.Module
 def test_a_frozen_part_draws_no_mask_and_may_lie_in_any_layer() -> None:
     of = network(Dropping(beside=True, of_table=False))
     of.backbone.requires_grad_(False)
-    train_mode(of, frozen_backbone=True)
+    set_train_mode(of, frozen_backbone=True)
     assert masks_of_equal_images(of, 8) == 1
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from common.config import PrivacySection, TrainingSection, make_plan
 from common.data.base.spec import AugmentationSpec
 from common.errors import BadInput
-from common.models.network import Head, SplitNetwork, build, train_mode
+from common.models.network import Head, SplitNetwork, build, set_train_mode
 from common.models.state import read_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import ModelGroups
@@ -75,7 +75,7 @@ def test_every_images_gradient_is_that_of_a_batch_of_it_alone(architecture: str,
     trained, batch = network(architecture, size), examples(3, size)
     labels = batch.labels.clone()
     labels[1, 0] = torch.nan
-    train_mode(trained)
+    set_train_mode(trained)
     with record_image_gradients(trained) as learning:
         compute_losses_by_image(BCE, trained(batch.images), labels, EVERY).sum().backward()
         gradients = [parameter.grad_sample for parameter in learning]

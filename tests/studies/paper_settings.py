@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from common.config import Experiment, read_experiment, read_experiment_tables
 from strategies.registry import build_site_method
 from studies.study import list_study_trials
-from studies.study_file import Departure, PaperSetting, Study, read_study
+from studies.study_file import Departure, PaperSetting, StudyFile, read_study
 from studies.trial import Trial
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ def equal(ours: object, theirs: object) -> bool:
     return list(ours) == list(theirs) if isinstance(ours, list | tuple) and isinstance(theirs, list) else ours == theirs
 
 
-def faults_of_files(study: Study, files: Mapping[str, Path]) -> list[str]:
+def faults_of_files(study: StudyFile, files: Mapping[str, Path]) -> list[str]:
     """Every key of a file that the study compares with nothing, or that differs from the paper without being listed."""
     faults = []
     for name, path in files.items():
@@ -98,7 +98,7 @@ def faults_of_files(study: Study, files: Mapping[str, Path]) -> list[str]:
     return faults
 
 
-def faults_of_lists(study: Study, files: Mapping[str, Path]) -> list[str]:
+def faults_of_lists(study: StudyFile, files: Mapping[str, Path]) -> list[str]:
     """Every setting or departure that goes for no file, and every departure without a setting of its key."""
     parts: list[Part] = [*study.settings, *study.departures]
     idle = [part for part in parts if not any(goes_for(part, name) for name in files)]
@@ -116,7 +116,7 @@ def twice(keys: list[str]) -> set[str]:
 # ---------------------------------------------------------------------- the table of the docs
 
 
-def settings_table(study: Study, files: Mapping[str, Path]) -> str:
+def settings_table(study: StudyFile, files: Mapping[str, Path]) -> str:
     """The study's settings and departures as a table in Markdown."""
     rows = ["| key | paper | code | ours | why |", "| --- | --- | --- | --- | --- |"]
     for setting in study.settings:

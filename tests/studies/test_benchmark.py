@@ -19,20 +19,20 @@ from common.errors import BadInput
 from strategies.registry import STRATEGIES, build_site_method
 from studies.benchmark import (
     BenchmarkOptions,
+    count_planned_runs,
     estimate_benchmark_cost,
-    lines_by_block,
-    list_plan_runs,
-    planned_count,
+    list_planned_runs,
+    result_lines_by_block,
     run_benchmark,
 )
 from studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
-from studies.benchmark_report import benchmark_as_markdown, mean_cell, write_benchmark_report
+from studies.benchmark_report import benchmark_as_markdown, format_mean_cell, write_benchmark_report
 from studies.benchmark_results import (
     BenchmarkResult,
     RunResultLine,
     append_result_line,
-    benchmark_result,
-    chosen_rates,
+    choose_learning_rates,
+    evaluate_benchmark,
     read_result_lines,
 )
 from studies.statistics import (
@@ -83,7 +83,7 @@ def test_every_method_but_those_that_need_a_pretrained_network_is_in_every_form(
 
 def test_every_run_of_the_published_form_is_an_experiment_that_its_method_serves() -> None:
     for data, pattern in PUBLISHED.form.blocks:
-        for method in PUBLISHED.methods(data):
+        for method in PUBLISHED.methods_for_data(data):
             run = PUBLISHED.make_planned_run(data, pattern, method, 1e-3, 0)
             experiment = Trial(run.experiment, Path("nowhere"), run.overrides, "").file.experiment
             assert build_site_method(experiment).name == method.name
@@ -114,14 +114,14 @@ MORE_ROUNDS = [BenchmarkVariantPlan.read_variant(FOLDER, f"rounds{rounds}") for 
 
 @pytest.mark.parametrize("plan", MORE_ROUNDS, ids=["12", "24", "48"])
 def test_a_form_of_more_rounds_takes_the_learning_rates_of_twelve(plan: BenchmarkVariantPlan) -> None:
-    published = {run.key for data in plan.data_sets() for run in PUBLISHED.tuning_runs(data)}
-    assert {run.key for data in plan.data_sets() for run in plan.tuning_runs(data)} < published
+    published = {run.results_key for data in plan.data_sets() for run in PUBLISHED.tuning_runs(data)}
+    assert {run.results_key for data in plan.data_sets() for run in plan.tuning_runs(data)} < published
 
 
 def test_forms_of_more_rounds_differ_from_the_published_one_in_their_rounds_alone() -> None:
     block, rates = ("composites", "one7"), rates_of(PUBLISHED)
     twelve, *more = [list(plan.block_runs(*block, rates)) for plan in MORE_ROUNDS]
-    assert {run.key for run in twelve} < {run.key for run in PUBLISHED.block_runs(*block, rates)}
+    assert {run.results_key for run in twelve} < {run.results_key for run in PUBLISHED.block_runs(*block, rates)}
     for runs, rounds in zip(more, (24, 48), strict=True):
         experiments = [run.file.experiment for run in runs]
         assert [experiment.run.rounds for experiment in experiments] == [rounds] * len(twelve)
@@ -139,9 +139,9 @@ def test_no_result_is_of_the_seed_that_chose_its_learning_rate() -> None:
 
 
 def test_a_run_has_one_key_for_its_settings_and_another_for_others() -> None:
-    keys = [run.key for run in SMALL.tuning_runs("digits")]
+    keys = [run.results_key for run in SMALL.tuning_runs("digits")]
     assert len(set(keys)) == len(keys)
-    assert [run.key for run in SMALL.tuning_runs("digits")] == keys
+    assert [run.results_key for run in SMALL.tuning_runs("digits")] == keys
 
 
 def test_the_rate_is_the_one_with_the_best_validation_auroc_of_the_tuning_runs_alone() -> None:
@@ -152,7 +152,7 @@ def test_the_rate_is_the_one_with_the_best_validation_auroc_of_the_tuning_runs_a
         a_line(tuning=False, lr=0.3, validation_auroc=0.99),
         a_line(tuning=True, lr=0.5, validation_auroc=0.99, data="other"),
     ]
-    assert chosen_rates(lines, "d") == {"m": 0.2}
+    assert choose_learning_rates(lines, "d") == {"m": 0.2}
 
 
 def test_a_form_that_is_not_there_is_refused_with_the_nearest() -> None:
@@ -194,7 +194,7 @@ def test_cliques_are_the_largest_groups_within_the_critical_difference() -> None
 
 
 LINES = {
-    run.key: line_for(run)
+    run.results_key: line_for(run)
     for run in (*SMALL.tuning_runs("digits"), *SMALL.block_runs("digits", "shared5", rates_of(SMALL)))
 }
 """Every run of the small form, all methods alike."""
@@ -203,7 +203,7 @@ LINES = {
 def result_of(
     lines: Mapping[str, RunResultLine], plan: BenchmarkVariantPlan = SMALL, blocks: int = 1
 ) -> BenchmarkResult:
-    return benchmark_result(plan, "small", lines, blocks * planned_count(SMALL))
+    return evaluate_benchmark(plan, "small", lines, blocks * count_planned_runs(SMALL))
 
 
 def test_a_run_whose_settings_two_patterns_share_stands_in_both() -> None:
@@ -214,11 +214,11 @@ def test_a_run_whose_settings_two_patterns_share_stands_in_both() -> None:
     plan = replace(PUBLISHED, benchmark=benchmark, form=PUBLISHED.form.model_copy(update={"blocks": blocks}))
     lines = dict[str, RunResultLine]()
     for _ in range(2):  # the learning rates first
-        for run in list(list_plan_runs(plan, lines)):
-            lines.setdefault(run.key, line_for(run))
-    by_block = lines_by_block(plan, lines)
+        for run in list(list_planned_runs(plan, lines)):
+            lines.setdefault(run.results_key, line_for(run))
+    by_block = result_lines_by_block(plan, lines)
     assert [pattern for _, pattern in blocks] == ["one7", "drawn7"]
-    assert (len(lines), len(by_block)) == (planned_count(plan) - 3, planned_count(plan))
+    assert (len(lines), len(by_block)) == (count_planned_runs(plan) - 3, count_planned_runs(plan))
     assert {line.pattern for line in by_block.values() if not line.tuning} == {"one7", "drawn7"}
 
 
@@ -255,7 +255,7 @@ def test_only_seeds_that_every_ranked_method_has_are_compared() -> None:
 
 def test_the_estimate_is_the_measured_rate_times_the_runs_and_says_where_sizes_were_not_measured() -> None:
     """Ten CPU seconds for two rounds; the small form has four rounds, so 20 s a run."""
-    hours = planned_count(SMALL) * 20 / 3600
+    hours = count_planned_runs(SMALL) * 20 / 3600
     assert f"about {hours:.1f} core-hours" in estimate_benchmark_cost(SMALL, list(LINES.values()))[0]
     first, _, last = estimate_benchmark_cost(BenchmarkVariantPlan.read_variant(FOLDER, "full"), list(LINES.values()))
     assert "at least" in first
@@ -297,7 +297,7 @@ def test_each_data_set_has_the_mean_over_its_own_blocks() -> None:
 
 def published_result(form: str) -> BenchmarkResult:
     plan, lines = BenchmarkVariantPlan.read_variant(FOLDER, form), read_result_lines(FOLDER / "published.jsonl")
-    return benchmark_result(plan, form, lines_by_block(plan, lines), planned_count(plan))
+    return evaluate_benchmark(plan, form, result_lines_by_block(plan, lines), count_planned_runs(plan))
 
 
 def test_the_page_of_results_has_the_tables_of_the_published_runs() -> None:
@@ -313,7 +313,7 @@ def test_the_page_of_results_has_the_means_of_twelve_and_of_more_rounds() -> Non
     assert [result.done for result in results] == [result.planned for result in results]
     for label in results[0].blocks[0].entries:
         methods = [next(method for method in result.methods if method.label == label) for result in results]
-        cells = [mean_cell(method.by_data["composites"]) for method in methods]
+        cells = [format_mean_cell(method.by_data["composites"]) for method in methods]
         assert f"| {label} | {' | '.join(cells)} |" in RESULTS
 
 
@@ -391,9 +391,9 @@ def test_a_finished_run_is_a_line_and_is_not_run_again(tmp_path: Path) -> None:
     assert run_benchmark(options, QUIET).done == 5
     assert (tmp_path / "lines.jsonl").read_bytes() == before
     lines = read_result_lines(tmp_path / "lines.jsonl")
-    assert {run.key for run in list_plan_runs(BenchmarkVariantPlan.read_variant(tmp_path, "small"), lines)} == set(
-        lines
-    )
+    assert {
+        run.results_key for run in list_planned_runs(BenchmarkVariantPlan.read_variant(tmp_path, "small"), lines)
+    } == set(lines)
 
 
 def paired_result(pairs: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> PairedTest:

@@ -13,7 +13,7 @@ from common.errors import BadInput
 from strategies.registry import build_site_method
 from studies import runner
 from studies.progress import ActiveRun, TrialsPace, TrialsTable
-from studies.runner import FailedRuns, assign_gpus, count_fitting_jobs, run_trials
+from studies.runner import RunsFailed, assign_gpus, count_parallel_jobs, run_trials
 from studies.study import list_study_trials
 from studies.study_file import read_study
 from studies.trial import Trial, check_trials
@@ -76,7 +76,7 @@ def test_the_table_counts_runs_that_were_there_before_and_leaves_finished_experi
     before, after = (pace({"a": 3, "b": 1}, ActiveRun("a", 5, 1, 9), done={"a": n, "b": 1}) for n in (2, 1))
     after.count_finished_run("a", 12.0)
     for grid, duration in ((before, ""), (after, "12.0 s")):  # a run that was there before has no length
-        columns = TrialsTable(SILENT, grid).table().columns[1:]
+        columns = TrialsTable(SILENT, grid).make_table().columns[1:]
         assert [list(column.cells) for column in columns] == [["2 of 3"], ["round 1 of 9"], [duration]]
 
 
@@ -121,7 +121,7 @@ def test_a_run_that_named_a_file_by_its_hash_is_done(key: str, tmp_path: Path) -
 def test_one_failed_run_is_named_and_the_others_are_finished(tmp_path: Path) -> None:
     good = trial(tmp_path, "good", "run.rounds=1")
     bad = trial(tmp_path, "bad", "run.rounds=1", "model.weights=none.pth")
-    with pytest.raises(FailedRuns, match=r"^bad: .*weights") as failed:
+    with pytest.raises(RunsFailed, match=r"^bad: .*weights") as failed:
         run_trials([bad, good], tmp_path / "runs", 1, SILENT)
     assert "good" not in str(failed.value)
     assert good.is_done()
@@ -168,7 +168,7 @@ def test_runs_on_ray_go_one_at_a_time_and_others_by_cores_threads_and_gpus(
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(6)))
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     trials = [trial(tmp_path, f"{number}", *filter(None, [text])) for number, text in enumerate(overrides)]
-    assert count_fitting_jobs(trials) == jobs
+    assert count_parallel_jobs(trials) == jobs
 
 
 def test_runs_at_a_time_are_dealt_out_over_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from studies.study_file import Departure, PaperSetting, Study, read_study
+from studies.study_file import Departure, PaperSetting, StudyFile, read_study
 from tests.studies.paper_settings import (
     EXPERIMENTS,
     PAGE,
@@ -48,7 +48,7 @@ def fedsld(tmp_path: Path, old: str = "", new: str = "") -> dict[str, Path]:
     return {name: tmp_path / "mnist_practical.toml"}
 
 
-def with_parts(settings: tuple[PaperSetting, ...] = (), departures: tuple[Departure, ...] = ()) -> Study:
+def with_parts(settings: tuple[PaperSetting, ...] = (), departures: tuple[Departure, ...] = ()) -> StudyFile:
     study = read_study(FEDSLD, quick=False)
     both = {"settings": (*study.settings, *settings), "departures": (*study.departures, *departures)}
     return study.model_copy(update=both)

@@ -19,7 +19,7 @@ from flwr.app import Context, Message, RecordDict
 from numpy.typing import NDArray
 from torch import nn
 
-from client.app import client_app
+from client.app import make_client_app
 from client.site.disclosure import mark_images_of_hidden_classes
 from client.site.site import Site
 from common.config import Plan
@@ -135,7 +135,7 @@ class Adversary:
     def __post_init__(self) -> None:
         set_flower_node_identity(1, 1)  # read by Message()
         self.site = replace(self.site, folder=self.folder, durable=False, tell=lambda text: None)
-        self._app = client_app(lambda context: self.site)
+        self._app = make_client_app(lambda context: self.site)
         self._runs = count(1)
 
     @property
@@ -232,7 +232,7 @@ def draw_random_images(images: ImageSet, most: int, seed: int = 0) -> ImageSet:
     return images.select_rows(np.sort(rows))
 
 
-def copy_site_with(site: Site, **parts: ImageSet) -> Site:
+def copy_site_with_images(site: Site, **parts: ImageSet) -> Site:
     """Copy the site with other images in the given parts; the copy hides the same classes and labels as the site.
 
     Args:
@@ -243,9 +243,9 @@ def copy_site_with(site: Site, **parts: ImageSet) -> Site:
     for part, images in parts.items():
         if part in unsaid:
             whole: ImageSet = getattr(site, part)
-            by_place = dict(zip(_image_places(whole), site.unsaid[part].tolist(), strict=True))
-            if images.stored is whole.stored and set(_image_places(images)) <= set(by_place):
-                unsaid[part] = np.array([by_place[place] for place in _image_places(images)], np.bool_)
+            by_place = dict(zip(_stored_image_positions(whole), site.unsaid[part].tolist(), strict=True))
+            if images.stored is whole.stored and set(_stored_image_positions(images)) <= set(by_place):
+                unsaid[part] = np.array([by_place[place] for place in _stored_image_positions(images)], np.bool_)
             else:
                 unsaid[part] = mark_images_of_hidden_classes(
                     images, site.hidden_classes(part), site.policy.smallest_count
@@ -254,7 +254,7 @@ def copy_site_with(site: Site, **parts: ImageSet) -> Site:
     return replace(site, **changes)
 
 
-def _image_places(images: ImageSet) -> list[int]:
+def _stored_image_positions(images: ImageSet) -> list[int]:
     return list(range(len(images))) if images.places is None else images.places.tolist()
 
 
@@ -310,10 +310,10 @@ def compute_dense_layer_input(network: SplitNetwork, images: ImageSet) -> Floats
     assert isinstance(backbone, nn.Sequential)
     convolutions, pixels = backbone[:6], channels_first(images.images).float()
     starts = range(0, len(pixels), AT_A_TIME)
-    parts = [convolutions(network.backbone_input(pixels[start : start + AT_A_TIME]))[:, 0] for start in starts]
+    parts = [convolutions(network.preprocess_images(pixels[start : start + AT_A_TIME]))[:, 0] for start in starts]
     return np.asarray(torch.cat(parts).flatten(1).double().numpy())
 
 
-def trunk_tensor_change(reply: TrainReply | None, place: slice) -> NDArray[np.float32] | None:
+def trunk_tensor_update(reply: TrainReply | None, place: slice) -> NDArray[np.float32] | None:
     """Return the update of one tensor of the trunk; None if the reply has no trunk."""
     return None if reply is None or reply.update.trunk is None else reply.update.trunk[place]

@@ -19,7 +19,7 @@ from client.preview.attack.adversary import (
     Adversary,
     AttackResult,
     fedsld_cnn_layers,
-    trunk_tensor_change,
+    trunk_tensor_update,
     zero_all_parameters,
 )
 from common.config import Plan, PrivacySection
@@ -161,7 +161,7 @@ def infer_counts_from_head(at: Adversary) -> AttackResult:
         "How many training images show a class, out of the change of its head row",
         "One step from a model of zeros: the change of each class's bias is the share of images that show it.",
         at,
-        *_read_counts_off_biases(at, plan, reply, None if head is None else head.bias),
+        *_infer_counts_from_biases(at, plan, reply, None if head is None else head.bias),
         stops=f"{FEW_PATIENTS}{NOISE}, or `parts` without `head`",
     )
 
@@ -176,14 +176,14 @@ def infer_counts_from_trunk(at: Adversary) -> AttackResult:
         network.head.weight.fill_diagonal_(1)
         network.head.bias.fill_(-1)  # each class has probability 0.5 for every image
     reply = at.request_training(plan, read_state(network))
-    change = trunk_tensor_change(reply, layout_of(network).slices()[f"{DENSE}.bias"])
+    change = trunk_tensor_update(reply, layout_of(network).tensor_slices()[f"{DENSE}.bias"])
     return _make_counts_result(
         "counts from the trunk",
         "How many training images show a class, out of the layer below the head",
         "One step from a model in which one unit stands for each class: the change of the unit's bias is the share of "
         "images that show it, also where no head row leaves.",
         at,
-        *_read_counts_off_biases(at, plan, reply, None if change is None else change[: len(at.head_rows)]),
+        *_infer_counts_from_biases(at, plan, reply, None if change is None else change[: len(at.head_rows)]),
         stops=FEW_PATIENTS + NOISE,
     )
 
@@ -230,7 +230,7 @@ def _search_count_by_hash(at: Adversary, row: int) -> int | None:
     return None
 
 
-def _read_counts_off_biases(
+def _infer_counts_from_biases(
     at: Adversary, plan: Plan, reply: TrainReply | None, change: NDArray[np.float32] | None
 ) -> tuple[int, list[UndisclosedCount]]:
     """Compute counts from one bias update for each class; return the number of right counts, and the true counts.

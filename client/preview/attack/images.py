@@ -27,12 +27,12 @@ from client.preview.attack.adversary import (
     compute_dense_layer_input,
     fedsld_cnn_layers,
     set_pixel_passing_weights,
-    trunk_tensor_change,
+    trunk_tensor_update,
 )
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
 from common.data.images.reading import encode_png
-from common.models.network import SplitNetwork, backbone_pixels, train_mode
+from common.models.network import SplitNetwork, convert_backbone_pixels, set_train_mode
 from common.models.state import layout_of, read_state
 from strategies.local.losses import PLAIN_LOSSES
 from strategies.local.objective import pair_pixels_with_labels
@@ -59,8 +59,8 @@ def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
     _set_weights_to_compare_brightness(network, alike)
     reply = at.request_training(plan, read_state(network))
     truth = compute_dense_layer_input(network, train)
-    slices, dense = layout_of(network).slices(), fedsld_cnn_layers(network).dense
-    weights, biases = (trunk_tensor_change(reply, slices[f"{DENSE}.{name}"]) for name in ("weight", "bias"))
+    slices, dense = layout_of(network).tensor_slices(), fedsld_cnn_layers(network).dense
+    weights, biases = (trunk_tensor_update(reply, slices[f"{DENSE}.{name}"]) for name in ("weight", "bias"))
     recovered = np.zeros((0, truth.shape[1]))
     if weights is not None and biases is not None:
         used = (dense.weight[0] != 0).numpy()
@@ -68,10 +68,10 @@ def attack_by_imprinting(at: Adversary, size: int = SIZE) -> AttackResult:
         between, alone = -np.diff(weights, axis=0, append=0), -np.diff(biases, append=0)
         answered = np.abs(alone) > 1e-4 * np.abs(biases).max(initial=0)
         recovered = between[answered] / alone[answered, None]
-    best, place = _best_matches(truth, recovered)
+    best, place = _find_best_matches(truth, recovered)
     side = math.isqrt(truth.shape[1])
     end = size - CROP
-    pixels = backbone_pixels(channels_first(train.images).float(), plan.model)[..., CROP:end, CROP:end]
+    pixels = convert_backbone_pixels(channels_first(train.images).float(), plan.model)[..., CROP:end, CROP:end]
     shown = functional.avg_pool2d(pixels, POOL).flatten(1).double().numpy() / 255
     return AttackResult(
         "imprint",
@@ -110,10 +110,10 @@ def invert_gradients(at: Adversary) -> AttackResult:
     train = at.site.train
     plan = at.make_plan("tiny_cnn", 16, 0.1)
     network = at.build_network(plan)
-    update = trunk_tensor_change(at.request_training(plan, read_state(network)), slice(None))
-    truth = backbone_pixels(channels_first(train.images).float(), plan.model).flatten(1).double().numpy()
+    update = trunk_tensor_update(at.request_training(plan, read_state(network)), slice(None))
+    truth = convert_backbone_pixels(channels_first(train.images).float(), plan.model).flatten(1).double().numpy()
     recovered = np.zeros((0, truth.shape[1])) if update is None else _search_images_by_gradient(update, network, train)
-    best, place = _best_matches(truth, recovered)
+    best, place = _find_best_matches(truth, recovered)
     return AttackResult(
         "gradient inversion",
         "Training images out of one update, by search",
@@ -132,7 +132,7 @@ def invert_gradients(at: Adversary) -> AttackResult:
 def _search_images_by_gradient(update: NDArray[np.float32], network: SplitNetwork, train: ImageSet) -> Floats:
     """Optimise images ``(n, 256)`` until their gradient has the direction of the update."""
     target = -torch.from_numpy(update.copy())
-    train_mode(network)
+    set_train_mode(network)
     examples = pair_pixels_with_labels(train, channels_first(train.images), network.class_names)
     loss = PLAIN_LOSSES[network.spec.task, "masked"]
     trunk = [value for name, value in network.named_parameters() if not name.startswith("head.")]
@@ -150,7 +150,7 @@ def _search_images_by_gradient(update: NDArray[np.float32], network: SplitNetwor
     return np.asarray(guess.detach().flatten(1).double().numpy())
 
 
-def _best_matches(truth: Floats, recovered: Floats) -> tuple[Floats, NDArray[np.intp]]:
+def _find_best_matches(truth: Floats, recovered: Floats) -> tuple[Floats, NDArray[np.intp]]:
     """Return each image's highest correlation with a recovered image, and the row of that recovered image."""
     if not len(recovered):
         return np.zeros(len(truth)), np.zeros(len(truth), np.intp)
@@ -164,10 +164,10 @@ def _best_matches(truth: Floats, recovered: Floats) -> tuple[Floats, NDArray[np.
 
 def _pair_pictures(truth: Floats, recovered: Floats, best: Floats, place: NDArray[np.intp]) -> Sequence[Picture]:
     rows = [row for row in np.argsort(-best)[:MOST_PICTURES] if best[row] > NEARLY]
-    return [(_png_as_text(truth[row]), _png_as_text(recovered[place[row]])) for row in rows]
+    return [(_encode_grey_png(truth[row]), _encode_grey_png(recovered[place[row]])) for row in rows]
 
 
-def _png_as_text(values: Floats) -> str:
+def _encode_grey_png(values: Floats) -> str:
     """Encode a square grey image, its contrast stretched, as PNG in base64."""
     side = math.isqrt(len(values))
     low, high = np.quantile(values, [0.01, 0.99])

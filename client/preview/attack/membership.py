@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.preview.attack.adversary import Adversary, AttackResult, Floats, copy_site_with
+from client.preview.attack.adversary import Adversary, AttackResult, Floats, copy_site_with_images
 from client.site.policy import Policy
 from common.config import Plan
-from common.data.base.image_set import ImageSet, concatenate
+from common.data.base.image_set import ImageSet, concatenate_image_sets
 from common.data.images.pixels import channels_first
 from common.metrics.auroc import mean_auroc
 from common.models.network import SplitNetwork
@@ -45,18 +45,20 @@ def matched_filter_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversa
     """
     members = len(at.site.train)
     batch = min(members, at.site.policy.maximum_batch_size or members)
-    data = AttackerData.of(at, strangers, at.make_plan("tiny_cnn", 32, 0.05, batch, epochs=1))
-    replies = data.replies(at, elsewhere)
+    data = AttackerData.from_images(at, strangers, at.make_plan("tiny_cnn", 32, 0.05, batch, epochs=1))
+    replies = data.request_replies(at, elsewhere)
     scores = [np.zeros(len(data.images)) if reply is None else compute_matched_filter(data, reply) for reply in replies]
     tried = f"One honest update (tiny_cnn, one epoch over {members} training images, {batch} at once)"
     return _make_membership_result("matched filter", tried, scores, data, at)
 
 
-def likelihood_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
+def likelihood_ratio_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
     """Infer membership of training images by LiRA; for the arguments see :func:`matched_filter_attack`."""
     epochs = min(EPOCHS, at.site.policy.maximum_epochs or EPOCHS)
-    data = AttackerData.of(at, strangers, at.make_plan("tiny_cnn", 32, 1e-3, 16, optimizer="adam", epochs=epochs))
-    replies = data.replies(at, elsewhere)
+    data = AttackerData.from_images(
+        at, strangers, at.make_plan("tiny_cnn", 32, 1e-3, 16, optimizer="adam", epochs=epochs)
+    )
+    replies = data.request_replies(at, elsewhere)
     scores = compute_likelihood_ratios(at, data, replies)
     tried = (
         f"One honest update (tiny_cnn, {epochs} epochs over {len(at.site.train)} training images, "
@@ -77,16 +79,16 @@ class AttackerData:
     examples: Examples
 
     @classmethod
-    def of(cls, at: Adversary, strangers: ImageSet, plan: Plan) -> "AttackerData":
+    def from_images(cls, at: Adversary, strangers: ImageSet, plan: Plan) -> "AttackerData":
         network = at.build_network(plan)
         # The roll call tells which classes are hidden, so an attacker knows which labels are not trained on.
-        site = copy_site_with(at.site, train=concatenate([at.site.train, strangers]))
+        site = copy_site_with_images(at.site, train=concatenate_image_sets([at.site.train, strangers]))
         images = site.images_to_train_on("train", plan)
         examples = pair_pixels_with_labels(images, channels_first(images.images), network.class_names)
         members = np.arange(len(images)) < len(at.site.train)
         return cls(plan, images, members, network, read_state(network), examples)
 
-    def replies(self, *adversaries: Adversary) -> list[TrainReply | None]:
+    def request_replies(self, *adversaries: Adversary) -> list[TrainReply | None]:
         return [at.request_training(self.plan, self.start) if len(at.site.train) else None for at in adversaries]
 
     def pixels(self) -> Tensor:
@@ -125,7 +127,7 @@ def compute_matched_filter(data: AttackerData, reply: TrainReply) -> Floats:
     assert update is not None
     network, examples = data.network.eval(), data.examples
     write_state(network, trunk=data.start.trunk, norm=data.start.norm, head=data.start.head)
-    loss, pixels, places = PLAIN_LOSSES[network.spec.task, "masked"], data.pixels(), layout_of(network).slices()
+    loss, pixels, places = PLAIN_LOSSES[network.spec.task, "masked"], data.pixels(), layout_of(network).tensor_slices()
     names, parameters = zip(*[pair for pair in network.named_parameters() if pair[0] in places], strict=True)
     target = np.concatenate([update[places[name]] for name in names])
     steps = np.empty((len(data.images), len(target)), np.float32)

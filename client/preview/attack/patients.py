@@ -23,11 +23,11 @@ from client.preview.attack.adversary import (
     compute_dense_layer_input,
     fedsld_cnn_layers,
     set_pixel_passing_weights,
-    trunk_tensor_change,
+    trunk_tensor_update,
 )
 from client.preview.attack.counts import STILL
 from common.config import Plan
-from common.data.base.image_set import ImageSet, concatenate
+from common.data.base.image_set import ImageSet, concatenate_image_sets
 from common.models.network import SplitNetwork
 from common.models.state import layout_of, read_state
 
@@ -56,7 +56,7 @@ def list_pictures_to_locate(strangers: ImageSet, alike: ImageSet, **parts: Image
     """Join pictures of the site's parts with strangers, which are not in its data, and record the true part of each."""
     kinds = [(part, images) for part, images in (*parts.items(), ("neither", strangers)) if len(images)]
     truth = [part for part, images in kinds for _ in range(len(images))]
-    return PicturesToLocate(concatenate([images for _, images in kinds]), truth, alike)
+    return PicturesToLocate(concatenate_image_sets([images for _, images in kinds]), truth, alike)
 
 
 def locate_pictures(at: Adversary, pictures: PicturesToLocate) -> AttackResult:
@@ -112,8 +112,8 @@ def _find_changed_units(at: Adversary, plan: Plan, network: SplitNetwork, count:
 
     The picture is then in the training part. The value is None without an update, or if noise may hide the change.
     """
-    change = trunk_tensor_change(
-        at.request_training(plan, read_state(network)), layout_of(network).slices()[f"{DENSE}.bias"]
+    change = trunk_tensor_update(
+        at.request_training(plan, read_state(network)), layout_of(network).tensor_slices()[f"{DENSE}.bias"]
     )
     if change is None:
         return [None] * count
@@ -153,10 +153,10 @@ def locate_pictures_by_failure(at: Adversary, pictures: PicturesToLocate) -> Att
     plan = at.make_plan("fedsld_cnn", SIZE, STILL)
     asks = {"compare_local": True, "test_each_round": at.site.policy.test_each_round and at.site.policy.test_metrics}
     plan = plan.model_copy(update={"evaluation": plan.evaluation.model_copy(update=asks)})
-    usual = _ask_about_picture(at, plan, pictures, None)
+    usual = _probe_with_failing_model(at, plan, pictures, None)
     pairs = []
     for place, truth in enumerate(pictures.parts):
-        answers, guess = _ask_about_picture(at, plan, pictures, place), ""
+        answers, guess = _probe_with_failing_model(at, plan, pictures, place), ""
         if answers is not None and usual is not None:
             in_test = "test" if answers[1:] != usual[1:] else "neither"
             guess = "validation" if answers[0] != usual[0] else in_test
@@ -179,7 +179,7 @@ def locate_pictures_by_failure(at: Adversary, pictures: PicturesToLocate) -> Att
     )
 
 
-def _ask_about_picture(
+def _probe_with_failing_model(
     at: Adversary, plan: Plan, pictures: PicturesToLocate, place: int | None
 ) -> tuple[Any, ...] | None:
     """Send a model that fails on one picture (or on none, as a control); return the answers to compare, the loss first.

@@ -15,7 +15,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from client.preview.attack import coverage
-from client.preview.attack.adversary import Adversary, AttackResult, copy_site_with, draw_random_images
+from client.preview.attack.adversary import Adversary, AttackResult, copy_site_with_images, draw_random_images
 from client.preview.attack.counts import (
     bypass_privacy_budget,
     infer_counts_from_hash,
@@ -25,7 +25,7 @@ from client.preview.attack.counts import (
     infer_counts_from_trunk,
 )
 from client.preview.attack.images import SIZE, attack_by_imprinting, invert_gradients
-from client.preview.attack.membership import likelihood_attack, matched_filter_attack
+from client.preview.attack.membership import likelihood_ratio_attack, matched_filter_attack
 from client.preview.attack.patients import list_pictures_to_locate, locate_pictures, locate_pictures_by_failure
 from client.site.site import Site
 from common import __version__
@@ -52,34 +52,36 @@ Attack = Callable[[Site, Path, Plan], AttackResult]
 def _attack_by_imprint(site: Site, folder: Path, plan: Plan) -> AttackResult:
     most, size = (MOST_IMAGES, SIZE) if site.policy.epsilon is None else (FEW, SMALL)
     return attack_by_imprinting(
-        Adversary(copy_site_with(site, train=draw_random_images(site.train, most)), folder, plan), size
+        Adversary(copy_site_with_images(site, train=draw_random_images(site.train, most)), folder, plan), size
     )
 
 
-def _membership_attack(attack: Callable[[Adversary, ImageSet, Adversary], AttackResult]) -> Attack:
-    def on_copies(site: Site, folder: Path, plan: Plan) -> AttackResult:
-        members, strangers, others = draw_by_patient(site.train, MOST_IMAGES)
-        elsewhere = Adversary(copy_site_with(site, train=others), folder / "elsewhere", plan)
-        return attack(Adversary(copy_site_with(site, train=members), folder, plan), strangers, elsewhere)
+def _make_membership_attack(attack: Callable[[Adversary, ImageSet, Adversary], AttackResult]) -> Attack:
+    def attack_copies(site: Site, folder: Path, plan: Plan) -> AttackResult:
+        members, strangers, others = draw_sets_by_patient(site.train, MOST_IMAGES)
+        elsewhere = Adversary(copy_site_with_images(site, train=others), folder / "elsewhere", plan)
+        return attack(Adversary(copy_site_with_images(site, train=members), folder, plan), strangers, elsewhere)
 
-    return on_copies
+    return attack_copies
 
 
-def _attack_on_site(attack: Callable[[Adversary], AttackResult], most: int | None = None) -> Attack:
+def _make_site_attack(attack: Callable[[Adversary], AttackResult], most: int | None = None) -> Attack:
     """Make an attack on a copy of the site with at most ``most`` training images; None for all."""
 
-    def on_copy(site: Site, folder: Path, plan: Plan) -> AttackResult:
-        copy = site if most is None else copy_site_with(site, train=draw_random_images(site.train, most))
+    def attack_copy(site: Site, folder: Path, plan: Plan) -> AttackResult:
+        copy = site if most is None else copy_site_with_images(site, train=draw_random_images(site.train, most))
         return attack(Adversary(copy, folder, plan))
 
-    return on_copy
+    return attack_copy
 
 
 def _attack_on_patients(site: Site, folder: Path, plan: Plan) -> AttackResult:
     train, others, strangers = _split_off_nonmembers(site)
     test, alike = draw_random_images(site.test, MOST_TESTED), site.validation if len(site.validation) > FEW else others
     parts = {"train": draw_random_images(train, MOST_PERSONS, 1), "test": draw_random_images(test, MOST_PERSONS, 1)}
-    copy = copy_site_with(site, train=train, test=test, validation=draw_random_images(site.validation, MOST_IMAGES))
+    copy = copy_site_with_images(
+        site, train=train, test=test, validation=draw_random_images(site.validation, MOST_IMAGES)
+    )
     return locate_pictures(Adversary(copy, folder, plan), list_pictures_to_locate(strangers, alike, **parts))
 
 
@@ -90,7 +92,7 @@ def _attack_by_failures(site: Site, folder: Path, plan: Plan) -> AttackResult:
         "validation": draw_random_images(validation, MOST_FAILED, 1),
         "test": draw_random_images(test, MOST_FAILED, 1),
     }
-    copy = copy_site_with(site, train=draw_random_images(train, FEW), validation=validation, test=test)
+    copy = copy_site_with_images(site, train=draw_random_images(train, FEW), validation=validation, test=test)
     return locate_pictures_by_failure(
         Adversary(copy, folder, plan),
         list_pictures_to_locate(draw_random_images(strangers, MOST_FAILED), others, **parts),
@@ -99,17 +101,17 @@ def _attack_by_failures(site: Site, folder: Path, plan: Plan) -> AttackResult:
 
 ATTACKS: Mapping[str, Attack] = {
     coverage.IMPRINT: _attack_by_imprint,
-    coverage.INVERSION: _attack_on_site(invert_gradients, FEW),
-    coverage.MATCHED: _membership_attack(matched_filter_attack),
-    coverage.LIRA: _membership_attack(likelihood_attack),
-    coverage.LOSSES: _attack_on_site(infer_counts_from_losses),
-    coverage.DIGITS: _attack_on_site(infer_counts_from_score_digits),
-    coverage.ROWS: _attack_on_site(infer_counts_from_head),
-    coverage.TRUNK: _attack_on_site(infer_counts_from_trunk),
-    coverage.HASHES: _attack_on_site(infer_counts_from_hash),
+    coverage.INVERSION: _make_site_attack(invert_gradients, FEW),
+    coverage.MATCHED: _make_membership_attack(matched_filter_attack),
+    coverage.LIRA: _make_membership_attack(likelihood_ratio_attack),
+    coverage.LOSSES: _make_site_attack(infer_counts_from_losses),
+    coverage.DIGITS: _make_site_attack(infer_counts_from_score_digits),
+    coverage.ROWS: _make_site_attack(infer_counts_from_head),
+    coverage.TRUNK: _make_site_attack(infer_counts_from_trunk),
+    coverage.HASHES: _make_site_attack(infer_counts_from_hash),
     coverage.PERSONS: _attack_on_patients,
     coverage.FAILURES: _attack_by_failures,
-    coverage.BUDGET: _attack_on_site(bypass_privacy_budget),
+    coverage.BUDGET: _make_site_attack(bypass_privacy_budget),
 }
 """All attacks by name, in the order of the page."""
 
@@ -133,7 +135,7 @@ def _split_off_nonmembers(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
     return train, others, draw_random_images(others.select_rows(np.flatnonzero(apart)), MOST_PERSONS)
 
 
-def draw_by_patient(images: ImageSet, most: int) -> list[ImageSet]:
+def draw_sets_by_patient(images: ImageSet, most: int) -> list[ImageSet]:
     """Draw three sets of at most ``most`` images that share no patient, with as few images of a patient as possible."""
     patients, whose = np.unique(images.patients, return_inverse=True)
     order = np.random.default_rng(7).permutation(len(patients))[whose]
@@ -167,13 +169,13 @@ def attacks_as_json(site: Site, plan: Plan, attempts: Sequence[AttackResult]) ->
             }
             for attempt in attempts
         ],
-        "fields": {record: _coverage_json(fields) for record, fields in coverage.BY_FIELD.items()},
-        "statistics": _coverage_json(coverage.BY_STATISTIC),
+        "fields": {record: _coverage_as_json(fields) for record, fields in coverage.BY_FIELD.items()},
+        "statistics": _coverage_as_json(coverage.BY_STATISTIC),
         "not_tried": list(coverage.NOT_TRIED),
     }
 
 
-def _coverage_json(fields: Mapping[str, coverage.Covered]) -> dict[str, Any]:
+def _coverage_as_json(fields: Mapping[str, coverage.Covered]) -> dict[str, Any]:
     return {
         name: {"attacks": list(covered)} if isinstance(covered, tuple) else {"reason": covered}
         for name, covered in fields.items()

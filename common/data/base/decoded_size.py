@@ -19,12 +19,12 @@ SHARE_OF_MEMORY = 0.75
 """Fraction of the machine's memory that one large file may take; the rest is for the program and for training."""
 
 
-def picture_limit(largest_mb: int = LARGEST_MB) -> int:
+def decoded_picture_limit(largest_mb: int = LARGEST_MB) -> int:
     """Return the bytes that one decoded picture may take, the decoder's working memory included."""
     return largest_mb << 20
 
 
-def content_limit(file_size: int, largest_mb: int = LARGEST_MB, *, in_memory: bool = True) -> int:
+def decoded_content_limit(file_size: int, largest_mb: int = LARGEST_MB, *, in_memory: bool = True) -> int:
     """Return the bytes that the decoded content of a large file may take: a table, an npz file or an image volume.
 
     Args:
@@ -39,10 +39,10 @@ def content_limit(file_size: int, largest_mb: int = LARGEST_MB, *, in_memory: bo
 def refuse_oversized_file(claimed: int, limit: int) -> None:
     """Raise a ``ValueError`` with both sizes if the size that a file's header states is above the limit."""
     if claimed > limit:
-        raise ValueError(size_problem(claimed, limit))
+        raise ValueError(oversized_file_message(claimed, limit))
 
 
-def size_problem(claimed: int, limit: int) -> str:
+def oversized_file_message(claimed: int, limit: int) -> str:
     """Return the error message for a file that is too large, without a full stop."""
     return f"its content takes {format_mib(claimed)}, {format_mib(limit)} are allowed; data.largest_mb raises the bound"
 

@@ -13,7 +13,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from common.data.base.names import is_nobody
+from common.data.base.names import is_anonymous_patient
 from common.system.plain_text import count_with_noun, list_first_and_count_rest
 
 PARTS = ("train", "validation", "test")
@@ -27,7 +27,7 @@ def placeholder_patients(count: int, start: int = 0) -> NDArray[np.str_]:
     return np.char.add(UNKNOWN_PATIENT, np.arange(start, start + count).astype(np.str_))
 
 
-def patients_by_study(patients: Sequence[str], studies: Sequence[str]) -> list[str]:
+def fill_patients_by_study(patients: Sequence[str], studies: Sequence[str]) -> list[str]:
     """Return a patient name for each image, and fill in missing names with the help of the study.
 
     An image without a name gets the patient of its study if the study has exactly one. Else it gets a placeholder,
@@ -38,7 +38,7 @@ def patients_by_study(patients: Sequence[str], studies: Sequence[str]) -> list[s
         studies: ``(n,)`` StudyInstanceUIDs, empty where unknown.
     """
     named = defaultdict[str, set[str]](set)
-    patients = ["" if is_nobody(patient) else patient for patient in patients]
+    patients = ["" if is_anonymous_patient(patient) else patient for patient in patients]
     for patient, study in zip(patients, studies, strict=True):
         if patient and study:
             named[study].add(patient)
@@ -49,14 +49,14 @@ def patients_by_study(patients: Sequence[str], studies: Sequence[str]) -> list[s
     ]
 
 
-def is_placeholder(patients: NDArray[np.str_]) -> NDArray[np.bool_]:
+def is_placeholder_patient(patients: NDArray[np.str_]) -> NDArray[np.bool_]:
     """Return a mask ``(n,)``, True where the patient name is a placeholder."""
     return np.asarray(np.char.find(patients, UNKNOWN_PATIENT) >= 0)
 
 
-def patients_known(patients: NDArray[np.str_]) -> bool:
+def has_known_patients(patients: NDArray[np.str_]) -> bool:
     """Return True if none of the patient names ``(n,)`` is a placeholder of :func:`placeholder_patients`."""
-    return not is_placeholder(patients).any()
+    return not is_placeholder_patient(patients).any()
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class PixelRows(ABC):
         return self.read(np.arange(len(self))[rows])
 
 
-def describe_skipped(skipped: Sequence[SkippedImage]) -> str:
+def describe_skipped_images(skipped: Sequence[SkippedImage]) -> str:
     """Return a sentence that lists the first images that could not be read; empty if there are none."""
     if not skipped:
         return ""
@@ -133,7 +133,7 @@ def describe_skipped(skipped: Sequence[SkippedImage]) -> str:
     return f"{count_with_noun(len(skipped), 'image')} could not be read, and {verb} left out: {names}."
 
 
-def describe_blank(names: Sequence[str]) -> str:
+def describe_uniform_pictures(names: Sequence[str]) -> str:
     """Return a sentence that lists the first files rendered in one uniform grey; empty if there are none."""
     if not names:
         return ""
@@ -219,13 +219,13 @@ class ImageSet:
             sources=self.sources[index],
         )
 
-    def only_classes(self, class_names: tuple[str, ...]) -> "ImageSet":
+    def select_label_columns(self, class_names: tuple[str, ...]) -> "ImageSet":
         """Return the same images with only the label columns of ``class_names``, in that order."""
         columns = [self.class_names.index(name) for name in class_names]
         return replace(self, labels=np.ascontiguousarray(self.labels[:, columns]), class_names=tuple(class_names))
 
 
-def concatenate(sets: Sequence[ImageSet]) -> ImageSet:
+def concatenate_image_sets(sets: Sequence[ImageSet]) -> ImageSet:
     """Join several image sets, which have the same classes, image size and colour, into one.
 
     No picture is copied if all sets use the same store.
@@ -341,7 +341,7 @@ def view_array_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def array_forms(arrays: Sequence[NDArray[Any]]) -> list[tuple[str, tuple[int, ...]]]:
+def array_types_and_shapes(arrays: Sequence[NDArray[Any]]) -> list[tuple[str, tuple[int, ...]]]:
     """Return the dtype and the shape of each array, which :func:`array_from_bytes` needs to restore it."""
     return [(array.dtype.str, array.shape) for array in arrays]
 

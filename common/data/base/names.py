@@ -2,7 +2,7 @@
 
 :func:`normalize_name` removes only differences that nobody can see: Unicode variants of a letter (NFC), kinds of white
 space, invisible characters. Names that merely look alike, such as ``P-007`` and ``p7.0``, stay different;
-:func:`find_similar` finds them, so that the caller can report them.
+:func:`find_similar_names` finds them, so that the caller can report them.
 """
 
 import re
@@ -102,35 +102,35 @@ Name = Annotated[str, AfterValidator(normalize_name)]
 """A name in a config file, normalised like the cells that it is compared with."""
 
 
-def is_blank(cell: str) -> bool:
+def is_blank_cell(cell: str) -> bool:
     """Return True if a normalised table cell has no value: empty, ``NaN``, ``NA`` or ``NULL``."""
     return len(cell) <= 4 and cell.casefold() in _BLANK
 
 
-def is_nameless(cell: str) -> bool:
+def is_nameless_text(cell: str) -> bool:
     r"""Return True if a normalised text names nothing.
 
     Such texts are blank cells, missing values and errors as programs write them (``None``, ``\N``, ``#REF!``), also in
     brackets or quotes, and texts of signs only, such as ``-`` and ``?``.
     """
-    if is_blank(cell) or not (cell[:1].isalnum() or any(map(str.isalnum, cell))):
+    if is_blank_cell(cell) or not (cell[:1].isalnum() or any(map(str.isalnum, cell))):
         return True
     if cell[0].isalnum():
         return cell[0] in "1npudsNPUDS" and len(cell) <= _LONGEST_WORD and _NO_VALUE.fullmatch(cell) is not None
     bare = cell.strip("[](){}<>'\" ")
-    return is_blank(bare) or _NO_VALUE.fullmatch(cell) is not None or _NO_VALUE.fullmatch(bare) is not None
+    return is_blank_cell(bare) or _NO_VALUE.fullmatch(cell) is not None or _NO_VALUE.fullmatch(bare) is not None
 
 
-def is_nobody(name: str) -> bool:
+def is_anonymous_patient(name: str) -> bool:
     """Return True if a normalised text names no patient: it names nothing, or is a word such as ``ANON``."""
     if name[-1:].isdecimal():
-        return is_nameless(name)
-    return is_nameless(name) or _NOBODY.fullmatch(name.casefold().strip("[](){}<>*.")) is not None
+        return is_nameless_text(name)
+    return is_nameless_text(name) or _NOBODY.fullmatch(name.casefold().strip("[](){}<>*.")) is not None
 
 
 def name_similarity_key(name: str) -> str:
     """Return a comparison key, which is equal for similar names such as ``P-007`` and ``p7.0``."""
-    if name.isascii() and (simple := _LETTERS_AND_NUMBER.fullmatch(_lower_without_tag(name))):
+    if name.isascii() and (simple := _LETTERS_AND_NUMBER.fullmatch(_strip_prefix_and_extension(name))):
         return simple[1] + simple[2]  # fast path for most ids
     groups = _letter_groups(name)
     return _ZEROS_AND_GAPS.sub("", groups) or groups
@@ -139,7 +139,7 @@ def name_similarity_key(name: str) -> str:
 def _letter_groups(name: str) -> str:
     """Return the letters and digits of a name in lower case, without accents, with a space for each separator."""
     if name.isascii():
-        folded = _lower_without_tag(name)
+        folded = _strip_prefix_and_extension(name)
     else:
         bare = (letter for letter in unicodedata.normalize("NFKD", name) if not "\u0300" <= letter <= "\u036f")
         folded = "".join(str(unicodedata.decimal(letter, letter)) for letter in bare).casefold().translate(_LOOK_ALIKE)
@@ -166,7 +166,7 @@ def _join_groups(groups: str) -> tuple[str, frozenset[int]]:
     return _ZEROS.sub("", text), frozenset(gaps)
 
 
-def _lower_without_tag(name: str) -> str:
+def _strip_prefix_and_extension(name: str) -> str:
     lower = name.lower()
     lower = _FILE_TYPE.sub("", lower) if "." in lower[-7:-2] else lower
     if power := _POWER_OF_TEN.fullmatch(lower) if "e" in lower else None:
@@ -174,7 +174,7 @@ def _lower_without_tag(name: str) -> str:
     return _TAG.sub("", lower) if lower[:1] in "mpisn" or not lower[:1].isalnum() else lower
 
 
-def normalize_spelling(name: str) -> str:
+def class_spelling_key(name: str) -> str:
     """Return a comparison key for names of classes and hospitals, which is equal for names of the same letters.
 
     Spaces are ignored except between digits, so that ``St. Mary's`` and ``St Marys`` are equal.
@@ -182,7 +182,7 @@ def normalize_spelling(name: str) -> str:
     return re.sub(r"(?<!\d) | (?!\d)", "", _SECOND_VOWEL.sub("", name_similarity_key(name)))
 
 
-def find_similar(names: Sequence[str]) -> dict[str, str]:
+def find_similar_names(names: Sequence[str]) -> dict[str, str]:
     r"""Find names that may mean the same thing, because they differ only in spelling.
 
     Ignored are case, accents, punctuation, spaces, leading zeros and number formats, a prefix such as ``MRN`` or ``P``
@@ -197,7 +197,7 @@ def find_similar(names: Sequence[str]) -> dict[str, str]:
         Pairs of similar names, as a dictionary without circles; all names of a group of similar ones are connected.
     """
     # A coarse key is ten times as fast as the fine one: a second for a million names.
-    texts = (_lower_without_tag(name) if name.isascii() else name_similarity_key(name) for name in names)
+    texts = (_strip_prefix_and_extension(name) if name.isascii() else name_similarity_key(name) for name in names)
     coarse = [text.encode(errors="replace").translate(None, _NEVER_TELLING) for text in texts]
     counts, first, similar = Counter(coarse), dict[str, str](), dict[str, str]()
     for name, key in zip(names, coarse, strict=True):
@@ -277,7 +277,7 @@ def _last_of_chain(pairs: Mapping[str, str], name: str) -> str:
 
 
 def group_similar(similar: Mapping[str, str]) -> dict[str, str]:
-    """Map all names in the pairs of :func:`find_similar` to the smallest name of their group."""
+    """Map all names in the pairs of :func:`find_similar_names` to the smallest name of their group."""
     least = dict[str, str]()
     for name in similar:
         root = _last_of_chain(similar, name)

@@ -117,7 +117,7 @@ class PictureTableSpec(BaseDataSpec):
         return PictureRendering(self.frame, self.axis, self.window, self.largest_mb, self.bit_depth, self.jpeg_draft)
 
 
-class PictureSpec(PictureTableSpec):
+class PictureFolderSpec(PictureTableSpec):
     """Settings that all data sets share whose pictures are files in a folder; ``images`` is the folder."""
 
     images: str
@@ -159,14 +159,14 @@ class LabelColumnsSpec(PictureTableSpec):
     validation_fraction: Fraction = 0.1
 
     @property
-    def names_in_table(self) -> tuple[str, ...]:
+    def class_names_in_table(self) -> tuple[str, ...]:
         """The class names as written in the table, synonyms included."""
         return self.label_columns or tuple(dict.fromkeys((*self.classes, *self.synonyms)))
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """The distinct classes, after synonyms are replaced."""
-        return tuple(dict.fromkeys(self.synonyms.get(name, name) for name in self.names_in_table))
+        return tuple(dict.fromkeys(self.synonyms.get(name, name) for name in self.class_names_in_table))
 
     @model_validator(mode="after")
     def _check_synonyms(self) -> Self:
@@ -195,7 +195,7 @@ class LabelColumnsSpec(PictureTableSpec):
         return self
 
 
-class FolderSpec(LabelColumnsSpec, PictureSpec):
+class FolderSpec(LabelColumnsSpec, PictureFolderSpec):
     """A hospital's label table and a folder of PNG, JPEG, DICOM or NIfTI files, recognised by their content."""
 
     kind: Literal["folder"]
@@ -324,7 +324,7 @@ class NpzSpec(BaseDataSpec):
     split_seed: LegacySeed = SPLIT_SEED
 
 
-class NihSpec(PictureSpec):
+class NihSpec(PictureFolderSpec):
     """NIH ChestX-ray14: ``labels`` is ``Data_Entry_2017*.csv``; images may be in subfolders (``images_001/images``).
 
     Attributes:
@@ -342,13 +342,13 @@ class NihSpec(PictureSpec):
     missing_files: Literal["ignore", "fault"] = "ignore"
 
     @model_validator(mode="after")
-    def _check_both_lists(self) -> Self:
+    def _check_split_lists(self) -> Self:
         if (self.train_val_list is None) != (self.test_list is None):
             raise ValueError("train_val_list and test_list belong together: give both or neither")
         return self
 
 
-class ChexpertSpec(PictureSpec):
+class ChexpertSpec(PictureFolderSpec):
     """CheXpert's official ``train.csv``: frontal images only, 13 classes, split 70/10/20 by patient.
 
     ``images`` is the folder to which the paths in column ``Path`` are relative, or the ``CheXpert-v1.0*`` folder
@@ -364,7 +364,7 @@ class ChexpertSpec(PictureSpec):
     blank: Literal["unknown", "negative"] = "negative"
 
 
-class MimicSpec(PictureSpec):
+class MimicSpec(PictureFolderSpec):
     """MIMIC-CXR-JPG with the CXR-LT label table; ``images`` is the folder that holds ``files/p10/...``.
 
     Attributes:

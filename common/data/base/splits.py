@@ -1,6 +1,6 @@
 """Splits of a data set into training, validation and test parts that keep all images of a patient together.
 
-:func:`patient_split` and :func:`split_patients_over_sites` reproduce the splits of Kulkarni et al., "Surgical
+:func:`split_patients` and :func:`split_patients_over_sites` reproduce the splits of Kulkarni et al., "Surgical
 Aggregation", ML4H 2024, patient by patient, and therefore use numpy's legacy generator. A patient is abnormal if any
 image of the patient has a positive label; abnormal and other patients are split in the same proportions.
 :class:`PatientIndex` and :class:`StratifiedSplitter` apply splits that other papers define for single images to
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import PARTS, UNKNOWN_PATIENT, ImageSet, Splits
-from common.data.base.names import find_similar, is_nobody
+from common.data.base.names import find_similar_names, is_anonymous_patient
 from common.data.base.spec import SPLIT_SEED
 from common.errors import Fault, quote_names, raise_faults
 from common.system.plain_text import count_with_noun, list_first_and_count_rest
@@ -38,7 +38,7 @@ class PatientSplit:
     test: NDArray[Any]
 
 
-def patient_split(
+def split_patients(
     patients: Names,
     abnormal: NDArray[np.bool_],
     seed: int = SPLIT_SEED,
@@ -98,7 +98,7 @@ def hold_out_patients(
     patients: Names, abnormal: NDArray[np.bool_], fraction: float, seed: int = SPLIT_SEED
 ) -> NDArray[np.bool_]:
     """Draw a ``fraction`` of the patients for validation, and return a mask ``(n,)`` of their images."""
-    held_out = patient_split(patients, abnormal, seed, (1 - fraction, fraction)).validation
+    held_out = split_patients(patients, abnormal, seed, (1 - fraction, fraction)).validation
     return np.isin(patients, held_out)
 
 
@@ -133,9 +133,9 @@ def divide_into_splits(images: ImageSet, parts: Names) -> Splits:
     return Splits(*(images.select_rows(np.flatnonzero(parts == part)) for part in PARTS))
 
 
-def split_by_patient(images: ImageSet, seed: int) -> Splits:
+def split_images_by_patient(images: ImageSet, seed: int) -> Splits:
     """Split a data set 70/10/20 by patient into training, validation and test."""
-    split = patient_split(images.patients, has_positive_label(images.labels), seed)
+    split = split_patients(images.patients, has_positive_label(images.labels), seed)
     return divide_into_splits(images, part_of_each_image(images.patients, split))
 
 
@@ -163,9 +163,9 @@ def patient_name_faults(where: str, patients: Names) -> list[Fault]:
     """Return faults for unusable patient names, and for similar names that may mean one patient."""
     names = np.unique(patients).tolist()
     faults = []
-    if nameless := [name for name in names if is_nobody(name)]:
+    if nameless := [name for name in names if is_anonymous_patient(name)]:
         faults.append(Fault(where, f"{quote_names(nameless)} names no patient.", "Name the patient of every image."))
-    if similar := find_similar(names):
+    if similar := find_similar_names(names):
         pairs = [f'"{earlier}" and "{name}"' for name, earlier in similar.items()]
         problem = (
             f"{count_with_noun(len(similar), 'pair')} of patients may be one: {list_first_and_count_rest(pairs, 5)}."
@@ -190,7 +190,7 @@ class PatientIndex:
     classes: Numbers
 
     @classmethod
-    def of(cls, images: ImageSet) -> "PatientIndex":
+    def from_images(cls, images: ImageSet) -> "PatientIndex":
         """Number the patients of a set of images in order of first appearance."""
         _, first, inverse = np.unique(images.patients, return_index=True, return_inverse=True)
         number = np.empty(len(first), dtype=np.intp)
@@ -231,7 +231,7 @@ class StratifiedSplitter:
     class_names: Sequence[str]
     seed: int
 
-    def split_off(self, numbers: Numbers, fraction: float, holder: str) -> tuple[Numbers, Numbers]:
+    def split_off_fraction(self, numbers: Numbers, fraction: float, holder: str) -> tuple[Numbers, Numbers]:
         """Split a ``fraction`` off the patients of a site or task; return the rest and the fraction, both shuffled.
 
         Raises:
@@ -252,8 +252,8 @@ class StratifiedSplitter:
         rest, part = train_test_split(numbers, test_size=fraction, random_state=self.seed, stratify=classes)
         return rest, part
 
-    def split_in_three(self, numbers: Numbers, holder: str) -> PatientSplit:
+    def split_train_validation_test(self, numbers: Numbers, holder: str) -> PatientSplit:
         """Split patients 70/10/20 into training, validation and test; the test part is drawn first."""
-        rest, test = self.split_off(numbers, TEST, holder)
-        train, validation = self.split_off(rest, VALIDATION / (1 - TEST), holder)
+        rest, test = self.split_off_fraction(numbers, TEST, holder)
+        train, validation = self.split_off_fraction(rest, VALIDATION / (1 - TEST), holder)
         return PatientSplit(train, validation, test)

@@ -19,14 +19,14 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from common.data.base.spec import DicomwebSpec
-from common.data.dicomweb.client import DicomwebClient, PacsServer, ResponseUnusable, ServerFailed
+from common.data.dicomweb.client import DicomwebClient, PacsServer, PacsServerFailed, ResponseUnusable
 from common.data.dicomweb.search import SEARCHES, UID, ImageLocation
-from common.data.images.headers import read_dicom_elements, tags_by_keyword
+from common.data.images.headers import read_dicom_elements, tags_of_keywords
 from common.data.images.pixel_cache import MARK, MARK_TEXT
 from common.data.images.reading import is_dicom
 from common.data.images.store import FileIdentity
 from common.errors import BadInput, Fault, raise_faults
-from common.system.files import is_disk_full, make_private_folder, remove_partial_files, write_atomically
+from common.system.files import is_disk_full, make_private_folder, remove_temporary_files, write_atomically
 
 _AS_STORED = 'multipart/related; type="application/dicom"; transfer-syntax=*'
 _BATCH = 200
@@ -50,7 +50,7 @@ class PacsImageKey:
         return f"{self.kind}:{self.value}"
 
 
-class SearchResult(BaseModel):
+class PacsSearchResult(BaseModel):
     """The images that one search found and their UIDs; the cache stores each result as a line of JSON."""
 
     key: str
@@ -78,7 +78,7 @@ class PacsImageCache:
                 problem = f"{self.folder} holds files that are not this cache's, which removes files."
                 raise BadInput([Fault("data.cache", problem, "Name a folder of its own, or one that does not exist.")])
             make_private_folder(self.folder)
-            remove_partial_files(self.folder)
+            remove_temporary_files(self.folder)
             if not (self.folder / MARK).is_file():
                 write_atomically(self.folder / MARK, MARK_TEXT.encode(), private=True)
         except (OSError, ValueError) as error:
@@ -142,13 +142,13 @@ class PacsImageCache:
         with suppress(OSError):
             for line in (self.folder / _PLACES).read_bytes().splitlines():
                 with suppress(ValidationError):
-                    result = SearchResult.model_validate_json(line)
+                    result = PacsSearchResult.model_validate_json(line)
                     places[result.key] = result.images
         return places
 
     def store_image_locations(self, results: Mapping[str, tuple[ImageLocation, ...]]) -> None:
         """Append search results to the cache: for each search key, the images that the PACS returned."""
-        lines = [SearchResult(key=key, images=images).model_dump_json() for key, images in results.items()]
+        lines = [PacsSearchResult(key=key, images=images).model_dump_json() for key, images in results.items()]
         descriptor = os.open(self.folder / _PLACES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             # The first line break ends a line that a killed program left incomplete.
@@ -169,7 +169,7 @@ class PacsArchive:
         """Return a context manager inside which the connection to the PACS stays open."""
         return self.client
 
-    def faults(self) -> list[Fault]:
+    def reading_faults(self) -> list[Fault]:
         """Return why reading stopped before all images were read: a full disk, a failed server, or nothing."""
         failed = self.client.failed
         return [fault for fault in (self._disk, failed.fault if failed else None) if fault]
@@ -207,13 +207,13 @@ class PacsArchive:
                 return tuple(SEARCHES[key.kind](self.client, key.value))
             except ResponseUnusable as reason:
                 unusable.append(Fault("data.url", f'a search for "{key.value}": {reason}.'))
-            except ServerFailed:  # reported once for all searches, below
+            except PacsServerFailed:  # reported once for all searches, below
                 pass
             return ()
 
         with ThreadPoolExecutor(self.client.server.connections) as pool, self.client:
             results = dict(zip(map(str, keys), pool.map(search, keys), strict=True))
-        raise_faults(self.faults())
+        raise_faults(self.reading_faults())
         raise_faults(unusable[:5])
         return {key: images for key, images in results.items() if images}
 
@@ -222,15 +222,15 @@ class PacsArchive:
 
         Raises:
             ResponseUnusable: If the server does not give this image.
-            ServerFailed: If the server gives no more images.
+            PacsServerFailed: If the server gives no more images.
             OSError: If the disk is full.
         """
         uid = file.stem
         if (cached := self.cache.read(uid)) is not None:
             return cached
         response = self.client.get(self.places[uid].path, _AS_STORED, self.largest)
-        data = extract_instance(response.content, response.media_type)
-        _refuse_another_image(data, uid)
+        data = extract_dicom_file(response.content, response.media_type)
+        _refuse_wrong_image(data, uid)
         try:
             self.cache.store(uid, data)
         except OSError as error:
@@ -241,7 +241,7 @@ class PacsArchive:
         return data
 
 
-def extract_instance(content: bytearray, media_type: str) -> bytes:
+def extract_dicom_file(content: bytearray, media_type: str) -> bytes:
     """Extract the DICOM file from a WADO-RS response, which is ``multipart/related`` with one part (RFC 2046 and 2387).
 
     Raises:
@@ -283,10 +283,10 @@ def _printable_media_type(media_type: str) -> str:
     return f'"{text}"' if text else "of no kind"
 
 
-def _refuse_another_image(data: bytes, uid: str) -> None:
+def _refuse_wrong_image(data: bytes, uid: str) -> None:
     """Raise :class:`ResponseUnusable` if a downloaded file is no DICOM file, or not the requested image."""
     try:
-        head = read_dicom_elements(data, tags_by_keyword("SOPInstanceUID"))
+        head = read_dicom_elements(data, tags_of_keywords("SOPInstanceUID"))
         actual = str(head.get("SOPInstanceUID", "") or head.file_meta.get("MediaStorageSOPInstanceUID", ""))
     except Exception:  # pydicom raises many kinds of errors on damaged files
         raise ResponseUnusable("what the server sent is no DICOM file, or a damaged one") from None
@@ -294,7 +294,7 @@ def _refuse_another_image(data: bytes, uid: str) -> None:
         raise ResponseUnusable("the server sent another image than the one that was asked for")
 
 
-def open_archive(spec: DicomwebSpec, base: Path) -> PacsArchive:
+def open_pacs_archive(spec: DicomwebSpec, base: Path) -> PacsArchive:
     """Prepare access to a PACS without sending a request: read the secret and certificates, and open the cache.
 
     Raises:
@@ -302,11 +302,11 @@ def open_archive(spec: DicomwebSpec, base: Path) -> PacsArchive:
     """
     faults, context, header = list[Fault](), None, ""
     cache = PacsImageCache(base / spec.cache, int(spec.cache_gb * 1e9))
-    with _gather_faults(faults):
+    with _collect_faults(faults):
         context = _tls_context(spec, base)
-    with _gather_faults(faults):
+    with _collect_faults(faults):
         header = _authorization_header(spec, base)
-    with _gather_faults(faults):
+    with _collect_faults(faults):
         cache.open()
     raise_faults(faults)
     server = PacsServer(spec.url, context, header, spec.timeout_s, spec.connections)
@@ -314,7 +314,7 @@ def open_archive(spec: DicomwebSpec, base: Path) -> PacsArchive:
 
 
 @contextmanager
-def _gather_faults(faults: list[Fault]) -> Iterator[None]:
+def _collect_faults(faults: list[Fault]) -> Iterator[None]:
     """Catch a :class:`BadInput` raised inside the ``with`` block, and append its faults to a list."""
     try:
         yield

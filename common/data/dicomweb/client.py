@@ -32,7 +32,7 @@ for _name in ("httpx", "httpcore"):  # they log URLs, which contain UIDs of pati
     logging.getLogger(_name).setLevel(logging.WARNING)
 
 
-class ServerFailed(Exception):
+class PacsServerFailed(Exception):
     """Raised when all further requests to the server would fail too; ``fault`` has the reason and a remedy.
 
     Attributes:
@@ -82,7 +82,7 @@ class PacsServer:
 
 
 @dataclass(frozen=True)
-class Response:
+class PacsResponse:
     """The body and the media type of a complete response with status 200 or 204."""
 
     content: bytearray
@@ -98,8 +98,8 @@ class DicomwebClient:
 
     def __init__(self, server: PacsServer) -> None:
         self.server = server
-        self.failed: ServerFailed | None = None
-        self._silent, self._pending = 0, set[Future[Response]]()
+        self.failed: PacsServerFailed | None = None
+        self._silent, self._pending = 0, set[Future[PacsResponse]]()
         self._loop: AbstractContextManager[BlockingPortal]
         self._portal: BlockingPortal
 
@@ -117,7 +117,7 @@ class DicomwebClient:
         self._portal.call(self._portal.stop, True)
         self._loop.__exit__(None, None, None)
 
-    def get(self, path: str, accept: str, largest: int, parameters: Mapping[str, str] | None = None) -> Response:
+    def get(self, path: str, accept: str, largest: int, parameters: Mapping[str, str] | None = None) -> PacsResponse:
         """Send a GET request for a path below the server's address, and return the response.
 
         Args:
@@ -125,14 +125,14 @@ class DicomwebClient:
             largest: Maximum size of the response in bytes.
 
         Raises:
-            ServerFailed: If this and all further requests fail.
+            PacsServerFailed: If this and all further requests fail.
             ResponseUnusable: If this request has no usable response.
         """
         if self.failed is not None:
             raise self.failed
         request = httpx.Request("GET", self.server.url + path, params=parameters, headers={"Accept": accept})
         try:
-            future = self._portal.start_task_soon(self._with_retries, request, largest)
+            future = self._portal.start_task_soon(self._send_with_retries, request, largest)
         except RuntimeError:  # the loop has ended
             raise ResponseUnusable("broken off") from None
         try:
@@ -140,7 +140,7 @@ class DicomwebClient:
             response = future.result()
         except CancelledError:
             raise ResponseUnusable("broken off") from None
-        except ServerFailed as failed:
+        except PacsServerFailed as failed:
             self.failed = self.failed or failed
             raise
         except NoResponse:
@@ -148,7 +148,7 @@ class DicomwebClient:
             if self._silent < MOST_SILENT:
                 raise
             in_time = f"without a whole answer in time ({self.server.timeout_s:g} s)"
-            self.failed = self.failed or ServerFailed(
+            self.failed = self.failed or PacsServerFailed(
                 f"{self.server.name} left {MOST_SILENT} requests one after the other {in_time}.",
                 "Raise data.timeout_s where it reads from slow storage; what has arrived is kept.",
             )
@@ -172,13 +172,13 @@ class DicomwebClient:
             timeout=self.server.timeout_s,
         )
 
-    async def _with_retries(self, request: httpx.Request, largest: int) -> Response:
+    async def _send_with_retries(self, request: httpx.Request, largest: int) -> PacsResponse:
         pauses = list(WAITS_S)
         while True:
             try:
                 async with self._turns:
                     return await self._send(request, largest)
-            except ServerFailed as failed:
+            except PacsServerFailed as failed:
                 if not pauses or not failed.retry:
                     raise
             except NoResponse:  # it took the whole time limit: only one more try
@@ -186,7 +186,7 @@ class DicomwebClient:
                     raise
             await anyio.sleep(pauses.pop(0))
 
-    async def _send(self, request: httpx.Request, largest: int) -> Response:
+    async def _send(self, request: httpx.Request, largest: int) -> PacsResponse:
         """Send a request once, and read the response within the limits on time and size."""
         timeout_s, content = self.server.timeout_s, bytearray()
         try:
@@ -194,46 +194,46 @@ class DicomwebClient:
                 request = self._http.build_request("GET", request.url, headers=request.headers)
                 response = await self._http.send(request, stream=True)
                 async with aclosing(response):
-                    _refuse_unusable(response, self.server.name, largest)
+                    _refuse_unusable_response(response, self.server.name, largest)
                     begin = anyio.current_time()
                     chunks = cast("AsyncGenerator[bytes, None]", response.aiter_raw())
                     async with aclosing(chunks):  # otherwise it would be closed later, or never
                         async for chunk in chunks:
                             content += chunk
-                            _refuse_larger(len(content), largest)
+                            _refuse_oversized_response(len(content), largest)
                             limit.deadline = begin + timeout_s + len(content) / SLOWEST
-            return Response(content, response.headers.get("content-type", ""))
+            return PacsResponse(content, response.headers.get("content-type", ""))
         except (TimeoutError, httpx.TimeoutException):
             raise NoResponse(f"no whole answer in time (data.timeout_s = {timeout_s:g})") from None
         except (httpx.ConnectError, UnicodeError) as error:  # UnicodeError for an invalid host name
-            raise _connection_failure(error, self.server.name) from None
+            raise _explain_connection_failure(error, self.server.name) from None
         except httpx.TransportError as error:
             raise NoResponse(f"the answer breaks off or is no HTTP ({type(error).__name__})") from None
 
 
-def _refuse_unusable(response: httpx.Response, server: str, largest: int) -> None:
+def _refuse_unusable_response(response: httpx.Response, server: str, largest: int) -> None:
     """Raise an error if the status or the headers of a response show that it cannot be used; its body is not yet read.
 
     Raises:
-        ServerFailed: If further requests would fail in the same way.
+        PacsServerFailed: If further requests would fail in the same way.
         ResponseUnusable: If only this response is unusable.
     """
     status = response.status_code
     if status == 401:
-        raise ServerFailed(f"{server} does not accept the authentication (401).", _ADVICE_SECRET)
+        raise PacsServerFailed(f"{server} does not accept the authentication (401).", _ADVICE_SECRET)
     if status == 403:
-        raise ServerFailed(f"{server} refuses access (403).", _ADVICE_SECRET)
+        raise PacsServerFailed(f"{server} refuses access (403).", _ADVICE_SECRET)
     if status == 407 or 300 <= status < 400:
         target = re.match(r"https?://([^/?#]{1,80})", response.headers.get("location", ""))
         problem = (
             f"{server} sends on to {target[1] if target else 'another address'} ({status}), where nothing is sent."
         )
         remedy = "Give the address of the DICOMweb service itself in data.url, after all redirections."
-        raise ServerFailed(problem, remedy)
+        raise PacsServerFailed(problem, remedy)
     if status in (429, 502, 503, 504):
         problem = f"{server} says that it is overloaded or not running ({status}), at each of several tries."
         remedy = "Try again later, or with fewer data.connections; what has arrived is kept."
-        raise ServerFailed(problem, remedy, retry=True)
+        raise PacsServerFailed(problem, remedy, retry=True)
     if status == 404:
         raise ObjectNotFound("the server does not have it (404)")
     if status not in (200, 204):
@@ -241,32 +241,32 @@ def _refuse_unusable(response: httpx.Response, server: str, largest: int) -> Non
     if response.headers.get("content-encoding", "identity") != "identity":
         raise ResponseUnusable("the answer is compressed, which was not asked for")
     length = response.headers.get("content-length", "")
-    _refuse_larger(int(length) if length.isdecimal() else 0, largest)
+    _refuse_oversized_response(int(length) if length.isdecimal() else 0, largest)
 
 
-def _refuse_larger(size: int, largest: int) -> None:
+def _refuse_oversized_response(size: int, largest: int) -> None:
     if size > largest:
         raise ResponseUnusable(f"the answer is larger than {largest >> 20} MiB")
 
 
-def _connection_failure(error: Exception, server: str) -> ServerFailed:
-    """Return a :class:`ServerFailed` that explains why the connection failed, from the causes of an exception."""
+def _explain_connection_failure(error: Exception, server: str) -> PacsServerFailed:
+    """Return a :class:`PacsServerFailed` that explains why the connection failed, from the causes of an exception."""
     for cause in _chain_of_causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             problem = f"the certificate of {server} is not accepted: {cause.verify_message}."
             remedy = "If the hospital has a CA of its own, name its certificate (PEM) in data.ca_file."
-            return ServerFailed(problem, remedy)
+            return PacsServerFailed(problem, remedy)
         if isinstance(cause, ssl.SSLError):
             reason = (cause.reason or "no reason given").replace("_", " ").lower()[:80]
             remedy = "Is data.url right: https, and the port of the DICOMweb service?"
-            return ServerFailed(f"{server} does not speak TLS as expected ({reason}).", remedy)
+            return PacsServerFailed(f"{server} does not speak TLS as expected ({reason}).", remedy)
         if isinstance(cause, socket.gaierror | UnicodeError):
-            return ServerFailed(
+            return PacsServerFailed(
                 f"the name of {server} is not known to this machine.", "Look into data.url, and the DNS."
             )
     problem = f"{server} cannot be reached: no connection at {len(WAITS_S) + 1} tries."
     remedy = "Is it running, is data.url right, and does the firewall let this machine through?"
-    return ServerFailed(problem, remedy, retry=True)
+    return PacsServerFailed(problem, remedy, retry=True)
 
 
 def _chain_of_causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -58,7 +58,7 @@ def find_study_images(client: DicomwebClient, study: str) -> list[ImageLocation]
     """Find all images of the study with this StudyInstanceUID; empty if the server does not have the study.
 
     Raises:
-        ResponseUnusable, ServerFailed: If a response cannot be used.
+        ResponseUnusable, PacsServerFailed: If a response cannot be used.
     """
     return [*_find_instances(client, f"/studies/{study}/instances", {"includefield": _INCLUDED}, study)]
 
@@ -68,10 +68,12 @@ def find_accession_images(client: DicomwebClient, number: str) -> list[ImageLoca
 
     Raises:
         ResponseUnusable: If the number belongs to several studies, or a response cannot be used.
-        ServerFailed: If the server gives no more responses.
+        PacsServerFailed: If the server gives no more responses.
     """
     results = list(_search_pages(client, "/studies", {"AccessionNumber": number}))
-    studies = {_read_uid(result, "study") for result in results if _first_value(result, "accession") == number}
+    studies = {
+        _read_uid(result, "study") for result in results if _first_attribute_value(result, "accession") == number
+    }
     if results and not studies:
         raise ResponseUnusable("the server answered a search for one AccessionNumber with others")
     if len(studies) > 1:
@@ -79,11 +81,11 @@ def find_accession_images(client: DicomwebClient, number: str) -> list[ImageLoca
     return [image for study in studies for image in find_study_images(client, study)]
 
 
-def find_image(client: DicomwebClient, uid: str) -> list[ImageLocation]:
+def find_image_by_uid(client: DicomwebClient, uid: str) -> list[ImageLocation]:
     """Find the image with this SOPInstanceUID; the list is empty if the server does not have it.
 
     Raises:
-        ResponseUnusable, ServerFailed: If a response cannot be used.
+        ResponseUnusable, PacsServerFailed: If a response cannot be used.
     """
     results = [*_find_instances(client, "/instances", {"SOPInstanceUID": uid, "includefield": _INCLUDED}, "")]
     same = [result for result in results if result.instance == uid]
@@ -95,7 +97,7 @@ def find_image(client: DicomwebClient, uid: str) -> list[ImageLocation]:
 SEARCHES: Mapping[str, Callable[[DicomwebClient, str], list[ImageLocation]]] = {
     "study": find_study_images,
     "accession": find_accession_images,
-    "instance": find_image,
+    "instance": find_image_by_uid,
 }
 """The search function for each kind of key in a table row."""
 
@@ -109,16 +111,18 @@ def _find_instances(
         ResponseUnusable: If a result belongs to another study, or has no UID.
     """
     results = list(_search_pages(client, path, parameters))
-    has_rows = any(_first_value(result, "rows") for result in results)  # some servers return the key without values
+    has_rows = any(
+        _first_attribute_value(result, "rows") for result in results
+    )  # some servers return the key without values
     for result in results:
-        if study and _first_value(result, "study") not in ("", study):
+        if study and _first_attribute_value(result, "study") not in ("", study):
             raise ResponseUnusable("the server answered a search for one study with another one")
-        modality = _first_value(result, "modality")
-        rows = _first_value(result, "rows")
+        modality = _first_attribute_value(result, "modality")
+        rows = _first_attribute_value(result, "rows")
         without_pixels = rows == "0" or (has_rows and not rows and TAGS["rows"] in result)
         if modality not in _NO_PICTURES and not without_pixels:
             uids = study or _read_uid(result, "study"), _read_uid(result, "series"), _read_uid(result, "instance")
-            yield ImageLocation(*uids, modality, _first_value(result, "patient"))
+            yield ImageLocation(*uids, modality, _first_attribute_value(result, "patient"))
 
 
 def _search_pages(client: DicomwebClient, path: str, parameters: Mapping[str, str]) -> Iterator[Json]:
@@ -164,7 +168,7 @@ def _parse_dicom_json(content: bytearray, media_type: str) -> list[Json]:
     return page
 
 
-def _first_value(result: Json, name: str) -> str:
+def _first_attribute_value(result: Json, name: str) -> str:
     """Return the first value of a DICOM attribute in a search result; empty if there is none.
 
     Numbers, bare values without a list, and values in the form of a person's name are read too.
@@ -193,7 +197,7 @@ def _read_uid(result: Json, name: str) -> str:
     Raises:
         ResponseUnusable: If the result has no valid UID of that name.
     """
-    uid = _first_value(result, name)
+    uid = _first_attribute_value(result, name)
     if not UID.fullmatch(uid):
         raise ResponseUnusable(f"the answer to a search holds an object without the UID ({name}) of digits and dots")
     return uid

@@ -41,7 +41,7 @@ def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) 
     """
     if spec == AugmentationSpec():
         return images
-    images = apply_weak_changes(images, spec, torch.rand(DRAWS, len(images), generator=generator))
+    images = apply_weak_augmentation(images, spec, torch.rand(DRAWS, len(images), generator=generator))
     if spec.transform is None:
         return images
     result = load_entry_point(TRANSFORMS, spec.transform.removeprefix(PLUGIN))(images, generator)
@@ -52,7 +52,7 @@ def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) 
     return result.to(images)
 
 
-def apply_weak_changes(images: Tensor, spec: AugmentationSpec, draws: Tensor) -> Tensor:
+def apply_weak_augmentation(images: Tensor, spec: AugmentationSpec, draws: Tensor) -> Tensor:
     """Apply weak augmentation to float pixels ``(batch, channels, height, width)`` with given random numbers.
 
     Args:
@@ -110,10 +110,10 @@ def augment_strongly(images: Tensor, generator: torch.Generator) -> Tensor:
     Args:
         generator: A CPU generator even for images on a GPU.
     """
-    return apply_strong_changes(images, torch.rand(_DRAWS, len(images), generator=generator))
+    return apply_strong_augmentation(images, torch.rand(_DRAWS, len(images), generator=generator))
 
 
-def apply_strong_changes(images: Tensor, draws: Tensor) -> Tensor:
+def apply_strong_augmentation(images: Tensor, draws: Tensor) -> Tensor:
     """Apply strong augmentation to float pixels ``(batch, channels, height, width)`` with given random numbers.
 
     Args:

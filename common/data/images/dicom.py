@@ -10,29 +10,29 @@ from pydicom.pixels.utils import get_expected_length, pixel_array
 from pydicom.tag import Tag
 from pydicom.uid import UID, RLELossless
 
-from common.data.base.decoded_size import picture_limit, refuse_oversized_file
+from common.data.base.decoded_size import decoded_picture_limit, refuse_oversized_file
 from common.data.base.spec import AS_IN_FILE, Frame, PictureRendering
 from common.data.images.bands import convert_by_row_bands, scale_to_8_bits
 from common.data.images.grey import (
     GreyscalePipeline,
     StoredPixelBits,
     element_number,
+    element_unsigned_integer,
     element_value,
-    lookup_entry_bits,
+    guess_lookup_entry_bits,
+    lookup_table_entries,
     render_grey,
-    table_entries,
-    unsigned,
 )
 from common.data.images.headers import (
-    encoded_shape,
+    encoded_frame_shape,
     jpeg_2000_decoder_bytes,
     jpeg_2000_is_signed,
     read_dicom_elements,
     refuse_large_elements,
     rle_plane_sizes,
-    tags_by_keyword,
+    tags_of_keywords,
 )
-from common.data.images.syntaxes import LOSSY, READ_BY, is_readable, syntax_name
+from common.data.images.syntaxes import LOSSY, READ_BY, is_syntax_readable, syntax_name
 
 _FRAME_KEYWORDS = {
     "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
@@ -97,7 +97,7 @@ _RLE_PADDING = 16
 """A segment of an RLE frame may unpack to fewer bytes than these too many, from zeros that pad it."""
 _KIND = "PhotometricInterpretation"
 _NUMBERS = ("Rows", "Columns", "SamplesPerPixel", "BitsAllocated", "BitsStored", "PixelRepresentation")
-_READ = tags_by_keyword(
+_READ = tags_of_keywords(
     *(_KIND, *_NUMBERS),
     *("NumberOfFrames", "HighBit", "PlanarConfiguration", "PixelPaddingValue", "PixelPaddingRangeLimit"),
     *("RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth", "VOILUTFunction", "PresentationLUTShape"),
@@ -107,7 +107,7 @@ _READ = tags_by_keyword(
 )
 
 
-def dicom_pixels(data: bytes, rendering: PictureRendering = AS_IN_FILE) -> NDArray[np.uint8]:
+def decode_dicom_pixels(data: bytes, rendering: PictureRendering = AS_IN_FILE) -> NDArray[np.uint8]:
     """Decode a DICOM file to uint8 pixels, as :func:`decode_dicom` without its second result."""
     return decode_dicom(data, rendering)[0]
 
@@ -124,19 +124,19 @@ def decode_dicom(data: bytes, rendering: PictureRendering = AS_IN_FILE) -> tuple
     """
     dataset = read_dicom_elements(data, largest_mb=rendering.largest_mb)
     refuse_large_elements(dataset, _READ, rendering.largest_mb)
-    layout = _read_layout(dataset)
+    layout = _read_pixel_layout(dataset)
     index = frame_index(rendering.frame, layout.frames, f"the DICOM file has {layout.frames} frames")
     apply_functional_groups(dataset, index)
-    limit = picture_limit(rendering.largest_mb)
-    refuse_oversized_file(layout.size, limit)
-    meaning = _read_pixel_bit_layout(dataset, layout)
+    limit = decoded_picture_limit(rendering.largest_mb)
+    refuse_oversized_file(layout.frame_bytes, limit)
+    meaning = _read_stored_pixel_bits(dataset, layout)
     if layout.kind in _COLOR:
         pixels = _decode_frame(dataset, layout, index, limit)
         shown = convert_by_row_bands(
             lambda band: scale_to_8_bits(meaning.extract_values(band), meaning.stored, "BitsStored"), pixels
         )
         return shown, False
-    numbers = _decode_grey(dataset, layout, index, limit)
+    numbers = _decode_grey_frame(dataset, layout, index, limit)
     if layout.kind == _PALETTE:
         return convert_by_row_bands(lambda band: _apply_palette(meaning.extract_values(band), dataset), numbers), False
     grey = render_grey(numbers, GreyscalePipeline(dataset, meaning, 8 * numbers.itemsize, rendering.window))
@@ -167,12 +167,12 @@ class PixelLayout:
     signed: bool
 
     @property
-    def size(self) -> int:
+    def frame_bytes(self) -> int:
         """The number of bytes of one frame's pixels."""
         return self.rows * self.columns * self.samples * -(-self.allocated // 8)
 
 
-def _read_layout(dataset: Any) -> PixelLayout:
+def _read_pixel_layout(dataset: Any) -> PixelLayout:
     """Read the pixel format, and refuse files without pixels or with a format that is not supported.
 
     Raises:
@@ -183,9 +183,12 @@ def _read_layout(dataset: Any) -> PixelLayout:
     syntax = dataset.file_meta.get("TransferSyntaxUID")
     if not syntax:
         raise ValueError("the DICOM file does not give TransferSyntaxUID")
-    if not is_readable(syntax):
+    if not is_syntax_readable(syntax):
         raise ValueError(f"its pixels are packed as {syntax_name(syntax)}, which cannot be decoded here")
-    photometric, numbers = element_value(dataset, _KIND) or None, [unsigned(dataset, name) for name in _NUMBERS]
+    photometric, numbers = (
+        element_value(dataset, _KIND) or None,
+        [element_unsigned_integer(dataset, name) for name in _NUMBERS],
+    )
     if None in numbers or photometric is None:
         values = zip((_KIND, *_NUMBERS), (photometric, *numbers), strict=True)
         missing = ", ".join(name for name, value in values if value is None)
@@ -203,11 +206,11 @@ def _read_layout(dataset: Any) -> PixelLayout:
             raise ValueError("the DICOM file does not give PlanarConfiguration")
         dataset.PlanarConfiguration = 0  # compressed frames define their own order
     if kind == _PALETTE:
-        _refuse_palette(dataset)
+        _refuse_unsupported_palette(dataset)
     return PixelLayout(syntax, kind, frame_count(dataset), rows, columns, samples, allocated, stored, bool(signed))
 
 
-def _refuse_palette(dataset: Any) -> None:
+def _refuse_unsupported_palette(dataset: Any) -> None:
     """Raise a ``ValueError`` if the palette of a palette-colour image is missing, segmented or contradictory."""
     if "SegmentedRedPaletteColorLookupTableData" in dataset:  # a few bytes may expand to any number of entries
         raise ValueError("its palette is segmented, which is not read here")
@@ -219,7 +222,7 @@ def _refuse_palette(dataset: Any) -> None:
         raise ValueError("the descriptors of its red, green and blue palette differ, which is not read here")
 
 
-def _read_pixel_bit_layout(dataset: Any, layout: PixelLayout) -> StoredPixelBits:
+def _read_stored_pixel_bits(dataset: Any, layout: PixelLayout) -> StoredPixelBits:
     """Return which bits of a stored pixel hold its value.
 
     A codec leaves no unused bits below the value. Bits above it, such as those of an overlay, may come back from a
@@ -230,14 +233,14 @@ def _read_pixel_bit_layout(dataset: Any, layout: PixelLayout) -> StoredPixelBits
     """
     stored, allocated = layout.stored, layout.allocated
     as_stored = not layout.syntax.is_encapsulated or layout.syntax == RLELossless
-    high = unsigned(dataset, "HighBit")
+    high = element_unsigned_integer(dataset, "HighBit")
     high = stored - 1 if high is None or not as_stored else high
     if not 0 < stored <= high + 1 <= allocated:
         raise ValueError(f"the file says {stored} bits up to bit {high} of {allocated} for a pixel, which cannot be")
     return StoredPixelBits(stored, high + 1 - stored, layout.signed, layout.syntax not in LOSSY)
 
 
-def _decode_grey(dataset: Any, layout: PixelLayout, index: int, limit: int) -> NDArray[Any]:
+def _decode_grey_frame(dataset: Any, layout: PixelLayout, index: int, limit: int) -> NDArray[Any]:
     """Decode one frame of a grey or palette-colour image to stored values ``(rows, columns)``.
 
     Raises:
@@ -247,7 +250,7 @@ def _decode_grey(dataset: Any, layout: PixelLayout, index: int, limit: int) -> N
     if layout.syntax.is_encapsulated or not layout.syntax.is_little_endian or size not in (1, 2, 4):
         pixels = _decode_frame(dataset, layout, index, limit)
         return np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("="))
-    _refuse_another_size(dataset, layout, index, limit)
+    _refuse_pixel_size_mismatch(dataset, layout, index, limit)
     kind, count = f"<{'i' if layout.signed else 'u'}{size}", layout.rows * layout.columns
     return np.frombuffer(dataset[_PIXELS].value, kind, count, index * count * size).reshape(layout.rows, layout.columns)
 
@@ -259,7 +262,7 @@ def _decode_frame(dataset: Any, layout: PixelLayout, index: int, limit: int) -> 
         ValueError: If the frame cannot be decoded here, or has another size than the header states.
     """
     syntax = layout.syntax
-    _refuse_another_size(dataset, layout, index, limit)
+    _refuse_pixel_size_mismatch(dataset, layout, index, limit)
     stored = dataset.BitsStored
     if not syntax.is_encapsulated or syntax == RLELossless:
         dataset.BitsStored = dataset.BitsAllocated  # else pydicom clears the unused bits
@@ -273,7 +276,7 @@ def _decode_frame(dataset: Any, layout: PixelLayout, index: int, limit: int) -> 
         dataset.BitsStored = stored
 
 
-def _refuse_another_size(dataset: Any, layout: PixelLayout, index: int, limit: int) -> None:
+def _refuse_pixel_size_mismatch(dataset: Any, layout: PixelLayout, index: int, limit: int) -> None:
     """Raise a ``ValueError`` if pixel data have another size than the header states.
 
     Such data would shear the picture, or exceed the memory limit.
@@ -281,7 +284,7 @@ def _refuse_another_size(dataset: Any, layout: PixelLayout, index: int, limit: i
     rows, columns, pixels = layout.rows, layout.columns, dataset[_PIXELS].value
     if not layout.syntax.is_encapsulated:
         subsampled = layout.allocated % 8 or layout.kind == "YBR_FULL_422"
-        expected = get_expected_length(dataset) if subsampled else layout.frames * layout.size
+        expected = get_expected_length(dataset) if subsampled else layout.frames * layout.frame_bytes
         actual = len(pixels)
         row = expected // (rows * layout.frames)
         if actual - expected >= max(row, 1) or actual < expected:  # a few bytes more are padding
@@ -295,12 +298,12 @@ def _refuse_another_size(dataset: Any, layout: PixelLayout, index: int, limit: i
                 raise ValueError(f"the file says {rows} rows and {columns} columns, its packed pixels are {count}")
         return
     stated = (rows, columns, layout.samples)
-    if (inside := encoded_shape(packed)) != stated:
+    if (inside := encoded_frame_shape(packed)) != stated:
         sizes = (" × ".join(map(str, size)) for size in (stated, inside))
         raise ValueError("the file says {} for rows, columns and samples, its packed pixels {}".format(*sizes))
     if jpeg_2000_is_signed(packed) and not layout.signed:
         raise ValueError("PixelRepresentation says unsigned, its packed pixels say signed")
-    refuse_oversized_file(layout.size + jpeg_2000_decoder_bytes(packed), limit)
+    refuse_oversized_file(layout.frame_bytes + jpeg_2000_decoder_bytes(packed), limit)
 
 
 def _apply_palette(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
@@ -309,10 +312,10 @@ def _apply_palette(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
     entries = entries or 2**16
     order = "<" if dataset.file_meta.TransferSyntaxUID.is_little_endian else ">"
     tables = [
-        table_entries(dataset[f"{name}PaletteColorLookupTableData"].value, entries, bits, order, "its palette")
+        lookup_table_entries(dataset[f"{name}PaletteColorLookupTableData"].value, entries, bits, order, "its palette")
         for name in _RGB
     ]
     top = max(int(table.max()) for table in tables)
-    depth = 8 if top <= 255 else lookup_entry_bits(top, bits, 16, "palette")
+    depth = 8 if top <= 255 else guess_lookup_entry_bits(top, bits, 16, "palette")
     place = np.clip(pixels.astype(np.int64) - first, 0, entries - 1)
     return np.stack([scale_to_8_bits(table, depth, "the palette")[place] for table in tables], axis=-1)

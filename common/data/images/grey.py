@@ -48,19 +48,19 @@ def rescale_to_unit_range(values: Numbers, low: float, high: float) -> NDArray[n
 
 
 @cache
-def _tag(keyword: str) -> BaseTag:
+def _dicom_tag(keyword: str) -> BaseTag:
     return Tag(keyword)
 
 
 def element_value(dataset: Any, keyword: str) -> Any:
     """Return the value of a DICOM element; None if it is missing. Faster than pydicom's own access by keyword."""
-    tag = _tag(keyword)
+    tag = _dicom_tag(keyword)
     return dataset[tag].value if tag in dataset else None
 
 
-def unsigned(dataset: Any, keyword: str) -> int | None:
+def element_unsigned_integer(dataset: Any, keyword: str) -> int | None:
     """Return the value of a DICOM element that holds one unsigned integer; None if it is missing or empty."""
-    raw = dataset.get_item(_tag(keyword))
+    raw = dataset.get_item(_dicom_tag(keyword))
     if isinstance(raw, RawDataElement) and raw.VR == "US" and isinstance(raw.value, bytes) and len(raw.value) == 2:
         return int.from_bytes(raw.value, "little" if raw.is_little_endian else "big")  # faster than pydicom
     value = element_value(dataset, keyword)
@@ -101,12 +101,12 @@ class LookupTable:
     first: int
     bits: int
 
-    def look_up(self, numbers: Numbers) -> NDArray[np.uint16]:
+    def look_up_entries(self, numbers: Numbers) -> NDArray[np.uint16]:
         """Return the table's outputs for input values; inputs outside the table get its first or last entry."""
         return self.entries[np.clip(np.round(numbers).astype(np.int64) - self.first, 0, len(self.entries) - 1)]
 
 
-def table_entries(data: Any, count: int, bits: int, order: str, name: str) -> NDArray[np.uint16]:
+def lookup_table_entries(data: Any, count: int, bits: int, order: str, name: str) -> NDArray[np.uint16]:
     """Return the entries of a LUT, which the file stores as 16-bit words or as bytes packed two per word.
 
     Args:
@@ -129,7 +129,7 @@ def table_entries(data: Any, count: int, bits: int, order: str, name: str) -> ND
     return words[:count] if size >= 2 * count else words.view(np.uint8)[:count].astype(np.uint16)
 
 
-def lookup_entry_bits(top: int, stated: int, stored: int, name: str) -> int:
+def guess_lookup_entry_bits(top: int, stated: int, stored: int, name: str) -> int:
     """Determine how many bits the entries of a LUT really have, because some devices state a wrong number.
 
     Tried in this order: the ``stated`` bits, if the largest entry ``top`` uses at least a quarter of their range; the
@@ -147,7 +147,7 @@ def lookup_entry_bits(top: int, stated: int, stored: int, name: str) -> int:
     raise ValueError(f"{name} says {stated} bits, and its largest entry is {top}: its depth cannot be decided")
 
 
-def lookup_table(dataset: Any, keyword: str, *, signed: bool) -> LookupTable | None:
+def read_lookup_table(dataset: Any, keyword: str, *, signed: bool) -> LookupTable | None:
     """Read the first non-empty LUT of a DICOM sequence; None if there is none.
 
     Args:
@@ -170,7 +170,7 @@ def lookup_table(dataset: Any, keyword: str, *, signed: bool) -> LookupTable | N
         elif not signed and first < 0:
             first += 2**16
         order = "<" if dataset.file_meta.TransferSyntaxUID.is_little_endian else ">"
-        entries = table_entries(item.LUTData, count, bits, order, f"LUTData of its {keyword}")
+        entries = lookup_table_entries(item.LUTData, count, bits, order, f"LUTData of its {keyword}")
         return LookupTable(entries, first, bits)
     return None
 
@@ -198,7 +198,7 @@ class StoredPixelBits:
         value = (numbers.astype(np.int64) >> self.unused) & ((1 << self.stored) - 1)
         return value - ((value >> self.stored - 1) << self.stored) if self.signed else value
 
-    def wrap_sign(self, value: int, allocated: int) -> int:
+    def correct_header_sign(self, value: int, allocated: int) -> int:
         """Correct a header value whose sign does not match the pixels, such as 65535 for -1 if pixels are signed."""
         if self.signed:
             for bits in (self.stored, allocated, 16):
@@ -231,36 +231,42 @@ class GreyscalePipeline:
         if element_value(dataset, "PresentationLUTSequence"):
             raise ValueError("its PresentationLUTSequence is not read here: black and white may be exchanged")
         ends = [element_number(dataset, f"PixelPadding{name}") for name in ("Value", "RangeLimit")]
-        wrapped = [numbers.wrap_sign(int(end), allocated) for end in ends if end is not None and ends[0] is not None]
+        wrapped = [
+            numbers.correct_header_sign(int(end), allocated) for end in ends if end is not None and ends[0] is not None
+        ]
         self.padding = (min(wrapped), max(wrapped)) if wrapped else None
-        self.modality_table = lookup_table(dataset, "ModalityLUTSequence", signed=numbers.signed)
-        self.slope, self.intercept = self._rescale(dataset)
+        self.modality_table = read_lookup_table(dataset, "ModalityLUTSequence", signed=numbers.signed)
+        self.slope, self.intercept = self._read_rescale_parameters(dataset)
         lowest = self.slope * (-(1 << numbers.stored - 1) if numbers.signed else 0) + self.intercept
         self.window, self.voi_table, self.function = window, None, "LINEAR"
         if window is None:
-            self.voi_table = lookup_table(dataset, "VOILUTSequence", signed=not self.modality_table and lowest < 0)
+            self.voi_table = read_lookup_table(dataset, "VOILUTSequence", signed=not self.modality_table and lowest < 0)
         if self.voi_table:
             self.top = (
                 1
-                << lookup_entry_bits(int(self.voi_table.entries.max()), self.voi_table.bits, numbers.stored, "VOI LUT")
+                << guess_lookup_entry_bits(
+                    int(self.voi_table.entries.max()), self.voi_table.bits, numbers.stored, "VOI LUT"
+                )
             ) - 1
         elif window is None:
-            self.window = _number_pair(dataset, "WindowCenter", "WindowWidth")  # the first window, as in viewers
+            self.window = _element_number_pair(
+                dataset, "WindowCenter", "WindowWidth"
+            )  # the first window, as in viewers
             self.function = str(element_value(dataset, "VOILUTFunction") or "LINEAR")
 
-    def _rescale(self, dataset: Any) -> tuple[float, float]:
+    def _read_rescale_parameters(self, dataset: Any) -> tuple[float, float]:
         """Return RescaleSlope and RescaleIntercept; 1 and 0 if the file has neither, or has a modality LUT.
 
         Raises:
             ValueError: If the file has only one of them, or a slope of 0.
         """
-        rescaling = None if self.modality_table else _number_pair(dataset, "RescaleSlope", "RescaleIntercept")
+        rescaling = None if self.modality_table else _element_number_pair(dataset, "RescaleSlope", "RescaleIntercept")
         if rescaling and rescaling[0] == 0:
             raise ValueError("RescaleSlope is 0, which makes all pixels the same")
         return rescaling or (1.0, 0.0)
 
     @property
-    def uses_own_range(self) -> bool:
+    def shows_full_range(self) -> bool:
         """True if neither the file nor the user gives a window, so that the image's own range of values is shown."""
         return self.voi_table is None and self.window is None
 
@@ -268,10 +274,10 @@ class GreyscalePipeline:
         """Return the output of the modality transform for stored pixels, such as Hounsfield units in CT."""
         values = self.numbers.extract_values(numbers)
         if self.modality_table:
-            return self.modality_table.look_up(values)
+            return self.modality_table.look_up_entries(values)
         return values if (self.slope, self.intercept) == (1, 0) else values * self.slope + self.intercept
 
-    def keeps_order(self, low: int, high: int) -> bool:
+    def is_linear_without_padding(self, low: int, high: int) -> bool:
         """Return True if stored numbers from ``low`` to ``high`` have a linear modality transform and no padding.
 
         Then the smallest and the largest number have the extreme modality values, and no other needs to be examined.
@@ -296,7 +302,7 @@ class GreyscalePipeline:
         """
         values = self.modality_values(numbers)
         if self.voi_table:
-            shown = np.clip(self.voi_table.look_up(values) / self.top, 0, 1)
+            shown = np.clip(self.voi_table.look_up_entries(values) / self.top, 0, 1)
         elif self.window:
             shown = apply_window(values, *self.window, self.function)
         else:
@@ -306,7 +312,7 @@ class GreyscalePipeline:
         return grey
 
 
-def _number_pair(dataset: Any, first: str, second: str) -> tuple[float, float] | None:
+def _element_number_pair(dataset: Any, first: str, second: str) -> tuple[float, float] | None:
     """Return the first numbers of two DICOM elements that belong together; None if the file has neither.
 
     Raises:
@@ -329,18 +335,18 @@ def render_grey(numbers: Numbers, display: GreyscalePipeline) -> NDArray[np.uint
     """
     low, high = int(numbers.min()), int(numbers.max())
     if high - low >= max(numbers.size, 256):  # the table would be larger than the picture
-        limits = _extreme_values(iterate_row_bands(numbers), display)
+        limits = _extreme_modality_values(iterate_row_bands(numbers), display)
         return convert_by_row_bands(lambda band: display.display_values(band, limits), numbers)
     table_numbers = np.arange(low, high + 1)
     unsigned = numbers.view(f"u{numbers.itemsize}")
     cells = table_numbers.astype(numbers.dtype).view(unsigned.dtype)
-    limits = _extreme_values([_numbers_with_extremes(unsigned, table_numbers, cells, display)], display)
+    limits = _extreme_modality_values([_stored_numbers_with_extremes(unsigned, table_numbers, cells, display)], display)
     table = np.zeros(1 << 8 * numbers.itemsize, np.uint8)
     table[cells] = display.display_values(table_numbers, limits)
     return convert_by_row_bands(table.take, unsigned)
 
 
-def _numbers_with_extremes(
+def _stored_numbers_with_extremes(
     unsigned: Numbers, table_numbers: Numbers, cells: Numbers, display: GreyscalePipeline
 ) -> NDArray[np.int64]:
     """Return some stored numbers of a picture, among them those with its smallest and largest modality value.
@@ -351,7 +357,7 @@ def _numbers_with_extremes(
         cells: ``table_numbers`` reinterpreted as unsigned.
     """
     ends = table_numbers[[0, -1]]
-    if not display.uses_own_range or display.keeps_order(*ends.tolist()):
+    if not display.shows_full_range or display.is_linear_without_padding(*ends.tolist()):
         return ends
     inside = np.flatnonzero(~display.is_padding(table_numbers))
     steps = np.diff(display.modality_values(table_numbers).astype(np.float64))
@@ -369,13 +375,13 @@ def _numbers_with_extremes(
     return table_numbers[present[cells]]
 
 
-def _extreme_values(bands: Any, display: GreyscalePipeline) -> tuple[float, float]:
+def _extreme_modality_values(bands: Any, display: GreyscalePipeline) -> tuple[float, float]:
     """Return the smallest and the largest modality value of a picture, padding excluded.
 
     Raises:
         ValueError: If all pixels are padding and there is no window.
     """
-    if not display.uses_own_range:
+    if not display.shows_full_range:
         return 0.0, 0.0
     limits = list[tuple[float, float]]()
     for band in bands:

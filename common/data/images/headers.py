@@ -21,9 +21,9 @@ from pydicom.dataelem import RawDataElement
 from pydicom.tag import BaseTag, Tag
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
-from common.data.base.decoded_size import LARGEST_MB, picture_limit, refuse_oversized_file
-from common.data.base.image_set import patients_by_study
-from common.data.base.names import is_nobody
+from common.data.base.decoded_size import LARGEST_MB, decoded_picture_limit, refuse_oversized_file
+from common.data.base.image_set import fill_patients_by_study
+from common.data.base.names import is_anonymous_patient
 from common.data.images.jpeg import jpeg_segments
 from common.data.images.reading import is_dicom
 from common.data.images.store import IN_MEMORY
@@ -49,7 +49,7 @@ class _LimitedReader:
     """A binary file that limits the number of reads, and so the number of Python objects that pydicom creates."""
 
     def __init__(self, content: BinaryIO, largest_mb: int) -> None:
-        self._read, self._limit = content.read, picture_limit(largest_mb)
+        self._read, self._limit = content.read, decoded_picture_limit(largest_mb)
         self._claimed = 0
         self.seek, self.tell = content.seek, content.tell
 
@@ -60,7 +60,7 @@ class _LimitedReader:
         return self._read(size)
 
 
-def tags_by_keyword(*keywords: str) -> tuple[BaseTag, ...]:
+def tags_of_keywords(*keywords: str) -> tuple[BaseTag, ...]:
     """Convert DICOM keywords such as "PatientID" to pydicom tags."""
     return tuple(map(Tag, keywords))
 
@@ -86,20 +86,20 @@ def read_dicom_elements(
         file.seek(0)
         counted: Any = _LimitedReader(file, largest_mb)
         return pydicom.dcmread(counted, stop_before_pixels=tags is not None, specific_tags=only)
-    counted = _LimitedReader(_inflate(file.read(), largest_mb), largest_mb)
+    counted = _LimitedReader(_inflate_deflated_file(file.read(), largest_mb), largest_mb)
     dataset = filereader.read_dataset(counted, is_implicit_VR=False, is_little_endian=True, specific_tags=only)
     dataset.file_meta = meta
     return dataset
 
 
-def _inflate(packed: bytes, largest_mb: int) -> BinaryIO:
+def _inflate_deflated_file(packed: bytes, largest_mb: int) -> BinaryIO:
     """Decompress the content of a deflated DICOM file.
 
     Raises:
         ValueError: If the result exceeds the memory limit; ``zlib.error`` if the content is damaged.
     """
     inflater, inflated = zlib.decompressobj(-zlib.MAX_WBITS), io.BytesIO()
-    limit = picture_limit(largest_mb)
+    limit = decoded_picture_limit(largest_mb)
     for start in range(0, len(packed), _PIECE):
         inflated.write(inflater.decompress(packed[start : start + _PIECE], limit + 1 - inflated.tell()))
         refuse_oversized_file(inflated.tell(), limit)
@@ -125,7 +125,7 @@ def refuse_large_elements(dataset: Any, tags: Iterable[BaseTag], largest_mb: int
         claimed += len(element.value) * _OF_A_BYTE.get(element.VR or "", _OF_A_VALUES_BYTE)
         if element.VR == "SQ":
             claimed += sum(map(element.value.count, _ITEMS)) * _OF_AN_ITEM
-    refuse_oversized_file(claimed, picture_limit(largest_mb))
+    refuse_oversized_file(claimed, decoded_picture_limit(largest_mb))
 
 
 _SIZ, _END = b"\xff\x4f\xff\x51", b"\xff\xd9"
@@ -136,7 +136,7 @@ _OF_A_TILE, _OF_A_BLOCK = 9 << 10, 768
 """Bytes that OpenJPEG allocates per tile, and per code block with its precinct (measured with version 2.5)."""
 
 
-def encoded_shape(frame: bytes) -> tuple[int, int, int]:
+def encoded_frame_shape(frame: bytes) -> tuple[int, int, int]:
     """Return the rows, columns and samples per pixel that the header of a JPEG, JPEG-LS or JPEG 2000 frame states.
 
     Raises:
@@ -281,10 +281,10 @@ def _rle_size(frame: bytes, place: int, end: int) -> int:
     return size
 
 
-_GROUPS = tags_by_keyword("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
-_WINDOWS = (*tags_by_keyword("WindowCenter", "VOILUTSequence"), *_GROUPS)
+_GROUPS = tags_of_keywords("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
+_WINDOWS = (*tags_of_keywords("WindowCenter", "VOILUTSequence"), *_GROUPS)
 _HEAD_TAGS = (
-    *tags_by_keyword("PatientID", "SpecificCharacterSet", "StudyInstanceUID", "Modality", "PhotometricInterpretation"),
+    *tags_of_keywords("PatientID", "SpecificCharacterSet", "StudyInstanceUID", "Modality", "PhotometricInterpretation"),
     *_WINDOWS,
 )
 _FRAME_VOI = (b"\x28\0\x32\x91", b"\0\x28\x91\x32")
@@ -292,7 +292,7 @@ _FRAME_VOI = (b"\x28\0\x32\x91", b"\0\x28\x91\x32")
 
 
 @dataclass(frozen=True)
-class DicomHead:
+class DicomHeader:
     """Selected header elements of a DICOM file; all empty if the file is damaged or no DICOM file.
 
     Attributes:
@@ -308,16 +308,16 @@ class DicomHead:
     shown_by_range: bool = False
 
 
-NO_DICOM = DicomHead()
+NO_DICOM = DicomHeader()
 
 
-def read_dicom_heads(files: Sequence[Path]) -> list[DicomHead]:
+def read_dicom_headers(files: Sequence[Path]) -> list[DicomHeader]:
     """Read the headers of several files in parallel; the results are in the order of the files."""
     with ThreadPoolExecutor(IN_MEMORY.workers) as pool:
-        return list(pool.map(read_dicom_head, files))
+        return list(pool.map(read_dicom_header, files))
 
 
-def read_dicom_head(content: Path | bytes) -> DicomHead:
+def read_dicom_header(content: Path | bytes) -> DicomHeader:
     """Read the header of one DICOM file, given its path or its bytes."""
     # Errors on damaged files are ignored here, and reported when the pixels are decoded.
     try:
@@ -331,7 +331,7 @@ def read_dicom_head(content: Path | bytes) -> DicomHead:
         patient, study, modality = (str(head.get(keyword) or "").strip() for keyword in keywords)
         grey = str(head.get("PhotometricInterpretation") or "").startswith("MONOCHROME")
         by_range = grey and not any(_defines_window(head, tag) for tag in _WINDOWS)
-        return DicomHead(str(head.file_meta.get("TransferSyntaxUID", "")), patient, study, modality, by_range)
+        return DicomHeader(str(head.file_meta.get("TransferSyntaxUID", "")), patient, study, modality, by_range)
     except Exception:
         return NO_DICOM
 
@@ -347,20 +347,20 @@ def _defines_window(head: Any, tag: BaseTag) -> bool:
     return "FrameVOILUTSequence" in value[0]
 
 
-def patients_of_dicom_files(heads: Sequence[DicomHead]) -> list[str] | None:
-    """Return the PatientID of each file, with gaps filled by :func:`patients_by_study`.
+def patients_of_dicom_files(heads: Sequence[DicomHeader]) -> list[str] | None:
+    """Return the PatientID of each file, with gaps filled by :func:`fill_patients_by_study`.
 
     Returns:
         None if no file has a PatientID, or if several files all have the same one, which probably replaces removed
         names.
     """
-    names = {head.patient for head in heads if not is_nobody(head.patient)}
+    names = {head.patient for head in heads if not is_anonymous_patient(head.patient)}
     if not names or len(names) < min(2, len(heads)):
         return None
-    return patients_by_study([head.patient for head in heads], [head.study for head in heads])
+    return fill_patients_by_study([head.patient for head in heads], [head.study for head in heads])
 
 
-def display_problems(heads: Sequence[DicomHead]) -> list[str]:
+def describe_display_problems(heads: Sequence[DicomHeader]) -> list[str]:
     """Return warnings about DICOM files whose greys are not comparable: mixed modalities, or missing windows."""
     dicoms, problems = [head for head in heads if head.syntax], list[str]()
     modalities = Counter(head.modality or "unknown" for head in dicoms)

@@ -80,7 +80,7 @@ class JpegScan:
 
 
 @dataclass(frozen=True)
-class JpegHead:
+class JpegHeader:
     """Properties of a JPEG file from its markers.
 
     Attributes:
@@ -119,7 +119,7 @@ class JpegHead:
         return len(set(self.sampling)) > 1 or stated  # only YCbCr is stored with subsampled components
 
 
-def parse_jpeg(data: bytes) -> JpegHead:
+def parse_jpeg(data: bytes) -> JpegHeader:
     """Parse the markers of a JPEG file.
 
     Raises:
@@ -149,7 +149,7 @@ def parse_jpeg(data: bytes) -> JpegHead:
         _refuse_missing_parts(data, process, frame, scans)
     except (struct.error, IndexError, KeyError, ValueError):
         raise ValueError(CUT_OFF) from None
-    return JpegHead(process, place, frame[0], frame[6::3], frame[7::3], jfif, adobe, tuple(scans))
+    return JpegHeader(process, place, frame[0], frame[6::3], frame[7::3], jfif, adobe, tuple(scans))
 
 
 def _refuse_missing_parts(data: bytes, process: int, frame: bytes, scans: Sequence[JpegScan]) -> None:
@@ -169,10 +169,12 @@ def _refuse_missing_parts(data: bytes, process: int, frame: bytes, scans: Sequen
         if restarts != [place % 8 for place in range(len(restarts))]:
             raise ValueError
         sequential = process in (_BASELINE, _EXTENDED)
-        longest = _most_zeros(scan, dict(zip(frame[6::3], frame[7::3], strict=True))) if sequential else 0
+        longest = (
+            _longest_possible_zero_run(scan, dict(zip(frame[6::3], frame[7::3], strict=True))) if sequential else 0
+        )
         if longest and data.find(bytes(longest), scan.start, scan.stop) >= 0:
             raise ValueError
-        if sequential and len(scans) == 1 and scan.interval and len(restarts) != _expected_restarts(frame, scan):
+        if sequential and len(scans) == 1 and scan.interval and len(restarts) != _expected_restart_markers(frame, scan):
             raise ValueError
     if not scans or (process != LOSSLESS and any(map(any, lowest.values()))):
         raise ValueError
@@ -189,7 +191,7 @@ def _huffman_tables(content: bytes) -> Iterator[tuple[int, bytes]]:
         place = stop
 
 
-def _most_zeros(scan: JpegScan, sampling: Mapping[int, int]) -> int:
+def _longest_possible_zero_run(scan: JpegScan, sampling: Mapping[int, int]) -> int:
     """Return a number of consecutive zero bytes that no sequential picture has; a disk or a failed copy leaves them.
 
     Zero bits are code words, too. But in most files a long run of them decodes to blocks in which all coefficients are
@@ -211,7 +213,7 @@ def _most_zeros(scan: JpegScan, sampling: Mapping[int, int]) -> int:
     return 0 if uniform else _ZEROS + bits // 8
 
 
-def _expected_restarts(frame: bytes, scan: JpegScan) -> int:
+def _expected_restart_markers(frame: bytes, scan: JpegScan) -> int:
     """Return the number of restart markers in a picture with a single scan."""
     height, width = (int.from_bytes(frame[start : start + 2]) for start in (1, 3))
     sampling = frame[7::3]

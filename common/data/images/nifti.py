@@ -17,7 +17,7 @@ from nibabel.nifti1 import Nifti1Header
 from nibabel.nifti2 import Nifti2Header
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import content_limit, picture_limit, refuse_oversized_file
+from common.data.base.decoded_size import decoded_content_limit, decoded_picture_limit, refuse_oversized_file
 from common.data.base.spec import Axis, PictureRendering
 from common.data.images.dicom import frame_index
 from common.data.images.grey import apply_window, rescale_to_unit_range
@@ -81,19 +81,21 @@ def decode_nifti(file: Path, rendering: PictureRendering) -> tuple[NDArray[np.ui
     Raises:
         ValueError: If the file is damaged, too large or not numeric, or has no such slice.
     """
-    with _open_unpacked(file) as content:
+    with _open_decompressed(file) as content:
         volume = _read_header(content)
         world = AXES[rendering.axis]
         axis, backwards = volume.file_axis(world)
         packed, pixels = file.stat().st_size, math.prod(volume.shape) // volume.shape[axis]
         unpacked = volume.start + volume.plane_bytes * volume.shape[2]
-        limit = max(packed, content_limit(packed, rendering.largest_mb))
+        limit = max(packed, decoded_content_limit(packed, rendering.largest_mb))
         refuse_oversized_file(unpacked, limit)
-        refuse_oversized_file(max(volume.plane_bytes, _OF_A_PIXEL * pixels), picture_limit(rendering.largest_mb))
+        refuse_oversized_file(
+            max(volume.plane_bytes, _OF_A_PIXEL * pixels), decoded_picture_limit(rendering.largest_mb)
+        )
         count = volume.shape[axis]
         number = frame_index(rendering.frame, count, f"the NIfTI file has {count} {rendering.axis} slices")
         at = count - 1 - number if backwards else number
-        values = _turn_upright(_read_slice(content, volume, axis, at), volume, world)
+        values = _orient_for_display(_read_slice(content, volume, axis, at), volume, world)
         while isinstance(content, gzip.GzipFile) and _read(content, _PIECE):  # the checksum comes last
             refuse_oversized_file(content.tell(), limit)
     if not np.isfinite(values).any():
@@ -110,7 +112,7 @@ def decode_nifti(file: Path, rendering: PictureRendering) -> tuple[NDArray[np.ui
     return picture, bool(picture.min() == picture.max() and grey.min() < grey.max())
 
 
-def _open_unpacked(file: Path) -> IO[bytes]:
+def _open_decompressed(file: Path) -> IO[bytes]:
     """Open a file for reading, and decompress it if it is a gzip file."""
     with file.open("rb") as head:
         packed = head.read(2) == b"\x1f\x8b"
@@ -181,7 +183,7 @@ def _read_exactly(content: IO[bytes], size: int) -> bytes:
     return data
 
 
-def _turn_upright(voxels: NDArray[np.float64], volume: NiftiHeader, world: int) -> NDArray[np.float64]:
+def _orient_for_display(voxels: NDArray[np.float64], volume: NiftiHeader, world: int) -> NDArray[np.float64]:
     """Transpose and flip a slice at right angles to the axis ``world`` for display, as ``(height, width)``."""
     left_to_right, up = (other for other in range(3) if other != world)
     axes = [axis for axis in range(3) if axis != volume.file_axis(world)[0]]

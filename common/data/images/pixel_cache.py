@@ -95,26 +95,26 @@ class MappedPixelRows(PixelRows):
     def __init__(self, path: Path, count: int, shape: tuple[int, ...], in_use: CacheFolderLock | None = None) -> None:
         self.path, self.shape, self._in_use = path, (count, *shape), in_use
         self.array = _map_file(path, count, int(np.prod(shape))).reshape(self.shape)
-        self._records = _read_records(path.parent / ROWS, _KEY + _DIGEST)
+        self._records = _read_whole_records(path.parent / ROWS, _KEY + _DIGEST)
         self._checked = np.zeros(count, np.bool_)
 
     def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[np.uint8]:
-        self._check(rows)
+        self._verify_checksums(rows)
         return self.array[rows]
 
     def digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         return _digests_in_records(self._records, rows)
 
-    def check_all(self) -> None:
+    def verify_all_checksums(self) -> None:
         """Verify the digests of all pictures, for a caller that accesses the array directly.
 
         Raises:
             BadInput: If a picture was changed on the disk.
         """
         with ThreadPoolExecutor() as pool:
-            list(pool.map(self._check, np.array_split(np.arange(len(self)), 64)))
+            list(pool.map(self._verify_checksums, np.array_split(np.arange(len(self)), 64)))
 
-    def _check(self, rows: NDArray[np.intp]) -> None:
+    def _verify_checksums(self, rows: NDArray[np.intp]) -> None:
         for row in rows[~self._checked[rows]].tolist():
             if picture_digest(self.array[row]).to_bytes(_DIGEST) != self._records[row][_KEY:]:
                 raise _make_damaged_cache_error(self.path.parent)
@@ -145,7 +145,7 @@ class EncryptedPixelRows(PixelRows):
     def __init__(self, path: Path, count: int, shape: tuple[int, ...], secret: bytes, in_use: CacheFolderLock) -> None:
         self.path, self.shape, self._in_use = path, (count, *shape), in_use
         self._sealed = _map_file(path, count, int(np.prod(shape)) + _NONCE + _TAG)
-        self._records = _read_records(path.parent / ROWS, _KEY + _DIGEST)
+        self._records = _read_whole_records(path.parent / ROWS, _KEY + _DIGEST)
         self._cipher = AESGCM(secret)
 
     def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[np.uint8]:
@@ -186,24 +186,24 @@ class PixelCache:
         """Release the folder, so that other programs may remove it."""
         self._in_use.close()
 
-    def keys(self) -> list[bytes]:
+    def content_keys(self) -> list[bytes]:
         """Return the content key (hash of the source file) of each cached picture, in row order."""
-        records = _read_records(self.folder / ROWS, _KEY + _DIGEST)
+        records = _read_whole_records(self.folder / ROWS, _KEY + _DIGEST)
         path = self.folder / PIXELS
         whole = path.stat().st_size // self.row_bytes if path.exists() else 0
         return [record[:_KEY] for record in records[:whole]]
 
     def rows_by_content(self) -> dict[bytes, int]:
         """Return the row of each cached picture by its content key."""
-        return {key: row for row, key in enumerate(self.keys())}
+        return {key: row for row, key in enumerate(self.content_keys())}
 
-    def blank(self) -> set[bytes]:
+    def blank_content_keys(self) -> set[bytes]:
         """Return the content keys of pictures that are one uniform grey, because the window misses all their values."""
-        return set(_read_records(self.folder / BLANK, _KEY))
+        return set(_read_whole_records(self.folder / BLANK, _KEY))
 
     def content_keys_by_file(self) -> dict[bytes, bytes]:
         """Return the content key of each known file, by the hash from :meth:`hash_file_identity`."""
-        return {r[:_IDENTITY]: r[_IDENTITY:] for r in _read_records(self.folder / FILES, _IDENTITY + _KEY)}
+        return {r[:_IDENTITY]: r[_IDENTITY:] for r in _read_whole_records(self.folder / FILES, _IDENTITY + _KEY)}
 
     def hash_file_identity(self, about: str) -> bytes:
         """Hash a description of a file (path, size, times) that changes whenever its content may have changed."""
@@ -215,7 +215,7 @@ class PixelCache:
 
     def map_rows(self) -> PixelRows:
         """Return all cached pictures, indexed by row."""
-        path, count = self.folder / PIXELS, len(self.keys())
+        path, count = self.folder / PIXELS, len(self.content_keys())
         if self.secret is None:
             return MappedPixelRows(path, count, self.shape, self._in_use)
         return EncryptedPixelRows(path, count, self.shape, self.secret, self._in_use)
@@ -248,7 +248,7 @@ class CacheRowWriter:
     """
 
     def __init__(self, cache: PixelCache) -> None:
-        keys = cache.keys()
+        keys = cache.content_keys()
         self._cache, self.places = cache, {key: row for row, key in enumerate(keys)}
         self._next = self._lasting = len(keys)
         self._rows = (cache.folder / ROWS).open("ab", buffering=0)
@@ -262,11 +262,11 @@ class CacheRowWriter:
         self._new_files: list[bytes] = []
         self._lock, self._flushing, self._flushed = threading.Lock(), threading.Lock(), time.monotonic()
 
-    def reserve(self, count: int) -> None:
+    def reserve_rows(self, count: int) -> None:
         """Extend the pixel file for ``count`` further pictures; disk blocks are allocated only on writing."""
         os.truncate(self._pixels, (self._next + count) * self._cache.row_bytes)
 
-    def add(self, key: bytes, picture: NDArray[np.uint8]) -> int:
+    def add_picture(self, key: bytes, picture: NDArray[np.uint8]) -> int:
         """Write a picture, and return its row.
 
         Raises:
@@ -292,12 +292,12 @@ class CacheRowWriter:
                 self._flushing.release()
         return row
 
-    def note_file_content(self, identity: bytes, key: bytes) -> None:
+    def record_file_content_key(self, identity: bytes, key: bytes) -> None:
         """Record the content key of an image file, so that the next run finds its picture without reading the file."""
         with self._lock:
             self._new_files.append(identity + key)
 
-    def add_blank(self, key: bytes) -> None:
+    def record_blank_picture(self, key: bytes) -> None:
         """Record that a picture is one uniform grey; called before the picture is added."""
         self._blank.write(key)
 
@@ -336,22 +336,22 @@ def make_marked_folder(folder: Path) -> bool:
         folder.mkdir(0o700)
     if not any(path.name != MARK or path.stat().st_size for path in folder.iterdir()):  # another program may write it
         (folder / MARK).write_text(MARK_TEXT, encoding="ascii")
-    return _is_marked(folder)
+    return _is_cache_folder(folder)
 
 
-def _is_marked(folder: Path) -> bool:
+def _is_cache_folder(folder: Path) -> bool:
     try:
         return (folder / MARK).read_text(encoding="ascii") == MARK_TEXT
     except (OSError, ValueError):
         return False
 
 
-def _forms(root: Path) -> list[Path]:
+def _cache_folders(root: Path) -> list[Path]:
     """Return the cache folders below ``root``, one per image format, the least recently used first.
 
     Another cache's root has the same mark, but is never in use itself.
     """
-    marked = [folder for folder in root.iterdir() if _is_marked(folder) and (folder / IN_USE).exists()]
+    marked = [folder for folder in root.iterdir() if _is_cache_folder(folder) and (folder / IN_USE).exists()]
     return sorted(marked, key=lambda folder: (folder / IN_USE).stat().st_mtime)
 
 
@@ -363,10 +363,10 @@ def _pixel_bytes(folder: Path) -> int:
 
 def cached_pixel_bytes(root: Path) -> int:
     """Return the total size of the pixel files in all caches below ``root``, reserved space included."""
-    return sum(map(_pixel_bytes, _forms(root)))
+    return sum(map(_pixel_bytes, _cache_folders(root)))
 
 
-def remove_unused(root: Path, wanted: int, spare: Path | None = None) -> int:
+def remove_unused_caches(root: Path, wanted: int, spare: Path | None = None) -> int:
     """Remove caches that no program uses, the least recently used first, until ``wanted`` bytes are freed.
 
     Args:
@@ -377,7 +377,7 @@ def remove_unused(root: Path, wanted: int, spare: Path | None = None) -> int:
     """
     freed, unused = 0, list[Path]()
     with ExitStack() as locks:
-        for folder in _forms(root):
+        for folder in _cache_folders(root):
             if freed >= wanted or folder == spare:
                 continue
             with suppress(OSError):
@@ -387,11 +387,11 @@ def remove_unused(root: Path, wanted: int, spare: Path | None = None) -> int:
         if freed < wanted:
             return 0
         for folder in unused:
-            _remove_form(folder)
+            _remove_cache(folder)
     return freed
 
 
-def _remove_form(folder: Path) -> None:
+def _remove_cache(folder: Path) -> None:
     """Remove the files of a cache, and the folder if nothing else is in it."""
     moved = folder.rename(folder.with_name(f".{folder.name}.{os.getpid()}"))  # no other program opens it meanwhile
     for name in (FORM, *_FILES):
@@ -411,7 +411,7 @@ def _remove_marked(folder: Path) -> bool:
     return False
 
 
-def remove_forms(root: Path) -> bool:
+def remove_all_caches(root: Path) -> bool:
     """Remove all caches below ``root``, even those in use, and ``root`` itself if it was made for them alone.
 
     Returns:
@@ -420,9 +420,9 @@ def remove_forms(root: Path) -> bool:
     Raises:
         OSError: If a file cannot be removed.
     """
-    forms = _forms(root) if root.is_dir() else []
+    forms = _cache_folders(root) if root.is_dir() else []
     for folder in forms:
-        _remove_form(folder)
+        _remove_cache(folder)
     return _remove_marked(root) or bool(forms)
 
 
@@ -437,7 +437,7 @@ def content_key(content: bytes | Path, secret: bytes | None = None) -> bytes:
     return (hasher.update_mmap(content) if isinstance(content, Path) else hasher.update(content)).digest()
 
 
-def _read_records(path: Path, size: int) -> list[bytes]:
+def _read_whole_records(path: Path, size: int) -> list[bytes]:
     """Return the records of fixed ``size`` in a file; an incomplete last record is left out."""
     try:
         content = path.read_bytes()

@@ -24,7 +24,7 @@ class Pixels:
     """The pictures of an image set, uint8 ``(n, channels, height, width)``, fetched by index as tensors.
 
     With a user's data set that has random transforms, training sees new random pictures at each reading, determined by
-    torch's global generator. :meth:`batches`, for evaluation, always returns the same pictures.
+    torch's global generator. :meth:`iterate_batches`, for evaluation, always returns the same pictures.
 
     Attributes:
         stored: The pictures, ``(m, channels, height, width)``, on the CPU or on ``device``; or a :class:`PixelRows`
@@ -49,22 +49,22 @@ class Pixels:
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Return the pictures with these indices, in the given order, on ``device``."""
-        return self._read(rows, self._draw_seed()).to(self.device)
+        return self._read(rows, self._draw_transform_seed()).to(self.device)
 
-    def batches(self, size: int) -> Iterator[Tensor]:
+    def iterate_batches(self, size: int) -> Iterator[Tensor]:
         """Yield all pictures in order, in batches of ``size``, on ``device``; an empty set yields one empty batch."""
         if isinstance(self.stored, PixelRows) or self.on_disk:
-            yield from self._read_in_turn(torch.split(torch.arange(len(self)), size), lambda: 0)
+            yield from self._read_batches_in_turn(torch.split(torch.arange(len(self)), size), lambda: 0)
             return
         for start in range(0, max(len(self), 1), size):
             batch = slice(start, start + size)
             yield self.stored[batch if self.rows is None else self.rows[batch]].to(self.device)
 
-    def read_ahead(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
+    def prefetch_batches(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
         """Yield the pictures of each index tensor in ``parts``; pictures on the disk are prefetched by a thread."""
-        return self._read_in_turn(parts, self._draw_seed)
+        return self._read_batches_in_turn(parts, self._draw_transform_seed)
 
-    def _read_in_turn(self, parts: Iterable[Tensor], draw_seed: Callable[[], int]) -> Iterator[Tensor]:
+    def _read_batches_in_turn(self, parts: Iterable[Tensor], draw_seed: Callable[[], int]) -> Iterator[Tensor]:
         if not self.on_disk:
             yield from (self._read(rows, draw_seed()).to(self.device) for rows in parts)
             return
@@ -78,7 +78,7 @@ class Pixels:
             if waiting is not None:
                 yield waiting.result().to(self.device)
 
-    def _draw_seed(self) -> int:
+    def _draw_transform_seed(self) -> int:
         if isinstance(self.stored, Tensor) or not self.stored.draws:
             return 0
         return int(torch.randint(2**62, (), generator=torch.default_generator))
@@ -108,7 +108,7 @@ def pixels_on_device(images: ImageSet, device: str) -> Pixels:
     if isinstance(stored, MappedPixelRows) and device != "cpu":
         copy = _copy_to_device(stored.array, device)
         if copy.device.type != "cpu":
-            stored.check_all()
+            stored.verify_all_checksums()
             pixels, on_disk = copy, False
     rows = None
     if images.places is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from common.data.base.decoded_size import LARGEST_MB, picture_limit, refuse_oversized_file
+from common.data.base.decoded_size import LARGEST_MB, decoded_picture_limit, refuse_oversized_file
 from common.data.base.image_set import SkippedImage
 from common.data.base.spec import AS_IN_FILE, PictureRendering, Resize
 from common.data.images.bands import scale_to_8_bits
@@ -63,16 +63,16 @@ def is_dicom(data: bytes) -> bool:
 
 
 def is_nifti(head: bytes) -> bool:
-    """Return True if the first bytes of a file, from :func:`read_head`, are those of a NIfTI-1 or NIfTI-2 file."""
+    """Return True if a file's first bytes, from :func:`read_first_bytes`, are those of a NIfTI-1 or NIfTI-2 file."""
     return head[344:348] in (b"n+1\0", b"ni1\0") or head[4:8] in (b"n+2\0", b"ni2\0")
 
 
-def is_picture(head: bytes) -> bool:
-    """Return True if the first bytes of a file, from :func:`read_head`, are those of a supported image format."""
+def is_supported_picture(head: bytes) -> bool:
+    """Return True if a file's first bytes, from :func:`read_first_bytes`, are those of a supported image format."""
     return head.startswith(_PNG_OR_JPEG) or is_dicom(head) or is_nifti(head)
 
 
-def explain_unsupported_kind(head: bytes) -> str:
+def explain_unsupported_file(head: bytes) -> str:
     """Return an error message for a file of an unsupported kind, given its first bytes; known formats get a remedy."""
     kind = next((kind for begin, kind in _UNREAD_KINDS.items() if head.startswith(begin)), "")
     kind = "BMP" if head.startswith(b"BM") and head[6:10] == bytes(4) else kind
@@ -81,7 +81,7 @@ def explain_unsupported_kind(head: bytes) -> str:
 
 
 def conversion_remedy(reasons: Iterable[str]) -> str:
-    """Return instructions for converting files to PNG, if a message of :func:`explain_unsupported_kind` needs them."""
+    """Return instructions for converting files to PNG, if a message of :func:`explain_unsupported_file` needs them."""
     if not any(reason.endswith(_CONVERT) for reason in reasons):
         return ""
     return (
@@ -92,7 +92,7 @@ def conversion_remedy(reasons: Iterable[str]) -> str:
     )
 
 
-def read_head(file: Path) -> bytes:
+def read_first_bytes(file: Path) -> bytes:
     """Return the first 348 bytes of a file, decompressed if it is a gzip file; fewer if it is short or damaged."""
     with file.open("rb") as opened:
         head = opened.read(_PACKED_HEAD)
@@ -104,7 +104,7 @@ def read_head(file: Path) -> bytes:
 
 
 @dataclass(frozen=True)
-class ImageForm:
+class DecodedImageFormat:
     """The format of all pictures in a data set: shape ``(size, size)``, or ``(size, size, 3)`` in colour."""
 
     size: int
@@ -117,7 +117,7 @@ class ImageForm:
         return (self.size, self.size, 3) if self.color else (self.size, self.size)
 
 
-def unreadable_reason(error: Exception) -> str:
+def explain_decoding_error(error: Exception) -> str:
     """Return a one-line reason for the user why a file cannot be decoded, given the exception."""
     reason = " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
@@ -138,7 +138,7 @@ def decode_picture(content: bytes | Path, rendering: PictureRendering = AS_IN_FI
     Raises:
         OSError, ValueError, ...: Any error of the decoders; see :func:`common.data.images.store.decode_pictures`.
     """
-    if isinstance(content, Path) and is_nifti(read_head(content)):
+    if isinstance(content, Path) and is_nifti(read_first_bytes(content)):
         from common.data.images.nifti import decode_nifti  # takes a second, like DICOM
 
         return _mark_blank(*decode_nifti(content, rendering))
@@ -150,7 +150,7 @@ def decode_picture(content: bytes | Path, rendering: PictureRendering = AS_IN_FI
 
         return _mark_blank(*decode_dicom(data, rendering))
     if not data.startswith(_PNG_OR_JPEG):
-        raise ValueError(explain_unsupported_kind(data[:_HEAD]))
+        raise ValueError(explain_unsupported_file(data[:_HEAD]))
     image = (_decode_png if data.startswith(_PNG) else _decode_jpeg)(data, rendering, side)
     ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
     return _convert_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
@@ -167,7 +167,7 @@ def _decode_jpeg(data: bytes, rendering: PictureRendering, side: int) -> Image.I
         # A decoder keeps the coefficients of a progressive JPEG, two bytes each, until it has all of them.
         beside = 2 * len(image.getbands()) if image.info.get("progressive") else 0
         size = image.width * image.height * ((1 if image.mode == "L" else _IN_PILLOW) + beside)
-        refuse_oversized_file(size, picture_limit(rendering.largest_mb))
+        refuse_oversized_file(size, decoded_picture_limit(rendering.largest_mb))
         if side and rendering.jpeg_draft:
             image.draft(None, (side, side))
 
@@ -179,7 +179,7 @@ def _decode_png(data: bytes, rendering: PictureRendering, side: int) -> Image.Im
         raise ValueError(DEPTH_UNKNOWN)
     if is_16_bit_png(data) and rendering.bit_depth != 16 and data.find(b"sBIT", 0, data.find(b"IDAT")) >= 0:
         raise ValueError("a PNG file with an sBIT chunk, so its samples fill 16 bits; data.bit_depth must be 16")
-    samples = png_samples(data, rendering.largest_mb)
+    samples = decode_png_samples(data, rendering.largest_mb)
     if samples.dtype == np.uint16:
         samples = scale_to_8_bits(samples, rendering.bit_depth or 16, "data.bit_depth")
     image = Image.fromarray(samples)
@@ -189,7 +189,7 @@ def _decode_png(data: bytes, rendering: PictureRendering, side: int) -> Image.Im
     return image
 
 
-def png_samples(data: bytes, largest_mb: int = LARGEST_MB) -> NDArray[np.uint8] | NDArray[np.uint16]:
+def decode_png_samples(data: bytes, largest_mb: int = LARGEST_MB) -> NDArray[np.uint8] | NDArray[np.uint16]:
     """Decode a PNG file to ``(height, width[, 3])``, without its alpha channel.
 
     This uses libpng instead of Pillow, which keeps only 8 of 16 bits and accepts a truncated file.
@@ -203,7 +203,7 @@ def png_samples(data: bytes, largest_mb: int = LARGEST_MB) -> NDArray[np.uint8] 
         pixels, samples = head.width * head.height, _SAMPLES.get(data[25], 4)
     of_a_pixel = samples * (2 if is_16_bit_png(data) else 1)
     of_a_pixel = of_a_pixel if samples == 1 else max(of_a_pixel, _IN_PILLOW)
-    refuse_oversized_file(pixels * of_a_pixel, picture_limit(largest_mb))
+    refuse_oversized_file(pixels * of_a_pixel, decoded_picture_limit(largest_mb))
     try:
         decoded = png_decode(data)
     except RuntimeError:
@@ -214,7 +214,7 @@ def png_samples(data: bytes, largest_mb: int = LARGEST_MB) -> NDArray[np.uint8] 
 
 
 def is_16_bit_png(head: bytes) -> bool:
-    """Return True if the first bytes of a file, from :func:`read_head`, are those of a PNG with 16-bit samples."""
+    """Return True if a file's first bytes, from :func:`read_first_bytes`, are those of a PNG with 16-bit samples."""
     return head.startswith(_PNG) and head[24:25] == b"\x10"
 
 
@@ -235,12 +235,12 @@ def _convert_mode(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def decode_to_form(content: bytes | Path, form: ImageForm) -> NDArray[np.uint8]:
+def decode_to_format(content: bytes | Path, form: DecodedImageFormat) -> NDArray[np.uint8]:
     """Decode one image file and convert it to a data set's format; raises the errors of :func:`decode_picture`."""
-    return fit_to_form(decode_picture(content, form.rendering, form.size), form)
+    return fit_to_format(decode_picture(content, form.rendering, form.size), form)
 
 
-def fit_to_form(image: Image.Image, form: ImageForm) -> NDArray[np.uint8]:
+def fit_to_format(image: Image.Image, form: DecodedImageFormat) -> NDArray[np.uint8]:
     """Convert a picture to a data set's size and colour: bilinear resizing, padding with black unless stretched."""
     mode = "RGB" if form.color else "L"
     image = image if image.mode == "L" else _convert_mode(image, mode)  # grey is converted to colour after resizing
@@ -263,10 +263,10 @@ def resize_images(images: NDArray[np.uint8], size: int | None, resize: Resize) -
     """Resize images ``(n, height, width[, 3])`` to ``size``; return the same array if they already have it."""
     if size is None or images.shape[1:3] == (size, size):
         return images
-    form = ImageForm(size, images.ndim == 4, resize)
+    form = DecodedImageFormat(size, images.ndim == 4, resize)
     result = np.empty((len(images), *form.shape), dtype=np.uint8)
     for row, image in enumerate(images):
-        result[row] = fit_to_form(Image.fromarray(image), form)
+        result[row] = fit_to_format(Image.fromarray(image), form)
     return result
 
 
@@ -305,7 +305,7 @@ def check_skip_budget(where: str, skipped: Sequence[SkippedImage], total: int, b
     raise BadInput([Fault(where, problem, remedy, cause="unreadable")])
 
 
-def is_grey(image: NDArray[np.uint8]) -> bool:
+def is_grey_picture(image: NDArray[np.uint8]) -> bool:
     """Return True if a picture ``(height, width[, 3])`` has no colour except noise."""
     if image.ndim == 2:
         return True

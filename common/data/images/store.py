@@ -36,17 +36,17 @@ from common.data.images.pixel_cache import (
     content_key,
     keyed_hash,
     make_marked_folder,
-    remove_forms,
-    remove_unused,
+    remove_all_caches,
+    remove_unused_caches,
 )
 from common.data.images.reading import (
     BLANK,
-    ImageForm,
+    DecodedImageFormat,
     decode_picture,
-    fit_to_form,
+    explain_decoding_error,
+    fit_to_format,
     is_nifti,
-    read_head,
-    unreadable_reason,
+    read_first_bytes,
 )
 from common.errors import BadInput, Fault
 from common.system.files import is_disk_full
@@ -124,7 +124,7 @@ class FileIdentity:
     changed: float = 0.0
 
     @classmethod
-    def of(cls, path: Path) -> "FileIdentity | None":
+    def from_path(cls, path: Path) -> "FileIdentity | None":
         """Return the identity of a file on this machine's disk; None if it does not exist."""
         try:
             status = path.stat()
@@ -167,7 +167,7 @@ Read = Callable[[int], bytes | Path]
 def decode_pictures(
     names: Sequence[str],
     read: Read,
-    form: ImageForm,
+    form: DecodedImageFormat,
     store: DecodedImageStore = IN_MEMORY,
     connection: AbstractContextManager[object] | None = None,
     identify: Callable[[int], FileIdentity | None] = lambda row: None,
@@ -188,9 +188,9 @@ def decode_pictures(
     sizes = [identity.size for identity in work.identities if identity]
     small = None not in sizes and len(sizes) == len(names) and sum(filter(None, sizes)) < SMALL_BYTES
     if store.folder is not None and names and not small:
-        with _cache_errors(store):
-            return work.in_cache(store.folder)
-    return work.in_memory()
+        with _handle_cache_errors(store):
+            return work.decode_into_cache(store.folder)
+    return work.decode_into_memory()
 
 
 class _PictureDecoding:
@@ -200,7 +200,7 @@ class _PictureDecoding:
         self,
         names: Sequence[str],
         read: Read,
-        form: ImageForm,
+        form: DecodedImageFormat,
         store: DecodedImageStore,
         connection: AbstractContextManager[object],
         identify: Callable[[int], FileIdentity | None],
@@ -211,13 +211,13 @@ class _PictureDecoding:
         self.places = np.full(len(names), -1, np.intp)
         self.reasons, self.blank = dict[int, str](), set[int]()
 
-    def in_memory(self) -> DecodedPictures:
+    def decode_into_memory(self) -> DecodedPictures:
         """Decode all pictures into one array.
 
         Raises:
             BadInput: If the array exceeds the memory limit of this process.
         """
-        images = allocate_pictures(len(self.names), self.form.shape, self.store)
+        images = allocate_picture_array(len(self.names), self.form.shape, self.store)
         self.places[:] = -1  # left over from a cache that failed
         self.reasons.clear()
         self.blank.clear()
@@ -235,7 +235,7 @@ class _PictureDecoding:
                 if is_blank:
                     self.blank.add(row)
             except Exception as error:  # any error of a decoder on a damaged file: continue with the others
-                self.reasons[row] = unreadable_reason(error)
+                self.reasons[row] = explain_decoding_error(error)
 
         self._decode_in_threads(range(len(self.names)), decode)
         # Only a slice of each volume was read: compare whole files of volumes with equal slices.
@@ -246,7 +246,7 @@ class _PictureDecoding:
             self.places[row] = first.setdefault(key, row)
         return self._collect_decoded_pictures(images)
 
-    def in_cache(self, root: Path) -> DecodedPictures:
+    def decode_into_cache(self, root: Path) -> DecodedPictures:
         """Decode the pictures that the cache lacks, and return all of them from the cache.
 
         Raises:
@@ -255,13 +255,13 @@ class _PictureDecoding:
         """
         open_cache = partial(_open_cache, self.store, root, asdict(self.form), self.form.shape)
         cache = open_cache()
-        if missing := self._find_rows(cache, cache.rows_by_content()):
+        if missing := self._find_cached_rows(cache, cache.rows_by_content()):
             cache = _make_cache_room(cache, len(missing), len(self.names), self.store, open_cache)
             with cache.open_for_writing(
                 lambda: self.store.tell("another program decodes these images: waiting for it")
             ) as out:
-                missing = self._find_rows(cache, out.places)
-                out.reserve(len(missing))
+                missing = self._find_cached_rows(cache, out.places)
+                out.reserve_rows(len(missing))
                 decoder = _PictureDecodingIntoCache(self, cache, out)
                 self._decode_in_threads(missing, decoder.decode)
         _print_cache_location(self.store, cache.folder.parent, len(self.names), len(missing))
@@ -270,16 +270,18 @@ class _PictureDecoding:
     def read_content(self, number: int) -> bytes | Path:
         """Return the bytes of a picture, or the path if it is a NIfTI volume, of which only a slice is read."""
         content = self.read(number)
-        return content.read_bytes() if isinstance(content, Path) and not is_nifti(read_head(content)) else content
+        return (
+            content.read_bytes() if isinstance(content, Path) and not is_nifti(read_first_bytes(content)) else content
+        )
 
     def decode(self, content: bytes | Path) -> tuple[NDArray[np.uint8], bool]:
         """Decode a picture to the data set's format; the second result is True if it is one uniform grey."""
         image = decode_picture(content, self.form.rendering, self.form.size)
-        return fit_to_form(image, self.form), image.info.get(BLANK, False)
+        return fit_to_format(image, self.form), image.info.get(BLANK, False)
 
-    def _find_rows(self, cache: PixelCache, rows: dict[bytes, int]) -> list[int]:
+    def _find_cached_rows(self, cache: PixelCache, rows: dict[bytes, int]) -> list[int]:
         """Look up which pictures are in the cache, and return the positions of those that are not."""
-        files, blank, missing = cache.content_keys_by_file(), cache.blank(), list[int]()
+        files, blank, missing = cache.content_keys_by_file(), cache.blank_content_keys(), list[int]()
         self.places[:] = -1
         self.blank.clear()
         for number, identity in enumerate(self.identities):
@@ -319,7 +321,7 @@ class _PictureDecodingIntoCache:
     """Decodes pictures into a cache; of several identical files only one is decoded."""
 
     def __init__(self, work: _PictureDecoding, cache: PixelCache, out: CacheRowWriter) -> None:
-        self.work, self.cache, self.out, self.blank = work, cache, out, cache.blank()
+        self.work, self.cache, self.out, self.blank = work, cache, out, cache.blank_content_keys()
         self._busy, self._changed = set[bytes](), threading.Condition()
 
     def decode(self, number: int) -> None:
@@ -329,25 +331,25 @@ class _PictureDecodingIntoCache:
             content = work.read_content(number)
             key = self.cache.content_key(content)
         except Exception as error:  # any error of a disk or PACS: continue with the other pictures
-            work.reasons[number] = unreadable_reason(error)
+            work.reasons[number] = explain_decoding_error(error)
             return
         with self._lock_content(key):
             if key not in self.out.places:
                 try:
                     picture, is_blank = work.decode(content)
                 except Exception as error:  # any error of a decoder on a damaged file
-                    work.reasons[number] = unreadable_reason(error)
+                    work.reasons[number] = explain_decoding_error(error)
                     return
                 if is_blank:
-                    self.out.add_blank(key)
+                    self.out.record_blank_picture(key)
                     self.blank.add(key)
-                self.out.add(key, picture)
+                self.out.add_picture(key, picture)
         work.places[number] = self.out.places[key]
         if key in self.blank:
             work.blank.add(number)
         before = work.identities[number]
         if before and before == work.identify(number) and began - before.changed > SETTLED_S:
-            self.out.note_file_content(self.cache.hash_file_identity(before.about), key)
+            self.out.record_file_content_key(self.cache.hash_file_identity(before.about), key)
 
     @contextmanager
     def _lock_content(self, key: bytes) -> Iterator[None]:
@@ -384,7 +386,7 @@ class DecodingProgress:
         self._tell(f"decoding images: {self._done:,} of {self._total:,}, {rate:,.0f} a second, {rest} left")
 
 
-def allocate_pictures(count: int, shape: tuple[int, ...], store: DecodedImageStore) -> NDArray[np.uint8]:
+def allocate_picture_array(count: int, shape: tuple[int, ...], store: DecodedImageStore) -> NDArray[np.uint8]:
     """Allocate an array ``(count, *shape)``; raise :class:`BadInput` if it exceeds this process's memory limit."""
     needed, room = count * math.prod(shape), int(SHARE_OF_MEMORY * available_memory())
     if needed > room:
@@ -417,9 +419,9 @@ def cache_large_file_pictures(
     Raises:
         BadInput: If the cache has no room for the pictures.
     """
-    if store.folder is None or (identity := FileIdentity.of(file)) is None:
+    if store.folder is None or (identity := FileIdentity.from_path(file)) is None:
         return None
-    with _cache_errors(store):
+    with _handle_cache_errors(store):
         open_cache = partial(_open_cache, store, store.folder, form, tuple(form["shape"]))
         cache = open_cache()
         whole, began = cache.content_keys_by_file().get(cache.hash_file_identity(identity.about)), time.time()
@@ -433,13 +435,13 @@ def cache_large_file_pictures(
                 lambda: store.tell("another program reads these images: waiting for it")
             ) as out:
                 written = [number for number, key in enumerate(keys) if key not in out.places]
-                out.reserve(len(written))
+                out.reserve_rows(len(written))
                 progress, following = DecodingProgress(len(written), store.tell), iter(written)
                 for picture in chain.from_iterable(read(np.array(written, np.intp)) if written else ()):
-                    out.add(keys[next(following)], picture)
+                    out.add_picture(keys[next(following)], picture)
                     progress.advance()
-                if began - identity.changed > SETTLED_S and identity == FileIdentity.of(file):
-                    out.note_file_content(cache.hash_file_identity(identity.about), content)
+                if began - identity.changed > SETTLED_S and identity == FileIdentity.from_path(file):
+                    out.record_file_content_key(cache.hash_file_identity(identity.about), content)
                 places = out.places
         _print_cache_location(store, cache.folder.parent, len(keys), len(written))
         return cache.map_rows(), np.array([places[key] for key in keys], np.intp)
@@ -447,7 +449,7 @@ def cache_large_file_pictures(
 
 
 @contextmanager
-def _cache_errors(store: DecodedImageStore) -> Iterator[None]:
+def _handle_cache_errors(store: DecodedImageStore) -> Iterator[None]:
     """Catch errors of the cache folder inside the ``with`` block and print a warning; the caller then uses memory.
 
     Raises:
@@ -498,10 +500,10 @@ def _make_cache_room(
     """
     root, needed = cache.folder.parent, missing * cache.row_bytes
     free = min(store.limit_bytes - cached_pixel_bytes(root), shutil.disk_usage(root).free - SPARE_BYTES)
-    if needed <= free or remove_unused(root, needed - free, spare=cache.folder):
+    if needed <= free or remove_unused_caches(root, needed - free, spare=cache.folder):
         return cache
     cache.close()
-    if remove_unused(root, count * cache.row_bytes - free):
+    if remove_unused_caches(root, count * cache.row_bytes - free):
         return open_cache()
     problem = (
         f"has room for {format_bytes(max(0, free))}, and {count_with_noun(missing, 'image')} take "
@@ -516,7 +518,7 @@ def _make_cache_room(
     raise BadInput([Fault(str(root), problem, limit + remedy)])
 
 
-def remove_store(folder: Path) -> bool:
+def remove_image_store(folder: Path) -> bool:
     """Remove the decoded pictures below a folder; a link goes too, and a folder if nothing else is in it.
 
     Returns:
@@ -526,7 +528,7 @@ def remove_store(folder: Path) -> bool:
         OSError: If a file cannot be removed.
     """
     place = folder.resolve()
-    removed = [remove_forms(root) for root in (place / _INSIDE, place)]
+    removed = [remove_all_caches(root) for root in (place / _INSIDE, place)]
     if folder.is_symlink():
         folder.unlink()
     return any(removed)

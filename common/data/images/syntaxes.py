@@ -34,7 +34,7 @@ def is_available(syntax: str) -> bool:
 
 
 @cache
-def register() -> None:
+def register_decoder() -> None:
     """Register our decoder with pydicom, once per process."""
     for syntax in DECODER_DEPENDENCIES:
         get_decoder(syntax).add_plugin(NAME, (__name__, "decode_frame"))
@@ -102,11 +102,11 @@ because damaged frames crash the process.
 """
 
 
-def is_readable(syntax: str) -> bool:
+def is_syntax_readable(syntax: str) -> bool:
     """Return True if the installed libraries can decode pixels in this transfer syntax."""
     if syntax not in READ_BY:
         return False
-    register()
+    register_decoder()
     return not READ_BY[syntax] or READ_BY[syntax] in get_decoder(syntax).available_plugins
 
 

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from common.data.base.image_set import Splits
 from common.data.base.splits import PatientIndex
-from common.data.partition.checks import empty_site_faults, several_class_faults
+from common.data.partition.checks import empty_site_faults, single_class_faults
 from common.data.partition.division import (
     PartitionedDataset,
     SitePartition,
     gather_site_images,
-    site_names,
+    numbered_site_names,
     without_skipped_list,
 )
 from common.data.partition.spec import DirichletSpec, LabelPartitionSpec
@@ -28,7 +28,7 @@ Ends = Callable[[Shares, int], NDArray[np.intp]]
 Random = np.random.RandomState | np.random.Generator
 
 
-def practical_shares(classes: int, sites: int, random: np.random.RandomState) -> Shares:
+def draw_practical_shares(classes: int, sites: int, random: np.random.RandomState) -> Shares:
     """Draw proportions ``(classes, sites)``: of each class one site gets 80 %, another 10 %, and the rest 1 % each."""
     share = np.array([0.01] * (sites - 2) + [0.1, 0.8])
     rows = []
@@ -38,7 +38,7 @@ def practical_shares(classes: int, sites: int, random: np.random.RandomState) ->
     return np.stack(rows)
 
 
-def pathological_shares(classes: int, sites: int, random: np.random.RandomState) -> Shares:
+def draw_pathological_shares(classes: int, sites: int, random: np.random.RandomState) -> Shares:
     """Draw proportions ``(classes, sites)`` in which each site has two classes, with random shares per class.
 
     The classes come from shuffled lists of all classes, one list after the other, two classes per site. A site whose
@@ -54,12 +54,12 @@ def pathological_shares(classes: int, sites: int, random: np.random.RandomState)
     return shares
 
 
-def ends_rounded_down(share: Shares, count: int) -> NDArray[np.intp]:
+def slice_ends_rounded_down(share: Shares, count: int) -> NDArray[np.intp]:
     """Return where each site's slice of ``count`` patients ends; sizes are rounded down, so some may be left over."""
     return np.cumsum((share * count).astype(np.intp))
 
 
-def part_ends_without_remainder(share: Shares, count: int) -> NDArray[np.intp]:
+def slice_ends_without_remainder(share: Shares, count: int) -> NDArray[np.intp]:
     """Return where each site's slice of ``count`` patients ends; the last ends at ``count``, so none is left over."""
     ends = (np.cumsum(share) * count).astype(np.intp)
     ends[-1] = count
@@ -73,7 +73,7 @@ def distribute_patients(
 
     Args:
         classes: ``(n,)`` class of each patient.
-        ends: :func:`ends_rounded_down` or :func:`part_ends_without_remainder`.
+        ends: :func:`slice_ends_rounded_down` or :func:`slice_ends_without_remainder`.
 
     Returns:
         The patient numbers of each site.
@@ -94,21 +94,24 @@ def partition_by_label(splits: Splits, spec: LabelPartitionSpec, seed: int) -> P
     Raises:
         BadInput: If images have several classes, or (with other proportions) a site gets no training or no test image.
     """
-    raise_faults([*several_class_faults("training", splits.train), *several_class_faults("test", splits.test)])
+    raise_faults([*single_class_faults("training", splits.train), *single_class_faults("test", splits.test)])
     classes = len(splits.class_names)
     random: Random
     if isinstance(spec, DirichletSpec):
         random = generator = np.random.default_rng(seed)
-        shares, ends = generator.dirichlet(np.full(spec.sites, spec.alpha), classes), part_ends_without_remainder
+        shares, ends = generator.dirichlet(np.full(spec.sites, spec.alpha), classes), slice_ends_without_remainder
     else:
         random = legacy = np.random.RandomState(seed % (1 << 32))
-        draw = practical_shares if spec.shards == "practical" else pathological_shares
-        shares, ends = draw(classes, spec.sites, legacy), ends_rounded_down
-    train_patients, test_patients = PatientIndex.of(splits.train), PatientIndex.of(splits.test)
+        draw = draw_practical_shares if spec.shards == "practical" else draw_pathological_shares
+        shares, ends = draw(classes, spec.sites, legacy), slice_ends_rounded_down
+    train_patients, test_patients = PatientIndex.from_images(splits.train), PatientIndex.from_images(splits.test)
     trains, tests = (
         distribute_patients(part.classes, shares, ends, random) for part in (train_patients, test_patients)
     )
-    sites, remedy = site_names("site", spec.sites), "Take fewer sites, more images, another seed, or more even shares."
+    sites, remedy = (
+        numbered_site_names("site", spec.sites),
+        "Take fewer sites, more images, another seed, or more even shares.",
+    )
     empty_sites = tuple(site for site, of_site in zip(sites, trains, strict=True) if not len(of_site))
     if isinstance(spec, DirichletSpec) and len(empty_sites) < len(sites):
         dealt = [place for place, of_site in enumerate(trains) if len(of_site)]

@@ -15,7 +15,7 @@ from common.data.partition.division import (
     PartitionedDataset,
     SitePartition,
     gather_site_images,
-    site_names,
+    numbered_site_names,
     without_skipped_list,
 )
 from common.data.partition.spec import TaskPartitionSpec
@@ -28,7 +28,7 @@ def partition_by_task(splits: Splits, spec: TaskPartitionSpec) -> PartitionedDat
     Raises:
         BadInput: If the data is no mixture, or a class has too few patients for so many sites.
     """
-    pool, patients = splits.train, PatientIndex.of(splits.train)
+    pool, patients = splits.train, PatientIndex.from_images(splits.train)
     if "" in pool.sources:
         problem = "the data does not say which task each image belongs to."
         raise BadInput([Fault("partition.kind", problem, 'Take kind = "mixture" in [data].')])
@@ -37,16 +37,16 @@ def partition_by_task(splits: Splits, spec: TaskPartitionSpec) -> PartitionedDat
     task_of = pool.sources[patients.first]  # (patients,)
     for task in dict.fromkeys(task_of.tolist()):
         members = _limit_patients(np.flatnonzero(task_of == task), splitter, spec)
-        rest, taken_off = splitter.split_off(members, spec.server_fraction, f'Task "{task}"')
+        rest, taken_off = splitter.split_off_fraction(members, spec.server_fraction, f'Task "{task}"')
         of_coordinator.append(taken_off)
         # Classes that are labelled in at least one image of the task.
         annotated = ~np.isnan(pool.labels[pool.sources == task]).all(axis=0)  # (classes,)
         class_names = tuple(sorted(np.array(pool.class_names)[annotated].tolist()))
         of_sites = _distribute_task_patients(rest, splitter, spec)
-        for site, of_site in zip(site_names(task, len(of_sites)), of_sites, strict=True):
-            sites[site] = class_names, splitter.split_in_three(of_site, f'Site "{site}"')
+        for site, of_site in zip(numbered_site_names(task, len(of_sites)), of_sites, strict=True):
+            sites[site] = class_names, splitter.split_train_validation_test(of_site, f'Site "{site}"')
     server, others = (
-        splitter.split_in_three(np.concatenate(of_coordinator), "The coordinator"),
+        splitter.split_train_validation_test(np.concatenate(of_coordinator), "The coordinator"),
         without_skipped_list(pool),
     )
     names = sorted(sites)

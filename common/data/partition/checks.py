@@ -28,7 +28,7 @@ def partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> list[Fa
     """Check partition settings against the data set's class names; faults name keys like ``"partition.shared"``."""
     match spec:
         case ClassSubsetsSpec():
-            return _subset_faults(class_names, spec)
+            return _class_subset_faults(class_names, spec)
         case ClassListsSpec():
             where = "partition.lists"
             faults = [
@@ -38,16 +38,19 @@ def partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> list[Fa
             ]
             return faults + unannotated_class_faults(class_names, spec.lists, where, "Give each class to some site.")
         case ClassTableSpec():
-            return _table_faults(class_names, spec)
+            return _paper_table_faults(class_names, spec)
         case RandomOwnersSpec():
-            return _count_faults(spec)
+            return _site_count_faults(spec)
         case MissingClassesSpec():
             left = len(class_names) - spec.missing
             if left < 1:
                 problem = f"{spec.missing} missing classes leave none of {len(class_names)} to a site."
                 remedy = f"Take at most {len(class_names) - 1}."
-                return [*_count_faults(spec), Fault("partition.missing", problem, remedy)]
-            return [*_count_faults(spec), *(_too_few_sites_faults(class_names, spec.sites, left) if spec.sites else [])]
+                return [*_site_count_faults(spec), Fault("partition.missing", problem, remedy)]
+            return [
+                *_site_count_faults(spec),
+                *(_too_few_sites_faults(class_names, spec.sites, left) if spec.sites else []),
+            ]
         case LabelSkewSpec() if spec.shards == "pathological":
             return _too_few_sites_faults(class_names, spec.sites, 2)
         case LabelSkewSpec() if spec.sites > 12:
@@ -58,14 +61,14 @@ def partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> list[Fa
             return []
 
 
-def _count_faults(spec: ClassSubsetsSpec | RandomOwnersSpec | MissingClassesSpec) -> list[Fault]:
+def _site_count_faults(spec: ClassSubsetsSpec | RandomOwnersSpec | MissingClassesSpec) -> list[Fault]:
     if spec.sites is None and spec.images == "patients":
         return [Fault("partition.sites", "the number of sites is missing.", 'Only images = "source" implies it.')]
     return []
 
 
-def _subset_faults(class_names: Sequence[str], spec: ClassSubsetsSpec) -> list[Fault]:
-    faults = _count_faults(spec)
+def _class_subset_faults(class_names: Sequence[str], spec: ClassSubsetsSpec) -> list[Fault]:
+    faults = _site_count_faults(spec)
     if isinstance(spec.shared, tuple):
         faults += unknown_class_faults("partition.shared", spec.shared, class_names)
         shared = len(set(spec.shared))
@@ -95,7 +98,7 @@ def unannotated_class_faults(class_names: Sequence[str], lists: ClassLists, wher
     return [Fault(where, f"no site annotates {quote_names(orphans)}.", remedy)] if orphans else []
 
 
-def _table_faults(class_names: Sequence[str], spec: ClassTableSpec) -> list[Fault]:
+def _paper_table_faults(class_names: Sequence[str], spec: ClassTableSpec) -> list[Fault]:
     faults = []
     rows = TABLES[spec.table]
     if spec.row not in rows:
@@ -112,7 +115,7 @@ def _table_faults(class_names: Sequence[str], spec: ClassTableSpec) -> list[Faul
     return faults
 
 
-def site_faults(splits: Splits, spec: ClassPartitionSpec, sites: Sequence[str]) -> list[Fault]:
+def site_data_faults(splits: Splits, spec: ClassPartitionSpec, sites: Sequence[str]) -> list[Fault]:
     """Check that the loaded data has enough patients for the sites, or the centres that the partition names."""
     if spec.images == "source":
         return _centre_faults(splits, spec, sites)
@@ -155,7 +158,7 @@ def empty_site_faults(sites: Sequence[str], rows: Sequence[Rows], part: str, rem
     return [Fault("partition.sites", problem, remedy)] if empty else []
 
 
-def several_class_faults(part: str, images: ImageSet) -> list[Fault]:
+def single_class_faults(part: str, images: ImageSet) -> list[Fault]:
     """Return a fault if some images do not have exactly one class."""
     count = int(((images.labels == 1).sum(axis=1) != 1).sum())
     problem = f"deals images by their one class, but {count} of {len(images)} {part} images have none or several."

@@ -50,10 +50,10 @@ def site_images(splits: Splits, part: SitePartition) -> Splits:
     """Return the images of a site, with only the label columns that it annotates."""
     test = splits.test if part.test is None else splits.test.select_rows(part.test)
     sets = (splits.train.select_rows(part.train), splits.validation.select_rows(part.validation), test)
-    return Splits(*(images.only_classes(part.class_names) for images in sets))
+    return Splits(*(images.select_label_columns(part.class_names) for images in sets))
 
 
-def site_names(stem: str, count: int) -> tuple[str, ...]:
+def numbered_site_names(stem: str, count: int) -> tuple[str, ...]:
     """Return numbered site names, padded so that they sort by number: ``("site-01", ..., "site-12")``."""
     return tuple(f"{stem}-{number:0{len(str(count))}}" for number in range(1, count + 1))
 

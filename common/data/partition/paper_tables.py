@@ -11,7 +11,7 @@ from common.data.tables.class_names import NIH_CLASSES
 Lists = tuple[tuple[int, ...], ...]
 
 
-def _parse_lists(text: str) -> Lists:
+def _parse_class_lists(text: str) -> Lists:
     return tuple(tuple(map(int, site.split())) for site in text.split("|"))
 
 
@@ -25,7 +25,7 @@ _BY_SITES = {
     10: ("0 1 5 6 13 | 2 3 4 10 13 | 6 7 12 | 3 4 6 9 11 12 | 1 3 5 6 8 | 1 11 13 | 4 5 8 | 2 7 12 | 6 8 9 | 2 7 12"),
 }
 """The classes of each site, by the number of sites."""
-_UNSHARED = _parse_lists("2 3 4 | 0 5 10 | 1 9 11 12 | 6 7 8 13")
+_UNSHARED = _parse_class_lists("2 3 4 | 0 5 10 | 1 9 11 12 | 6 7 8 13")
 _SHARED = {
     1: (),
     2: (13,),
@@ -38,7 +38,7 @@ _SHARED = {
 """The classes that all four sites share, besides those in ``_UNSHARED``, by the number of the experiment."""
 
 TABLES: dict[Literal["clients", "shared"], dict[int, Lists]] = {
-    "clients": {sites: _parse_lists(text) for sites, text in _BY_SITES.items()},
+    "clients": {sites: _parse_class_lists(text) for sites, text in _BY_SITES.items()},
     "shared": {
         run: tuple(tuple(sorted({*unshared, *shared})) for unshared in _UNSHARED) for run, shared in _SHARED.items()
     },

@@ -20,10 +20,10 @@ from common.data.partition.checks import (
     ClassLists,
     empty_site_faults,
     partition_faults,
-    site_faults,
+    site_data_faults,
     unannotated_class_faults,
 )
-from common.data.partition.division import PartitionedDataset, SitePartition, site_names
+from common.data.partition.division import PartitionedDataset, SitePartition, numbered_site_names
 from common.data.partition.paper_tables import TABLES, paper_class_lists
 from common.data.partition.spec import (
     ClassListsSpec,
@@ -113,8 +113,8 @@ def partition_by_class(splits: Splits, spec: ClassPartitionSpec, seed: int) -> t
     else:
         count = len(TABLES[spec.table][spec.row]) if isinstance(spec, ClassTableSpec) else spec.sites
         assert count is not None, "partition_faults has seen to it"
-        sites = site_names("site", count)
-    raise_faults(site_faults(splits, spec, sites))
+        sites = numbered_site_names("site", count)
+    raise_faults(site_data_faults(splits, spec, sites))
     if spec.images == "source":
         dealt = [[np.flatnonzero(part.sources == site) for site in sites] for part in (splits.train, splits.validation)]
     else:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from common.data.base.image_set import ImageSet, Splits, placeholder_patients
 from common.data.base.spec import DigitsSpec, PhantomSpec
-from common.data.base.splits import split_by_patient
+from common.data.base.splits import split_images_by_patient
 from common.data.images.reading import resize_images
 
 
@@ -35,7 +35,7 @@ def load_digits(spec: DigitsSpec) -> Splits:
         patients=placeholder_patients(len(images)),
         sources=np.full(len(images), ""),
     )
-    return split_by_patient(everything, spec.split_seed)
+    return split_images_by_patient(everything, spec.split_seed)
 
 
 @functools.lru_cache(maxsize=1)
@@ -78,7 +78,7 @@ _BATCH = 100
 
 def load_phantom(spec: PhantomSpec) -> Splits:
     """Draw synthetic radiographs, with 1 to 3 images per patient, and split them by patient."""
-    return split_by_patient(
+    return split_images_by_patient(
         draw_phantoms(spec.images, spec.image_size, np.random.default_rng(spec.seed)), spec.split_seed
     )
 
@@ -131,16 +131,16 @@ class PhantomAnatomy:
     def draw(cls, patient: NDArray[np.intp], random: Random) -> "PhantomAnatomy":
         """Draw one anatomy per patient, and repeat it for each image of the patient."""
 
-        def of_patient(low: float, high: float) -> Plane:
+        def draw_per_patient(low: float, high: float) -> Plane:
             values = random.uniform(low, high, size=int(patient.max()) + 1)[patient]
             return values.astype(np.float32).reshape(-1, 1, 1)
 
         return cls(
-            width=of_patient(0.8, 0.92),
-            lung_height=of_patient(0.66, 0.76),
-            heart=of_patient(0.19, 0.27),
-            diaphragm=of_patient(0.45, 0.64),
-            rib_spacing=of_patient(3.6, 4.6),
+            width=draw_per_patient(0.8, 0.92),
+            lung_height=draw_per_patient(0.66, 0.76),
+            heart=draw_per_patient(0.19, 0.27),
+            diaphragm=draw_per_patient(0.45, 0.64),
+            rib_spacing=draw_per_patient(3.6, 4.6),
         )
 
     def select_rows(self, batch: slice) -> "PhantomAnatomy":
@@ -166,7 +166,7 @@ class PhantomScene:
     draw: Callable[[float, float], Plane]
     texture: Callable[[int], Plane]
 
-    def side(self) -> Plane:
+    def draw_side(self) -> Plane:
         """Draw a side of the body per image: -1 (left in the image) or 1."""
         return np.where(self.draw(-1, 1) < 0, np.float32(-1), np.float32(1))
 
@@ -178,19 +178,19 @@ def _render_images(
     count = len(findings)
     has = {name: findings[:, place].reshape(-1, 1, 1) for place, name in enumerate(PHANTOM_CLASSES)}
 
-    def draw(low: float, high: float) -> Plane:
+    def draw_uniform(low: float, high: float) -> Plane:
         return random.uniform(low, high, size=(count, 1, 1)).astype(np.float32)
 
-    def texture(grains: int) -> Plane:
+    def draw_texture(grains: int) -> Plane:
         return _draw_smooth_noise(count, size, grains, random)
 
-    x, y = _draw_pose(size, draw)
-    emphysema = has["Emphysema"] * draw(0.2, 0.8)
-    scene = PhantomScene(x, y, _draw_lungs(x, y, anatomy, emphysema), draw, texture)
+    x, y = _draw_pose(size, draw_uniform)
+    emphysema = has["Emphysema"] * draw_uniform(0.2, 0.8)
+    scene = PhantomScene(x, y, _draw_lungs(x, y, anatomy, emphysema), draw_uniform, draw_texture)
     body = _soft_step(1 - np.square(np.square(x / anatomy.width)) - np.abs(np.minimum(y + 0.05, 0)) ** 6, 6)
     density = 0.62 * body
-    density -= scene.lungs * (draw(0.31, 0.4) + 0.12 * emphysema)
-    vessels = scene.lungs * (0.035 * texture(16) + 0.05 * _draw_hilar_vessels(scene))
+    density -= scene.lungs * (draw_uniform(0.31, 0.4) + 0.12 * emphysema)
+    vessels = scene.lungs * (0.035 * draw_texture(16) + 0.05 * _draw_hilar_vessels(scene))
     vessels *= 1 - 0.6 * emphysema
     density += vessels
     density += has["Edema"] * _draw_edema(scene) + has["Consolidation"] * _draw_consolidation(scene)
@@ -206,7 +206,7 @@ def _render_images(
     effusion = has["Effusion"] * _draw_effusion(scene, anatomy) * body
     density += effusion * np.maximum(0.68 - density, 0)
     density += has["Device"] * body * _draw_device(scene)
-    return _apply_exposure(density, draw, texture, random)
+    return _apply_exposure(density, draw_uniform, draw_texture, random)
 
 
 def _draw_pose(size: int, draw: Callable[[float, float], Plane]) -> tuple[Plane, Plane]:
@@ -269,7 +269,7 @@ def _draw_spine_and_heart(scene: PhantomScene, anatomy: PhantomAnatomy, cardiome
 def _draw_round_shadow(scene: PhantomScene, least: float, most: float, brightness: float) -> Plane:
     """Draw a round shadow at a random place in a lung, with a slightly irregular rim if it is large."""
     radius = scene.draw(least, most)
-    x, y = scene.side() * scene.draw(0.34, 0.6), scene.draw(-0.5, 0.25)
+    x, y = scene.draw_side() * scene.draw(0.34, 0.6), scene.draw(-0.5, 0.25)
     distance: Plane = np.hypot(scene.x - x, scene.y - y) * (1 + radius * scene.texture(8))
     disc = _soft_step(1 - distance / radius, 7) * (0.25 + 0.75 * scene.lungs)
     return scene.draw(0.75, 1.1) * brightness * disc
@@ -277,7 +277,7 @@ def _draw_round_shadow(scene: PhantomScene, least: float, most: float, brightnes
 
 def _draw_consolidation(scene: PhantomScene) -> Plane:
     """Draw a patchy white area with blurred edges in one lung."""
-    x, y = scene.side() * scene.draw(0.36, 0.52), scene.draw(-0.3, 0.3)
+    x, y = scene.draw_side() * scene.draw(0.36, 0.52), scene.draw(-0.3, 0.3)
     area = np.exp(-(((scene.x - x) / scene.draw(0.2, 0.28)) ** 2) - ((scene.y - y) / scene.draw(0.16, 0.26)) ** 2)
     patches: Plane = np.clip(0.75 + 0.5 * scene.texture(11), 0.1, 1.4)
     return np.asarray(scene.draw(0.3, 0.42) * scene.lungs * area * patches)
@@ -292,7 +292,7 @@ def _draw_edema(scene: PhantomScene) -> Plane:
 
 def _draw_pneumothorax(scene: PhantomScene) -> tuple[Plane, Plane]:
     """Draw air without lung markings beside a collapsed lung, and the thin white line of its pleura."""
-    side = scene.side()
+    side = scene.draw_side()
     across, along = (side * scene.x - 0.3) / scene.draw(0.26, 0.36), (scene.y - 0.25) / scene.draw(0.5, 0.8)
     inside = 1 - across**2 - along**2
     here = _soft_step(side * scene.x - 0.1, 30) * scene.lungs
@@ -302,7 +302,7 @@ def _draw_pneumothorax(scene: PhantomScene) -> tuple[Plane, Plane]:
 
 def _draw_effusion(scene: PhantomScene, anatomy: PhantomAnatomy) -> Plane:
     """Draw fluid above one side of the diaphragm, whose level rises towards the chest wall (meniscus)."""
-    outward = scene.side() * scene.x
+    outward = scene.draw_side() * scene.x
     lateral = np.clip((outward - 0.15) / 0.6, 0, 1.2)
     level = anatomy.diaphragm - scene.draw(0.0, 0.26) - 0.2 * lateral**3
     return (
@@ -314,7 +314,7 @@ def _draw_effusion(scene: PhantomScene, anatomy: PhantomAnatomy) -> Plane:
 
 def _draw_device(scene: PhantomScene) -> Plane:
     """Draw a lead or catheter: a thin bright line from one shoulder down to the heart."""
-    side, end = scene.side(), scene.draw(-0.05, 0.35)
+    side, end = scene.draw_side(), scene.draw(-0.05, 0.35)
     start = scene.draw(0.4, 0.6)
     way = np.clip((scene.y + 0.75) / (end + 0.75), 0, 1)
     line = side * (start * (1 - way) ** 2 + scene.draw(-0.04, 0.06) * way)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PARTS, ImageSet, Splits, concatenate, placeholder_patients
+from common.data.base.image_set import PARTS, ImageSet, Splits, concatenate_image_sets, placeholder_patients
 from common.data.base.spec import CompositesSpec, MixtureSpec, NpzSpec
 from common.data.images.reading import convert_color, resize_images
 from common.data.images.store import DecodedImageStore
@@ -128,7 +128,7 @@ def load_mixture(spec: MixtureSpec, base: Path, store: DecodedImageStore) -> Spl
     class_names = tuple(name for train, *_ in tasks for name in train.class_names)
     return Splits(
         *(
-            concatenate([_add_missing_columns(part, class_names) for part in of_part])
+            concatenate_image_sets([_add_missing_columns(part, class_names) for part in of_part])
             for of_part in zip(*tasks, strict=True)
         )
     )

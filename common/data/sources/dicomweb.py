@@ -7,21 +7,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import patients_by_study
+from common.data.base.image_set import fill_patients_by_study
 from common.data.base.names import array_to_names
 from common.data.base.spec import DicomwebSpec
-from common.data.dicomweb.archive import PacsArchive, PacsImageKey, open_archive
+from common.data.dicomweb.archive import PacsArchive, PacsImageKey, open_pacs_archive
 from common.data.dicomweb.search import UID, ImageLocation
-from common.data.tables.csv import TableColumn, TableColumns, column_faults, read_columns
+from common.data.tables.csv import TableColumn, TableColumns, missing_column_faults, read_columns
 from common.data.tables.files import PictureFiles
 from common.data.tables.labels import (
     LabelTable,
-    assign_parts,
-    blank_faults,
+    assign_split_parts,
+    blank_cell_faults,
+    configured_columns,
     join_similar_patients,
-    parse_cells,
+    parse_table_cells,
     patient_overlap_faults,
-    required_columns,
 )
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.plain_text import count_with_noun
@@ -58,14 +58,14 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> PacsLabelTable:
     """
     columns = read_columns(base / spec.labels, "data.labels", spec.largest_mb)
     named = {key: column for kind, key in _KEYS.items() if (column := getattr(spec, f"{kind}_column"))}
-    raise_faults(column_faults(Path(spec.labels).name, columns, {**named, **required_columns(spec)}))
+    raise_faults(missing_column_faults(Path(spec.labels).name, columns, {**named, **configured_columns(spec)}))
     row_kind = "instance" if spec.instance_column else "study" if spec.study_column else "accession"
-    faults = _repeated_image_faults(columns, _KEYS[row_kind], named[_KEYS[row_kind]])
+    faults = _repeated_identifier_faults(columns, _KEYS[row_kind], named[_KEYS[row_kind]])
     for key, name in named.items():
-        faults += _identifier_faults(key, columns.column(name))
-    cells = parse_cells(spec, columns, faults)
+        faults += _identifier_faults(key, columns.get_column(name))
+    cells = parse_table_cells(spec, columns, faults)
     raise_faults(faults)
-    archive = open_archive(spec, base)
+    archive = open_pacs_archive(spec, base)
     rows, images = _locate_images(spec, columns, archive)
     ids = {image.patient for image in images if image and image.patient}
     # If all images have the same PatientID, it replaces removed names.
@@ -74,11 +74,11 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> PacsLabelTable:
         patients = cells.patients[rows]
     else:  # a row without an image counts as a patient
         of_archive = [image.patient if image and by_archive else "" for image in images]
-        names = patients_by_study(of_archive, [image.study if image else "" for image in images])
+        names = fill_patients_by_study(of_archive, [image.study if image else "" for image in images])
         patients = join_similar_patients(array_to_names(np.array(names, dtype=np.str_)), spec, "data.url", faults)
         raise_faults(faults)
     table = LabelTable(
-        files=PictureFiles.of(
+        files=PictureFiles.from_names(
             archive.cache.folder, [f"{image.instance if image else 'missing'}.dcm" for image in images]
         ),
         labels=cells.labels[rows],
@@ -90,7 +90,7 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> PacsLabelTable:
         reader=archive,
     )
     # Rows without an image take part in the split, and are left out afterwards.
-    table = assign_parts(table, spec)
+    table = assign_split_parts(table, spec)
     raise_faults(patient_overlap_faults("data.split_column", table))
     lines = columns.lines[rows]
     return PacsLabelTable(
@@ -98,10 +98,10 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> PacsLabelTable:
     )
 
 
-def _repeated_image_faults(columns: TableColumns, key: str, name: str) -> list[Fault]:
+def _repeated_identifier_faults(columns: TableColumns, key: str, name: str) -> list[Fault]:
     """Return a fault for rows that name no image (or study), or for an image that several rows name."""
-    column, what = columns.column(name), "image" if key == _KEYS["instance"] else "study"
-    if faults := blank_faults(column, key, what):
+    column, what = columns.get_column(name), "image" if key == _KEYS["instance"] else "study"
+    if faults := blank_cell_faults(column, key, what):
         return faults
     repeated = np.flatnonzero(column.rows_per_cell() > 1).tolist()
     if not repeated:
@@ -125,7 +125,7 @@ def _identifier_faults(key: str, column: TableColumn) -> list[Fault]:
     if not bad:
         return []
     expected = "an AccessionNumber" if key == _KEYS["accession"] else "a UID: digits and dots, 64 at most"
-    lines = column.lines_of(bad)
+    lines = column.lines_of_cells(bad)
     first = column.cells[column.places[np.flatnonzero(column.lines == lines[0])[0]]]
     problem = f'{count_with_noun(len(lines), "line")} without {expected}; line {lines[0]} first, "{first[:70]}".'
     return [Fault(key, problem, "Spreadsheets turn long numbers into others: export the column as text.")]

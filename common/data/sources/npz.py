@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import LARGEST_MB, content_limit, size_problem
+from common.data.base.decoded_size import LARGEST_MB, decoded_content_limit, oversized_file_message
 from common.data.base.image_set import ImageSet, Splits, placeholder_patients
 from common.data.base.names import array_to_names
 from common.data.base.spec import NpzSpec
@@ -23,10 +23,16 @@ from common.data.base.splits import (
     patient_name_faults,
     shared_patient_faults,
 )
-from common.data.images.reading import ImageForm, check_skip_budget, decode_picture, resize_images, unreadable_reason
+from common.data.images.reading import (
+    DecodedImageFormat,
+    check_skip_budget,
+    decode_picture,
+    explain_decoding_error,
+    resize_images,
+)
 from common.data.images.store import DecodedImageStore, cache_large_file_pictures, decode_pictures
-from common.data.sources.npz_file import ArrayHeader, NpzArrays, open_arrays, read_headers
-from common.data.tables.class_names import public_class_names, repeated_name_faults, unknown_class_faults
+from common.data.sources.npz_file import ArrayHeader, NpzArrays, open_npz_arrays, read_npz_headers
+from common.data.tables.class_names import public_dataset_class_names, repeated_name_faults, unknown_class_faults
 from common.data.tables.copies import check_copies
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 
@@ -72,7 +78,7 @@ def array_key_faults(spec: NpzSpec, path: Path, headers: Headers, prefixes: Sequ
     return faults
 
 
-def shape_faults(spec: NpzSpec, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
+def array_shape_faults(spec: NpzSpec, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
     """Return faults for arrays with a wrong type or shape, or a length that differs from the number of images."""
     problems = []
     for prefix in prefixes:
@@ -113,16 +119,18 @@ def array_size_faults(
     for prefix in prefixes:
         memory += _image_count(headers, prefix) * (_OF_A_ROW + _OF_A_LABEL * classes)
         for kind in {"offsets", "labels", spec.patient_key, spec.source_key} - {None}:
-            memory += _MOST_OF_A_VALUE * headers[name].size if (name := f"{prefix}_{kind}") in headers else 0
-        images = headers[f"{prefix}_jpeg" if _has_jpeg_arrays(headers) else f"{prefix}_images"].size
+            memory += _MOST_OF_A_VALUE * headers[name].byte_size if (name := f"{prefix}_{kind}") in headers else 0
+        images = headers[f"{prefix}_jpeg" if _has_jpeg_arrays(headers) else f"{prefix}_images"].byte_size
         if in_memory or _has_jpeg_arrays(headers) or images <= KEPT_BYTES:
             memory += images
         else:
             disk += images
-    return size_faults(path, memory, spec.largest_mb) or size_faults(path, disk, spec.largest_mb, on_disk=True)
+    return content_size_faults(path, memory, spec.largest_mb) or content_size_faults(
+        path, disk, spec.largest_mb, on_disk=True
+    )
 
 
-def size_faults(
+def content_size_faults(
     path: Path, claimed: int, largest_mb: int = LARGEST_MB, where: str = "data.path", *, on_disk: bool = False
 ) -> list[Fault]:
     """Return a fault if the decoded content, ``claimed`` bytes, is too large for a file of this size.
@@ -130,13 +138,13 @@ def size_faults(
     Args:
         on_disk: True if the content goes to the disk piece by piece, so that memory sets no limit.
     """
-    limit = content_limit(path.stat().st_size, largest_mb, in_memory=not on_disk)
+    limit = decoded_content_limit(path.stat().st_size, largest_mb, in_memory=not on_disk)
     subject = "" if where.endswith(path.name) else f"{path.name}: "
     remedy = "If that is right, raise this key; else get the file again, or divide it."
-    return [Fault(where, f"{subject}{size_problem(claimed, limit)}.", remedy)] if claimed > limit else []
+    return [Fault(where, f"{subject}{oversized_file_message(claimed, limit)}.", remedy)] if claimed > limit else []
 
 
-def label_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Fault]:
+def label_value_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Fault]:
     """Return a fault for labels, given by part, of a wrong type or value, or with more classes than class names."""
     if any(array.dtype.kind not in "biuf" for array in labels.values()):
         kinds = ", ".join(
@@ -202,7 +210,7 @@ class NpzPart:
         """Return at most ``limit`` images, sampled in proportion to each combination of labels."""
         if limit is None or limit >= len(self.rows):
             return self
-        return self.select_rows(stratified_rows(self.labels, limit, seed))
+        return self.select_rows(draw_stratified_rows(self.labels, limit, seed))
 
 
 def open_npz(spec: NpzSpec, base: Path) -> tuple[tuple[str, ...], tuple[NpzPart, NpzPart, NpzPart]]:
@@ -211,7 +219,7 @@ def open_npz(spec: NpzSpec, base: Path) -> tuple[tuple[str, ...], tuple[NpzPart,
     Raises:
         BadInput: With the faults of the first stage that fails: array names, shapes, values.
     """
-    headers = read_headers(base / spec.path)
+    headers = read_npz_headers(base / spec.path)
     prefixes = [prefix for prefix in _PREFIXES if prefix != "val" or "val_labels" in headers]
     class_names, parts = _open_parts(spec, base / spec.path, headers, prefixes)
     train, test = parts[0], parts[-1].limit_rows(spec.test_limit, spec.split_seed)
@@ -229,12 +237,12 @@ def _open_parts(
 ) -> tuple[tuple[str, ...], list[NpzPart]]:
     """Read and check the parts with these prefixes; return the class names, and the parts with these classes only."""
     raise_faults(array_key_faults(spec, path, headers, prefixes))
-    raise_faults(shape_faults(spec, headers, prefixes))
-    class_names = spec.classes or public_class_names(path.stem)
+    raise_faults(array_shape_faults(spec, headers, prefixes))
+    class_names = spec.classes or public_dataset_class_names(path.stem)
     raise_faults(array_size_faults(spec, path, headers, prefixes, len(class_names)))
-    with open_arrays(path) as arrays:
+    with open_npz_arrays(path) as arrays:
         labels = {prefix: arrays[f"{prefix}_labels"] for prefix in prefixes}
-        raise_faults(label_faults(labels, class_names))
+        raise_faults(label_value_faults(labels, class_names))
         parts = _make_parts(spec, arrays, labels, len(class_names))
     raise_faults(
         [
@@ -254,7 +262,7 @@ def _open_parts(
 
 
 def _make_parts(spec: NpzSpec, arrays: NpzArrays, labels: Mapping[str, NDArray[Any]], classes: int) -> list[NpzPart]:
-    def column(prefix: str, key: str | None, otherwise: Names) -> Names:
+    def read_column(prefix: str, key: str | None, otherwise: Names) -> Names:
         if key is None:
             return otherwise
         values = arrays[f"{prefix}_{key}"]
@@ -269,15 +277,15 @@ def _make_parts(spec: NpzSpec, arrays: NpzArrays, labels: Mapping[str, NDArray[A
                 prefix,
                 rows=np.arange(count),
                 labels=matrix.astype(np.float32),
-                patients=column(prefix, spec.patient_key, placeholder_patients(count, start)),
-                sources=column(prefix, spec.source_key, np.full(count, "")),
+                patients=read_column(prefix, spec.patient_key, placeholder_patients(count, start)),
+                sources=read_column(prefix, spec.source_key, np.full(count, "")),
             )
         )
         start += count
     return parts
 
 
-def stratified_rows(labels: NDArray[np.float32], limit: int, seed: int) -> NDArray[np.intp]:
+def draw_stratified_rows(labels: NDArray[np.float32], limit: int, seed: int) -> NDArray[np.intp]:
     """Draw ``limit`` rows in total, in proportion to each combination of labels; return them in ascending order.
 
     The r-th of the m shuffled rows of a combination has position ``(r + u) / m``, with one uniform u per combination;
@@ -316,7 +324,7 @@ def load_npz_test(spec: NpzSpec, base: Path, store: DecodedImageStore) -> ImageS
     Raises:
         BadInput: If a check fails; it lists all faults.
     """
-    class_names, parts = _open_parts(spec, base / spec.path, read_headers(base / spec.path), ("test",))
+    class_names, parts = _open_parts(spec, base / spec.path, read_npz_headers(base / spec.path), ("test",))
     (test,) = _read_images(spec, base, parts, class_names, store)
     return test
 
@@ -327,17 +335,17 @@ def _read_images(
     sets, path = [], base / spec.path
     if store.folder is None:
         prefixes = list(dict.fromkeys(part.prefix for part in parts))
-        raise_faults(array_size_faults(spec, path, read_headers(path), prefixes, len(class_names), in_memory=True))
-    with open_arrays(path) as arrays:
+        raise_faults(array_size_faults(spec, path, read_npz_headers(path), prefixes, len(class_names), in_memory=True))
+    with open_npz_arrays(path) as arrays:
         for part in parts:
-            read = _jpeg_images if f"{part.prefix}_jpeg" in arrays else _array_images
+            read = _read_jpeg_images if f"{part.prefix}_jpeg" in arrays else _read_array_images
             sets.append(read(spec, arrays, part, class_names, store))
     skipped = [skip for images in sets for skip in images.skipped]
     check_skip_budget("data.path", skipped, sum(map(len, sets)) + len(skipped), spec.skip_budget)
     return sets
 
 
-def _array_images(
+def _read_array_images(
     spec: NpzSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
 ) -> ImageSet:
     key = f"{part.prefix}_images"
@@ -347,18 +355,18 @@ def _array_images(
     if size > KEPT_BYTES:
 
         def read(numbers: NDArray[np.intp]) -> Iterator[NDArray[np.uint8]]:
-            for block in arrays.blocks(key, part.rows[numbers]):
+            for block in arrays.iterate_blocks(key, part.rows[numbers]):
                 yield resize_images(block, spec.image_size, spec.resize)
 
         form = {"shape": list(shape), "resize": spec.resize, "kind": "npz"}
         if kept := cache_large_file_pictures(store, arrays.path, form, [f"{key}[{row}]" for row in part.rows], read):
             return ImageSet(kept[0], part.labels, class_names, part.patients, part.sources, places=kept[1])
-    raise_faults(size_faults(arrays.path, max(size, header.size), spec.largest_mb))
+    raise_faults(content_size_faults(arrays.path, max(size, header.byte_size), spec.largest_mb))
     images = resize_images(arrays.read_rows(key, part.rows), spec.image_size, spec.resize)
     return ImageSet(images, part.labels, class_names, part.patients, part.sources)
 
 
-def _jpeg_images(
+def _read_jpeg_images(
     spec: NpzSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
 ) -> ImageSet:
     """Decode the JPEG pictures of a part; the first one decides the size and colour of all."""
@@ -366,10 +374,10 @@ def _jpeg_images(
     try:
         first = decode_picture(bytes(data[slice(*offsets[:2])]))
     except Exception as error:  # any error of a decoder
-        problem = f"the first JPEG picture of {spec.path} cannot be read: {unreadable_reason(error)}."
+        problem = f"the first JPEG picture of {spec.path} cannot be read: {explain_decoding_error(error)}."
         raise BadInput([Fault("data.path", problem, "All pictures take its form: repair or remove it.")]) from None
-    form = ImageForm(spec.image_size or max(first.size), first.mode == "RGB", spec.resize)
-    raise_faults(size_faults(arrays.path, len(part.rows) * math.prod(form.shape), spec.largest_mb))
+    form = DecodedImageFormat(spec.image_size or max(first.size), first.mode == "RGB", spec.resize)
+    raise_faults(content_size_faults(arrays.path, len(part.rows) * math.prod(form.shape), spec.largest_mb))
 
     def read(row: int) -> bytes:
         start, end = offsets[part.rows[row] : part.rows[row] + 2]

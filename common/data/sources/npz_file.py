@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import BadInput, Fault, raise_faults
-from common.system.files import missing_file
+from common.system.files import missing_file_faults
 
 _LONGEST_HEADER = 10_000
 """numpy's own limit in bytes, which numpy checks only after it has read the header."""
@@ -37,13 +37,13 @@ class ArrayHeader:
         return f"{self.dtype} {self.shape}"
 
     @property
-    def size(self) -> int:
+    def byte_size(self) -> int:
         """The number of bytes of the array in memory."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @contextmanager
-def damage_as_fault(where: str, name: str) -> Iterator[None]:
+def report_damage_as_fault(where: str, name: str) -> Iterator[None]:
     """Catch the errors that a damaged file causes inside the ``with`` block, and raise one :class:`BadInput`."""
     subject = "" if where.endswith(name) else f"{name} "
     damaged = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, SyntaxError, LookupError, MemoryError)
@@ -71,15 +71,15 @@ class NpzArrays:
         return key in self._entries
 
     def __getitem__(self, key: str) -> NDArray[Any]:
-        with damage_as_fault(self._where, self.path.name):
-            read_header(self._archive, self._entries[key])
+        with report_damage_as_fault(self._where, self.path.name):
+            read_array_header(self._archive, self._entries[key])
             with self._archive.open(self._entries[key]) as member:
                 return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
 
     def header(self, key: str) -> ArrayHeader:
         """Return the shape and data type of an array, without reading the array."""
-        with damage_as_fault(self._where, self.path.name):
-            return read_header(self._archive, self._entries[key])
+        with report_damage_as_fault(self._where, self.path.name):
+            return read_array_header(self._archive, self._entries[key])
 
     def read_rows(self, key: str, rows: NDArray[np.intp]) -> NDArray[Any]:
         """Read the entries of an array at these ascending indices; the others are skipped block by block."""
@@ -87,46 +87,46 @@ class NpzArrays:
         if len(rows) == header.shape[0]:
             return self[key]
         entries, end = np.empty((len(rows), *header.shape[1:]), header.dtype), 0
-        for block in self.blocks(key, rows):
+        for block in self.iterate_blocks(key, rows):
             entries[end : end + len(block)] = block
             end += len(block)
         return entries
 
-    def blocks(self, key: str, rows: NDArray[np.intp]) -> Iterator[NDArray[Any]]:
+    def iterate_blocks(self, key: str, rows: NDArray[np.intp]) -> Iterator[NDArray[Any]]:
         """Yield the entries of an array at these ascending indices, in blocks."""
         header = self.header(key)
-        if header.fortran or not header.size:
+        if header.fortran or not header.byte_size:
             yield np.asarray(self[key][rows])
             return
-        with damage_as_fault(self._where, self.path.name), self._archive.open(self._entries[key]) as member:
+        with report_damage_as_fault(self._where, self.path.name), self._archive.open(self._entries[key]) as member:
             _parse_header(member)
-            step = max(1, _BLOCK * header.shape[0] // header.size)
+            step = max(1, _BLOCK * header.shape[0] // header.byte_size)
             for start in range(0, header.shape[0], step):
                 count = min(step, header.shape[0] - start)
-                block = np.frombuffer(_read_exactly(member, count * header.size // header.shape[0]), header.dtype)
+                block = np.frombuffer(_read_exactly(member, count * header.byte_size // header.shape[0]), header.dtype)
                 first, last = np.searchsorted(rows, (start, start + count))
                 yield block.reshape(count, *header.shape[1:])[rows[first:last] - start]
 
 
 @contextmanager
-def open_arrays(path: Path, where: str = "data.path") -> Iterator[NpzArrays]:
-    """Open the arrays of an npz file that :func:`read_headers` has already checked."""
-    with damage_as_fault(where, path.name):
+def open_npz_arrays(path: Path, where: str = "data.path") -> Iterator[NpzArrays]:
+    """Open the arrays of an npz file that :func:`read_npz_headers` has already checked."""
+    with report_damage_as_fault(where, path.name):
         archive = zipfile.ZipFile(path)
         arrays = NpzArrays(archive, path, where)
     with archive:
         yield arrays
 
 
-def read_headers(path: Path, where: str = "data.path") -> dict[str, ArrayHeader]:
+def read_npz_headers(path: Path, where: str = "data.path") -> dict[str, ArrayHeader]:
     """Read the headers of all arrays in an npz file, by array name.
 
     Raises:
         BadInput: If the file is missing or no npz file, or an array has another size than its header states.
     """
-    raise_faults(missing_file(where, path))
-    with damage_as_fault(where, path.name), zipfile.ZipFile(path) as archive:
-        return {name: read_header(archive, info) for name, info in _list_entries(archive).items()}
+    raise_faults(missing_file_faults(where, path))
+    with report_damage_as_fault(where, path.name), zipfile.ZipFile(path) as archive:
+        return {name: read_array_header(archive, info) for name, info in _list_entries(archive).items()}
 
 
 def _list_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -145,7 +145,7 @@ def _list_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     return members
 
 
-def read_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArrayHeader:
+def read_array_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArrayHeader:
     """Read the header of one array, and check that the zip entry has the size that the header states.
 
     Raises:
@@ -157,7 +157,7 @@ def read_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArrayHeader:
     if min(header.shape, default=0) < 0:
         raise ValueError(f"{info.filename} has a negative side")
     possible = info.compress_size * _MOST_THAT_DEFLATE_SAVES
-    if not header.dtype.hasobject and (content != header.size or info.file_size > possible):
+    if not header.dtype.hasobject and (content != header.byte_size or info.file_size > possible):
         raise ValueError(f"{info.filename} announces another size than it has")
     return header
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import PARTS, ImageSet, PixelRows, Splits, placeholder_patients
-from common.data.base.names import array_to_names, is_blank, is_nobody, normalize_name
+from common.data.base.names import array_to_names, is_anonymous_patient, is_blank_cell, normalize_name
 from common.data.base.spec import PluginSpec
 from common.data.base.splits import (
     VALIDATION,
@@ -18,7 +18,7 @@ from common.data.base.splits import (
     hold_out_patients,
     patient_name_faults,
     shared_patient_faults,
-    split_by_patient,
+    split_images_by_patient,
 )
 from common.data.images.reading import resize_images
 from common.data.sources.label_array import has_running_index, label_array
@@ -82,7 +82,7 @@ def plugin_installation_faults(spec: PluginSpec) -> list[Fault]:
     return []
 
 
-def load_plugin(spec: PluginSpec, base: Path, tell: Callable[[str], object] = lambda line: None) -> Splits:
+def load_plugin_dataset(spec: PluginSpec, base: Path, tell: Callable[[str], object] = lambda line: None) -> Splits:
     """Run a data set plug-in, check its result, and split it into training, validation and test.
 
     Args:
@@ -103,17 +103,17 @@ def load_plugin(spec: PluginSpec, base: Path, tell: Callable[[str], object] = la
         everything = _make_image_set(spec, returned, where, tell)
         raise_faults(patient_name_faults(where, everything.patients))
         if returned.parts is None:
-            return check_copies(where, split_by_patient(everything, spec.split_seed))
+            return check_copies(where, split_images_by_patient(everything, spec.split_seed))
         parts = np.asarray(returned.parts)
         raise_faults(shared_patient_faults(where, {part: everything.patients[parts == part] for part in PARTS}))
         return check_copies(where, divide_into_splits(everything, parts))
     if not isinstance(returned, Mapping) or not all(isinstance(part, LabelledImages) for part in returned.values()):
         problem = f"returned {type(returned).__name__}, not polyclinic.data.LabelledImages."
         raise BadInput([Fault(where, problem)])
-    return _join_parts(spec, returned, where, tell)
+    return _join_plugin_parts(spec, returned, where, tell)
 
 
-def _join_parts(
+def _join_plugin_parts(
     spec: PluginSpec, images: ImageParts, where: str, tell: Callable[[str], object] = lambda line: None
 ) -> Splits:
     """Combine parts that a plug-in returned separately; without a validation part, training patients are held out."""
@@ -171,7 +171,7 @@ def _make_image_set(
     if not isinstance(stored, np.ndarray):
         stored, pictures = _open_torch_dataset(spec, pictures, where, tell)
     elif pictures.labels is not None:
-        pictures = replace(pictures, labels=_labels_by_class(pictures.labels, pictures.class_names, where))
+        pictures = replace(pictures, labels=_to_labels_by_class(pictures.labels, pictures.class_names, where))
     raise_faults([Fault(where, problem) for problem in _find_plugin_result_problems(pictures, stored)])
     count = len(stored)
     patients, sources = (
@@ -194,7 +194,7 @@ def _make_image_set(
     return images
 
 
-def _labels_by_class(labels: Any, class_names: Sequence[str], where: str) -> NDArray[Any]:
+def _to_labels_by_class(labels: Any, class_names: Sequence[str], where: str) -> NDArray[Any]:
     """Convert a user's labels to an array with columns in the order of the classes.
 
     Raises:
@@ -216,7 +216,7 @@ def _open_torch_dataset(
     """
     from common.data.sources.torch_dataset import (  # imports torch
         dataset_class_names,
-        open_dataset,
+        open_torch_dataset,
         read_all_items,
         repeated_item_faults,
     )
@@ -224,7 +224,7 @@ def _open_torch_dataset(
     if spec.image_size is not None:
         problem = "cannot resize the images of a torch data set."
         raise BadInput([Fault("data.image_size", problem, "Leave it out, and resize them in its transform.")])
-    stored = open_dataset(pictures.images, where, pictures.value_range)
+    stored = open_torch_dataset(pictures.images, where, pictures.value_range)
     own_names = (
         dataset_class_names(pictures.images, where) if pictures.labels is None or not len(pictures.class_names) else ()
     )
@@ -233,7 +233,7 @@ def _open_torch_dataset(
         remedy = 'Name them: dataset=pc.LabelledImages(dataset, class_names=["Effusion", ...]).'
         raise BadInput([Fault(where, f"{type(pictures.images).__name__} names no classes.", remedy)])
     if pictures.labels is not None:
-        labels = _labels_by_class(pictures.labels, names, where)
+        labels = _to_labels_by_class(pictures.labels, names, where)
         item = stored.first_item
         if pictures.patients is None and (item.patient is not None or "patient" in item.unclear):
             problem = "has items with patients, which are not read where labels are given."
@@ -289,12 +289,12 @@ def _find_name_problems(name: str, entries: Any, count: int) -> Iterator[str]:
         yield f"{name} must be in the order of the images; its index is not 0, 1, 2, ... Give {name}.to_numpy()."
     if entries is not None and np.shape(entries) != (count,):
         yield f"{name} must have one entry an image, {count}, not the shape {np.shape(entries)}."
-    elif entries is not None and any(_is_missing(entry, blank=name != "patients") for entry in entries):
+    elif entries is not None and any(_is_missing_entry(entry, blank=name != "patients") for entry in entries):
         yield f"{name} must be a name for each image, or None for all of them together."
 
 
-def _is_missing(entry: Any, *, blank: bool) -> bool:
+def _is_missing_entry(entry: Any, *, blank: bool) -> bool:
     """Return True for None, NaN, NaT and masked entries, and unless ``blank`` is True for texts that name nothing."""
     if isinstance(entry, str):
-        return not blank and is_nobody(normalize_name(entry))
-    return entry is None or entry is np.ma.masked or is_blank(str(entry))
+        return not blank and is_anonymous_patient(normalize_name(entry))
+    return entry is None or entry is np.ma.masked or is_blank_cell(str(entry))

@@ -21,9 +21,9 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from common.data.base.image_set import PixelRows, picture_digest
-from common.data.base.names import is_nobody, normalize_name
+from common.data.base.names import is_anonymous_patient, normalize_name
 from common.data.images.store import DecodingProgress
-from common.data.sources.label_array import label_array, plain_array
+from common.data.sources.label_array import label_array, to_plain_array
 from common.data.sources.plugin import MapDataset
 from common.errors import BadInput, Fault, quote_names
 from common.system.hashing import derive_seed
@@ -109,31 +109,31 @@ class TorchDatasetRows(PixelRows):
             try:
                 item = self.dataset[row]
             except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
-                raise self._fault(row, f"failed: {type(error).__name__}: {error}.") from error
+                raise self._make_item_error(row, f"failed: {type(error).__name__}: {error}.") from error
         if isinstance(item, Mapping):
-            return self._item_of_dictionary(row, item)
+            return self._parse_dictionary_item(row, item)
         if isinstance(item, tuple | list):
             if len(item) not in (2, 3):
                 remedy = "Return (image, labels), (image, labels, mask), or a dictionary."
-                raise self._fault(row, f"has {len(item)} entries.", remedy)
+                raise self._make_item_error(row, f"has {len(item)} entries.", remedy)
             return DatasetItem(*item)
         return DatasetItem(item)
 
-    def _item_of_dictionary(self, row: int, item: Mapping[Any, Any]) -> DatasetItem:
+    def _parse_dictionary_item(self, row: int, item: Mapping[Any, Any]) -> DatasetItem:
         plain = {key: _letters_and_digits(key) for key in item}
         keys = {kind: [key for key in item if plain[key] in names] for kind, names in _KEYS.items()}
         if len(keys["image"]) != 1:
             problem = f"is a dictionary without an image; its keys are {quote_names(map(str, item))}."
             if keys["image"]:
                 problem = f"is a dictionary with the images {quote_names(map(str, keys['image']))}."
-            raise self._fault(row, problem, f"Name one image {quote_names(_KEYS['image'])}.")
+            raise self._make_item_error(row, problem, f"Name one image {quote_names(_KEYS['image'])}.")
         values = {kind: item[names[0]] for kind, names in keys.items() if names}
         unclear = {
             kind: f"has {quote_names(map(str, keys[kind]))}, which all name {kind}. Keep one of them."
             for kind in ("labels", "patient", "mask", "segmentation")
             if len(keys[kind]) > 1
         }
-        if "segmentation" in values and not _is_segmentation(values["segmentation"], values["image"]):
+        if "segmentation" in values and not _is_segmentation_mask(values["segmentation"], values["image"]):
             if "mask" in values:
                 unclear["mask"] = (
                     f'has "{keys["segmentation"][0]}" and "{keys["mask"][0]}", neither of an image\'s size.'
@@ -161,26 +161,28 @@ class TorchDatasetRows(PixelRows):
         if isinstance(image, Image.Image):
             if image.mode not in ("1", "L", "RGB"):
                 remedy = 'Convert it in your transform: image.convert("L") or image.convert("RGB").'
-                raise self._fault(row, f"is a picture of mode {image.mode}.", remedy)
+                raise self._make_item_error(row, f"is a picture of mode {image.mode}.", remedy)
             values = np.asarray(image.convert("L") if image.mode == "1" else image)
         else:
             try:
                 values = _channels_last(image)
             except Exception as error:  # each library raises its own exceptions
-                raise self._fault(row, f"is no image: {type(image).__name__}: {error}.") from error
+                raise self._make_item_error(row, f"is no image: {type(image).__name__}: {error}.") from error
         if values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] != 3) or not values.size:
             remedy = "Images have 1 or 3 channels: a tensor (channels, height, width) or an array (height, width, 3)."
-            raise self._fault(
+            raise self._make_item_error(
                 row, f"is no image: {type(image).__name__} of shape {getattr(image, 'shape', ())}.", remedy
             )
-        values = self._scaled(row, values)
+        values = self._scale_to_255(row, values)
         first = values if self._first is None else self._first
         if (values.shape, values.dtype) != (first.shape, first.dtype):
             problem = f"is {values.dtype} {values.shape}, and {self.name}[0] is {first.dtype} {first.shape}."
-            raise self._fault(row, problem, "Give all images one size and type, with Resize((224, 224)) for instance.")
+            raise self._make_item_error(
+                row, problem, "Give all images one size and type, with Resize((224, 224)) for instance."
+            )
         return values
 
-    def _scaled(self, row: int, values: NDArray[Any]) -> NDArray[Any]:
+    def _scale_to_255(self, row: int, values: NDArray[Any]) -> NDArray[Any]:
         if values.dtype == np.uint8:
             return values
         if values.dtype == np.bool_:
@@ -188,13 +190,13 @@ class TorchDatasetRows(PixelRows):
         low, high = self.value_range
         if values.dtype.kind != "f":
             remedy = f"Return uint8 from 0 to 255, or floats from {low:g} to {high:g}."
-            raise self._fault(row, f"is {values.dtype}.", remedy)
+            raise self._make_item_error(row, f"is {values.dtype}.", remedy)
         lowest, highest = float(values.min()), float(values.max())
         margin = _NEAR_INTEGER * (high - low)
         if not (lowest >= low - margin and highest <= high + margin):  # also if a value is NaN
             remedy = f"Floats go from {low:g}, black, to {high:g}, white. Leave Normalize out: the network normalises "
             remedy += "by itself ([model] mean, std). Or name the range: pc.LabelledImages(..., value_range=(a, b))."
-            raise self._fault(row, f"has values from {lowest:g} to {highest:g}.", remedy)
+            raise self._make_item_error(row, f"has values from {lowest:g} to {highest:g}.", remedy)
         scaled = (values.astype(np.float64) - low) * (255 / (high - low))
         whole = np.round(scaled)
         return np.where(np.abs(scaled - whole) < _NEAR_INTEGER, whole, scaled).clip(0, 255).astype(np.float32)
@@ -221,7 +223,7 @@ class TorchDatasetRows(PixelRows):
         try:
             labels = _item_labels(item, self.labels.class_names)
         except ValueError as error:
-            raise self._fault(row, str(error)) from error
+            raise self._make_item_error(row, str(error)) from error
         patient = None if self.labels.patients is None else self.labels.patients[row]
         if not np.array_equal(labels, self.labels.labels[row], equal_nan=True):
             problem = f"has the labels {labels.tolist()}, and had {self.labels.labels[row].tolist()} at first."
@@ -229,7 +231,9 @@ class TorchDatasetRows(PixelRows):
             problem = "has another patient than at its first reading."
         else:
             return
-        raise self._fault(row, problem, "An item always has the same labels and patient; only its picture may vary.")
+        raise self._make_item_error(
+            row, problem, "An item always has the same labels and patient; only its picture may vary."
+        )
 
     def check_repeatable(self) -> None:
         """Read some items again: the same seed has to give the same picture, and another one the same labels.
@@ -244,21 +248,25 @@ class TorchDatasetRows(PixelRows):
                 remedy = (
                     "Draw with torch, numpy.random or random and no generator of its own: the run sets their seeds."
                 )
-                raise self._fault(row, "has another picture when it is read again with the same seed.", remedy)
+                raise self._make_item_error(
+                    row, "has another picture when it is read again with the same seed.", remedy
+                )
             self.check_labels(row, other)
             if self.labels is None and not _is_alike(first.labels, other.labels):
                 remedy = "An item always has the same labels; only its picture may vary."
-                raise self._fault(row, f"has the labels {other.labels}, and had {first.labels} before.", remedy)
+                raise self._make_item_error(
+                    row, f"has the labels {other.labels}, and had {first.labels} before.", remedy
+                )
 
     def __getitem__(self, rows: NDArray[np.intp] | slice) -> NDArray[np.uint8]:
         """Return images rounded to uint8, for display."""
         return np.round(super().__getitem__(rows)).astype(np.uint8)
 
-    def _fault(self, row: int, problem: str, remedy: str = "") -> BadInput:
+    def _make_item_error(self, row: int, problem: str, remedy: str = "") -> BadInput:
         return BadInput([Fault(f"{self.name}[{row}]", problem, remedy)])
 
 
-def open_dataset(dataset: Any, name: str, value_range: tuple[float, float] | None) -> TorchDatasetRows:
+def open_torch_dataset(dataset: Any, name: str, value_range: tuple[float, float] | None) -> TorchDatasetRows:
     """Check a user's data set, and prepare it for reading by index.
 
     Raises:
@@ -446,7 +454,7 @@ def _item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[np.fl
         if _names_a_class(key, value, class_names):
             problem = f'has "{key}", which names a class and is not read. '
             raise ValueError(problem + "Put it into the labels, or leave it out.")
-        if len(class_names) > 1 and _is_vector(value) and plain_array(value).size == len(class_names):
+        if len(class_names) > 1 and _is_vector(value) and to_plain_array(value).size == len(class_names):
             problem = f'has "{key}" with a value a class, which is not read. Call it "label_mask" if it says which '
             raise ValueError(problem + "labels are known (1) and unknown (0); else leave it out of the dictionary.")
     values = label_array(item.labels, class_names)
@@ -474,7 +482,7 @@ def item_label_mask(item: DatasetItem, classes: int) -> NDArray[np.bool_]:
         ValueError: If the mask does not have a 0 or 1 for each class.
     """
     try:
-        mask = plain_array(item.mask).squeeze()
+        mask = to_plain_array(item.mask).squeeze()
     except Exception as error:  # each library raises its own exceptions
         raise ValueError(f"has a mask that is no array: {type(item.mask).__name__}.") from error
     if mask.size != classes or mask.ndim > 1 or not np.isin(mask, (0, 1)).all():
@@ -482,10 +490,10 @@ def item_label_mask(item: DatasetItem, classes: int) -> NDArray[np.bool_]:
     return np.asarray(mask.reshape(classes) == 1)
 
 
-def _is_segmentation(mask: Any, image: Any) -> bool:
+def _is_segmentation_mask(mask: Any, image: Any) -> bool:
     """Return True if a mask has the height and width of the image, so that it is a segmentation, not a label mask."""
     try:
-        shape = plain_array(mask).squeeze().shape
+        shape = to_plain_array(mask).squeeze().shape
         size = (image.height, image.width) if isinstance(image, Image.Image) else _channels_last(image).shape[:2]
     except Exception:  # the image itself is checked later
         return False
@@ -498,7 +506,7 @@ def _is_vector(value: Any) -> bool:
     if isinstance(value, str | Mapping) or value is None:
         return False
     try:
-        values = plain_array(value)
+        values = to_plain_array(value)
     except Exception:  # each library raises its own exceptions
         return False
     return values.dtype.kind in "biuf" and values.squeeze().ndim <= 1
@@ -521,7 +529,9 @@ def _find_unclear_entries(unread: Mapping[Any, Any], keys: Mapping[str, Sequence
             unclear["patient"] = f'has "{key}", which may name its patient. Call it "patient", or leave it out.'
         if _is_nested(value):
             unclear["labels"] = nested
-        elif keys["labels"] and _LIKE_LABELS.search(name) and not (value is None or _is_segmentation(value, image)):
+        elif (
+            keys["labels"] and _LIKE_LABELS.search(name) and not (value is None or _is_segmentation_mask(value, image))
+        ):
             problem = f'has "{key}" beside "{keys["labels"][0]}". '
             unclear["labels"] = problem + 'Call a mask "label_mask"; leave others out.'
     return unclear
@@ -550,7 +560,7 @@ def _letters_and_digits(text: object) -> str:
 def _is_alike(first: Any, other: Any) -> bool:
     """Return True for two labels of equal numbers, or that are no arrays of numbers."""
     try:
-        return np.array_equal(plain_array(first), plain_array(other), equal_nan=True)
+        return np.array_equal(to_plain_array(first), to_plain_array(other), equal_nan=True)
     except Exception:  # each library has exceptions of its own for what is no array
         return True
 
@@ -567,7 +577,7 @@ def _patient_name(value: Any) -> str | None:
         value = value.decode("utf-8", "backslashreplace")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if value is None or is_nobody(normalize_name(str(value))):
+    if value is None or is_anonymous_patient(normalize_name(str(value))):
         return None
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise ValueError(f"names its patient by {type(value).__name__}; a patient's name is a text or a whole number.")
@@ -576,7 +586,7 @@ def _patient_name(value: Any) -> str | None:
 
 def _channels_last(image: Any) -> NDArray[Any]:
     """Convert a tensor ``([channels,] height, width)`` or a channels-last array to ``(height, width[, channels])``."""
-    values = plain_array(image)
+    values = to_plain_array(image)
     first_is_channels = isinstance(image, torch.Tensor) or (values.ndim == 3 and values.shape[2] not in (1, 3))
     if values.ndim == 3 and first_is_channels:
         values = values.transpose(1, 2, 0)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.decoded_size import LARGEST_MB
-from common.data.base.names import is_blank, is_nameless, name_similarity_key
+from common.data.base.names import is_blank_cell, is_nameless_text, name_similarity_key
 from common.data.base.spec import NO_FINDING, LabelPolicy
 from common.data.base.splits import Names
 from common.data.tables.csv import TableColumn, TableColumns, read_columns
@@ -57,7 +57,7 @@ PART_NAMES = {"train": "train", "val": "validation", "valid": "validation", "val
 
 def interpret_label_cell(cell: str) -> Literal["present", "absent", "uncertain", "blank"] | None:
     """Return the meaning of a label cell such as ``1``, ``0.0``, ``-1`` or ``1,0``; None if it is no label."""
-    if is_blank(cell):
+    if is_blank_cell(cell):
         return "blank"
     match = _LABEL.fullmatch(cell)
     if match is None:
@@ -79,7 +79,7 @@ def parse_label_columns(
     matrix = np.empty((len(columns.lines), len(names)), dtype=np.float32)
     faults = []
     for place, name in enumerate(names):
-        column = columns.column(name)
+        column = columns.get_column(name)
         meanings = [interpret_label_cell(cell) for cell in column.cells]
         if foreign := [number for number, meaning in enumerate(meanings) if meaning is None]:
             problem = f'column "{name}" holds {column.describe_cell_lines(foreign)}; expected 1, 0, -1 or nothing.'
@@ -90,7 +90,7 @@ def parse_label_columns(
 
 
 @dataclass(frozen=True)
-class FindingRules:
+class FindingColumnRules:
     """Rules for parsing a column whose cells name findings.
 
     Attributes:
@@ -117,7 +117,7 @@ def split_findings(cell: str, separator: str) -> list[str]:
     Empty names are left out, but a cell of nothing else, such as ``[]`` or ``|``, is returned whole, because it is not
     blank. Line ends and tabs within a name are kept, unless the separator contains a space.
     """
-    if is_blank(cell) and not cell.startswith("#"):
+    if is_blank_cell(cell) and not cell.startswith("#"):
         return []
     cell = " ".join(cell.split()) if " " in separator else cell
     if _LIST.fullmatch(cell):
@@ -146,7 +146,7 @@ class _ClassNameIndex:
 
 
 def parse_finding_column(
-    column: TableColumn, name: str, rules: FindingRules
+    column: TableColumn, name: str, rules: FindingColumnRules
 ) -> tuple[NDArray[np.float32], dict[str, int]]:
     """Parse a column with cells such as ``"Mass|Nodule"`` into labels.
 
@@ -180,7 +180,7 @@ def parse_finding_column(
         if denied and of_cell[place].any():
             contradictions.append(place)
     unlisted = {text: places for text, places in foreign.items() if not others.has(" ".join(text.split()))}
-    faults = _unlisted_faults(column, name, rules, unlisted)
+    faults = _unlisted_name_faults(column, name, rules, unlisted)
     if contradictions:
         problem = (
             f'column "{name}" names a class and says that there is no finding: '
@@ -196,10 +196,10 @@ def parse_finding_column(
 
 def is_placeholder_text(part: str) -> bool:
     """Return True if a part of a cell is a placeholder: "-", "?", "unknown", "[nan]", or a spreadsheet error."""
-    return is_nameless(part) or _NO_NAMES.fullmatch(part.strip("[](){}'\" .:!")) is not None
+    return is_nameless_text(part) or _NO_NAMES.fullmatch(part.strip("[](){}'\" .:!")) is not None
 
 
-def separator_within(part: str, has: Callable[[str], bool]) -> str | None:
+def guess_separator_within(part: str, has: Callable[[str], bool]) -> str | None:
     """Guess the separator in a text that may join several class names; None if there seems to be none.
 
     Args:
@@ -214,7 +214,7 @@ def separator_within(part: str, has: Callable[[str], bool]) -> str | None:
     return None
 
 
-def _names_within(rules: FindingRules) -> Callable[[str], str | None]:
+def _names_within(rules: FindingColumnRules) -> Callable[[str], str | None]:
     """Return a function that finds the longest class name in a text, or else a word of ``no_finding``."""
 
     def forms(text: str) -> tuple[str, str]:
@@ -245,8 +245,8 @@ def _class_with_words(part: str, classes: Sequence[str]) -> str | None:
     return None
 
 
-def _unlisted_faults(
-    column: TableColumn, name: str, rules: FindingRules, unlisted: Mapping[str, Collection[int]]
+def _unlisted_name_faults(
+    column: TableColumn, name: str, rules: FindingColumnRules, unlisted: Mapping[str, Collection[int]]
 ) -> list[Fault]:
     """Return faults, with suggestions, for names that the configuration does not list.
 
@@ -264,7 +264,7 @@ def _unlisted_faults(
         if is_placeholder_text(part) or not (are_numbers or any(map(str.isalpha, part))):
             nothing[text] = places
             continue
-        mark, within = separator_within(text, names.has), find_within(part)
+        mark, within = guess_separator_within(text, names.has), find_within(part)
         near = near_names.get(name_similarity_key(part)) or suggest_nearest_name(
             part, rules.classes, 0.8 if all_others else 0.6
         )
@@ -309,7 +309,7 @@ def parse_split_column(column: TableColumn, name: str, where: str) -> Names:
     return np.array([PART_NAMES[part] for part in names], dtype="<U10")[column.places]
 
 
-def count_uncertain_and_blank(
+def count_uncertain_blank_cells(
     path: Path, names: Collection[str], largest_mb: int = LARGEST_MB
 ) -> dict[str, tuple[int, int]]:
     """Count the cells with -1 and the blank cells of each label column; the result maps column names to both counts.
@@ -321,7 +321,7 @@ def count_uncertain_and_blank(
     totals = {}
     for name in names:
         if name in columns:
-            column = columns.column(name)
+            column = columns.get_column(name)
             meanings = np.array([interpret_label_cell(cell) or "" for cell in column.cells])[column.places]
             totals[name] = int((meanings == "uncertain").sum()), int((meanings == "blank").sum())
     return totals

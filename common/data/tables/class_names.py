@@ -67,7 +67,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
 }
 
 
-def public_class_names(stem: str) -> tuple[str, ...]:
+def public_dataset_class_names(stem: str) -> tuple[str, ...]:
     """Return the class names of a public npz file, given its stem: ``octmnist``, ``octmnist_64``, ``cifar10_jpeg``.
 
     The result is empty for unknown files.

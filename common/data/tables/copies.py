@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import GREY_DIGESTS, PARTS, Splits, patients_known
+from common.data.base.image_set import GREY_DIGESTS, PARTS, Splits, has_known_patients
 from common.data.base.splits import Names
 from common.errors import Fault, raise_faults
 from common.system.plain_text import count_with_noun, list_first_and_count_rest
@@ -20,7 +20,7 @@ _FEW = 4
 """Equal pictures that two parts may have in any case."""
 
 
-def equal_groups(contents: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
+def group_equal_contents(contents: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
     """Group rows with equal content, given pairs of row and content; groups of a single row are left out."""
     rows = defaultdict[Hashable, list[int]](list)
     for row, content in contents:
@@ -28,7 +28,7 @@ def equal_groups(contents: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
     return [group for group in rows.values() if len(group) > 1]
 
 
-def contradicting_copies(
+def describe_contradicting_copies(
     groups: Iterable[Sequence[int]], names: Sequence[str], labels: NDArray[np.float32], patients: Names
 ) -> str:
     """Return a warning about identical images with different patients or labels; empty if there are none.
@@ -115,11 +115,11 @@ def check_copies(where: str, splits: Splits, *, by_part: bool = False) -> Splits
     labels, patients = (
         np.concatenate([getattr(images, key) for images in splits.parts]) for key in ("labels", "patients")
     )
-    if not patients_known(patients):
+    if not has_known_patients(patients):
         patients = np.full(len(patients), "")
     every = np.concatenate(list(digests.values()))
-    groups = equal_groups((row, every[row]) for row in np.flatnonzero(every >= GREY_DIGESTS).tolist())
-    if note := contradicting_copies(groups, names, labels, patients):
+    groups = group_equal_contents((row, every[row]) for row in np.flatnonzero(every >= GREY_DIGESTS).tolist())
+    if note := describe_contradicting_copies(groups, names, labels, patients):
         splits = Splits(*(replace(images, notes=(*images.notes, note)) for images in splits.parts))
     return splits
 

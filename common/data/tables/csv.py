@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import LARGEST_MB, content_limit, size_problem
+from common.data.base.decoded_size import LARGEST_MB, decoded_content_limit, oversized_file_message
 from common.data.base.names import normalize_multiline_text, normalize_name
 from common.data.base.splits import Names
 from common.errors import (
@@ -35,7 +35,7 @@ from common.errors import (
     raise_faults,
     suggest_nearest_name,
 )
-from common.system.files import missing_file
+from common.system.files import missing_file_faults
 from common.system.plain_text import count_with_noun
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -95,7 +95,7 @@ class TableColumn:
         """Return how many rows have each distinct cell."""
         return np.bincount(self.places, minlength=len(self.cells))
 
-    def lines_of(self, places: Collection[int]) -> NDArray[np.int32]:
+    def lines_of_cells(self, places: Collection[int]) -> NDArray[np.int32]:
         """Return the line numbers of all rows whose cell is one of the distinct cells with these indices."""
         return self.lines[np.isin(self.places, list(places))]
 
@@ -111,7 +111,7 @@ class TableColumn:
         """
         texts = []
         for part, places in list(parts.items())[:limit]:
-            lines = self.lines_of(places)
+            lines = self.lines_of_cells(places)
             more = f" ({count_with_noun(len(lines), 'line')})" if len(lines) > 1 else ""
             name = part[:70].replace("\n", "\\n").replace("\t", "\\t")
             texts.append(f'"{name}" in line {lines[0]}{more}')
@@ -130,7 +130,7 @@ class TableColumns(Mapping[str, Names]):
         self._columns, self.lines, self.unnamed = columns, lines, unnamed
 
     def __getitem__(self, name: str) -> Names:
-        return self.column(name).cell_of_each_row()
+        return self.get_column(name).cell_of_each_row()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
@@ -141,7 +141,7 @@ class TableColumns(Mapping[str, Names]):
     def __contains__(self, name: object) -> bool:
         return name in self._columns
 
-    def column(self, name: str, *, with_line_ends: bool = False) -> TableColumn:
+    def get_column(self, name: str, *, with_line_ends: bool = False) -> TableColumn:
         """Return a column as its distinct cells; indexing the table instead gives the cell of each row.
 
         Args:
@@ -180,16 +180,18 @@ def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> TableC
     Raises:
         BadInput: If the file is missing, empty, no text, too large, or has rows of different lengths.
     """
-    raise_faults(missing_file(where, path))
+    raise_faults(missing_file_faults(where, path))
     try:
         try:
             file = path.stat()
             key = path.absolute(), file.st_size, file.st_mtime_ns, file.st_ctime_ns, largest_mb
             if (columns := _in_use.get(key)) is None:
-                columns = _in_use[key] = _read_table_in_blocks(path, where, content_limit(file.st_size, largest_mb))
+                columns = _in_use[key] = _read_table_in_blocks(
+                    path, where, decoded_content_limit(file.st_size, largest_mb)
+                )
             return columns
         except UnicodeDecodeError:
-            problem = _not_text_problem(path)
+            problem = _describe_non_text(path)
         remedy = "Name a csv file." if problem == PICTURE else f"{SAVE_AS_UTF8} In Excel: CSV UTF-8."
         raise BadInput([Fault(where, f"{path.name} {problem}", remedy)])
     except PermissionError:
@@ -251,7 +253,7 @@ def _read_table_in_blocks(path: Path, where: str, limit: int) -> TableColumns:
     def check_size(claimed: int) -> None:
         if claimed > limit:
             remedy = "If that is right, raise this key; else get the file again, or remove columns of long texts."
-            raise BadInput([Fault(where, f"{path.name}: {size_problem(claimed, limit)}.", remedy)])
+            raise BadInput([Fault(where, f"{path.name}: {oversized_file_message(claimed, limit)}.", remedy)])
 
     with _open_table(path) as content:
         is_utf_16 = content.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -277,16 +279,16 @@ def _read_table_in_blocks(path: Path, where: str, limit: int) -> TableColumns:
                 table.rows.append(row)
                 if lines.letters > next_block:
                     check_size(lines.letters)
-                    table.store()
+                    table.store_rows()
                     next_block = lines.letters + _BLOCK
-            table.store()
+            table.store_rows()
         except csv.Error as error:
             line = line if table is None else table.next_line_number
             problem = f"the row of {path.name} that begins in line {line} cannot be read: {error}."
             remedy = "A cell that begins with a quote ends with one, and quotes within it are written twice."
             raise BadInput([Fault(where, problem, remedy)]) from None
     raise_faults(_table_form_faults(path.name, where, separator, table))
-    return table.columns()
+    return table.build_columns()
 
 
 def _count_lines(row: Sequence[str]) -> int:
@@ -356,7 +358,7 @@ class _TableBuilder:
         """The line number at which the row after those in ``rows`` begins."""
         return self._line + sum(map(_count_lines, self.rows))
 
-    def store(self) -> None:
+    def store_rows(self) -> None:
         """Convert the collected rows to columns, which take less memory; empty rows are left out.
 
         Raises:
@@ -406,7 +408,7 @@ class _TableBuilder:
                 return [*enumerate(first, place), *(pair for cells in others for pair in enumerate(cells))]
         return []
 
-    def columns(self) -> TableColumns:
+    def build_columns(self) -> TableColumns:
         """Return all columns that have a name, as a table."""
         lines, columns, unnamed = np.concatenate(self._lines), {}, 0
         for name, cells, places in zip(self.header, self._cells, self._places, strict=True):
@@ -419,7 +421,7 @@ class _TableBuilder:
         return TableColumns(columns, lines, unnamed)
 
 
-def _not_text_problem(path: Path) -> str:
+def _describe_non_text(path: Path) -> str:
     """Return an error message with the line of a file that is no text."""
     with _open_table(path) as content:
         head = content.read(_HEAD)
@@ -450,7 +452,7 @@ def _table_form_faults(name: str, where: str, separator: str, table: _TableBuild
     return [Fault(where, f"{ragged}; its cells are separated by {kind}.", f"Quote cells that contain {kind}.")]
 
 
-def column_faults(table: str, columns: Iterable[str], required: Mapping[str, str | None]) -> list[Fault]:
+def missing_column_faults(table: str, columns: Iterable[str], required: Mapping[str, str | None]) -> list[Fault]:
     """Return a fault for each required column that the table lacks.
 
     Args:

@@ -38,7 +38,7 @@ class PictureFiles(Sequence[Path]):
     names: NDArray[np.object_]
 
     @classmethod
-    def of(cls, folder: Path, names: Sequence[str]) -> "PictureFiles":
+    def from_names(cls, folder: Path, names: Sequence[str]) -> "PictureFiles":
         """Create the sequence from a folder and a list of names."""
         array = np.empty(len(names), dtype=object)
         array[:] = names
@@ -78,26 +78,26 @@ class PictureFileFinder:
         """Return the path of the folder with this name, as spelled on the disk; the unchanged path if there is none."""
         return Path(self._find_folder(str(base), name))
 
-    def find_all(self, folder: str, names: Iterable[str]) -> list[str | None]:
-        """Call :meth:`find` for each name, and return the results in order."""
+    def find_all_files(self, folder: str, names: Iterable[str]) -> list[str | None]:
+        """Call :meth:`find_file` for each name, and return the results in order."""
         listed = dict[str, frozenset[str]]()  # the files of each folder, by the folder's name in the table
         on_disk: list[str | None] = []
         for name in names:
             parent, slash, last = name.rpartition("/")
             start = parent + slash
-            on_disk.append(name if last in listed.get(start, ()) else self.find(folder, name))
+            on_disk.append(name if last in listed.get(start, ()) else self.find_file(folder, name))
             if start not in listed:
                 place = os.path.join(folder, parent or slash) if slash else folder
                 listed[start] = self._files.get(place, frozenset())
         return on_disk
 
-    def find(self, folder: str, name: str) -> str | None:
+    def find_file(self, folder: str, name: str) -> str | None:
         """Return the path of a file relative to ``folder``, as spelled on the disk; None if it does not exist."""
         parent, slash, last = name.rpartition("/")
         place = self._find_folder(folder, parent or slash) if slash else folder
         file = self._find_entry(place, last, folders=False)
         if file is None:  # a table written on Windows
-            return self.find(folder, name.replace("\\", "/")) if "\\" in name else None
+            return self.find_file(folder, name.replace("\\", "/")) if "\\" in name else None
         if place == folder:
             return file
         if file == last and place == os.path.join(folder, parent or slash):
@@ -118,7 +118,7 @@ class PictureFileFinder:
 
     def _find_entry(self, place: str, name: str, *, folders: bool) -> str | None:
         if place not in self._files:
-            self._list(place)
+            self._list_folder(place)
         entries = (self._folders if folders else self._files)[place]
         if name in entries:
             return name
@@ -139,7 +139,7 @@ class PictureFileFinder:
                 return match
         return None
 
-    def _list(self, place: str) -> None:
+    def _list_folder(self, place: str) -> None:
         files, folders = list[str](), list[str]()
         try:
             with os.scandir(place or os.curdir) as entries:
@@ -166,13 +166,13 @@ class PictureFileFinder:
         self._files[place] = frozenset(files).difference(*self._equal[place].values())
         self._folders[place] = frozenset(folders)
 
-    def walk(self, folder: Path) -> Iterator[tuple[str, str]]:
+    def walk_files(self, folder: Path) -> Iterator[tuple[str, str]]:
         """Yield all files below ``folder``: the relative path of the subfolder, and the file name."""
 
-        def note(error: OSError) -> None:
+        def record_failure(error: OSError) -> None:
             self.failures[str(error.filename)] = error.strerror or str(error)
 
-        for parent, _, names in os.walk(folder, onerror=note):
+        for parent, _, names in os.walk(folder, onerror=record_failure):
             below = os.path.relpath(parent, folder)
             yield from ((below, name) for name in names)
 

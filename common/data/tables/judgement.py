@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.names import is_blank
+from common.data.base.names import is_blank_cell
 from common.data.tables.cells import interpret_label_cell, is_placeholder_text
 from common.data.tables.csv import TableColumn
 
@@ -67,7 +67,7 @@ _DOUBTFUL = re.compile(
 
 
 @dataclass(frozen=True)
-class Judgement:
+class ColumnJudgement:
     """What the cells of a column seem to be: labels, values that were meant as labels, or something else.
 
     Attributes:
@@ -89,7 +89,7 @@ class Judgement:
         return self.kind in ("almost labels", "words", "numbers")
 
 
-def judge_column(column: TableColumn) -> Judgement:
+def judge_column(column: TableColumn) -> ColumnJudgement:
     """Judge whether the cells of a column are labels, or are meant as labels."""
     meanings, counts = [interpret_label_cell(cell) for cell in column.cells], column.rows_per_cell()
     foreign = [place for place, meaning in enumerate(meanings) if meaning is None]
@@ -112,7 +112,7 @@ def judge_column(column: TableColumn) -> Judgement:
         kind = "words"
     elif all(_NUMBER.fullmatch(cell) or is_placeholder_text(cell) for cell in cells) and (labels or all(meant)):
         kind = "numbers"
-    return Judgement(kind, foreign, positive)
+    return ColumnJudgement(kind, foreign, positive)
 
 
 def split_words(name: str) -> set[str]:
@@ -120,7 +120,7 @@ def split_words(name: str) -> set[str]:
     return {word.casefold() for word in _WORD.findall(name)}
 
 
-def names_no_finding(name: str) -> bool:
+def names_person_or_picture(name: str) -> bool:
     """Return True if a column name is about the person or picture, such as sex, age or view, not about a finding."""
     words = split_words(name)
     return bool(words) and (any(map(_NO_FINDING.fullmatch, words)) or _NO_FINDINGS.issuperset(words))
@@ -128,11 +128,11 @@ def names_no_finding(name: str) -> bool:
 
 def is_plausible_finding(column: TableColumn) -> bool:
     """Return True if the cells may be names of findings, because not all are numbers, yes or no, sexes or views."""
-    cells = [cell.casefold() for cell in column.cells if not is_blank(cell)]
+    cells = [cell.casefold() for cell in column.cells if not is_blank_cell(cell)]
     return bool(cells) and not all(cell in _ABOUT_PERSON for cell in cells) and not all(map(_NUMBER.fullmatch, cells))
 
 
-def says_normal(name: str) -> bool:
+def means_nothing_found(name: str) -> bool:
     """Return True if a name says that nothing was found: "o.B.", "unauffällig", "no acute findings"."""
     if not re.fullmatch(r"[^\W\d_]+(?:[ ._,-]+[^\W\d_]+)*\.?", name):
         return False
@@ -144,6 +144,6 @@ def says_normal(name: str) -> bool:
     return is_core or "".join(words) in _NORMAL_IN_SHORT
 
 
-def is_doubtful(name: str) -> bool:
+def is_doubtful_finding(name: str) -> bool:
     """Return True if a name denies a finding, doubts it, or places it in the past: "V.a. Mass", "no mass"."""
-    return _DOUBTFUL.fullmatch(name.casefold()) is not None and not says_normal(name)
+    return _DOUBTFUL.fullmatch(name.casefold()) is not None and not means_nothing_found(name)

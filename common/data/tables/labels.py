@@ -19,37 +19,37 @@ from common.data.base.image_set import (
     PARTS,
     ImageSet,
     Splits,
-    describe_blank,
-    is_placeholder,
-    patients_known,
+    describe_uniform_pictures,
+    has_known_patients,
+    is_placeholder_patient,
     placeholder_patients,
 )
 from common.data.base.names import (
     array_to_names,
-    find_similar,
+    class_spelling_key,
+    find_similar_names,
     group_similar,
-    is_blank,
-    is_nameless,
-    is_nobody,
-    normalize_spelling,
+    is_anonymous_patient,
+    is_blank_cell,
+    is_nameless_text,
 )
-from common.data.base.spec import FolderSpec, LabelColumnsSpec, PictureSpec, PictureTableSpec
+from common.data.base.spec import FolderSpec, LabelColumnsSpec, PictureFolderSpec, PictureTableSpec
 from common.data.base.splits import (
     Names,
     has_positive_label,
     hold_out_patients,
     part_of_each_image,
-    patient_split,
     shared_patient_faults,
+    split_patients,
 )
-from common.data.images.reading import ImageForm, check_skip_budget
+from common.data.images.reading import DecodedImageFormat, check_skip_budget
 from common.data.images.store import DecodedImageStore, FileIdentity, decode_pictures
-from common.data.tables.cells import FindingRules, parse_finding_column, parse_label_columns, parse_split_column
-from common.data.tables.copies import contradicting_copies, equal_groups
-from common.data.tables.csv import TableColumn, TableColumns, column_faults, read_columns
+from common.data.tables.cells import FindingColumnRules, parse_finding_column, parse_label_columns, parse_split_column
+from common.data.tables.copies import describe_contradicting_copies, group_equal_contents
+from common.data.tables.csv import TableColumn, TableColumns, missing_column_faults, read_columns
 from common.data.tables.files import PictureFileFinder, PictureFiles
 from common.errors import BadInput, Fault, quote_names, raise_faults
-from common.system.files import is_file, missing_folder
+from common.system.files import is_file, missing_folder_faults
 from common.system.plain_text import count_with_noun, list_first_and_count_rest
 
 
@@ -65,7 +65,7 @@ class PictureReader(Protocol):
     def identify_content(self, file: Path) -> FileIdentity | None:
         """Return an identity by which the content is recognised without reading it; None if it must be read."""
 
-    def faults(self) -> list[Fault]:
+    def reading_faults(self) -> list[Fault]:
         """Return, after reading, why it stopped before all pictures were read; empty if it did not."""
 
 
@@ -79,9 +79,9 @@ class DiskPictureReader:
         return file
 
     def identify_content(self, file: Path) -> FileIdentity | None:
-        return FileIdentity.of(file)
+        return FileIdentity.from_path(file)
 
-    def faults(self) -> list[Fault]:
+    def reading_faults(self) -> list[Fault]:
         return []
 
 
@@ -127,7 +127,7 @@ class LabelTable:
                 "Other findings of the table count as no class, with the rows of each: "
                 f"{list_first_and_count_rest(texts, _MOST_OTHERS)}."
             )
-        nameless = int(is_placeholder(self.patients).sum())
+        nameless = int(is_placeholder_patient(self.patients).sum())
         if 0 < nameless < len(self.patients) or (nameless and self.reader is not FROM_DISK):
             notes.append(
                 f"{count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as a patient of "
@@ -152,9 +152,9 @@ class LabelTable:
         )
 
 
-def split_table(table: LabelTable, seed: int) -> LabelTable:
+def split_label_table(table: LabelTable, seed: int) -> LabelTable:
     """Split a table 70/10/20 by patient; rows with missing images take part, so that they do not change the split."""
-    split = patient_split(table.patients, has_positive_label(table.labels), seed)
+    split = split_patients(table.patients, has_positive_label(table.labels), seed)
     return replace(table, parts=part_of_each_image(table.patients, split))
 
 
@@ -174,7 +174,9 @@ def patient_overlap_faults(where: str, table: LabelTable) -> list[Fault]:
     return shared_patient_faults(where, {part: table.patients[table.parts == part] for part in PARTS})
 
 
-def find_files(files: PictureFiles, spec: PictureSpec) -> tuple[PictureFiles, NDArray[np.bool_], list[Fault]]:
+def find_picture_files(
+    files: PictureFiles, spec: PictureFolderSpec
+) -> tuple[PictureFiles, NDArray[np.bool_], list[Fault]]:
     """Find a table's image files on the disk, where names may be spelled slightly differently.
 
     Returns:
@@ -182,7 +184,7 @@ def find_files(files: PictureFiles, spec: PictureSpec) -> tuple[PictureFiles, ND
         ``spec.missing_files`` is "fault" or all are missing, and folders that cannot be listed.
     """
     listings, folder = PictureFileFinder(), str(files.folder)
-    names = listings.find_all(folder, files.names.tolist())
+    names = listings.find_all_files(folder, files.names.tolist())
     is_present = np.array([name is not None for name in names], dtype=np.bool_)
     absent, faults = np.flatnonzero(~is_present & (files.names != "")), listings.unlistable_folder_faults()
     if len(absent) and not faults and (spec.missing_files == "fault" or not is_present.any()):
@@ -191,28 +193,28 @@ def find_files(files: PictureFiles, spec: PictureSpec) -> tuple[PictureFiles, ND
         remedy = 'Add them, or set missing_files = "ignore" to leave them out.'
         faults.append(Fault("data.images", problem, remedy))
     on_disk = [own if name is None else name for own, name in zip(files.names, names, strict=True)]
-    return PictureFiles.of(files.folder, on_disk), is_present, faults
+    return PictureFiles.from_names(files.folder, on_disk), is_present, faults
 
 
-def drop_missing_files(table: LabelTable, spec: PictureSpec) -> LabelTable:
+def drop_missing_files(table: LabelTable, spec: PictureFolderSpec) -> LabelTable:
     """Leave out rows whose image file is missing, and count them.
 
     Raises:
-        BadInput: With the faults of :func:`find_files`.
+        BadInput: With the faults of :func:`find_picture_files`.
     """
-    files, is_present, faults = find_files(table.files, spec)
+    files, is_present, faults = find_picture_files(table.files, spec)
     raise_faults(faults)
     present = np.flatnonzero(is_present)
     return replace(replace(table, files=files).select_rows(present), missing=len(files) - len(present))
 
 
-def decode_table(table: LabelTable, spec: PictureTableSpec, store: DecodedImageStore) -> Splits:
+def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: DecodedImageStore) -> Splits:
     """Decode the images of a table into one store, and return the three parts of the data set.
 
     Raises:
         BadInput: If the fraction of unreadable images exceeds ``spec.skip_budget``, or the PACS stops responding.
     """
-    form = ImageForm(spec.image_size, spec.color, spec.resize, spec.rendering)
+    form = DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering)
     files, reader = table.files, table.reader
     decoded = decode_pictures(
         files.names.tolist(),
@@ -222,11 +224,11 @@ def decode_table(table: LabelTable, spec: PictureTableSpec, store: DecodedImageS
         reader.keep_connection_open(),
         lambda row: reader.identify_content(files[row]),
     )
-    raise_faults(table.reader.faults())
+    raise_faults(table.reader.reading_faults())
     check_skip_budget("data.images", decoded.skipped, len(files), spec.skip_budget)
     readable = table.select_rows(decoded.rows)
-    groups = equal_groups(enumerate(decoded.places.tolist()))
-    copies = contradicting_copies(groups, readable.files.names.tolist(), readable.labels, readable.patients)
+    groups = group_equal_contents(enumerate(decoded.places.tolist()))
+    copies = describe_contradicting_copies(groups, readable.files.names.tolist(), readable.labels, readable.patients)
     unreadable = table.parts[np.setdiff1d(np.arange(len(files)), decoded.rows)]
     images = ImageSet(
         stored=decoded.stored,
@@ -236,7 +238,7 @@ def decode_table(table: LabelTable, spec: PictureTableSpec, store: DecodedImageS
         sources=readable.sources,
         missing=table.missing,
         places=decoded.places,
-        notes=tuple(filter(None, (*table.notes, copies, describe_blank(decoded.blank)))),
+        notes=tuple(filter(None, (*table.notes, copies, describe_uniform_pictures(decoded.blank)))),
     )
     parts = []
     for part in PARTS:
@@ -245,7 +247,7 @@ def decode_table(table: LabelTable, spec: PictureTableSpec, store: DecodedImageS
     return Splits(*parts)
 
 
-def read_table_and_folder(spec: PictureSpec, base: Path) -> tuple[TableColumns, Path, list[Fault]]:
+def read_table_and_folder(spec: PictureFolderSpec, base: Path) -> tuple[TableColumns, Path, list[Fault]]:
     """Return the label table, the image folder, and the folder's faults, which the caller reports with its own.
 
     Raises:
@@ -253,8 +255,8 @@ def read_table_and_folder(spec: PictureSpec, base: Path) -> tuple[TableColumns, 
     """
     listings, table = PictureFileFinder(), base / spec.labels
     folder = listings.find_folder(base, spec.images)
-    faults = missing_folder("data.images", folder)
-    if not is_file(table) and (name := listings.find(str(base), spec.labels)) is not None:
+    faults = missing_folder_faults("data.images", folder)
+    if not is_file(table) and (name := listings.find_file(str(base), spec.labels)) is not None:
         table = base / name
     try:
         return read_columns(table, "data.labels", spec.largest_mb), folder, faults
@@ -265,20 +267,20 @@ def read_table_and_folder(spec: PictureSpec, base: Path) -> tuple[TableColumns, 
 # ---------------------------------------------------------------------- a hospital's own table
 
 
-def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
+def open_picture_folder(spec: FolderSpec, base: Path) -> LabelTable:
     """Read and check a hospital's own table for a folder of images, without reading an image.
 
     Raises:
         BadInput: With the faults of the first stage that fails: folder and columns, then cells and files.
     """
     columns, folder, faults = read_table_and_folder(spec, base)
-    required = {"data.image_column": spec.image_column, **required_columns(spec)}
-    raise_faults(faults + column_faults(Path(spec.labels).name, columns, required))
-    names = columns.column(spec.image_column)
-    faults = blank_faults(names, "data.image_column", "image")
-    files = PictureFiles.of(folder, [names.cells[place] for place in names.places])
-    files, is_present, missing = find_files(files, spec)
-    cells = parse_cells(spec, columns, faults)
+    required = {"data.image_column": spec.image_column, **configured_columns(spec)}
+    raise_faults(faults + missing_column_faults(Path(spec.labels).name, columns, required))
+    names = columns.get_column(spec.image_column)
+    faults = blank_cell_faults(names, "data.image_column", "image")
+    files = PictureFiles.from_names(folder, [names.cells[place] for place in names.places])
+    files, is_present, missing = find_picture_files(files, spec)
+    cells = parse_table_cells(spec, columns, faults)
     patients = _read_dicom_patients(files, spec, faults) if cells.patients is None else cells.patients
     table = LabelTable(
         files=files,
@@ -292,7 +294,7 @@ def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
     identities = _identify_files(files, is_present)
     distinct, repeated = _drop_repeated_rows(table, columns.lines, identities)
     raise_faults(faults + repeated + missing)
-    table = assign_parts(replace(table.select_rows(distinct), repeated=len(files) - len(distinct)), spec)
+    table = assign_split_parts(replace(table.select_rows(distinct), repeated=len(files) - len(distinct)), spec)
     raise_faults(patient_overlap_faults("data.split_column", table))
     present = np.flatnonzero(is_present[distinct])
     return replace(table.select_rows(present), missing=len(distinct) - len(present))
@@ -333,7 +335,7 @@ def _drop_repeated_rows(
         differ = [name for name, *labels in pairs if labels[0] != labels[1] and not np.isnan(labels).all()]
         columns = {"patient": table.patients, "source": table.sources, "part": table.parts}
         differ += [name for name, of in columns.items() if of[row] != of[earlier]]
-        if "patient" in differ and not patients_known(table.patients[[row]]):
+        if "patient" in differ and not has_known_patients(table.patients[[row]]):
             differ.remove("patient")
         if differ:
             lines_of_both = f"lines {lines[earlier]} and {lines[row]}"
@@ -350,15 +352,15 @@ def _drop_repeated_rows(
 
 def _read_dicom_patients(files: Sequence[Path], spec: LabelColumnsSpec, faults: list[Fault]) -> Names:
     """Return the patients named in DICOM files; if these name none, each image counts as a patient."""
-    from common.data.images.headers import patients_of_dicom_files, read_dicom_heads  # takes a second
+    from common.data.images.headers import patients_of_dicom_files, read_dicom_headers  # takes a second
 
-    patients = patients_of_dicom_files(read_dicom_heads(files))
+    patients = patients_of_dicom_files(read_dicom_headers(files))
     if patients is None:
         return placeholder_patients(len(files))
     return join_similar_patients(array_to_names(np.array(patients, dtype=np.str_)), spec, "data.images", faults)
 
 
-def required_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
+def configured_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
     """Return the column names in the settings, by configuration key; None for keys that are not set."""
     return {
         **{f"data.label_columns[{place}]": name for place, name in enumerate(spec.label_columns)},
@@ -369,19 +371,19 @@ def required_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
     }
 
 
-def blank_faults(column: TableColumn, key: str, what: str) -> list[Fault]:
+def blank_cell_faults(column: TableColumn, key: str, what: str) -> list[Fault]:
     """Return a fault for rows that name no image, study or patient in the column for it.
 
     Args:
         key: The configuration key that names ``column``.
         what: What the column names: "image", "study" or "patient".
     """
-    is_nothing = is_nobody if what == "patient" else is_nameless
+    is_nothing = is_anonymous_patient if what == "patient" else is_nameless_text
     nothing = set(filter(is_nothing, set(column.cells)))
     if not nothing:
         return []
     blank = [place for place, cell in enumerate(column.cells) if cell in nothing]
-    lines = column.lines_of(blank)
+    lines = column.lines_of_cells(blank)
     article = "an" if what == "image" else "a"
     remedy = "Fill them, or remove them."
     if what == "patient":
@@ -392,7 +394,7 @@ def blank_faults(column: TableColumn, key: str, what: str) -> list[Fault]:
 
 
 @dataclass(frozen=True)
-class TableCells:
+class ParsedTableCells:
     """The parsed cells of a hospital's own table, one entry per row.
 
     Attributes:
@@ -410,14 +412,14 @@ class TableCells:
     parts: Names | None
 
 
-def parse_cells(spec: LabelColumnsSpec, columns: TableColumns, faults: list[Fault]) -> TableCells:
+def parse_table_cells(spec: LabelColumnsSpec, columns: TableColumns, faults: list[Fault]) -> ParsedTableCells:
     """Parse the cells of a hospital's own table.
 
     Args:
         faults: List to which faults of cells are appended; the result has arbitrary values for such cells.
     """
     count = len(columns.lines)
-    labels = np.full((count, len(spec.names_in_table)), np.nan, dtype=np.float32)
+    labels = np.full((count, len(spec.class_names_in_table)), np.nan, dtype=np.float32)
     other_findings: Mapping[str, int] = {}
     try:
         if spec.finding_column is None:
@@ -427,37 +429,39 @@ def parse_cells(spec: LabelColumnsSpec, columns: TableColumns, faults: list[Faul
         else:
             keys = {"column": "data.finding_column", "others": "data.other_findings"}
             keys |= {key: f"data.{key}" for key in ("classes", "separator", "no_finding")}
-            rules = FindingRules(
-                spec.names_in_table, spec.separator, spec.no_finding, spec.other_findings, spec.blank, keys
+            rules = FindingColumnRules(
+                spec.class_names_in_table, spec.separator, spec.no_finding, spec.other_findings, spec.blank, keys
             )
-            column = columns.column(spec.finding_column, with_line_ends=True)
+            column = columns.get_column(spec.finding_column, with_line_ends=True)
             labels, other_findings = parse_finding_column(column, spec.finding_column, rules)
     except BadInput as bad:
         faults += bad.faults
     patients = parts = None
     sources = np.full(count, "")
     if spec.patient_column is not None:
-        column = columns.column(spec.patient_column)
-        faults += blank_faults(column, "data.patient_column", "patient")
+        column = columns.get_column(spec.patient_column)
+        faults += blank_cell_faults(column, "data.patient_column", "patient")
         patients = join_similar_patients(column.cell_of_each_row(), spec, "data.patient_column", faults, column)
     if spec.source_column is not None:
-        column = columns.column(spec.source_column)
-        site_names = ["" if is_blank(cell) else make_site_name(cell) for cell in column.cells]
+        column = columns.get_column(spec.source_column)
+        site_names = ["" if is_blank_cell(cell) else make_site_name(cell) for cell in column.cells]
         sources = np.array(site_names, dtype=np.str_)[column.places]
         similar, first = dict[str, str](), dict[str, str]()
         for name, cell in zip(site_names, column.cells, strict=True):
-            for key in (normalize_spelling(cell), f"site {name}") if name else ():
+            for key in (class_spelling_key(cell), f"site {name}") if name else ():
                 if (earliest := first.setdefault(key, cell)) != cell:
                     similar[cell] = earliest
-        if pairs := _name_pairs(similar, column):
+        if pairs := _describe_name_pairs(similar, column):
             remedy = "Write each of them in one way: every source is a site of its own."
             faults.append(Fault("data.source_column", f"names that may be one hospital's: {pairs}.", remedy))
     if spec.split_column is not None:
         try:
-            parts = parse_split_column(columns.column(spec.split_column), spec.split_column, "data.split_column")
+            parts = parse_split_column(columns.get_column(spec.split_column), spec.split_column, "data.split_column")
         except BadInput as bad:
             faults += bad.faults
-    return TableCells(_merge_synonym_labels(labels, spec, columns, faults), other_findings, patients, sources, parts)
+    return ParsedTableCells(
+        _merge_synonym_labels(labels, spec, columns, faults), other_findings, patients, sources, parts
+    )
 
 
 def _merge_synonym_labels(
@@ -468,8 +472,8 @@ def _merge_synonym_labels(
         return labels
     joined = np.empty((len(labels), len(spec.class_names)), dtype=np.float32)
     for place, name in enumerate(spec.class_names):
-        own_names = [own for own in spec.names_in_table if spec.synonyms.get(own, own) == name]
-        of_class = labels[:, [spec.names_in_table.index(own) for own in own_names]]  # (n, own names)
+        own_names = [own for own in spec.class_names_in_table if spec.synonyms.get(own, own) == name]
+        of_class = labels[:, [spec.class_names_in_table.index(own) for own in own_names]]  # (n, own names)
         joined[:, place] = np.fmax.reduce(of_class, axis=1)
         differ = joined[:, place] != np.fmin.reduce(of_class, axis=1)
         if spec.label_columns and (rows := np.flatnonzero(differ & ~np.isnan(joined[:, place]))).size:
@@ -512,9 +516,11 @@ def join_similar_patients(
     if column and shortened:
         problem = f"a spreadsheet has shortened the number of a patient: {column.describe_cell_lines(shortened)}."
         faults.append(Fault(where, problem, "Export the table again with this column as text."))
-    similar = find_similar(names)
+    similar = find_similar_names(names)
     if similar and spec.similar_patients == "fault":
-        problem = f"{count_with_noun(len(similar), 'pair')} of patients may be one: {_name_pairs(similar, column)}."
+        problem = (
+            f"{count_with_noun(len(similar), 'pair')} of patients may be one: {_describe_name_pairs(similar, column)}."
+        )
         remedy = 'Write each patient in one way. Or set similar_patients = "join": each pair counts as one patient and '
         remedy += "stays on one side of the split, which is right for the split also if they are two."
         faults.append(Fault(where, problem, remedy, cause="patients"))
@@ -522,18 +528,21 @@ def join_similar_patients(
     return np.array([joined.get(name, name) for name in distinct.tolist()], dtype=np.str_)[inverse.reshape(-1)]
 
 
-def _name_pairs(similar: Mapping[str, str], column: TableColumn | None = None) -> str:
+def _describe_name_pairs(similar: Mapping[str, str], column: TableColumn | None = None) -> str:
     """List pairs of similar names for an error message, with line numbers if ``column`` is given."""
 
-    def place(name: str) -> str:
-        return "" if column is None else f" (line {column.lines_of([column.cells.index(name)])[0]})"
+    def describe_line(name: str) -> str:
+        return "" if column is None else f" (line {column.lines_of_cells([column.cells.index(name)])[0]})"
 
-    pairs = [f'"{similar[name]}"{place(similar[name])} and "{name}"{place(name)}' for name in list(similar)[:5]]
+    pairs = [
+        f'"{similar[name]}"{describe_line(similar[name])} and "{name}"{describe_line(name)}'
+        for name in list(similar)[:5]
+    ]
     return "; ".join(pairs) + (f" and {len(similar) - 5:,} more" if len(similar) > 5 else "")
 
 
-def assign_parts(table: LabelTable, spec: LabelColumnsSpec) -> LabelTable:
+def assign_split_parts(table: LabelTable, spec: LabelColumnsSpec) -> LabelTable:
     """Split the table by patient; if a column gives the parts, only hold out a missing validation part."""
     if spec.split_column is None:
-        return split_table(table, spec.split_seed)
+        return split_label_table(table, spec.split_seed)
     return hold_out_validation(table, spec.validation_fraction, spec.split_seed)

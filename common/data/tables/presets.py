@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.spec import ChexpertSpec, MimicSpec, NihSpec, PictureSpec
+from common.data.base.spec import ChexpertSpec, MimicSpec, NihSpec, PictureFolderSpec
 from common.data.base.splits import Names, patient_name_faults
-from common.data.tables.cells import FindingRules, parse_finding_column, parse_label_columns
+from common.data.tables.cells import FindingColumnRules, parse_finding_column, parse_label_columns
 from common.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
 from common.data.tables.csv import TableColumns
 from common.data.tables.files import PictureFileFinder, PictureFiles
@@ -23,7 +23,7 @@ from common.data.tables.labels import (
     hold_out_validation,
     patient_overlap_faults,
     read_table_and_folder,
-    split_table,
+    split_label_table,
 )
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from common.system.plain_text import count_with_noun, list_first_and_count_rest
@@ -41,10 +41,12 @@ def open_nih(spec: NihSpec, base: Path) -> LabelTable:
     columns, folder = _read_checked_columns(spec, base, required)
     own_names = [_NIH_OWN_NAME.get(name, name) for name in NIH_CLASSES]
     names = columns["Image Index"]
-    paths = _find_paths(folder, frozenset(names.tolist()))
-    labels, _ = parse_finding_column(columns.column("Finding Labels"), "Finding Labels", FindingRules(own_names))
-    table = _make_table(
-        files=PictureFiles.of(folder, [paths.get(name, name) for name in names.tolist()]),
+    paths = _find_picture_paths(folder, frozenset(names.tolist()))
+    labels, _ = parse_finding_column(
+        columns.get_column("Finding Labels"), "Finding Labels", FindingColumnRules(own_names)
+    )
+    table = _make_unsplit_table(
+        files=PictureFiles.from_names(folder, [paths.get(name, name) for name in names.tolist()]),
         labels=labels,
         class_names=NIH_CLASSES,
         patients=columns["Patient ID"],
@@ -56,14 +58,14 @@ def open_nih(spec: NihSpec, base: Path) -> LabelTable:
     )
 
 
-def _find_paths(folder: Path, names: Collection[str]) -> dict[str, str]:
+def _find_picture_paths(folder: Path, names: Collection[str]) -> dict[str, str]:
     """Search all subfolders for files with these names, and return their paths relative to ``folder``.
 
     Raises:
         BadInput: If a folder cannot be listed, or different files have the same name.
     """
     listings, paths, repeated = PictureFileFinder(), dict[str, str](), list[str]()
-    for below, name in listings.walk(folder):
+    for below, name in listings.walk_files(folder):
         if name in names:
             first = paths.setdefault(name, path := f"{below}/{name}")
             if first != path and (folder / first).resolve() != (folder / path).resolve():
@@ -79,7 +81,7 @@ def _find_paths(folder: Path, names: Collection[str]) -> dict[str, str]:
 
 def _assign_nih_parts(spec: NihSpec, base: Path, table: LabelTable, names: Names) -> LabelTable:
     if spec.train_val_list is None or spec.test_list is None:
-        return split_table(table, spec.split_seed)
+        return split_label_table(table, spec.split_seed)
     lists = {"data.train_val_list": base / spec.train_val_list, "data.test_list": base / spec.test_list}
     raise_faults([Fault(where, f"there is no file {path}.") for where, path in lists.items() if not path.is_file()])
     train, test = (np.isin(names, path.read_text(encoding="utf-8").split()) for path in lists.values())
@@ -101,18 +103,18 @@ def open_chexpert(spec: ChexpertSpec, base: Path) -> LabelTable:
         BadInput: If a check fails; it lists all faults.
     """
     columns, folder = _read_checked_columns(spec, base, ("Path", "Frontal/Lateral", *CHEXPERT_CLASSES))
-    columns = _select_rows(
+    columns = _select_table_rows(
         columns, columns["Frontal/Lateral"] == "Frontal", 'have "Frontal" in column "Frontal/Lateral"'
     )
-    table = _make_table(
-        files=PictureFiles.of(folder, _chexpert_paths(folder, columns["Path"].tolist())),
+    table = _make_unsplit_table(
+        files=PictureFiles.from_names(folder, _chexpert_paths(folder, columns["Path"].tolist())),
         labels=parse_label_columns(
             columns, CHEXPERT_CLASSES, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"
         ),
         class_names=CHEXPERT_CLASSES,
         patients=_chexpert_patients(columns["Path"]),
     )
-    return drop_missing_files(split_table(table, spec.split_seed), spec)
+    return drop_missing_files(split_label_table(table, spec.split_seed), spec)
 
 
 def _chexpert_paths(folder: Path, paths: list[str]) -> list[str]:
@@ -146,23 +148,23 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
     required = ("dicom_id", "subject_id", "study_id", "ViewPosition", *classes)
     columns, folder = _read_checked_columns(spec, base, required)
     frontal = np.isin(columns["ViewPosition"], spec.views)
-    columns = _select_rows(columns, frontal, f"have one of the views {quote_names(spec.views)}")
+    columns = _select_table_rows(columns, frontal, f"have one of the views {quote_names(spec.views)}")
     if "fpath" in columns:
         paths = [path if path.startswith("files/") else f"files/{path}" for path in columns["fpath"]]
     else:
         triples = zip(columns["subject_id"], columns["study_id"], columns["dicom_id"], strict=True)
         paths = [f"files/p{subject[:2]}/p{subject}/s{study}/{dicom}.jpg" for subject, study, dicom in triples]
-    table = _make_table(
-        files=PictureFiles.of(folder, paths),
+    table = _make_unsplit_table(
+        files=PictureFiles.from_names(folder, paths),
         labels=parse_label_columns(columns, classes, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"),
         class_names=classes,
         patients=columns["subject_id"],
     )
-    parted = split_table(table, spec.split_seed) if spec.split == "patients" else table
+    parted = split_label_table(table, spec.split_seed) if spec.split == "patients" else table
     return drop_missing_files(parted, spec)
 
 
-def _read_checked_columns(spec: PictureSpec, base: Path, required: tuple[str, ...]) -> tuple[TableColumns, Path]:
+def _read_checked_columns(spec: PictureFolderSpec, base: Path, required: tuple[str, ...]) -> tuple[TableColumns, Path]:
     """Read the table, locate the image folder, and raise one error with the faults of both."""
     columns, folder, faults = read_table_and_folder(spec, base)
     table = Path(spec.labels).name
@@ -179,14 +181,14 @@ def _read_checked_columns(spec: PictureSpec, base: Path, required: tuple[str, ..
     return columns, folder
 
 
-def _select_rows(columns: TableColumns, index: NDArray[np.bool_], what: str) -> TableColumns:
+def _select_table_rows(columns: TableColumns, index: NDArray[np.bool_], what: str) -> TableColumns:
     """Return the selected rows; if there are none, raise an error whose message ends with ``what``."""
     if not index.any():
         raise BadInput([Fault("data.labels", f"none of the {len(index)} rows {what}.")])
     return columns.select_rows(index)
 
 
-def _make_table(
+def _make_unsplit_table(
     files: PictureFiles, labels: NDArray[np.float32], class_names: tuple[str, ...], patients: Names
 ) -> LabelTable:
     """Create a label table without centres and not yet split; until then all rows are in the test part.

@@ -14,7 +14,7 @@ from shlex import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.names import is_blank, name_similarity_key, normalize_spelling
+from common.data.base.names import class_spelling_key, is_blank_cell, name_similarity_key
 from common.data.base.spec import NO_FINDING
 from common.data.images.reading import PICTURE_SUFFIXES
 from common.data.tables.cells import (
@@ -28,12 +28,12 @@ from common.data.tables.class_names import MIMIC_CLASSES
 from common.data.tables.csv import TableColumn, TableColumns
 from common.data.tables.files import PictureFileFinder, fold_case, strip_picture_ending
 from common.data.tables.judgement import (
-    Judgement,
-    is_doubtful,
+    ColumnJudgement,
+    is_doubtful_finding,
     is_plausible_finding,
     judge_column,
-    names_no_finding,
-    says_normal,
+    means_nothing_found,
+    names_person_or_picture,
     split_words,
 )
 from common.errors import BadInput, Fault, quote_names
@@ -130,7 +130,7 @@ class ColumnRoles:
     no_finding: tuple[str, ...] = ()
     doubtful: Mapping[str, int] = field(default_factory=dict)
     alone: Mapping[str, int] = field(default_factory=dict)
-    unused: Mapping[str, Judgement] = field(default_factory=dict)
+    unused: Mapping[str, ColumnJudgement] = field(default_factory=dict)
 
 
 def image_column(columns: TableColumns, files: Iterable[str] = ()) -> str:
@@ -140,7 +140,7 @@ def image_column(columns: TableColumns, files: Iterable[str] = ()) -> str:
         BadInput: If there is no such column.
     """
     files = list(files)
-    cells, scores = {name: columns.column(name).cells for name in columns}, dict[str, tuple[int, ...]]()
+    cells, scores = {name: columns.get_column(name).cells for name in columns}, dict[str, tuple[int, ...]]()
     whole, without_ending = ({fold(file) for file in files} for fold in (fold_case, strip_picture_ending))
     for name in columns:
         last_parts = [fold_case(re.split(r"[/\\]", cell)[-1]) for cell in cells[name][:_LOOKED_AT]]
@@ -181,7 +181,7 @@ def possible_patient_columns(columns: TableColumns, names: Iterable[str]) -> lis
     if candidates := _patient_columns(columns, names):
         return candidates
     for name in sorted(names, key=lambda name: not _names_patient(name)):
-        cells, rows = columns.column(name).cells, len(columns.lines)
+        cells, rows = columns.get_column(name).cells, len(columns.lines)
         repeats = len(cells) < rows <= _MOST_IMAGES * len(cells)
         if repeats and may_be_ids(columns, name) and (_CASE.search(name) or all(map(_ID.fullmatch, cells))):
             return [name]
@@ -209,8 +209,8 @@ def _is_numbered(name: str) -> bool:
 
 def _may_be_patients(columns: TableColumns, name: str) -> bool:
     """Return False for dates, 0 and 1, yes and no; under a heading without a number also for measures and few words."""
-    column = columns.column(name)
-    filled = [cell for cell in column.cells if not is_blank(cell)]
+    column = columns.get_column(name)
+    filled = [cell for cell in column.cells if not is_blank_cell(cell)]
     kind = judge_column(column).kind
     if len(filled) <= 1 or kind in ("labels", "words") or not may_be_ids(columns, name):
         return False
@@ -222,7 +222,7 @@ def _may_be_patients(columns: TableColumns, name: str) -> bool:
 
 def _group_alike(columns: TableColumns, first: str, second: str) -> bool:
     """Return True if two columns have equal cells in the same rows."""
-    one, other = columns.column(first), columns.column(second)
+    one, other = columns.get_column(first), columns.get_column(second)
     pairs = one.places.astype(np.int64) * len(other.cells) + other.places
     return len(np.unique(pairs)) == len(one.cells) == len(other.cells)
 
@@ -248,12 +248,12 @@ def group_by_file_name(names: Sequence[str]) -> tuple[int, str] | None:
 
 def may_be_ids(columns: TableColumns, name: str) -> bool:
     """Return False for a column of ages, dates, times or counts, by its name or its cells."""
-    filled = [cell for cell in columns.column(name).cells if not is_blank(cell)]
+    filled = [cell for cell in columns.get_column(name).cells if not is_blank_cell(cell)]
     words = {re.sub(r"^patient(?:en|s)?", "", word) for word in split_words(name)}  # of "Patientenalter": "alter"
     return not words & _NO_ID_WORDS and not all(map(_DATE.match, filled))
 
 
-def guess_roles(
+def guess_column_roles(
     columns: TableColumns,
     image: str,
     patient: str | None = None,
@@ -274,19 +274,21 @@ def guess_roles(
     settled = (image, *([source] if source else []), *findings)
     patient = patient or patient_column(columns, settled)
     part_values = {
-        name: {cell.casefold() for cell in columns.column(name).cells} for name in columns if _SPLIT.match(name)
+        name: {cell.casefold() for cell in columns.get_column(name).cells} for name in columns if _SPLIT.match(name)
     }
     split = next((name for name, parts in part_values.items() if parts <= PART_NAMES.keys()), None)
     rest = [name for name in columns if name not in (image, patient, split)]
     if source is None:
         source = _hospital_column_by_name(columns, [name for name in rest if name not in findings])
     rest = [name for name in rest if name != source]
-    judgements = {name: judge_column(columns.column(name)) for name in rest}
+    judgements = {name: judge_column(columns.get_column(name)) for name in rest}
     if findings:
         is_named = len(findings) == 1 and judgements[findings[0]].kind in ("other", "numbers")
         label_columns = [] if is_named else [name for name in columns if name in findings]
     else:
-        label_columns = [name for name in rest if judgements[name].kind == "labels" and not names_no_finding(name)]
+        label_columns = [
+            name for name in rest if judgements[name].kind == "labels" and not names_person_or_picture(name)
+        ]
     if source is None:
         others = [name for name in rest if name not in (*label_columns, *findings)]
         source = _hospital_column_by_content(columns, others, label_columns, patient)
@@ -308,61 +310,65 @@ def guess_roles(
             and (judgements[name].positive == (judgements[name].positive == labelled)).all()
         }
         return replace(roles, alone=alone, unused=unused)
-    name = findings[0] if findings else _finding_column(columns, unused)
+    name = findings[0] if findings else _guess_finding_column(columns, unused)
     _stop_on_shared_words(columns, name, unused)
-    roles = _read_names(columns, name, ColumnRoles(image, patient, source or None, split, (), name, "|", {}, False))
+    roles = _add_finding_names(
+        columns, name, ColumnRoles(image, patient, source or None, split, (), name, "|", {}, False)
+    )
     return replace(roles, unused={other: judgement for other, judgement in unused.items() if other != name})
 
 
-def describe_cells(columns: TableColumns, judged: Mapping[str, Judgement]) -> str:
+def describe_foreign_cells(columns: TableColumns, judged: Mapping[str, ColumnJudgement]) -> str:
     """List the cells that are no labels, with line numbers, for each column: ``"Mass" ("ja" in line 3)``."""
-    texts = [f'"{name}" ({columns.column(name).describe_cell_lines(of.foreign, 3)})' for name, of in judged.items()]
+    texts = [f'"{name}" ({columns.get_column(name).describe_cell_lines(of.foreign, 3)})' for name, of in judged.items()]
     return "; ".join(texts[:_MOST_COLUMNS]) + (
         f"; {len(texts) - _MOST_COLUMNS} more" if len(texts) > _MOST_COLUMNS else ""
     )
 
 
-def name_options(names: Iterable[str]) -> str:
+def findings_options(names: Iterable[str]) -> str:
     """Return the command-line options ``--findings NAME`` that select these columns."""
     return " ".join(f"--findings {quote(name)}" for name in names)
 
 
 def _stop_on_foreign_cells(
-    columns: TableColumns, judged: Mapping[str, Judgement], label_columns: Sequence[str]
+    columns: TableColumns, judged: Mapping[str, ColumnJudgement], label_columns: Sequence[str]
 ) -> None:
     """Raise an error if a column mixes labels with other cells, because skipping it would lose a class unnoticed.
 
     Raises:
         BadInput: With the cells that are no labels.
     """
-    if broken := {name: of for name, of in judged.items() if of.kind == "almost labels" and not names_no_finding(name)}:
-        problem = f"these columns hold labels, and cells that are none: {describe_cells(columns, broken)}."
+    if broken := {
+        name: of for name, of in judged.items() if of.kind == "almost labels" and not names_person_or_picture(name)
+    }:
+        problem = f"these columns hold labels, and cells that are none: {describe_foreign_cells(columns, broken)}."
         remedy = "Write 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked) in these cells."
         if label_columns:
-            remedy += f" Or use the other columns only: {name_options(label_columns)}"
+            remedy += f" Or use the other columns only: {findings_options(label_columns)}"
         raise BadInput([Fault("labels", problem, remedy)])
 
 
 def _stop_on_two_kinds_of_labels(
-    columns: TableColumns, label_columns: Sequence[str], unused: Mapping[str, Judgement]
+    columns: TableColumns, label_columns: Sequence[str], unused: Mapping[str, ColumnJudgement]
 ) -> None:
     """Raise an error if a column names findings that are no label columns, because either may be what is meant.
 
     Raises:
         BadInput: With the columns of both kinds.
     """
-    own = set(map(normalize_spelling, label_columns))
+    own = set(map(class_spelling_key, label_columns))
     named = {name: of for name, of in unused.items() if _FINDINGS.search(name)}
     for name, findings in _finding_columns(columns, named).items():
-        others = [finding for finding in findings if normalize_spelling(finding) not in own and not _says_none(finding)]
+        others = [finding for finding in findings if class_spelling_key(finding) not in own and not _says_none(finding)]
         if others:
             problem = f'column "{name}" names findings ({quote_names(others, 3)}), and cells are 0 and 1 in '
             problem += f"{quote_names(label_columns, _MOST_COLUMNS)}. Only one kind can be the labels."
-            options = f"{name_options([name])} or {name_options(label_columns)}"
+            options = f"{findings_options([name])} or {findings_options(label_columns)}"
             raise BadInput([Fault("--findings", problem, f"Say which, by adding to the command: {options}")])
 
 
-def _stop_on_shared_words(columns: TableColumns, finding: str, unused: Mapping[str, Judgement]) -> None:
+def _stop_on_shared_words(columns: TableColumns, finding: str, unused: Mapping[str, ColumnJudgement]) -> None:
     """Raise an error if other columns hold the same words as the column of findings: yes and no, or more findings.
 
     Raises:
@@ -371,7 +377,7 @@ def _stop_on_shared_words(columns: TableColumns, finding: str, unused: Mapping[s
 
     def words(name: str) -> set[str]:
         return {
-            cell for cell in columns.column(name).cells if not is_placeholder_text(cell) and not cell[0].isdecimal()
+            cell for cell in columns.get_column(name).cells if not is_placeholder_text(cell) and not cell[0].isdecimal()
         }
 
     own = words(finding)
@@ -386,13 +392,15 @@ def _stop_on_shared_words(columns: TableColumns, finding: str, unused: Mapping[s
 
 
 def _has_few_values(column: TableColumn) -> bool:
-    count = sum(not is_blank(cell) for cell in column.cells)
+    count = sum(not is_blank_cell(cell) for cell in column.cells)
     return 1 < count <= min(_MOST_SOURCES, len(column.places) / _FEWEST_ROWS)
 
 
 def _hospital_column_by_name(columns: TableColumns, names: Iterable[str]) -> str | None:
     """Return the first column whose name suggests hospitals, and which has few distinct cells; None if none does."""
-    fit = [name for name in names if _has_few_values(columns.column(name)) and not split_words(name) & _NO_SOURCE_WORDS]
+    fit = [
+        name for name in names if _has_few_values(columns.get_column(name)) and not split_words(name) & _NO_SOURCE_WORDS
+    ]
     by_name = [name for name in fit if _HOSPITAL.search(name)]
     return next(iter([*by_name, *(name for name in fit if split_words(name) & _SOURCE_WORDS)]), None)
 
@@ -407,19 +415,19 @@ def _hospital_column_by_content(
     """
     blank = []
     for name in label_columns:
-        label_column = columns.column(name)
+        label_column = columns.get_column(name)
         blank.append(
             np.array([interpret_label_cell(cell) == "blank" for cell in label_column.cells])[label_column.places]
         )
     for name in names:
-        column = columns.column(name)
-        if not _has_few_values(column) or split_words(name) & _NO_SOURCE_WORDS or any(map(is_blank, column.cells)):
+        column = columns.get_column(name)
+        if not _has_few_values(column) or split_words(name) & _NO_SOURCE_WORDS or any(map(is_blank_cell, column.cells)):
             continue
         if sum(bool(_HOSPITAL.search(cell)) for cell in column.cells) > len(column.cells) / 2:
             return name
         if patient is not None:
-            pairs = columns.column(patient).places.astype(np.int64) * len(column.cells) + column.places
-            if len(np.unique(pairs)) > len(columns.column(patient).cells):
+            pairs = columns.get_column(patient).places.astype(np.int64) * len(column.cells) + column.places
+            if len(np.unique(pairs)) > len(columns.get_column(patient).cells):
                 continue
         shares = [
             np.bincount(column.places, rows) / column.rows_per_cell() for rows in blank
@@ -431,13 +439,13 @@ def _hospital_column_by_content(
     return None
 
 
-def possible_hospital_columns(columns: TableColumns, judged: Mapping[str, Judgement]) -> list[str]:
+def possible_hospital_columns(columns: TableColumns, judged: Mapping[str, ColumnJudgement]) -> list[str]:
     """Return the columns without a role that may name hospitals: by the name, or by few values that repeat."""
     return [
         name
         for name, of in judged.items()
         if not of.may_be_labels
-        and _has_few_values(column := columns.column(name))
+        and _has_few_values(column := columns.get_column(name))
         and len(column.cells) <= _MOST_OFFERED
         and not _CASE.search(name)
         and may_be_ids(columns, name)
@@ -457,7 +465,7 @@ def _guess_finding_separator(column: TableColumn) -> str:
     return max(rows, key=lambda mark: rows[mark], default="|")
 
 
-def _finding_column(columns: TableColumns, judged: Mapping[str, Judgement]) -> str:
+def _guess_finding_column(columns: TableColumns, judged: Mapping[str, ColumnJudgement]) -> str:
     """Return the column whose cells name findings, judged by the column's name, else by the cells.
 
     Raises:
@@ -470,14 +478,14 @@ def _finding_column(columns: TableColumns, judged: Mapping[str, Judgement]) -> s
     raise BadInput([_no_labels_fault(columns, judged, list(candidates))])
 
 
-def _finding_columns(columns: TableColumns, judged: Mapping[str, Judgement]) -> dict[str, list[str]]:
+def _finding_columns(columns: TableColumns, judged: Mapping[str, ColumnJudgement]) -> dict[str, list[str]]:
     """Return the columns that may name findings with these, in lower case; those named after findings come first."""
     candidates = dict[str, list[str]]()
     for name in sorted(judged, key=lambda column: not _FINDINGS.search(column)):
-        if judged[name].kind != "other" or names_no_finding(name):
+        if judged[name].kind != "other" or names_person_or_picture(name):
             continue
-        column = columns.column(name, with_line_ends=True)
-        counts, *_ = _count_names(column, _guess_finding_separator(column))
+        column = columns.get_column(name, with_line_ends=True)
+        counts, *_ = _count_finding_names(column, _guess_finding_separator(column))
         names = [finding for finding in counts if not is_placeholder_text(finding)]
         if _FEW_CLASSES <= len(names) <= _MOST_CLASSES and is_plausible_finding(column):
             candidates[name] = names
@@ -485,39 +493,41 @@ def _finding_columns(columns: TableColumns, judged: Mapping[str, Judgement]) -> 
 
 
 def _says_none(finding: str) -> bool:
-    return finding in _NO_FINDING or says_normal(finding)
+    return finding in _NO_FINDING or means_nothing_found(finding)
 
 
-def _no_labels_fault(columns: TableColumns, judged: Mapping[str, Judgement], candidates: Sequence[str]) -> Fault:
+def _no_labels_fault(columns: TableColumns, judged: Mapping[str, ColumnJudgement], candidates: Sequence[str]) -> Fault:
     problem = "no column is sure to hold labels, as 1, 0, -1 or nothing for each class, or as names of findings"
     remedy = "Give each class a column of 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
     left = [name for name, of in judged.items() if of.kind == "labels"]
     words, numbers = ({name: of for name, of in judged.items() if of.kind == kind} for kind in ("words", "numbers"))
     if words:
-        problem += f". These hold words for them, which are not read: {describe_cells(columns, words)}"
+        problem += f". These hold words for them, which are not read: {describe_foreign_cells(columns, words)}"
         remedy = "Replace them by 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
     elif left:
         problem += f". By their names, {quote_names(left, _MOST_COLUMNS)} are no findings"
-        remedy += f" If they are, add to the command: {name_options(left)}"
+        remedy += f" If they are, add to the command: {findings_options(left)}"
     elif candidates:
-        remedy += f" If one of these columns names findings, add it to the command: {name_options(candidates)}"
+        remedy += f" If one of these columns names findings, add it to the command: {findings_options(candidates)}"
     elif numbers:
-        problem += f". These hold other numbers: {describe_cells(columns, numbers)}"
+        problem += f". These hold other numbers: {describe_foreign_cells(columns, numbers)}"
         remedy += " A grade or a probability becomes one by the limit that you choose."
     else:
         problem += f"; the table has {quote_names(columns)}"
     if columns.unnamed:
-        remedy += f" {describe_unnamed(columns)}"
+        remedy += f" {describe_unnamed_columns(columns)}"
     return Fault("labels", f"{problem}.", remedy)
 
 
-def describe_unnamed(columns: TableColumns) -> str:
+def describe_unnamed_columns(columns: TableColumns) -> str:
     """Return a warning about columns that have cells but no name."""
     count = count_with_noun(columns.unnamed, "column has", "columns have")
     return f"{count} no name in the first line, and cannot be used. If the next line holds the names, remove the first."
 
 
-def _count_names(column: TableColumn, separator: str) -> tuple[Counter[str], dict[str, str], dict[frozenset[str], int]]:
+def _count_finding_names(
+    column: TableColumn, separator: str
+) -> tuple[Counter[str], dict[str, str], dict[frozenset[str], int]]:
     """Return the rows per finding name in lower case, a spelling of each name, and the rows per set of names."""
     counts, spellings, together = Counter[str](), dict[str, str](), Counter[frozenset[str]]()
     for cell, rows in zip(column.cells, column.rows_per_cell().tolist(), strict=True):
@@ -529,7 +539,7 @@ def _count_names(column: TableColumn, separator: str) -> tuple[Counter[str], dic
     return counts, spellings, together
 
 
-def _read_names(columns: TableColumns, name: str, roles: ColumnRoles) -> ColumnRoles:
+def _add_finding_names(columns: TableColumns, name: str, roles: ColumnRoles) -> ColumnRoles:
     """Complete the roles with the classes and other names in the cells of the column of findings.
 
     Spellings that differ only in case count as one name.
@@ -537,12 +547,12 @@ def _read_names(columns: TableColumns, name: str, roles: ColumnRoles) -> ColumnR
     Raises:
         BadInput: If a name is composed of other names, or there are no names.
     """
-    column = columns.column(name, with_line_ends=True)
+    column = columns.get_column(name, with_line_ends=True)
     separator = _guess_finding_separator(column)
-    counts, spellings, together = _count_names(column, separator)
-    normal = [key for key in counts if key in _NO_FINDING or says_normal(key)]
+    counts, spellings, together = _count_finding_names(column, separator)
+    normal = [key for key in counts if key in _NO_FINDING or means_nothing_found(key)]
     nothing = [key for key in counts if is_placeholder_text(key)]
-    doubtful = [key for key in counts if key in nothing or (key not in normal and is_doubtful(key))]
+    doubtful = [key for key in counts if key in nothing or (key not in normal and is_doubtful_finding(key))]
     classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in (*normal, *doubtful)}
     if not classes:
         raise BadInput([Fault("--findings", f'column "{name}" names no finding.')])
@@ -586,7 +596,7 @@ def _stop_on_composed_names(column: TableColumn, name: str, separator: str, name
         raise BadInput([Fault("labels", problem, remedy)])
 
 
-def find_synonyms(
+def find_class_synonyms(
     counts: Mapping[str, int], together: NDArray[np.bool_], one_place: NDArray[np.bool_]
 ) -> dict[str, str]:
     """Find class names that may be synonyms used by different hospitals.
@@ -609,7 +619,7 @@ def find_synonyms(
         ranks = {}
         for other in ordered[:number]:
             pair, rank = (places[name], places[other]), name_similarity_rank(name, other)
-            is_spelling = normalize_spelling(name) == normalize_spelling(other)  # a run refuses to have both
+            is_spelling = class_spelling_key(name) == class_spelling_key(other)  # a run refuses to have both
             apart = together[pair] or (rank and one_place[pair])
             if other not in synonyms and rank is not None and (is_spelling or not apart):
                 ranks[other] = rank
@@ -631,12 +641,12 @@ def name_similarity_rank(name: str, other: str) -> int | None:
     return 1 if set(first) <= set(second) or set(second) <= set(first) else None
 
 
-def picture_folder(root: Path, names: Sequence[str], listings: PictureFileFinder) -> Path | None:
+def find_picture_folder(root: Path, names: Sequence[str], listings: PictureFileFinder) -> Path | None:
     """Return the folder, ``root`` or below it, that contains most of the named pictures; None if none contains any."""
-    below = {Path(folder) for folder, _ in listings.walk(root)}
+    below = {Path(folder) for folder, _ in listings.walk_files(root)}
     below |= {parent for folder in below for parent in folder.parents}  # also folders that contain only folders
     folders = {root: 0} | {root / folder: 0 for folder in sorted(below)}
     for folder in folders:
-        folders[folder] = sum(listings.find(str(folder), name) is not None for name in names[:_LOOKED_AT])
+        folders[folder] = sum(listings.find_file(str(folder), name) is not None for name in names[:_LOOKED_AT])
     best = max(folders, key=lambda folder: folders[folder])
     return best if folders[best] else None

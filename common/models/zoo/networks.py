@@ -53,11 +53,11 @@ class SingleValueSafeNorm(nn.Module):
 _STEADY = dict[type[nn.Module], type[nn.Module]]()
 
 
-def _single_value_safe_class(kind: type[nn.Module]) -> type[nn.Module]:
+def _single_value_safe_subclass(kind: type[nn.Module]) -> type[nn.Module]:
     """Return a cached subclass of a batch normalisation class with the mixin :class:`SingleValueSafeNorm`."""
     if kind not in _STEADY:
         later = getattr(kind, "cls_to_become", None)  # the class that torch gives a lazy layer at its first call
-        attributes = {"cls_to_become": _single_value_safe_class(later)} if later else {}
+        attributes = {"cls_to_become": _single_value_safe_subclass(later)} if later else {}
         _STEADY[kind] = type(f"Steady{kind.__name__}", (SingleValueSafeNorm, kind), attributes)
     return _STEADY[kind]
 
@@ -108,12 +108,12 @@ def make_single_value_safe(module: nn.Module) -> None:
     """Turn every batch normalisation inside ``module`` into a :class:`SingleValueSafeNorm`, in place."""
     for layer in module.modules():
         if is_batch_norm(layer) and not isinstance(layer, SingleValueSafeNorm):
-            layer.__class__ = _single_value_safe_class(type(layer))
+            layer.__class__ = _single_value_safe_subclass(type(layer))
 
 
 MOST_GROUPS = 32
 _PLAIN: tuple[type[nn.Module], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_PLAIN += tuple(map(_single_value_safe_class, _PLAIN))
+_PLAIN += tuple(map(_single_value_safe_subclass, _PLAIN))
 
 
 def replace_with_group_norm(module: nn.Module) -> None:
@@ -127,7 +127,7 @@ def replace_with_group_norm(module: nn.Module) -> None:
     """
     for name, child in module.named_children():
         if is_batch_norm(child):
-            kind = type(child) if isinstance(child, SingleValueSafeNorm) else _single_value_safe_class(type(child))
+            kind = type(child) if isinstance(child, SingleValueSafeNorm) else _single_value_safe_subclass(type(child))
             if kind not in _PLAIN:  # timm's BatchNormAct2d applies an activation, too
                 name = kind.__name__.removeprefix("Steady")
                 problem = f"group normalisation cannot take the place of {name}, which is not torch's or does more."
@@ -139,7 +139,7 @@ def replace_with_group_norm(module: nn.Module) -> None:
         replace_with_group_norm(child)
 
 
-def _conv_conv_dense(channels: int, image_size: int, maps: tuple[int, int], width: int) -> nn.Sequential:
+def _build_two_conv_features(channels: int, image_size: int, maps: tuple[int, int], width: int) -> nn.Sequential:
     """Build two unpadded 5x5 convolutions, each with 2x2 max pooling and ReLU, then one dense layer with ReLU.
 
     ReLU comes after pooling, which gives the same numbers at a quarter of the cost.
@@ -155,7 +155,7 @@ def _conv_conv_dense(channels: int, image_size: int, maps: tuple[int, int], widt
 
 def fedsld_cnn(channels: int, image_size: int) -> nn.Sequential:
     """Build the network of Luo and Wu, "FedSLD", 2021: 500 features; 431,080 parameters with 10 classes at 1x28x28."""
-    return _conv_conv_dense(channels, image_size, maps=(20, 50), width=500)
+    return _build_two_conv_features(channels, image_size, maps=(20, 50), width=500)
 
 
 def femnist_cnn(channels: int, image_size: int) -> nn.Sequential:
@@ -163,7 +163,7 @@ def femnist_cnn(channels: int, image_size: int) -> nn.Sequential:
 
     3,378,071 parameters with 23 classes at 1x32x32.
     """
-    return _conv_conv_dense(channels, image_size, maps=(32, 64), width=2048)
+    return _build_two_conv_features(channels, image_size, maps=(32, 64), width=2048)
 
 
 def tiny_cnn(channels: int) -> nn.Sequential:
@@ -258,7 +258,7 @@ WIDTH = 1280
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _EfficientNetStage:
     repeats: int
     kernel: int
     stride: int
@@ -268,13 +268,13 @@ class _Stage:
 
 
 _STAGES = (
-    _Stage(1, 3, 1, 1, 32, 16),
-    _Stage(2, 3, 2, 6, 16, 24),
-    _Stage(2, 5, 2, 6, 24, 40),
-    _Stage(3, 3, 2, 6, 40, 80),
-    _Stage(3, 5, 1, 6, 80, 112),
-    _Stage(4, 5, 2, 6, 112, 192),
-    _Stage(1, 3, 1, 6, 192, 320),
+    _EfficientNetStage(1, 3, 1, 1, 32, 16),
+    _EfficientNetStage(2, 3, 2, 6, 16, 24),
+    _EfficientNetStage(2, 5, 2, 6, 24, 40),
+    _EfficientNetStage(3, 3, 2, 6, 40, 80),
+    _EfficientNetStage(3, 5, 1, 6, 80, 112),
+    _EfficientNetStage(4, 5, 2, 6, 112, 192),
+    _EfficientNetStage(1, 3, 1, 6, 192, 320),
 )
 
 
@@ -299,25 +299,25 @@ class _SameConv2d(nn.Conv2d):
         return super().forward(functional.pad(maps, (*horizontal, *vertical)))
 
 
-def _batch_norm(width: int) -> nn.BatchNorm2d:
+def _efficientnet_batch_norm(width: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(width, eps=1e-3)
 
 
 class _InvertedResidualBlock(nn.Module):
     """An inverted residual block (MBConv): 1x1 expansion, depthwise convolution, 1x1 projection."""
 
-    def __init__(self, narrow: int, wide: int, stride: int, stage: _Stage) -> None:
+    def __init__(self, narrow: int, wide: int, stride: int, stage: _EfficientNetStage) -> None:
         super().__init__()
         inner = narrow * stage.expansion
         self.widens = stage.expansion > 1
         self.has_shortcut = stride == 1 and narrow == wide
         if self.widens:
             self.expand_conv = _SameConv2d(narrow, inner, 1)
-            self.bn0 = _batch_norm(inner)
+            self.bn0 = _efficientnet_batch_norm(inner)
         self.depthwise_conv = _SameConv2d(inner, inner, stage.kernel, stride=stride, groups=inner)
-        self.bn1 = _batch_norm(inner)
+        self.bn1 = _efficientnet_batch_norm(inner)
         self.project_conv = _SameConv2d(inner, wide, 1)
-        self.bn2 = _batch_norm(wide)
+        self.bn2 = _efficientnet_batch_norm(wide)
 
     def forward(self, maps: Tensor) -> Tensor:
         inner: Tensor = functional.relu6(self.bn0(self.expand_conv(maps))) if self.widens else maps
@@ -332,14 +332,14 @@ class EfficientNetLite0(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.conv_stem = _SameConv2d(channels, 32, 3, stride=2)
-        self.bn0 = _batch_norm(32)
+        self.bn0 = _efficientnet_batch_norm(32)
         blocks = list[_InvertedResidualBlock]()
         for stage in _STAGES:  # only the first block of a stage strides and changes the width
             blocks.append(_InvertedResidualBlock(stage.narrow, stage.wide, stage.stride, stage))
             blocks += [_InvertedResidualBlock(stage.wide, stage.wide, 1, stage) for _ in range(stage.repeats - 1)]
         self.blocks = nn.Sequential(*blocks)
         self.conv_head = _SameConv2d(320, WIDTH, 1)
-        self.bn1 = _batch_norm(WIDTH)
+        self.bn1 = _efficientnet_batch_norm(WIDTH)
 
     def forward(self, images: Tensor) -> Tensor:
         maps: Tensor = self.blocks(functional.relu6(self.bn0(self.conv_stem(images))))

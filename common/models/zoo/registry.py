@@ -27,7 +27,7 @@ from common.models.zoo.networks import (
     unifed_vgg11,
     vgg11,
 )
-from common.models.zoo.spec import NEW_HEAD, Architecture, ModelSpec, is_external
+from common.models.zoo.spec import NEW_HEAD, Architecture, ModelSpec, is_external_network
 from common.plugins import MODELS, PLUGIN, is_local_plugin_name, load_entry_point, plugin_user_name
 
 USUAL_SIZES = (32, 64, 96, 128, 160, 224, 256, 299, 384)
@@ -38,7 +38,7 @@ MONAI_CLASSIFIERS = r"(DenseNet|SEResNet|SEResNext|resnet)\d+"
 """Pattern of MONAI's networks that are supported beside its EfficientNets."""
 
 
-def external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
+def build_external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
     """Build an external backbone with random weights; return it with the width of its feature vectors.
 
     Raises:
@@ -48,14 +48,16 @@ def external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
     module = _SOURCES[source](inner, spec.channels, spec.image_size)
     features = _probe_with_noise_image(module, spec)  # a lazy layer becomes a dense one
     if spec.own_head is not None:
-        logits, head = features, _detach_head(module, spec, spec.own_head)
+        logits, head = features, _remove_own_head(module, spec, spec.own_head)
         try:
             features = _probe_with_noise_image(module, spec)
         except BadInput as bad:  # its forward looks at the layer, or reshapes the logits
             problem = f'{describe_network(spec)} fails without "{spec.head}": {bad.faults[0].problem}'
             raise BadInput([Fault("model.head", problem, "Return the output of that layer as it is.")]) from None
-        if features.shape[1] != head.in_features or not _is_same(head(features), logits):  # of several patches, say
-            raise BadInput([_make_not_last_fault(describe_network(spec), spec.own_head)])
+        if features.shape[1] != head.in_features or not _is_same_output(
+            head(features), logits
+        ):  # of several patches, say
+            raise BadInput([_make_head_position_fault(describe_network(spec), spec.own_head)])
     return module, int(features.shape[1])
 
 
@@ -84,7 +86,7 @@ def _build_torchvision(name: str, channels: int, image_size: int) -> nn.Module:
     if name.startswith(("inception", "googlenet")):
         options["init_weights"] = options["aux_logits"] = False  # type: ignore[assignment]
     network = cast(nn.Module, builder(**options))
-    _remove_classifier(network, f"torchvision:{name}")
+    _remove_last_dense_layer(network, f"torchvision:{name}")
     if channels != 3:
         modules = network.named_modules()
         path, first = next((path, module) for path, module in modules if isinstance(module, nn.Conv2d))
@@ -97,7 +99,7 @@ def _build_torchvision(name: str, channels: int, image_size: int) -> nn.Module:
 
 def _build_monai(name: str, channels: int, image_size: int) -> nn.Module:
     """Build one of MONAI's classifiers for 2D images, without its last dense layer."""
-    _refuse_missing("monai")
+    _refuse_missing_package("monai")
     from monai.networks import nets
 
     names = [network for network in dir(nets) if re.fullmatch(MONAI_CLASSIFIERS, network)]
@@ -111,12 +113,12 @@ def _build_monai(name: str, channels: int, image_size: int) -> nn.Module:
         options |= {"model_name": name, "pretrained": False}
         name = "EfficientNetBN"
     network = cast(nn.Module, getattr(nets, name)(**options))
-    _remove_classifier(network, f"monai:{name}")
+    _remove_last_dense_layer(network, f"monai:{name}")
     return network
 
 
 def _build_torchxrayvision(name: str, channels: int, image_size: int) -> nn.Module:
-    _refuse_missing("torchxrayvision")
+    _refuse_missing_package("torchxrayvision")
     from torchxrayvision import models
 
     if name != "densenet121":
@@ -126,13 +128,13 @@ def _build_torchxrayvision(name: str, channels: int, image_size: int) -> nn.Modu
     return network
 
 
-def _refuse_missing(package: str) -> None:
+def _refuse_missing_package(package: str) -> None:
     if importlib.util.find_spec(package) is None:
         problem = f"{package} is not installed."
         raise BadInput([Fault("model.architecture", problem, f"pip install {package}")])
 
 
-def _build_plugin(name: str, channels: int, image_size: int) -> nn.Module:
+def _build_plugin_network(name: str, channels: int, image_size: int) -> nn.Module:
     """Build a plug-in's network by its factory function, or copy the module that was passed to ``pc.simulate``."""
     made = load_entry_point(MODELS, name)
     if not isinstance(made, nn.Module):
@@ -140,7 +142,7 @@ def _build_plugin(name: str, channels: int, image_size: int) -> nn.Module:
         if not callable(made):
             raise BadInput([Fault(plugin_user_name("model", name), f"is a {type(made).__name__}: {made!r}.", remedy)])
         try:
-            made = made(channels, image_size) if _accepts_two_arguments(made) else made()
+            made = made(channels, image_size) if _accepts_channels_and_size(made) else made()
         except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
             problem = f"cannot be made for {channels} channels and {image_size} pixels: {type(error).__name__}: {error}"
             raise BadInput([Fault(plugin_user_name("model", name), problem, remedy)]) from error
@@ -160,7 +162,7 @@ def _build_plugin(name: str, channels: int, image_size: int) -> nn.Module:
     return made.float()
 
 
-def _accepts_two_arguments(factory: Callable[..., Any]) -> bool:
+def _accepts_channels_and_size(factory: Callable[..., Any]) -> bool:
     """Return True if a plug-in's factory should be called with (channels, image size), False if without arguments."""
 
     def accepts(*arguments: int) -> bool:
@@ -180,7 +182,7 @@ _SOURCES: Mapping[str, Callable[[str, int, int], nn.Module]] = {
     "torchvision": _build_torchvision,
     "monai": _build_monai,
     "torchxrayvision": _build_torchxrayvision,
-    "plugin": _build_plugin,
+    "plugin": _build_plugin_network,
 }
 
 
@@ -206,7 +208,7 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
     except Exception as error:  # somebody else's code: it may raise anything
         reason = str(error).strip().rstrip(".")
         problem = f"{name} does not take images of {size} pixels and {channels} channels: {reason}."
-        raise BadInput([Fault("model.image_size", problem, _find_fitting_size(module, channels, device))]) from error
+        raise BadInput([Fault("model.image_size", problem, _suggest_image_size(module, channels, device))]) from error
     module.train(was_training)
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 1:
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
@@ -218,7 +220,7 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
 # ---------------------------------------------------------------------- networks with a head of their own
 
 
-def _detach_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Linear:
+def _remove_own_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Linear:
     """Remove a network's own head (a dense layer), in place, so that the network returns the head's input.
 
     Returns:
@@ -233,8 +235,8 @@ def _detach_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Linear:
         problem = f'{name} has no torch.nn.Linear "{head}". {present}'
         raise BadInput([Fault("model.head", problem, suggest_nearest_name(head, layers))])
     scores = torch.linspace(-1e4, 1e4, layer.out_features)
-    if not _is_same(scores[None], _output_of_scores(module, layer, spec, scores)):
-        raise BadInput([_make_not_last_fault(name, head)])
+    if not _is_same_output(scores[None], _output_of_scores(module, layer, spec, scores)):
+        raise BadInput([_make_head_position_fault(name, head)])
     for path, part in list(module.named_modules(remove_duplicate=False)):
         if part is layer:
             parent, _, last = path.rpartition(".")
@@ -261,7 +263,7 @@ def _output_of_scores(module: nn.Module, layer: nn.Module, spec: ModelSpec, scor
         hook.remove()
 
 
-def _is_same(logits: Tensor, output: Tensor) -> bool:
+def _is_same_output(logits: Tensor, output: Tensor) -> bool:
     """Return True if two outputs are equal up to rounding; on the meta device shapes are all there is to compare."""
     if logits.shape != output.shape or logits.is_meta or output.is_meta:
         return logits.shape == output.shape
@@ -281,7 +283,7 @@ def _returns_scores(module: nn.Module, name: str, layer: nn.Module, spec: ModelS
     return bool(up.any() and (up.diff() > 0).all() and torch.allclose(up, -down, rtol=1e-3, atol=1e-5))
 
 
-def _make_not_last_fault(network: str, head: str) -> Fault:
+def _make_head_position_fault(network: str, head: str) -> Fault:
     problem = f'{network} does not end with "{head}": its output is not always that layer\'s.'
     remedy = "Name the last layer, and return its logits without sigmoid, softmax or dropout: the loss takes logits."
     return Fault("model.head", problem, remedy)
@@ -298,14 +300,14 @@ def plugin_head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
     with torch.random.fork_rng(devices=[]):
         try:
             if spec.own_head is not None:
-                external_backbone(spec)
-            module = _build_plugin(spec.architecture.removeprefix(PLUGIN), spec.channels, spec.image_size)
+                build_external_backbone(spec)
+            module = _build_plugin_network(spec.architecture.removeprefix(PLUGIN), spec.channels, spec.image_size)
             _probe_with_noise_image(module, spec)  # a lazy layer becomes a dense one
             if spec.norm == "group":
                 replace_with_group_norm(copy.deepcopy(module))
         except BadInput as bad:
             return list(bad.faults)
-        return _training_mode_faults(module, spec) or _unnamed_head_faults(module, spec, classes)
+        return _training_mode_faults(module, spec) or _undeclared_head_faults(module, spec, classes)
 
 
 def _training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
@@ -332,11 +334,11 @@ def _training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
         problem = f"{name} returns {kind} for two images in training; one vector an image is needed, (2, width)."
         return [Fault(plugin_user_name("model", spec.architecture), problem, "Switch auxiliary outputs off.")]
     if probe is not None and not torch.equal(output.cpu(), probe):
-        return [_make_not_last_fault(name, spec.own_head or "")]
+        return [_make_head_position_fault(name, spec.own_head or "")]
     return []
 
 
-def _unnamed_head_faults(module: nn.Module, spec: ModelSpec, classes: int) -> list[Fault]:
+def _undeclared_head_faults(module: nn.Module, spec: ModelSpec, classes: int) -> list[Fault]:
     """Return a fault if a network seems to return class scores although ``model.head`` is not set.
 
     Signs are an output that is that of a dense layer, probabilities, or as many numbers as the run has classes.
@@ -361,7 +363,7 @@ def _unnamed_head_faults(module: nn.Module, spec: ModelSpec, classes: int) -> li
     remedy = "Return the features before its last layer, or end in a torch.nn.Linear."
     if named := [name for name in last or dense if name in dense]:
         scores = torch.linspace(-1e4, 1e4, width)
-        is_last = _is_same(scores[None], _output_of_scores(module, dense[named[-1]], spec, scores))
+        is_last = _is_same_output(scores[None], _output_of_scores(module, dense[named[-1]], spec, scores))
         write = "Write" if is_last else f'Return the output of "{named[-1]}" as it is, and write'
         remedy = f"{write} {line.format(named[-1])}: the run's head, with a row a class, takes its place."
     return [Fault("model.head", problem, f"{remedy} If these are features, write {line.format(NEW_HEAD)}.")]
@@ -374,7 +376,7 @@ def describe_network(spec: ModelSpec) -> str:
     )
 
 
-def _find_fitting_size(module: nn.Module, channels: int, device: torch.device) -> str:
+def _suggest_image_size(module: nn.Module, channels: int, device: torch.device) -> str:
     """Return a sentence that names the smallest usual image size that a network accepts."""
     for size in USUAL_SIZES:
         try:
@@ -386,7 +388,7 @@ def _find_fitting_size(module: nn.Module, channels: int, device: torch.device) -
     return "Each network has sizes of its own."
 
 
-def _remove_classifier(network: nn.Module, name: str) -> None:
+def _remove_last_dense_layer(network: nn.Module, name: str) -> None:
     """Replace a network's last dense layer by the identity, in place; earlier layers of the classifier stay."""
     place = next((part for part in CLASSIFIERS if hasattr(network, part)), "")
     layers = [n for n, m in network.named_modules() if n.split(".")[0] == place and isinstance(m, nn.Linear)]
@@ -431,22 +433,22 @@ _BACKBONES: dict[Architecture, Callable[[int, int], Backbone]] = {
 }
 
 
-def new_backbone(architecture: Architecture, channels: int, image_size: int, head: str | None = None) -> Backbone:
+def build_backbone(architecture: Architecture, channels: int, image_size: int, head: str | None = None) -> Backbone:
     """Build the backbone of an architecture, with random weights from torch's global generator.
 
     Raises:
         BadInput: If an external backbone cannot be built.
     """
-    if is_external(architecture):
+    if is_external_network(architecture):
         spec = ModelSpec(architecture=architecture, channels=cast(Any, channels), image_size=image_size, head=head)
-        backbone = Backbone(*external_backbone(spec))
+        backbone = Backbone(*build_external_backbone(spec))
     else:
         backbone = _BACKBONES[architecture](channels, image_size)
     make_single_value_safe(backbone.module)
     return backbone
 
 
-def meta_backbone(spec: ModelSpec) -> Backbone:
+def build_meta_backbone(spec: ModelSpec) -> Backbone:
     """Build a backbone on torch's meta device, without memory, to learn the names and shapes of its tensors.
 
     A plug-in whose code reads values of tensors is built in memory. torch's global random state does not change.
@@ -457,8 +459,8 @@ def meta_backbone(spec: ModelSpec) -> Backbone:
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
-                return new_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)
+                return build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)
         except BadInput:
             if not spec.architecture.startswith(PLUGIN):
                 raise
-            return new_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)
+            return build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)

@@ -26,7 +26,7 @@ Architecture = Literal[
 _EXTERNAL = f"(timm|torchvision|monai|torchxrayvision|plugin):{NAME_PATTERN}"
 
 
-def is_external(architecture: str) -> bool:
+def is_external_network(architecture: str) -> bool:
     """Return True if an architecture's name is that of another library's network or of a plug-in.
 
     Such names are ``timm:NAME``, ``torchvision:NAME``, ``monai:NAME``, ``torchxrayvision:NAME``, ``plugin:NAME``.
@@ -89,9 +89,9 @@ TRAITS: dict[Architecture, ArchitectureTraits] = {
 _XRAY = (Normalisation((0.5,) * 3, (0.5 / 1024,) * 3), Normalisation((0.5,), (0.5 / 1024,)))
 
 
-def traits_of(architecture: str) -> ArchitectureTraits:
+def architecture_traits(architecture: str) -> ArchitectureTraits:
     """Return the traits of an architecture; external networks accept any size and use ImageNet's normalisation."""
-    if not is_external(architecture):
+    if not is_external_network(architecture):
         return TRAITS[cast(Architecture, architecture)]
     return ArchitectureTraits(1, *(_XRAY if architecture.startswith("torchxrayvision:") else _IMAGENET))
 
@@ -100,7 +100,7 @@ class ModelSpec(BaseModel):
     """The ``[model]`` table of an experiment.
 
     Attributes:
-        architecture: Name of the backbone: one of ours, or an external network (:func:`is_external`).
+        architecture: Name of the backbone: one of ours, or an external network (:func:`is_external_network`).
         task: Multi-label or multi-class, see :data:`Task`.
         channels: Input channels of the backbone; images with another number of channels are converted.
         image_size: Side in pixels to which the network resizes images.
@@ -141,7 +141,7 @@ class ModelSpec(BaseModel):
     @classmethod
     def _check_image_size(cls, size: int, info: ValidationInfo) -> int:
         architecture: Architecture | None = info.data.get("architecture")  # absent where it is itself at fault
-        if architecture and size < (minimum := traits_of(architecture).minimum_size):
+        if architecture and size < (minimum := architecture_traits(architecture).minimum_size):
             raise ValueError(f"{architecture} needs images of at least {minimum} pixels a side, got {size}")
         return size
 
@@ -205,7 +205,7 @@ class ModelSpec(BaseModel):
     @property
     def normalisation(self) -> Normalisation:
         """The normalisation of pixels: this table's mean and std, or by default those of the architecture."""
-        traits = traits_of(self.architecture)
+        traits = architecture_traits(self.architecture)
         default = traits.grey if self.channels == 1 else traits.colour
         return Normalisation(self.mean or default.mean, self.std or default.std)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.system.files import partial_path
+from common.system.files import temporary_path
 from common.wire.fleet_protocol import (
     CHUNK_BYTES,
     CONTENT_OF_PULL,
@@ -51,7 +51,7 @@ class ObjectFiles:
         path = self._folder / object_id
         if path.exists():
             return
-        part = partial_path(path)
+        part = temporary_path(path)
         try:
             part.write_bytes(content)
             part.replace(path)

@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import Error, Message
 
-from common.data.base.image_set import PixelRows, Splits, array_forms, flatten_splits, view_array_bytes
+from common.data.base.image_set import PixelRows, Splits, array_types_and_shapes, flatten_splits, view_array_bytes
 from common.data.images.pixel_cache import MappedPixelRows
 from common.system.resources import reuse_large_buffers
 from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, LocalGrid, Main, prepare_flower
@@ -77,7 +77,7 @@ class RayGrid(LocalGrid):
             "run_folder": str(run.run_folder.resolve()),
             "names": run.names,
             "facts": json.dumps(facts) if facts else "",
-            "shapes": array_forms(arrays),
+            "shapes": array_types_and_shapes(arrays),
         }
         self.workers = process.begin_run(about, [view_array_bytes(array) for array in arrays])
 

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from client.check.findings import CheckResult
-from client.check.machine import Gpu, MachineMeasurements
+from client.check.machine import GpuMeasurements, MachineMeasurements
 from client.check.run import check_site
 from client.site.site_file import make_site_folder
 from common.config import read_experiment
@@ -42,7 +42,7 @@ GOOD_MACHINE = MachineMeasurements(
     key_mode=0o600,
     folder_mode=0o700,
 )
-SMALL_GPU = Gpu("Quadro P400", GB // 2, 300_000_000)
+SMALL_GPU = GpuMeasurements("Quadro P400", GB // 2, 300_000_000)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 import client.check.connection
-from client.check.findings import CheckFinding, CheckResult, Severity
-from client.check.machine import Gpu
+from client.check.findings import CheckFinding, CheckResult, FindingSeverity
+from client.check.machine import GpuMeasurements
 from client.connection.exit_codes import ExitCode
 from common import __version__
 from common.system.plain_text import is_plain_text
@@ -43,11 +43,11 @@ from tests.client.handshakes import (
 DATA_ONLY = {"offline": True}
 
 
-def worst(result: CheckResult, code: ExitCode, severity: Severity = Severity.FAULT) -> CheckFinding:
+def worst(result: CheckResult, code: ExitCode, severity: FindingSeverity = FindingSeverity.FAULT) -> CheckFinding:
     """The most severe finding, which has this code."""
-    assert result.most_severe is not None
-    assert (result.exit_code, result.most_severe.severity) == (code, severity)
-    return result.most_severe
+    assert result.most_severe_finding is not None
+    assert (result.exit_code, result.most_severe_finding.severity) == (code, severity)
+    return result.most_severe_finding
 
 
 def test_a_certificate_for_another_host(hospital: Hospital) -> None:
@@ -105,7 +105,7 @@ def test_a_variable_that_names_no_proxy(hospital: Hospital) -> None:
 
 def test_a_proxy_in_capitals_only_is_said_not_to_be_used(hospital: Hospital) -> None:
     result = hospital.checked(environment={"HTTPS_PROXY": "http://proxy.example:3128"})
-    (note,) = [finding for finding in result.areas[0].findings if finding.severity == Severity.NOTE]
+    (note,) = [finding for finding in result.areas[0].findings if finding.severity == FindingSeverity.NOTE]
     assert "HTTPS_PROXY" in note.problem
     assert "https_proxy" in note.remedy
 
@@ -216,7 +216,7 @@ def test_48_of_1910_images_that_are_empty_are_counted_and_named(tmp_path: Path) 
     for row in range(0, 1910, 40):
         hospital.image(row).write_bytes(b"")
     result = hospital.checked(images=40, **DATA_ONLY)
-    finding = worst(result, ExitCode.EMPTY_FILES, Severity.WARNING)
+    finding = worst(result, ExitCode.EMPTY_FILES, FindingSeverity.WARNING)
     assert finding.problem.startswith("48 of 1,910 ")
     assert "(2.5%)" in finding.problem
     assert finding.names == tuple(f"{row:05}.png" for row in range(0, 1910, 40))
@@ -232,7 +232,7 @@ def test_more_empty_files_than_the_site_allows_end_it(hospital: Hospital) -> Non
 def test_files_that_cannot_be_decoded_are_named_with_the_reason(hospital: Hospital) -> None:
     hospital.image(3).write_bytes(b"\x89PNG\r\n\x1a\nand no more")
     hospital.image(4).write_text("<html>404</html>", encoding="utf-8")
-    finding = worst(hospital.checked(**DATA_ONLY), ExitCode.UNREADABLE, Severity.WARNING)
+    finding = worst(hospital.checked(**DATA_ONLY), ExitCode.UNREADABLE, FindingSeverity.WARNING)
     assert finding.problem.startswith("2 of 60 ")
     assert [name.split(":")[0] for name in finding.names] == ["00003.png", "00004.png"]
 
@@ -240,7 +240,10 @@ def test_files_that_cannot_be_decoded_are_named_with_the_reason(hospital: Hospit
 def test_images_that_are_all_inverted(hospital: Hospital) -> None:
     for path in (hospital.folder / "images").iterdir():
         Image.fromarray(255 - np.asarray(Image.open(path))).save(path)
-    assert "60 of the 60 images" in worst(hospital.checked(**DATA_ONLY), ExitCode.INVERTED, Severity.WARNING).problem
+    assert (
+        "60 of the 60 images"
+        in worst(hospital.checked(**DATA_ONLY), ExitCode.INVERTED, FindingSeverity.WARNING).problem
+    )
 
 
 def test_an_image_that_stands_in_train_and_in_test_under_two_names(hospital: Hospital) -> None:
@@ -248,13 +251,13 @@ def test_an_image_that_stands_in_train_and_in_test_under_two_names(hospital: Hos
     images = hospital.folder / "images"
     (images / test).write_bytes((images / train).read_bytes())
     result = hospital.checked(**DATA_ONLY)
-    finding = worst(result, ExitCode.DUPLICATES, Severity.WARNING)
+    finding = worst(result, ExitCode.DUPLICATES, FindingSeverity.WARNING)
     assert set(finding.names[0].split(" = ")) == {f"{train} (train)", f"{test} (test)"}
     (note,) = (each for area in result.areas for each in area.findings if "another patient" in each.problem)
     assert f'"{test}"' in note.problem
 
 
-H100 = Gpu("H100", 80 * GB, 79 * GB, 2)
+H100 = GpuMeasurements("H100", 80 * GB, 79 * GB, 2)
 
 
 @pytest.mark.parametrize(
@@ -273,14 +276,14 @@ H100 = Gpu("H100", 80 * GB, 79 * GB, 2)
 )
 def test_what_machines_lack(key: str, measured: dict[str, Any], code: ExitCode, named: str, hospital: Hospital) -> None:
     hospital.edit("[data]", f"{key}\n[data]")
-    severity = Severity.WARNING if {"memory_free", "folder_mode"} & set(measured) else Severity.FAULT
+    severity = FindingSeverity.WARNING if {"memory_free", "folder_mode"} & set(measured) else FindingSeverity.FAULT
     finding = worst(hospital.checked(replace(GOOD_MACHINE, **measured), **DATA_ONLY), code, severity)
     assert named in finding.problem
     assert ("nvidia-smi" in finding.remedy) == ("12.0 GB" in named)
 
 
 @pytest.mark.parametrize(("key", "gpu"), [('device = "cpu"', SMALL_GPU), ("gpus = 4", replace(H100, count=4))])
-def test_a_machine_that_has_what_is_used(key: str, gpu: Gpu, hospital: Hospital) -> None:
+def test_a_machine_that_has_what_is_used(key: str, gpu: GpuMeasurements, hospital: Hospital) -> None:
     hospital.edit("[data]", f"{key}\n[data]")
     assert hospital.checked(replace(GOOD_MACHINE, gpu=gpu), **DATA_ONLY).exit_code == 0
 

@@ -13,14 +13,14 @@ import torch
 
 from client.check import training
 from client.check.data import check_data
-from client.check.findings import CheckArea, CheckResult, ClassCounts, make_narrow_console, print_result
-from client.check.machine import estimate_needs
+from client.check.findings import CheckArea, CheckResult, ClassCounts, make_narrow_console, print_check_result
+from client.check.machine import estimate_resource_needs
 from client.check.pictures import looks_inverted
 from client.check.training import find_planned_training
 from client.connection.exit_codes import ExitCode
 from client.site.policy import TRUST, Level
 from client.site.settings import open_site
-from client.site.site_file import read_file_only, write_last_plan
+from client.site.site_file import read_site_file_only, write_last_plan
 from client.training import task
 from common.config import Experiment, make_plan, read_experiment
 from common.data.sources.built_in import draw_phantoms
@@ -42,7 +42,7 @@ def labelled(hospital: Hospital, cells: list[tuple[str, str]], images_a_patient:
     for place, (row, of_row) in enumerate(zip(rows, cells, strict=True)):
         row |= dict(zip(CLASSES, of_row, strict=True), patient=str(place // images_a_patient), part="train")
     hospital.rewrite(rows)
-    return {row.name: row for row in check_data(read_file_only(hospital.folder), 1).classes}
+    return {row.name: row for row in check_data(read_site_file_only(hospital.folder), 1).classes}
 
 
 NINE_OF_40 = [("1", "1")] * 9 + [("0", "1")] * 20 + [("0", "0")] * 11
@@ -82,7 +82,7 @@ def test_labels_of_a_hidden_class_are_noted_as_untrained_exactly_where_a_masked_
 ) -> None:
     hospital.edit("[data]", f"[policy]\n{policy}\n[data]")
     labelled(hospital, [("1", "1")] * 9 + [("0", "1")] * 31)
-    settings = read_file_only(hospital.folder)
+    settings = read_site_file_only(hospital.folder)
     notes = [finding.problem for finding in check_data(settings, 1).area.findings if "Cardiomegaly" in finding.problem]
     assert len(notes) == untrained
     (hospital.folder / "e.toml").write_text(f"{DIGITS}\n[privacy]\nsecure_aggregation = true\n", encoding="utf-8")
@@ -103,7 +103,7 @@ def test_the_check_says_whom_the_policy_trusts_and_which_keys_override_its_level
     level: Level, keys: str, overridden: str, hospital: Hospital
 ) -> None:
     hospital.edit("[data]", f'[policy]\nlevel = "{level}"\n{keys}\n[data]')
-    findings = check_data(read_file_only(hospital.folder), 1).area.findings
+    findings = check_data(read_site_file_only(hospital.folder), 1).area.findings
     assert sum(finding.problem.endswith(TRUST[level]) for finding in findings) == 1
     notes = [finding.problem for finding in findings if "overrides" in finding.problem]
     assert len(notes) == bool(overridden)
@@ -132,8 +132,8 @@ def test_dicom_files_with_the_wrong_photometric_interpretation_are_named_by_it(h
     hospital.rewrite(hospital.table[:20])
     result = hospital.checked(offline=True)
     assert result.exit_code == ExitCode.INVERTED
-    assert "20 of the 20 images" in result.most_severe.problem
-    assert "MONOCHROME1" in result.most_severe.remedy
+    assert "20 of the 20 images" in result.most_severe_finding.problem
+    assert "MONOCHROME1" in result.most_severe_finding.remedy
 
 
 PLAN = make_plan(Experiment.model_validate(tomllib.loads(DIGITS)))
@@ -142,13 +142,13 @@ PLAN = make_plan(Experiment.model_validate(tomllib.loads(DIGITS)))
 def test_what_a_run_needs_grows_with_model_and_batch() -> None:
     network, batch = build(PLAN.model, ("a", "b"), 0), PLAN.training.batch_size
     image = torch.zeros(1, 1, 16, 16, dtype=torch.uint8)
-    small = estimate_needs(network, PLAN, image, 100)
+    small = estimate_resource_needs(network, PLAN, image, 100)
     bigger = PLAN.model_copy(update={"training": PLAN.training.model_copy(update={"batch_size": 2 * batch})})
-    large = estimate_needs(network, bigger, image, 100)
+    large = estimate_resource_needs(network, bigger, image, 100)
     assert small.model == 4 * sum(tensor.numel() for tensor in network.state_dict().values())
     assert large.gpu - small.gpu == large.memory - small.memory > 0
     assert (large.gpu - small.gpu) % (2 * 4 * batch) == 0
-    assert estimate_needs(network, PLAN, image, 1100).gpu - small.gpu == 1000 * 16 * 16
+    assert estimate_resource_needs(network, PLAN, image, 1100).gpu - small.gpu == 1000 * 16 * 16
     assert large.disk == small.disk == 10**9 + 24 * small.model
 
 
@@ -162,7 +162,7 @@ def test_the_plan_of_the_last_roll_call_is_what_a_site_is_checked_for(hospital: 
 
 
 def test_without_any_plan_the_model_is_a_guess_and_said_to_be_one(hospital: Hospital) -> None:
-    settings = read_file_only(hospital.folder)
+    settings = read_site_file_only(hospital.folder)
     planned = find_planned_training(settings, None, check_data(settings, 1).source)
     assert (planned.plan.model.architecture, planned.plan.model.image_size) == ("resnet18", 32)
     assert planned.assumed
@@ -171,11 +171,13 @@ def test_without_any_plan_the_model_is_a_guess_and_said_to_be_one(hospital: Hosp
 def test_a_screen_has_faults_before_warnings_and_repeats_the_first_at_the_end() -> None:
     long = "A very long sentence about what is wrong, " * 5
     data, file = CheckArea("data", ["1,910 images"]), io.StringIO()
-    data.warn(ExitCode.EMPTY_FILES, long, long, [f"{row:05}.png" for row in range(48)])
-    data.note("a note")
-    data.fault(ExitCode.COLUMN, "no [Effusion] column", "Name it.")
+    data.add_warning(ExitCode.EMPTY_FILES, long, long, [f"{row:05}.png" for row in range(48)])
+    data.add_note("a note")
+    data.add_fault(ExitCode.COLUMN, "no [Effusion] column", "Name it.")
     counts = [ClassCounts("Mass", 3, 90, 0, (True, False), 10)]
-    print_result(CheckResult("north", (CheckArea("connection", ["well"]), data)), counts, make_narrow_console(file))
+    print_check_result(
+        CheckResult("north", (CheckArea("connection", ["well"]), data)), counts, make_narrow_console(file)
+    )
     text = file.getvalue()
     assert max(len(line) for line in text.splitlines()) <= 100
     assert "\x1b" not in text
@@ -187,7 +189,7 @@ def test_a_screen_has_faults_before_warnings_and_repeats_the_first_at_the_end() 
 
 def test_nothing_but_notes_is_exit_code_0() -> None:
     data = CheckArea("data")
-    data.note("a note")
+    data.add_note("a note")
     assert CheckResult("north", (data,)).exit_code == 0
 
 
@@ -209,7 +211,7 @@ def test_a_kit_that_is_missing_leaves_the_rest_to_be_checked(hospital: Hospital)
     (hospital.folder / "north.kit").unlink()
     result = hospital.checked()
     assert result.exit_code == ExitCode.BAD_INPUT
-    assert "north.request" in result.most_severe.remedy
+    assert "north.request" in result.most_severe_finding.remedy
     assert [area.name for area in result.areas if area.passed] == ["machine", "data", "training"]
 
 

@@ -21,8 +21,8 @@ import torch
 from PIL import Image
 
 from common.data.base.spec import NpzSpec, PictureRendering
-from common.data.images.headers import read_dicom_heads
-from common.data.images.reading import ImageForm
+from common.data.images.headers import read_dicom_headers
+from common.data.images.reading import DecodedImageFormat
 from common.data.images.store import decode_pictures
 from common.data.load import load_dataset
 from common.data.tables.csv import read_columns
@@ -465,7 +465,7 @@ def images_of(file: Path, **keys: str) -> str:
 
 
 def read_picture(file: Path) -> str:
-    form = ImageForm(8, color=False, resize="pad", rendering=PictureRendering("middle", "coronal"))
+    form = DecodedImageFormat(8, color=False, resize="pad", rendering=PictureRendering("middle", "coronal"))
     decoded = decode_pictures([file.name], lambda row: file, form)
     return f"refused: {decoded.skipped[0].reason}" if decoded.skipped else "a picture"
 
@@ -475,13 +475,13 @@ READERS: Mapping[str, tuple[Callable[[Path], str], Bombs, str]] = {
     "npz": (images_of, NPZ, ".npz"),
     "patients": (partial(images_of, patient_key="patient"), {"a patient of a long name": long_name}, ".npz"),
     "unlabelled": (
-        lambda file: str(read_unlabelled_pictures(file, ImageForm(8, color=False, resize="pad")).names),
+        lambda file: str(read_unlabelled_pictures(file, DecodedImageFormat(8, color=False, resize="pad")).names),
         {"one large test image": large_test_image},
         ".npz",
     ),
     "table": (lambda file: str(len(read_columns(file, "data.labels"))), TABLES, ""),
     "picture": (read_picture, {**PICTURES, **DICOM, **VOLUMES}, ""),
-    "head": (lambda file: str(read_dicom_heads([file])[0]), DICOM, ""),
+    "head": (lambda file: str(read_dicom_headers([file])[0]), DICOM, ""),
     "weights": (
         lambda file: convert_checkpoint("tiny_cnn", file, file.with_suffix(".out")),
         {"a packed storage": weights},

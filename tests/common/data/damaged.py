@@ -20,7 +20,7 @@ import pydicom
 from pydicom import uid
 
 from common.data.base.spec import PictureRendering
-from common.data.images.reading import ImageForm, is_dicom
+from common.data.images.reading import DecodedImageFormat, is_dicom
 from common.data.images.store import decode_pictures
 from tests.common.data.dicom_syntaxes import as_jpeg, by_gdcm, by_pydicom, in_fragments, plain, saved, source
 from tests.common.data.nifti_files import volume, write
@@ -77,7 +77,7 @@ def main(first: int, count: int) -> None:
     warnings.simplefilter("ignore")
     logging.disable()
     pictures, refused, longest = 0, 0, 0.0
-    form = ImageForm(8, color=False, resize="pad", rendering=PictureRendering("middle"))
+    form = DecodedImageFormat(8, color=False, resize="pad", rendering=PictureRendering("middle"))
     with tempfile.TemporaryDirectory() as folder:
         files, file = [*valid_files(), *nifti_files(Path(folder))], Path(folder, "it")
         for seed in range(first, first + count):

@@ -24,7 +24,7 @@ from pydicom.pixels.processing import apply_modality_lut, apply_voi, apply_windo
 from pydicom.pixels.utils import pixel_array
 
 from common.data.base.spec import PictureRendering
-from common.data.images.dicom import dicom_pixels
+from common.data.images.dicom import decode_dicom_pixels
 from tests.common.data.dicom_files import dicom
 from tests.common.data.dicom_syntaxes import by_gdcm, by_gdcm_pixels, by_pydicom, unpacked_as
 
@@ -240,7 +240,7 @@ def disagreement(seed: int, reader: str) -> float | None:
     content, frame = random_file(seed)
     dataset = pydicom.dcmread(io.BytesIO(content))
     try:
-        ours = dicom_pixels(content, PictureRendering(frame)).astype(float)
+        ours = decode_dicom_pixels(content, PictureRendering(frame)).astype(float)
     except ValueError as error:
         if "nothing but padding" in str(error):
             return None

@@ -11,7 +11,7 @@ import pytest
 from pydicom import uid
 
 from common.data.base.spec import PictureRendering
-from common.data.images.dicom import dicom_pixels
+from common.data.images.dicom import decode_dicom_pixels
 from tests.common.data.dicom_files import deflated
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, plain, source
 
@@ -52,7 +52,7 @@ def test_a_frame_that_unpacks_to_another_size_is_refused_before_it_does(
     place = data.index(before) + len(before)  # rows and columns stand there
     data = data[:place] + struct.pack(kind, 65535, 65535) + data[place + struct.calcsize(kind) :]
     with pytest.raises(ValueError, match=r"36 × 52 × 1 .* packed pixels 65535 × 65535"):
-        dicom_pixels(data)
+        decode_dicom_pixels(data)
 
 
 def test_jpeg_ls_without_its_end_is_refused_at_once() -> None:
@@ -63,13 +63,13 @@ def test_jpeg_ls_without_its_end_is_refused_at_once() -> None:
     damaged = packed[:place] + b"\x7f\xeb" + packed[place:].replace(b"\xff\xd9", b"\0\0")
     begin = time.process_time()
     with pytest.raises(ValueError, match="are damaged"):
-        dicom_pixels(damaged)
+        decode_dicom_pixels(damaged)
     assert time.process_time() - begin < 0.5
 
 
 def test_a_deflated_file_is_inflated_only_so_far() -> None:
     bound = PictureRendering(largest_mb=1)
     data = plain(source(8), 8)
-    assert (dicom_pixels(deflated(data, 0), bound) == dicom_pixels(data)).all()
+    assert (decode_dicom_pixels(deflated(data, 0), bound) == decode_dicom_pixels(data)).all()
     with pytest.raises(ValueError, match="1 MiB are allowed"):
-        dicom_pixels(deflated(data, 1 << 21), bound)
+        decode_dicom_pixels(deflated(data, 1 << 21), bound)

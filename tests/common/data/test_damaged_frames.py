@@ -13,7 +13,7 @@ from pydicom import dcmread, uid
 from pydicom.encaps import get_frame
 
 from common.data.base.spec import PictureRendering
-from common.data.images.dicom import dicom_pixels
+from common.data.images.dicom import decode_dicom_pixels
 from common.data.images.jpeg import END_OF_IMAGE
 from common.data.images.reading import decode_picture
 from tests.common.data.dicom_files import dicom
@@ -41,14 +41,14 @@ def test_a_lossless_jpeg_with_a_black_lower_part_is_read_to_the_bit(predictor: i
     pixels = np.vstack([np.random.default_rng(columns).integers(0, 4096, (40, columns)), np.zeros((40, columns))])
     pixels = pixels.astype(np.uint16)
     data = in_dicom(lossless(pixels, predictor=predictor), uid.JPEGLossless, pixels)
-    assert (dicom_pixels(data, WINDOW) == dicom_pixels(dicom(pixels), WINDOW)).all()
+    assert (decode_dicom_pixels(data, WINDOW) == decode_dicom_pixels(dicom(pixels), WINDOW)).all()
 
 
 @pytest.mark.parametrize("columns", range(60, 80))
 def test_a_lossless_jpeg_by_gdcm_with_a_black_lower_part_is_read_to_the_bit(columns: int) -> None:
     pixels = np.vstack([np.random.default_rng(columns).integers(0, 4096, (40, columns)), np.zeros((40, columns))])
     data = dicom(pixels.astype(np.uint16))
-    assert (dicom_pixels(by_gdcm(data, uid.JPEGLosslessSV1), WINDOW) == dicom_pixels(data, WINDOW)).all()
+    assert (decode_dicom_pixels(by_gdcm(data, uid.JPEGLosslessSV1), WINDOW) == decode_dicom_pixels(data, WINDOW)).all()
 
 
 COLORS = np.stack([VALUES, VALUES[::-1], 255 - VALUES], -1).clip(0, 255).astype(np.uint8)
@@ -58,10 +58,10 @@ def test_lossless_colours_are_read_to_the_bit_and_refused_with_a_part_missing() 
     frame = lossless(COLORS)
     elements: dict[str, Any] = {"SamplesPerPixel": 3, "PhotometricInterpretation": "RGB", "PlanarConfiguration": 0}
     elements |= {"BitsAllocated": 8, "BitsStored": 8, "HighBit": 7, "Rows": 96, "Columns": 80}
-    assert (dicom_pixels(in_dicom(frame, pixels=COLORS, **elements)) == COLORS).all()
+    assert (decode_dicom_pixels(in_dicom(frame, pixels=COLORS, **elements)) == COLORS).all()
     middle = len(frame) // 2
     with pytest.raises(ValueError, match="damaged or cut off"):
-        dicom_pixels(in_dicom(frame[:middle] + frame[middle + 100 :], pixels=COLORS, **elements))
+        decode_dicom_pixels(in_dicom(frame[:middle] + frame[middle + 100 :], pixels=COLORS, **elements))
 
 
 FRAMES: dict[str, tuple[Callable[[], Any], str]] = {
@@ -96,10 +96,10 @@ DAMAGE: dict[str, Callable[[bytes, int], bytes]] = {
 def test_a_frame_with_a_part_missing_is_refused(kind: str, damage: str, share: float) -> None:
     make, syntax = FRAMES[kind]
     frame = make()
-    assert dicom_pixels(in_dicom(frame, syntax), WINDOW).shape == (96, 80)
+    assert decode_dicom_pixels(in_dicom(frame, syntax), WINDOW).shape == (96, 80)
     broken = DAMAGE[damage](frame, int(share * len(frame)))
     with pytest.raises(ValueError, match=r"damaged|cut off|packed pixels"):
-        dicom_pixels(in_dicom(broken + bytes(len(broken) % 2), syntax), WINDOW)
+        decode_dicom_pixels(in_dicom(broken + bytes(len(broken) % 2), syntax), WINDOW)
 
 
 def jpeg(**settings: Any) -> bytes:
@@ -141,7 +141,7 @@ def test_subsampled_colours_are_ycbcr_under_either_syntax(syntax: str) -> None:
     assert b"JFIF" not in bare
     elements: dict[str, Any] = {"SamplesPerPixel": 3, "PhotometricInterpretation": "RGB", "PlanarConfiguration": 0}
     elements |= {"BitsAllocated": 8, "BitsStored": 8, "HighBit": 7, "Rows": 96, "Columns": 80}
-    shown = dicom_pixels(in_dicom(bare, syntax, COLORS, **elements)).astype(int)
+    shown = decode_dicom_pixels(in_dicom(bare, syntax, COLORS, **elements)).astype(int)
     assert np.abs(shown - np.asarray(Image.open(content))).max() <= 2
 
 
@@ -164,13 +164,13 @@ def test_bits_above_bits_stored_are_no_part_of_a_value_packed_or_not(syntax: str
     window = PictureRendering(window=(0 if signed else 2048, 4096))
     data = in_dicom(LOSSLESS_CODECS[syntax](cells), syntax, cells, PixelRepresentation=signed)
     expected = np.clip((values - (window.window or (0, 0))[0] + 0.5) / 4095 + 0.5, 0, 1) * 255
-    assert np.abs(dicom_pixels(data, window) - expected).max() <= 0.51
+    assert np.abs(decode_dicom_pixels(data, window) - expected).max() <= 0.51
 
 
 def test_a_signed_jpeg_2000_in_a_file_that_says_unsigned_is_refused() -> None:
     data = by_pydicom(dicom(SIGNED.astype(np.int16), PixelRepresentation=1), uid.JPEG2000Lossless)
-    assert dicom_pixels(data, WINDOW).shape == (96, 80)
+    assert decode_dicom_pixels(data, WINDOW).shape == (96, 80)
     dataset = dcmread(io.BytesIO(data))
     frame = get_frame(dataset.PixelData, 0, number_of_frames=1)
     with pytest.raises(ValueError, match="PixelRepresentation says unsigned, its packed pixels say signed"):
-        dicom_pixels(in_dicom(frame, uid.JPEG2000Lossless), WINDOW)
+        decode_dicom_pixels(in_dicom(frame, uid.JPEG2000Lossless), WINDOW)

@@ -9,8 +9,8 @@ import pytest
 from common.data.base.image_set import (
     SkippedImage,
     Splits,
-    array_forms,
     array_from_bytes,
+    array_types_and_shapes,
     flatten_splits,
     rebuild_splits,
     view_array_bytes,
@@ -31,7 +31,9 @@ def test_a_data_set_comes_back_from_its_layout_and_the_bytes_of_its_arrays(split
     layout, arrays = flatten_splits(splits)
     assert sum(array.dtype == np.uint8 for array in arrays) == 1  # parts share their pictures
     bytes_of = [bytes(view_array_bytes(array)) for array in arrays]  # as another process has them
-    received = [array_from_bytes(data, *form) for data, form in zip(bytes_of, array_forms(arrays), strict=True)]
+    received = [
+        array_from_bytes(data, *form) for data, form in zip(bytes_of, array_types_and_shapes(arrays), strict=True)
+    ]
     again = rebuild_splits(json.loads(json.dumps(layout)), received)
     for part, same in zip(splits.parts, again.parts, strict=True):
         for name in ("images", "labels", "patients", "sources"):

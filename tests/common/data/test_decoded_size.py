@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydicom.dataset import Dataset
 
-from common.data.base.decoded_size import LARGEST_MB, SHARE_OF_MEMORY, available_memory, content_limit
+from common.data.base.decoded_size import LARGEST_MB, SHARE_OF_MEMORY, available_memory, decoded_content_limit
 from common.data.base.spec import FolderSpec, NpzSpec, PictureRendering
 from common.data.images import bands
-from common.data.images.dicom import dicom_pixels
+from common.data.images.dicom import decode_dicom_pixels
 from common.data.images.headers import jpeg_2000_decoder_bytes
 from common.data.images.reading import decode_picture
 from common.data.load import load_dataset
-from common.data.sources.npz_file import open_arrays
+from common.data.sources.npz_file import open_npz_arrays
 from common.data.tables.csv import read_columns
 from common.errors import BadInput
 from tests.common.data.bombs import jpeg_2000
@@ -40,13 +40,13 @@ MIB = 1 << 20
 )
 def test_medmnist_may_be_read_where_three_quarters_of_the_memory_hold_it(packed: int, unpacked: int) -> None:
     fits = unpacked <= max(LARGEST_MB * MIB, SHARE_OF_MEMORY * available_memory())
-    assert (unpacked <= content_limit(packed)) == fits
+    assert (unpacked <= decoded_content_limit(packed)) == fits
 
 
 def test_a_file_may_grow_a_hundred_times_and_to_what_the_key_says_in_any_case() -> None:
-    assert content_limit(3_000_000) == 300_000_000
-    assert content_limit(1000) == 256 * MIB
-    assert content_limit(1000, 5000) == 5000 * MIB
+    assert decoded_content_limit(3_000_000) == 300_000_000
+    assert decoded_content_limit(1000) == 256 * MIB
+    assert decoded_content_limit(1000, 5000) == 5000 * MIB
 
 
 def png(mode: str, *size: int) -> bytes:
@@ -67,7 +67,7 @@ def test_the_key_says_what_a_picture_may_take(mode: str, needed: int) -> None:
 def test_a_dicom_pictures_bytes_are_counted_with_samples_and_bits() -> None:
     content = plain(source(12), 12, Rows=1024, Columns=1024)  # two bytes a pixel
     with pytest.raises(ValueError, match="takes 2 MiB, 1 MiB are allowed"):
-        dicom_pixels(content, PictureRendering(largest_mb=1))
+        decode_dicom_pixels(content, PictureRendering(largest_mb=1))
 
 
 def save_npz(folder: Path, side: int) -> None:
@@ -109,7 +109,7 @@ def test_chosen_rows_are_those_of_the_whole_array(
     rows = np.array(sorted(data.draw(st.sets(st.integers(0, max(count - 1, 0)), max_size=count))), dtype=np.intp)
     path = tmp_path_factory.mktemp("npz") / "a.npz"
     np.savez(path, a=array)
-    with open_arrays(path) as arrays:
+    with open_npz_arrays(path) as arrays:
         np.testing.assert_array_equal(arrays.read_rows("a", rows), array[rows])
 
 
@@ -162,9 +162,9 @@ FORMS: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_picture_is_the_same_in_bands(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = dicom_pixels(FORMS[form]())
+    whole = decode_dicom_pixels(FORMS[form]())
     monkeypatch.setattr(bands, "BAND", 5 * 52)
-    np.testing.assert_array_equal(dicom_pixels(FORMS[form]()), whole)
+    np.testing.assert_array_equal(decode_dicom_pixels(FORMS[form]()), whole)
 
 
 TILE, BLOCK = 9216, 768

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from client.site.site_file import read_file_only
-from common.data.base.image_set import Splits, patients_known
+from client.site.site_file import read_site_file_only
+from common.data.base.image_set import Splits, has_known_patients
 from common.data.base.spec import DicomwebSpec
 from common.data.dicomweb import client, search
 from common.data.dicomweb.archive import MARK, PacsImageCache
-from common.data.images.dicom import dicom_pixels
+from common.data.images.dicom import decode_dicom_pixels
 from common.data.load import load_dataset
 from common.data.sources.dicomweb import open_dicomweb
 from common.errors import BadInput
@@ -77,7 +77,7 @@ def all_pixels(splits: Splits) -> set[bytes]:
 
 
 def shown(pictures: list[Picture]) -> set[bytes]:
-    return {dicom_pixels(image.content).tobytes() for image in pictures}
+    return {decode_dicom_pixels(image.content).tobytes() for image in pictures}
 
 
 def fault_of(folder: Path, settings: DicomwebSpec) -> str:
@@ -126,7 +126,7 @@ def test_patients_are_those_that_the_archive_names_and_else_one_for_each_study(p
     opened = open_dicomweb(spec(pacs, cache="nameless"), folder)
     assert not opened.patients_from_archive
     assert len(set(opened.table.patients)) == STUDIES
-    assert not patients_known(opened.table.patients)
+    assert not has_known_patients(opened.table.patients)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_a_password_in_the_address_is_refused_and_not_repeated(folder: Path) -> 
     text = 'name = "north"\n[data]\nkind = "dicomweb"\nurl = "https://anna:hush-hush@pacs/dicom-web"\n'
     (folder / "site.toml").write_text(f'{text}labels = "labels.csv"\nstudy_column = "study"\n', encoding="utf-8")
     with pytest.raises(BadInput, match="without a name, a password") as bad:
-        read_file_only(folder)
+        read_site_file_only(folder)
     assert "hush" not in str(bad.value)
 
 

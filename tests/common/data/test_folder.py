@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from common.data import load
 from common.data.base.spec import FolderSpec
 from common.data.load import dataset_faults, load_dataset
-from common.data.tables.labels import open_folder
+from common.data.tables.labels import open_picture_folder
 from common.errors import BadInput
 
 WritePng = Callable[[str], None]
@@ -48,7 +48,7 @@ def test_a_table_that_was_checked_is_not_read_again_but_for_the_next_start(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = list[str]()
-    monkeypatch.setattr(load, "open_folder", lambda *given: calls.append("read") or open_folder(*given))
+    monkeypatch.setattr(load, "open_picture_folder", lambda *given: calls.append("read") or open_picture_folder(*given))
     assert dataset_faults(spec(), folder) == []
     load_dataset(spec(), folder)
     assert calls == ["read"]

@@ -17,7 +17,7 @@ from pydicom.pixels.utils import pixel_array
 from pydicom.uid import ExplicitVRBigEndian
 
 from common.data.base.spec import PictureRendering
-from common.data.images.dicom import dicom_pixels
+from common.data.images.dicom import decode_dicom_pixels
 from tests.common.data.dicom_files import dicom
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, plain, source
 
@@ -32,7 +32,7 @@ def four_frames(**elements: Any) -> bytes:
 
 @pytest.mark.parametrize(("frame", "expected"), [(1, [[0, 10]]), (2, [[0, 20]]), (4, [[40, 0]]), ("middle", [[30, 0]])])
 def test_the_chosen_frame_is_the_picture(frame: Any, expected: list[list[int]]) -> None:
-    assert dicom_pixels(four_frames(), PictureRendering(frame)).tolist() == expected
+    assert decode_dicom_pixels(four_frames(), PictureRendering(frame)).tolist() == expected
 
 
 @pytest.mark.parametrize("syntax", [uid.RLELossless, uid.JPEGLSLossless, uid.JPEG2000Lossless])
@@ -40,7 +40,7 @@ def test_the_chosen_frame_is_the_picture(frame: Any, expected: list[list[int]]) 
 def test_the_chosen_frame_of_packed_ones_is_the_picture(syntax: str, frame: int) -> None:
     frames = np.tile(FOUR, (1, 40, 20))
     data = by_pydicom(dicom(frames, NumberOfFrames=4, **BRIGHTEST), syntax)
-    assert dicom_pixels(data, PictureRendering(frame)).tolist() == frames[frame - 1].tolist()
+    assert decode_dicom_pixels(data, PictureRendering(frame)).tolist() == frames[frame - 1].tolist()
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_the_chosen_frame_of_packed_ones_is_the_picture(syntax: str, frame: int)
 )
 def test_no_frame_is_guessed(frame: Any, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        dicom_pixels(four_frames(), PictureRendering(frame))
+        decode_dicom_pixels(four_frames(), PictureRendering(frame))
 
 
 @pytest.mark.parametrize("frame", [None, 1, "middle"])
 def test_a_file_of_one_frame_needs_no_choice(frame: Any) -> None:
-    assert dicom_pixels(dicom(FOUR[0], **BRIGHTEST), PictureRendering(frame)).tolist() == [[0, 10]]
+    assert decode_dicom_pixels(dicom(FOUR[0], **BRIGHTEST), PictureRendering(frame)).tolist() == [[0, 10]]
 
 
 def test_a_frame_has_its_own_window_before_the_one_that_all_share() -> None:
@@ -67,8 +67,8 @@ def test_a_frame_has_its_own_window_before_the_one_that_all_share() -> None:
 
     groups = {"SharedFunctionalGroupsSequence": [group(10)], "PerFrameFunctionalGroupsSequence": [Dataset(), group(20)]}
     data = dicom(FOUR[:2], NumberOfFrames=2, **groups)
-    assert dicom_pixels(data, PictureRendering(1)).tolist() == [[0, 128]]  # 10 of 0 to 20
-    assert dicom_pixels(data, PictureRendering(2)).tolist() == [[0, 128]]  # 20 of 0 to 40
+    assert decode_dicom_pixels(data, PictureRendering(1)).tolist() == [[0, 128]]  # 10 of 0 to 20
+    assert decode_dicom_pixels(data, PictureRendering(2)).tolist() == [[0, 128]]  # 20 of 0 to 40
 
 
 @pytest.mark.parametrize("bits", [8, 16])
@@ -80,7 +80,7 @@ def test_a_palette_becomes_its_colours(bits: int) -> None:
         elements[f"{color}PaletteColorLookupTableDescriptor"] = [4, 0, bits]
         elements[f"{color}PaletteColorLookupTableData"] = scaled.tobytes()
     data = dicom(np.array([[2, 1], [0, 1]], np.uint8), PhotometricInterpretation="PALETTE COLOR", **elements)
-    assert dicom_pixels(data).tolist() == [[[7, 8, 9], [255, 0, 100]], [[0, 1, 2], [255, 0, 100]]]
+    assert decode_dicom_pixels(data).tolist() == [[[7, 8, 9], [255, 0, 100]], [[0, 1, 2], [255, 0, 100]]]
 
 
 SIXTEEN = {"BitsAllocated": 16, "BitsStored": 16, "HighBit": 15}
@@ -100,12 +100,12 @@ def palette(entries: Sequence[Sequence[int]], first: int, bits: int, kind: str, 
 def test_entries_of_8_bits_in_words_of_16_are_read_from_the_low_byte() -> None:
     """As older files have them (DICOM PS3.3 C.7.6.3.1.6)."""
     data = dicom(np.array([[0, 1]], np.uint16), **palette([(10, 20, 30), (200, 0, 255)], 0, 8, "<u2"))
-    assert dicom_pixels(data).tolist() == [[[10, 20, 30], [200, 0, 255]]]
+    assert decode_dicom_pixels(data).tolist() == [[[10, 20, 30], [200, 0, 255]]]
 
 
 def test_entries_of_16_bits_that_are_said_to_have_8_are_read_as_16() -> None:
     data = dicom(np.array([[0, 1]], np.uint16), **palette([(2570, 5140, 0), (51400, 0, 65535)], 0, 8, "<u2"))
-    assert dicom_pixels(data).tolist() == [[[10, 20, 0], [200, 0, 255]]]
+    assert decode_dicom_pixels(data).tolist() == [[[10, 20, 0], [200, 0, 255]]]
 
 
 @pytest.mark.parametrize("pack", [True, False])
@@ -113,7 +113,7 @@ def test_numbers_outside_of_a_palette_take_its_ends(pack: bool) -> None:
     """Also with more than 256 entries, and far outside."""
     entries = [(number % 251, number // 2 % 256, 7) for number in range(300)]
     elements = palette(entries, 1000, 8, "<u2", pack)
-    picture = dicom_pixels(dicom(np.array([[0, 999, 1000, 1299, 1300, 65535]], np.uint16), **elements))
+    picture = decode_dicom_pixels(dicom(np.array([[0, 999, 1000, 1299, 1300, 65535]], np.uint16), **elements))
     assert picture.tolist() == [[list(entries[place]) for place in (0, 0, 0, 299, 299, 299)]]
 
 
@@ -123,7 +123,7 @@ def test_a_palette_in_a_file_whose_high_byte_comes_first(pack: bool) -> None:
     pixels = np.array([[3, 0, 2, 1]], ">u2")
     wide = [[257 * value for value in entry] for entry in entries]
     elements = palette(entries, 0, 8, ">u2", pack) if pack else palette(wide, 0, 16, ">u2")
-    picture = dicom_pixels(dicom(pixels, syntax=ExplicitVRBigEndian, **elements))
+    picture = decode_dicom_pixels(dicom(pixels, syntax=ExplicitVRBigEndian, **elements))
     assert picture.tolist() == [[list(entries[place]) for place in (3, 0, 2, 1)]]
 
 
@@ -136,8 +136,8 @@ def test_values_that_lie_above_unused_bits_are_read_as_they_are(stored: int, hig
     values = np.linspace(low, low + (1 << stored) - 1, 12).astype(np.int64).reshape(3, 4)
     cells = ((values << shift) | ((1 << shift) - 1)) & 0xFFFF
     bits = {"BitsStored": stored, "PixelRepresentation": signed}
-    picture = dicom_pixels(dicom(cells.astype(np.uint16), HighBit=high, **bits))
-    plain = dicom_pixels(dicom((values & 0xFFFF).astype(np.uint16), HighBit=stored - 1, **bits))
+    picture = decode_dicom_pixels(dicom(cells.astype(np.uint16), HighBit=high, **bits))
+    plain = decode_dicom_pixels(dicom((values & 0xFFFF).astype(np.uint16), HighBit=stored - 1, **bits))
     assert picture.tolist() == plain.tolist()
     assert (picture.min(), picture.max()) == (0, 255)
 
@@ -146,10 +146,10 @@ def test_values_that_lie_above_unused_bits_are_read_as_they_are(stored: int, hig
 def test_pixels_of_another_size_than_the_file_says_are_refused(wrong: dict[str, int]) -> None:
     """They would be a cut or a sheared picture."""
     right = dicom(np.arange(16, dtype=np.uint16).reshape(4, 4))
-    assert dicom_pixels(right).shape == (4, 4)
+    assert decode_dicom_pixels(right).shape == (4, 4)
     elements = wrong if "NumberOfFrames" not in wrong else {"PixelData": bytes(64)}
     with pytest.raises(ValueError, match="bytes of pixels, and holds"):
-        dicom_pixels(dicom(np.arange(16, dtype=np.uint16).reshape(4, 4), **elements))
+        decode_dicom_pixels(dicom(np.arange(16, dtype=np.uint16).reshape(4, 4), **elements))
 
 
 @pytest.mark.parametrize("wrong", [{"Rows": 3}, {"Columns": 3}, {"Rows": 2}, {"Columns": 1}])
@@ -164,19 +164,19 @@ def test_packed_by_run_lengths_too(wrong: dict[str, int], kind: type) -> None:
         dataset.save_as(content := io.BytesIO())
         return content.getvalue()
 
-    assert dicom_pixels(written()).shape == (4, 4)
+    assert decode_dicom_pixels(written()).shape == (4, 4)
     for name, value in wrong.items():
         setattr(dataset, name, value)
     with pytest.raises(ValueError, match="its packed pixels are 16"):
-        dicom_pixels(written())
+        decode_dicom_pixels(written())
 
 
 @pytest.mark.filterwarnings("ignore:.*excess padding:UserWarning")
 @pytest.mark.parametrize("padding", [1, 2, 6])
 def test_a_few_bytes_behind_the_pixels_are_padding(padding: int) -> None:
     pixels = np.arange(16, dtype=np.uint16).reshape(4, 4)
-    padded = dicom_pixels(dicom(pixels, PixelData=pixels.tobytes() + bytes(padding)))
-    assert padded.tolist() == dicom_pixels(dicom(pixels)).tolist()
+    padded = decode_dicom_pixels(dicom(pixels, PixelData=pixels.tobytes() + bytes(padding)))
+    assert padded.tolist() == decode_dicom_pixels(dicom(pixels)).tolist()
 
 
 def test_what_pydicom_warns_of_is_not_printed(tmp_path: Path) -> None:
@@ -210,7 +210,8 @@ def test_a_blank_window_of_a_frame_leaves_that_of_the_file() -> None:
         data = dicom(FOUR[:2], NumberOfFrames=2, PerFrameFunctionalGroupsSequence=[group, group], **several)
         plain_file = dicom(FOUR[:2], NumberOfFrames=2, **several)
         assert (
-            dicom_pixels(data, PictureRendering(2)).tolist() == dicom_pixels(plain_file, PictureRendering(2)).tolist()
+            decode_dicom_pixels(data, PictureRendering(2)).tolist()
+            == decode_dicom_pixels(plain_file, PictureRendering(2)).tolist()
         )
     slope.RescaleSlope, slope.RescaleIntercept = 2, 0
     group = Dataset()
@@ -218,14 +219,14 @@ def test_a_blank_window_of_a_frame_leaves_that_of_the_file() -> None:
     table = Dataset()
     table.LUTDescriptor, table.LUTData = [4, 0, 16], bytes(8)
     data = dicom(FOUR[:1], PerFrameFunctionalGroupsSequence=[group], ModalityLUTSequence=[table], **several)
-    assert dicom_pixels(data).tolist() == dicom_pixels(dicom(2 * FOUR[0], **several)).tolist()
+    assert decode_dicom_pixels(data).tolist() == decode_dicom_pixels(dicom(2 * FOUR[0], **several)).tolist()
 
 
 def test_a_frame_without_its_group_is_refused_where_others_have_theirs() -> None:
     data = dicom(FOUR[:2], NumberOfFrames=2, PerFrameFunctionalGroupsSequence=[Dataset()])
-    assert dicom_pixels(data, PictureRendering(1)).shape == (1, 2)
+    assert decode_dicom_pixels(data, PictureRendering(1)).shape == (1, 2)
     with pytest.raises(ValueError, match="PerFrameFunctionalGroupsSequence ends at frame 1"):
-        dicom_pixels(data, PictureRendering(2))
+        decode_dicom_pixels(data, PictureRendering(2))
 
 
 @pytest.mark.parametrize(
@@ -251,13 +252,13 @@ def test_a_frame_without_its_group_is_refused_where_others_have_theirs() -> None
 )
 def test_a_file_that_is_no_picture_is_refused_with_the_reason(elements: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        dicom_pixels(dicom(np.array([[0, 1]], np.uint16), **elements))
+        decode_dicom_pixels(dicom(np.array([[0, 1]], np.uint16), **elements))
 
 
 def test_a_private_transfer_syntax_is_named() -> None:
     data = dicom(FOUR[0]).replace(b"1.2.840.10008.1.2.1\0", b"1.2.3.4.5.6.7.8.9.1\0")
     with pytest.raises(ValueError, match=r"packed as 1\.2\.3\.4\.5\.6\.7\.8\.9\.1, which cannot be decoded here"):
-        dicom_pixels(data)
+        decode_dicom_pixels(data)
 
 
 @pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
@@ -270,4 +271,4 @@ def test_grey_is_what_pydicoms_own_pipeline_shows(photometric: str, bits: int, s
     low = -(1 << bits - 1) * 2 - 50 if signed else -50  # pydicom maps the window to the range of rescaled pixels
     part = (shown - low) / (2 * ((1 << bits) - 1))
     expected = 255 * (1 - part if photometric == "MONOCHROME1" else part)
-    assert np.abs(dicom_pixels(by_gdcm(data, uid.JPEGLosslessSV1)) - expected).max() <= 0.51
+    assert np.abs(decode_dicom_pixels(by_gdcm(data, uid.JPEGLosslessSV1)) - expected).max() <= 0.51

@@ -12,7 +12,7 @@ from pydicom.dataelem import DataElement
 from pydicom.dataset import Dataset
 
 from common.data.base.spec import PictureRendering
-from common.data.images.dicom import dicom_pixels
+from common.data.images.dicom import decode_dicom_pixels
 from tests.common.data.dicom_files import dicom
 from tests.common.data.dicom_syntaxes import by_pydicom, saved
 from tests.common.data.second_readers import disagreement
@@ -61,13 +61,13 @@ def test_a_table_has_the_depth_of_its_entries_where_the_descriptor_states_anothe
     pixels = np.array([[0, 256, 512, 1023]], np.uint16)
     entries = np.round(np.linspace(0, (1 << depth) - 1, 1024))
     data = dicom(pixels, BitsStored=stored, HighBit=stored - 1, VOILUTSequence=[table(entries, stated)])
-    assert np.abs(dicom_pixels(data).astype(int) - SHOWN).max() <= 1
+    assert np.abs(decode_dicom_pixels(data).astype(int) - SHOWN).max() <= 1
 
 
 @pytest.mark.parametrize("top", [1030, 1500, 3000])
 def test_dim_tables_of_a_device_are_of_one_depth(top: int) -> None:
     data = dicom(RAMP, VOILUTSequence=[table(np.linspace(0, top, 4096).round(), 16)])
-    assert dicom_pixels(data).max() == round(255 * top / 4095)
+    assert decode_dicom_pixels(data).max() == round(255 * top / 4095)
 
 
 @pytest.mark.parametrize("top", [200, 900, 1000])
@@ -75,7 +75,7 @@ def test_a_table_so_dim_that_its_depth_is_a_guess_is_refused(top: int) -> None:
     """With a guess it would be four times as bright as another of its device."""
     data = dicom(RAMP, VOILUTSequence=[table(np.linspace(0, top, 4096).round(), 16)])
     with pytest.raises(ValueError, match=f"says 16 bits, and its largest entry is {top}"):
-        dicom_pixels(data)
+        decode_dicom_pixels(data)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_table_so_dim_that_its_depth_is_a_guess_is_refused(top: int) -> None:
 @pytest.mark.parametrize("keyword", ["VOILUTSequence", "ModalityLUTSequence"])
 def test_entries_of_8_bits_are_read_in_every_form(form: tuple[str, str], keyword: str) -> None:
     made = table(np.arange(4096) // 16, 8, kind=form[0], vr=form[1])
-    assert dicom_pixels(dicom(RAMP, **{keyword: [made]})).tolist() == SHOWN
+    assert decode_dicom_pixels(dicom(RAMP, **{keyword: [made]})).tolist() == SHOWN
 
 
 @pytest.mark.parametrize("first", [-2048, 63488])
@@ -92,9 +92,9 @@ def test_a_table_of_signed_numbers_may_state_its_first_as_unsigned(first: int) -
     made = table(np.arange(4096), 12, first)
     made.add_new(0x00283002, "SS" if first < 0 else "US", [4096, first, 12])
     pixels = (RAMP.astype(int) - 2048).astype(np.int16)
-    assert dicom_pixels(dicom(pixels, PixelRepresentation=1, VOILUTSequence=[made])).tolist() == SHOWN
+    assert decode_dicom_pixels(dicom(pixels, PixelRepresentation=1, VOILUTSequence=[made])).tolist() == SHOWN
     shifted = dicom(RAMP, RescaleSlope=1, RescaleIntercept=-2048, VOILUTSequence=[made])
-    assert dicom_pixels(shifted).tolist() == SHOWN
+    assert decode_dicom_pixels(shifted).tolist() == SHOWN
 
 
 def groups(shared: Dataset | None, of_frames: list[Dataset]) -> dict[str, Any]:
@@ -120,13 +120,15 @@ WINDOW = item(WindowCenter=2048, WindowWidth=4096)
 def test_a_frame_has_its_own_table_or_window(shared: Dataset | None, frame: Dataset, expected: list[Any]) -> None:
     two = np.stack([RAMP, RAMP])
     data = dicom(two, NumberOfFrames=2, **groups(shared, [WINDOW, frame]))
-    assert dicom_pixels(data, PictureRendering(2)).tolist() == expected
-    assert dicom_pixels(data, PictureRendering(1)).tolist() == SHOWN
+    assert decode_dicom_pixels(data, PictureRendering(2)).tolist() == expected
+    assert decode_dicom_pixels(data, PictureRendering(1)).tolist() == SHOWN
 
 
 @pytest.mark.parametrize("empty", [item(), item(LUTDescriptor=[4096, 0, 12]), item(LUTExplanation="NORMAL")])
 def test_an_empty_table_beside_a_window_is_none(empty: Dataset) -> None:
-    assert dicom_pixels(dicom(RAMP, VOILUTSequence=[empty], WindowCenter=2048, WindowWidth=4096)).tolist() == SHOWN
+    assert (
+        decode_dicom_pixels(dicom(RAMP, VOILUTSequence=[empty], WindowCenter=2048, WindowWidth=4096)).tolist() == SHOWN
+    )
 
 
 PADDED = np.array([[-2000, -100, 0, 100], [-1990, -100, 0, 100]], np.int16)
@@ -147,14 +149,14 @@ def with_padding(pixels: NDArray[Any], *ends: tuple[str, int], **elements: Any) 
 def test_padding_is_black_and_no_part_of_the_range(ends: list[tuple[str, int]], syntax: str, kind: str) -> None:
     rows = PADDED if len(ends) == 2 else PADDED[:1]
     data = with_padding(rows, *ends, PhotometricInterpretation=kind)
-    shown = dicom_pixels(by_pydicom(data, syntax) if syntax == uid.RLELossless else data)
+    shown = decode_dicom_pixels(by_pydicom(data, syntax) if syntax == uid.RLELossless else data)
     expected = [0, 0, 128, 255] if kind == "MONOCHROME2" else [0, 255, 128, 0]
     assert shown.tolist() == [expected] * len(rows)
 
 
 def test_padding_beside_the_bits_of_a_value_is_no_value_that_looks_alike() -> None:
     pixels = np.array([[0xFFFF, 0, 4095, 1000]], np.uint16)  # 12 bits; 65535 marks padding, 4095 is bright
-    shown = dicom_pixels(with_padding(pixels, ("US", 65535), BitsStored=12, HighBit=11, PixelRepresentation=0))
+    shown = decode_dicom_pixels(with_padding(pixels, ("US", 65535), BitsStored=12, HighBit=11, PixelRepresentation=0))
     assert shown.tolist() == [[0, 0, 255, 62]]
 
 
@@ -162,7 +164,7 @@ def test_padding_is_black_in_a_window_and_a_table_too() -> None:
     bright = np.array([[4000, 0, 2048]], np.uint16)
     settings = {"BitsStored": 12, "HighBit": 11, "PixelRepresentation": 0}
     for display in ({"WindowCenter": 2048, "WindowWidth": 4096}, {"VOILUTSequence": [table(np.arange(4096), 12)]}):
-        assert dicom_pixels(with_padding(bright, ("US", 4000), **settings, **display)).tolist() == [[0, 0, 128]]
+        assert decode_dicom_pixels(with_padding(bright, ("US", 4000), **settings, **display)).tolist() == [[0, 0, 128]]
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -193,17 +195,17 @@ def test_a_header_that_does_not_say_how_pixels_are_shown_is_refused_by_element(
     elements: dict[str, Any], words: str
 ) -> None:
     if not words:  # a table whose numbers end before the pixels' do takes its last entry
-        assert dicom_pixels(dicom(RAMP, **elements))[0, -1] == round(3999 * 255 / 4095)
+        assert decode_dicom_pixels(dicom(RAMP, **elements))[0, -1] == round(3999 * 255 / 4095)
         return
     with pytest.raises(ValueError, match=words):
-        dicom_pixels(dicom(RAMP, **elements))
+        decode_dicom_pixels(dicom(RAMP, **elements))
 
 
 def test_a_table_with_too_few_entries_is_refused_by_name() -> None:
     short = table(np.arange(100), 12)
     short.LUTDescriptor = [4096, 0, 12]
     with pytest.raises(ValueError, match="LUTData of its VOILUTSequence has fewer than the 4096"):
-        dicom_pixels(dicom(RAMP, VOILUTSequence=[short]))
+        decode_dicom_pixels(dicom(RAMP, VOILUTSequence=[short]))
 
 
 @pytest.mark.parametrize("missing", ["PlanarConfiguration", "TransferSyntaxUID"])
@@ -221,10 +223,10 @@ def test_the_missing_element_is_named(missing: str) -> None:
     del (dataset.file_meta if missing == "TransferSyntaxUID" else dataset)[missing]
     dataset.save_as(file := io.BytesIO(), implicit_vr=False, little_endian=True)
     with pytest.raises(ValueError, match=f"does not give {missing}"):
-        dicom_pixels(file.getvalue())
+        decode_dicom_pixels(file.getvalue())
 
 
 def test_a_window_of_one_has_two_sides() -> None:
     """LINEAR of width 1: up to centre - 0.5 black, above it white (PS3.3 C.11.2.1.2.1)."""
     data = dicom(np.array([[9, 10, 11]], np.uint16), WindowCenter=10.5, WindowWidth=1)
-    assert dicom_pixels(data).tolist() == [[0, 0, 255]]
+    assert decode_dicom_pixels(data).tolist() == [[0, 0, 255]]

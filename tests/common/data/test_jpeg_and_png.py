@@ -14,9 +14,9 @@ from PIL import Image
 from pydicom import uid
 
 from common.data.base.spec import PictureRendering
-from common.data.images.dicom import dicom_pixels
+from common.data.images.dicom import decode_dicom_pixels
 from common.data.images.jpeg import END_OF_IMAGE
-from common.data.images.reading import ImageForm, decode_picture, decode_to_form
+from common.data.images.reading import DecodedImageFormat, decode_picture, decode_to_format
 from tests.common.data.bombs import png
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, in_fragments, plain, source
 
@@ -132,11 +132,11 @@ def test_a_cut_frame_of_a_dicom_file_is_refused(syntax: str, share: float, end: 
     from pydicom.encaps import get_frame
 
     whole = PACKED[syntax]()
-    assert dicom_pixels(whole).shape == (36, 52)
+    assert decode_dicom_pixels(whole).shape == (36, 52)
     frame = get_frame(dcmread(io.BytesIO(whole)).PixelData, 0, number_of_frames=1)
     cut = frame[: int(share * len(frame)) // 2 * 2] + end
     with pytest.raises(ValueError, match=r"damaged|cut off|packed"):
-        dicom_pixels(in_fragments(whole, cut, syntax=syntax))
+        decode_dicom_pixels(in_fragments(whole, cut, syntax=syntax))
 
 
 def without_markers(data: bytes) -> bytes:
@@ -169,7 +169,7 @@ STREAMS: dict[str, tuple[bytes, tuple[str, ...]]] = {
 @pytest.mark.parametrize(("kind", "tag"), [(kind, tag) for kind in STREAMS for tag in STREAMS[kind][1]])
 def test_colours_of_a_jpeg_are_true_whatever_the_dicom_file_calls_them(kind: str, tag: str) -> None:
     data = in_fragments(plain(FLAT, 8), STREAMS[kind][0], syntax=uid.JPEGBaseline8Bit, PhotometricInterpretation=tag)
-    assert np.abs(dicom_pixels(data).astype(int) - FLAT)[[4, 30]].max() <= 6
+    assert np.abs(decode_dicom_pixels(data).astype(int) - FLAT)[[4, 30]].max() <= 6
 
 
 DEEP = (np.arange(64, dtype=np.uint16) * 64).reshape(8, 8)  # 12 bits
@@ -219,9 +219,11 @@ def test_draft_decodes_a_jpeg_smaller_with_nearly_the_same_picture(size: tuple[i
     y, x = np.mgrid[: size[1], : size[0]]
     data = jpeg((127 + 100 * np.sin(x / 40) * np.cos(y / 30)).astype(np.uint8))
     full, draft = (
-        decode_to_form(data, ImageForm(64, False, "pad", PictureRendering(jpeg_draft=draft))).astype(int)
+        decode_to_format(data, DecodedImageFormat(64, False, "pad", PictureRendering(jpeg_draft=draft))).astype(int)
         for draft in (False, True)
     )
     assert np.abs(full - draft).mean() < 2
     with pytest.raises(ValueError, match="of the picture is missing"):
-        decode_to_form(data[:-900] + END_OF_IMAGE, ImageForm(64, False, "pad", PictureRendering(jpeg_draft=True)))
+        decode_to_format(
+            data[:-900] + END_OF_IMAGE, DecodedImageFormat(64, False, "pad", PictureRendering(jpeg_draft=True))
+        )

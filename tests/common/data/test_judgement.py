@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from common.data.tables.csv import TableColumns, read_columns
-from common.data.tables.judgement import is_doubtful, judge_column, names_no_finding, says_normal
-from common.data.tables.roles import guess_roles, patient_column, possible_patient_columns
+from common.data.tables.judgement import is_doubtful_finding, judge_column, means_nothing_found, names_person_or_picture
+from common.data.tables.roles import guess_column_roles, patient_column, possible_patient_columns
 from common.errors import BadInput
 
 
@@ -43,7 +43,7 @@ def columns_of(folder: Path, header: str, *lines: str) -> TableColumns:
 )
 def test_a_column_is_judged_by_its_cells(cells: str, kind: str, tmp_path: Path) -> None:
     texts = [f'"{cell.replace("_", "")}"' for cell in cells.split()]
-    assert judge_column(columns_of(tmp_path, "file,Mass", *texts).column("Mass")).kind == kind
+    assert judge_column(columns_of(tmp_path, "file,Mass", *texts).get_column("Mass")).kind == kind
 
 
 FULL = ("1,0", "0,1", "1,1", "0,0") * 5
@@ -62,9 +62,9 @@ def test_a_label_column_with_a_slip_is_no_column_of_another_kind(
 ) -> None:
     columns = columns_of(tmp_path, "file,Fluid,Mass", *lines)
     with pytest.raises(BadInput) as bad:
-        guess_roles(columns, "file")
+        guess_column_roles(columns, "file")
     assert reason in str(bad.value)
-    assert guess_roles(columns, "file", findings=["Fluid"]).label_columns == ("Fluid",)
+    assert guess_column_roles(columns, "file", findings=["Fluid"]).label_columns == ("Fluid",)
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,16 @@ def test_no_other_column_is_taken_for_the_findings(
     header: str, lines: tuple[str, ...], reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadInput) as bad:
-        guess_roles(columns_of(tmp_path, header, *lines), "file", source="Hospital" if "Hospital" in header else "")
+        guess_column_roles(
+            columns_of(tmp_path, header, *lines), "file", source="Hospital" if "Hospital" in header else ""
+        )
     assert reason in str(bad.value)
 
 
 def test_the_user_names_the_findings(tmp_path: Path) -> None:
     columns = columns_of(tmp_path, "file,Region,Mass", *(("Lunge,1", "Herz,0") * 5))
-    assert guess_roles(columns, "file").label_columns == ("Mass",)
-    assert guess_roles(columns, "file", findings=["Region"]).classes == {"Lunge": 5, "Herz": 5}
+    assert guess_column_roles(columns, "file").label_columns == ("Mass",)
+    assert guess_column_roles(columns, "file", findings=["Region"]).classes == {"Lunge": 5, "Herz": 5}
 
 
 NORMAL = ("o.B.", "O. B.", "ohne Befund", "unauffällig", "Unauffälliger", "kein path. Befund", "No acute findings")
@@ -109,8 +111,8 @@ FINDINGS = (
 
 
 def test_names_that_say_normal_or_doubt_a_finding_are_told_from_findings() -> None:
-    assert [name for name in (*NORMAL, *DOUBTFUL, *FINDINGS) if says_normal(name)] == [*NORMAL]
-    assert [name for name in (*NORMAL, *DOUBTFUL, *FINDINGS) if is_doubtful(name)] == [*DOUBTFUL]
+    assert [name for name in (*NORMAL, *DOUBTFUL, *FINDINGS) if means_nothing_found(name)] == [*NORMAL]
+    assert [name for name in (*NORMAL, *DOUBTFUL, *FINDINGS) if is_doubtful_finding(name)] == [*DOUBTFUL]
 
 
 IDS = ("patient", "Patient ID", "PatNr", "pid", "MRN", "Subject", "PatientID", "Patientennummer", "ID of the patient")
@@ -195,18 +197,18 @@ NO_FINDINGS += ("train", "test_set", "exclude", "Geschlecht_w", "age_over_60", "
 
 def test_columns_of_sex_view_and_split_are_findings_only_if_the_user_names_them(tmp_path: Path) -> None:
     names = (*NO_FINDINGS, "Age-related macular degeneration", "AP diameter", "Lateral fracture", "strain", "Mass")
-    assert [name for name in names if names_no_finding(name)] == [*NO_FINDINGS]
+    assert [name for name in names if names_person_or_picture(name)] == [*NO_FINDINGS]
     columns = columns_of(tmp_path, "file,sex_male,view_PA", *("1,0", "0,1") * 5)
     with pytest.raises(BadInput, match="--findings sex_male --findings view_PA"):
-        guess_roles(columns, "file")
-    assert guess_roles(columns, "file", findings=["view_PA"]).label_columns == ("view_PA",)
+        guess_column_roles(columns, "file")
+    assert guess_column_roles(columns, "file", findings=["view_PA"]).label_columns == ("view_PA",)
 
 
 def test_findings_beside_columns_of_0_and_1_are_a_question_unless_they_are_the_same(tmp_path: Path) -> None:
     lines = [f"{('Mass', 'Fluid|Mass', 'No Finding')[n % 3]},{int(n % 3 == 1)},{int(n % 3 < 2)}" for n in range(12)]
     columns = columns_of(tmp_path, "file,Finding Labels,dead,smoker", *lines)
     with pytest.raises(BadInput, match="--findings 'Finding Labels' or --findings dead --findings smoker"):
-        guess_roles(columns, "file")
-    assert guess_roles(columns, "file", findings=["Finding Labels"]).classes == {"Mass": 8, "Fluid": 4}
+        guess_column_roles(columns, "file")
+    assert guess_column_roles(columns, "file", findings=["Finding Labels"]).classes == {"Mass": 8, "Fluid": 4}
     columns = columns_of(tmp_path, "file,Finding Labels,Fluid,Mass", *lines)
-    assert guess_roles(columns, "file").label_columns == ("Fluid", "Mass")
+    assert guess_column_roles(columns, "file").label_columns == ("Fluid", "Mass")

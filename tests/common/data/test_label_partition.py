@@ -13,19 +13,19 @@ from pydantic import TypeAdapter
 from common.data.base.image_set import ImageSet, Splits
 from common.data.partition.by_label import (
     distribute_patients,
-    ends_rounded_down,
-    part_ends_without_remainder,
-    pathological_shares,
-    practical_shares,
+    draw_pathological_shares,
+    draw_practical_shares,
+    slice_ends_rounded_down,
+    slice_ends_without_remainder,
 )
 from common.data.partition.checks import partition_faults
-from common.data.partition.division import PartitionedDataset, site_names
+from common.data.partition.division import PartitionedDataset, numbered_site_names
 from common.data.partition.partition import partition_dataset
 from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput
 from tests.common.data.conftest import even_splits, evenly, one_class_each, splits_of
 
-SHARES = {"practical": practical_shares, "pathological": pathological_shares}
+SHARES = {"practical": draw_practical_shares, "pathological": draw_pathological_shares}
 SPECS: list[dict[str, Any]] = [
     {"kind": "label_skew", "shards": "practical", "sites": 4},
     {"kind": "label_skew", "shards": "pathological", "sites": 4},
@@ -91,14 +91,14 @@ def test_no_patient_stands_in_two_sites_or_two_parts(keys: dict[str, Any], fract
 def test_a_dirichlet_deal_gives_every_image_to_one_site(sites: int, alpha: float, of: list[int], seed: int) -> None:
     random = np.random.default_rng(seed)
     shares = random.dirichlet(np.full(sites, alpha), 4)
-    hands = distribute_patients(np.array(of, dtype=np.intp), shares, part_ends_without_remainder, random)
+    hands = distribute_patients(np.array(of, dtype=np.intp), shares, slice_ends_without_remainder, random)
     assert sorted(np.concatenate(hands).tolist()) == list(range(len(of)))
 
 
 def test_what_rounding_leaves_is_dropped() -> None:
     # Of 9 images .5 -> 4, .3 -> 2, .2 -> 1: the hands end at 4, 6 and 7, two images are nobody's.
-    assert ends_rounded_down(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 6, 7]
-    assert part_ends_without_remainder(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 7, 9]
+    assert slice_ends_rounded_down(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 6, 7]
+    assert slice_ends_without_remainder(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 7, 9]
 
 
 @pytest.mark.parametrize("keys", SPECS)
@@ -154,7 +154,7 @@ def test_a_dirichlet_deal_may_leave_sites_empty(alpha: float, sites: int, seed: 
     splits = Splits(evenly(60, 3, "t"), evenly(3, 3, "v"), evenly(12, 3, "e"))
     division = partition_dataset(splits, spec_of(kind="dirichlet", alpha=alpha, sites=sites), seed=seed)
     names = [part.site for part in division.parts]
-    assert sorted([*names, *division.empty_sites]) == list(site_names("site", sites))
+    assert sorted([*names, *division.empty_sites]) == list(numbered_site_names("site", sites))
     assert all(len(part.train) for part in division.parts)
     assert sum(len(part.train) for part in division.parts) == len(division.splits.train) == 60
     owned = np.concatenate(own_tests(division))

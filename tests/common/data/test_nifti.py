@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from common.data.base.spec import Axis, FolderSpec, PictureRendering
 from common.data.images import nifti
 from common.data.images.nifti import nifti_pixels
-from common.data.images.reading import BLANK, ImageForm, decode_picture
+from common.data.images.reading import BLANK, DecodedImageFormat, decode_picture
 from common.data.images.store import decode_pictures
 from common.data.load import load_dataset
 from tests.common.data.nifti_files import AFFINE, volume, write
@@ -188,7 +188,7 @@ def test_a_volume_is_known_by_its_content(tmp_path: Path) -> None:
     (tmp_path / "other.nii.gz").write_bytes(gzip.compress(b"no volume"))
     (tmp_path / "short.nii.gz").write_bytes(b"\x1f\x8b\x08")
     files = [tmp_path / "other.nii.gz", tmp_path / "short.nii.gz"]
-    form = ImageForm(4, color=False, resize="pad")
+    form = DecodedImageFormat(4, color=False, resize="pad")
     reasons = [skip.reason for skip in decode_pictures(["a", "b"], files.__getitem__, form).skipped]
     assert reasons == ["neither PNG, JPEG, DICOM nor NIfTI"] * 2
 
@@ -199,7 +199,7 @@ def test_copies_of_a_volume_have_one_place_and_volumes_that_share_a_slice_have_n
     for name, voxels in (("a", volume()), ("b", volume()), ("c", changed)):
         write(tmp_path / f"{name}.nii", voxels)
     files = [tmp_path / f"{name}.nii" for name in "abc"]
-    form = ImageForm(8, color=False, resize="pad", rendering=PictureRendering(3, "axial"))
+    form = DecodedImageFormat(8, color=False, resize="pad", rendering=PictureRendering(3, "axial"))
     assert decode_pictures(["a", "b", "c"], files.__getitem__, form).places.tolist() == [0, 0, 2]
 
 

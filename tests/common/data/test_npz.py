@@ -17,7 +17,7 @@ from common.data.images.pixel_cache import MappedPixelRows
 from common.data.images.store import DecodedImageStore
 from common.data.load import dataset_faults, load_dataset
 from common.data.sources import npz
-from common.data.sources.npz import stratified_rows
+from common.data.sources.npz import draw_stratified_rows
 
 Save = Callable[..., Path]
 NO_VALIDATION = dict.fromkeys(("val_images", "val_labels", "val_patient"))
@@ -137,7 +137,7 @@ def test_a_file_that_numpy_does_not_pack_so_is_refused(save: Save, method: int) 
 def test_a_limited_train_part_keeps_each_class_in_proportion(classes: list[int], data: st.DataObject) -> None:
     labels = np.eye(5, dtype=np.float32)[classes]
     limit = data.draw(st.integers(1, len(classes)))
-    rows = stratified_rows(labels, limit, seed=3)
+    rows = draw_stratified_rows(labels, limit, seed=3)
     assert len(set(rows.tolist())) == limit
     expected = labels.sum(axis=0) * limit / len(classes)
     # Off by one within a class, and by the rounding of all others together.

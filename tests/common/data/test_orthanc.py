@@ -32,7 +32,7 @@ import studies.cli
 from client.check.data import check_data
 from client.site.settings import read_site_settings
 from common.data.base.spec import DicomwebSpec
-from common.data.images.dicom import dicom_pixels
+from common.data.images.dicom import decode_dicom_pixels
 from common.data.load import load_dataset
 from common.errors import BadInput
 from polyclinic import load as load_run
@@ -240,7 +240,7 @@ def test_every_image_arrives_as_it_is_stored(pacs: Pacs, folder: Path, column: s
         arrived = cached[str(meta.SOPInstanceUID)]
         stated = pydicom.filereader.dcmread(pydicom.filebase.DicomBytesIO(arrived), stop_before_pixels=True)
         assert stated.file_meta.TransferSyntaxUID == meta.file_meta.TransferSyntaxUID
-        assert (dicom_pixels(arrived) == dicom_pixels(content)).all()
+        assert (decode_dicom_pixels(arrived) == decode_dicom_pixels(content)).all()
 
 
 def test_a_certificate_of_another_is_not_accepted(pacs: Pacs, folder: Path) -> None:
@@ -270,7 +270,7 @@ def test_what_is_killed_at_any_instant_goes_on_and_keeps_no_half_file(pacs: Pacs
         program.wait()
         kills += 1
         for file in cache.glob("*.dcm"):
-            dicom_pixels(file.read_bytes())
+            decode_dicom_pixels(file.read_bytes())
     assert len(list(cache.glob("*.dcm"))) < len(FILES)
     splits = load_dataset(spec(pacs), folder)
     assert sum(map(len, splits.parts)) == len(FILES)

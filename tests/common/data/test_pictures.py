@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from common.data.base.spec import PictureRendering
-from common.data.images.dicom import dicom_pixels
+from common.data.images.dicom import decode_dicom_pixels
 from common.data.images.grey import apply_window
-from common.data.images.reading import ImageForm, decode_picture, fit_to_form, resize_images
+from common.data.images.reading import DecodedImageFormat, decode_picture, fit_to_format, resize_images
 from common.data.images.store import decode_pictures
 from tests.common.data.dicom_files import dicom
 
@@ -51,7 +51,7 @@ def test_a_jpeg_is_known_by_its_content() -> None:
 
 @pytest.mark.parametrize("size", [(10, 4), (4, 10), (7, 7), (300, 1)])
 def test_pictures_keep_their_aspect_ratio_inside_a_square(size: tuple[int, int]) -> None:
-    square = fit_to_form(Image.new("L", size, 255), ImageForm(8, color=False, resize="pad"))
+    square = fit_to_format(Image.new("L", size, 255), DecodedImageFormat(8, color=False, resize="pad"))
     rows, columns = (square > 0).any(axis=1).sum(), (square > 0).any(axis=0).sum()
     assert max(rows, columns) == 8
     assert (columns, rows) == tuple(max(1, round(side * 8 / max(size))) for side in size)
@@ -66,7 +66,7 @@ def test_images_of_the_wanted_size_are_not_copied() -> None:
 def test_skipped_pictures_leave_no_gap(tmp_path: Path) -> None:
     data = [encoded(Image.new("L", (2, 2), value)) for value in (10, 20, 30)]
     data.insert(1, b"")
-    decoded = decode_pictures(["a", "b", "c", "d"], data.__getitem__, ImageForm(2, color=False, resize="pad"))
+    decoded = decode_pictures(["a", "b", "c", "d"], data.__getitem__, DecodedImageFormat(2, color=False, resize="pad"))
     assert decoded.images[:, 0, 0].tolist() == [10, 20, 30]
     assert decoded.rows.tolist() == [0, 2, 3]
     assert [skip.name for skip in decoded.skipped] == ["b"]
@@ -76,22 +76,22 @@ RAMP = np.array([[0, 1000, 2000, 4000]], dtype=np.uint16)
 
 
 def test_dicom_without_a_window_shows_its_whole_range() -> None:
-    assert dicom_pixels(dicom(RAMP)).tolist() == [[0, 64, 128, 255]]
+    assert decode_dicom_pixels(dicom(RAMP)).tolist() == [[0, 64, 128, 255]]
 
 
 def test_monochrome1_is_inverted() -> None:
-    assert dicom_pixels(dicom(RAMP, PhotometricInterpretation="MONOCHROME1")).tolist() == [[255, 191, 128, 0]]
+    assert decode_dicom_pixels(dicom(RAMP, PhotometricInterpretation="MONOCHROME1")).tolist() == [[255, 191, 128, 0]]
 
 
 def test_padding_does_not_count_for_the_range() -> None:
     pixels = np.array([[63, 1000, 2000, 3000]], dtype=np.uint16)
-    assert dicom_pixels(dicom(pixels, PixelPaddingValue=63)).tolist() == [[0, 0, 128, 255]]
+    assert decode_dicom_pixels(dicom(pixels, PixelPaddingValue=63)).tolist() == [[0, 0, 128, 255]]
 
 
 def test_the_first_window_is_taken_after_the_rescale() -> None:
     # Rescaled to -1000, 0, 1000, 3000; window 0 +- 1000: below -1000.0 is black, above 999 is white.
     elements = {"RescaleSlope": 1, "RescaleIntercept": -1000, "WindowCenter": [0, 50], "WindowWidth": [2000, 100]}
-    assert dicom_pixels(dicom(RAMP, **elements)).tolist() == [[0, 128, 255, 255]]
+    assert decode_dicom_pixels(dicom(RAMP, **elements)).tolist() == [[0, 128, 255, 255]]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from pydantic import TypeAdapter
 
 from common.data.base.image_set import Splits
 from common.data.base.spec import DataSpec, NihSpec
-from common.data.images.dicom import dicom_pixels
-from common.data.images.reading import ImageForm, decode_picture, fit_to_form
-from common.data.load import dataset_faults, load_dataset, open_table
+from common.data.images.dicom import decode_dicom_pixels
+from common.data.images.reading import DecodedImageFormat, decode_picture, fit_to_format
+from common.data.load import dataset_faults, load_dataset, open_label_table
 from common.data.partition.partition import partition_dataset
 from common.data.partition.spec import LabelSkewSpec, TaskPartitionSpec
 
@@ -91,8 +91,8 @@ def test_the_nih_folder_is_read_with_the_official_table(real_data: Path) -> None
 
 
 def test_one_view_of_nih_is_kept_without_moving_patients_between_parts(real_data: Path) -> None:
-    every = open_table(NihSpec.model_validate(NIH_FOLDER), real_data)
-    frontal = open_table(NihSpec.model_validate({**NIH_FOLDER, "view": "PA"}), real_data)
+    every = open_label_table(NihSpec.model_validate(NIH_FOLDER), real_data)
+    frontal = open_label_table(NihSpec.model_validate({**NIH_FOLDER, "view": "PA"}), real_data)
     part_of = dict(zip(every.files, every.parts, strict=True))
     assert 0 < len(frontal.files) < len(every.files)
     assert all(part_of[file] == part for file, part in zip(frontal.files, frontal.parts, strict=True))
@@ -130,19 +130,19 @@ DICOM_SHAPES = {
 
 @pytest.mark.parametrize("name", DICOM_SHAPES)
 def test_each_dicom_file_is_decoded(real_data: Path, name: str) -> None:
-    pixels = dicom_pixels((real_data / "dicom" / name).read_bytes())
+    pixels = decode_dicom_pixels((real_data / "dicom" / name).read_bytes())
     assert pixels.shape == DICOM_SHAPES[name]
     assert pixels.max() - pixels.min() > 200
 
 
 def test_lungs_are_darker_than_the_spine_in_the_inverted_chest_radiograph(real_data: Path) -> None:
     data = (real_data / "dicom" / "chest_CR_RG1_j2k_lossy.dcm").read_bytes()
-    image = fit_to_form(decode_picture(data), ImageForm(64, color=False, resize="stretch"))
+    image = fit_to_format(decode_picture(data), DecodedImageFormat(64, color=False, resize="stretch"))
     assert image[10:25, 18:24].mean() < image[10:25, 30:34].mean() - 30
 
 
 def test_air_is_black_in_the_windowed_ct(real_data: Path) -> None:
-    pixels = dicom_pixels((real_data / "dicom" / "CT_abdomen_explicit_be.dcm").read_bytes())
+    pixels = decode_dicom_pixels((real_data / "dicom" / "CT_abdomen_explicit_be.dcm").read_bytes())
     assert pixels[:40].max() == 0
     assert pixels.max() == 255
 

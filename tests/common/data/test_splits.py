@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.data.base.image_set import UNKNOWN_PATIENT, patients_known, placeholder_patients
+from common.data.base.image_set import UNKNOWN_PATIENT, has_known_patients, placeholder_patients
 from common.data.base.splits import (
     hold_out_patients,
     part_of_each_image,
-    patient_split,
     shared_patient_faults,
+    split_patients,
     split_patients_over_sites,
 )
 
@@ -49,14 +49,14 @@ def fingerprint(patients: NDArray[np.str_]) -> str:
 
 
 def test_the_toy_patients_fall_where_the_authors_code_puts_them(vector: dict[str, Any], toy: Table) -> None:
-    split = patient_split(*toy)
+    split = split_patients(*toy)
     numbers = [sorted(map(int, part)) for part in (split.train, split.validation, split.test)]
     assert dict(zip(("train", "val", "test"), numbers, strict=True)) == vector["toy"]["expected"]
 
 
 def test_the_toy_patients_are_dealt_to_three_sites_in_the_authors_order(vector: dict[str, Any], toy: Table) -> None:
     patients, abnormal = toy
-    split = patient_split(patients, abnormal)
+    split = split_patients(patients, abnormal)
     random = np.random.RandomState(1337)
     for part, expected in ((split.train, "K3_train"), (split.validation, "K3_val")):
         rows = np.isin(patients, part)
@@ -66,7 +66,7 @@ def test_the_toy_patients_are_dealt_to_three_sites_in_the_authors_order(vector: 
 
 def test_nih_splits_into_the_papers_patients_and_image_counts(vector: dict[str, Any], nih: Table) -> None:
     patients, abnormal = nih
-    split = patient_split(patients, abnormal)
+    split = split_patients(patients, abnormal)
     counts = {
         part: {"images": int(np.isin(patients, ids).sum()), "patients": len(ids), "hash": fingerprint(ids)}
         for part, ids in (("train", split.train), ("val", split.validation), ("test", split.test))
@@ -77,7 +77,7 @@ def test_nih_splits_into_the_papers_patients_and_image_counts(vector: dict[str, 
 @pytest.mark.parametrize("sites", [2, 3, 4, 5, 6, 8, 10])
 def test_nih_is_dealt_to_the_papers_sites(vector: dict[str, Any], nih: Table, sites: int) -> None:
     patients, abnormal = nih
-    split = patient_split(patients, abnormal)
+    split = split_patients(patients, abnormal)
     random = np.random.RandomState(1337)
     counts: list[dict[str, Any]] = [{} for _ in range(sites)]
     for part, ids in (("train", split.train), ("val", split.validation)):
@@ -97,7 +97,7 @@ tables = st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_
 @given(tables, st.integers(0, 2**32 - 1))
 def test_every_patient_is_in_exactly_one_part(rows: list[tuple[int, bool]], seed: int) -> None:
     patients = np.array([str(patient) for patient, _ in rows])
-    split = patient_split(patients, np.array([abnormal for _, abnormal in rows]), seed)
+    split = split_patients(patients, np.array([abnormal for _, abnormal in rows]), seed)
     everyone = [*split.train, *split.validation, *split.test]
     assert sorted(everyone) == sorted(set(patients.tolist()))
 
@@ -123,11 +123,11 @@ def test_a_size_skew_of_one_gives_the_nth_site_an_nth_of_what_the_first_gets() -
 def test_images_of_unknown_patients_are_split_as_by_their_running_numbers() -> None:
     abnormal = np.random.default_rng(0).random(500) < 0.3
     unknown, numbers = placeholder_patients(500), np.arange(500).astype(np.str_)
-    split, same = patient_split(unknown, abnormal, 3), patient_split(numbers, abnormal, 3)
+    split, same = split_patients(unknown, abnormal, 3), split_patients(numbers, abnormal, 3)
     for part in ("train", "validation", "test"):
         assert [name.removeprefix(UNKNOWN_PATIENT) for name in getattr(split, part)] == getattr(same, part).tolist()
-    assert not patients_known(unknown)
-    assert patients_known(numbers)
+    assert not has_known_patients(unknown)
+    assert has_known_patients(numbers)
 
 
 def test_ids_that_are_numbers_are_sorted_as_numbers() -> None:
@@ -135,8 +135,8 @@ def test_ids_that_are_numbers_are_sorted_as_numbers() -> None:
     plain = np.array([str(number) for number in range(1, 11)])
     padded = np.array([f"{number:04}" for number in range(1, 11)])
     nobody = np.zeros(10, dtype=np.bool_)
-    assert [int(patient) for patient in patient_split(plain, nobody).train] == [
-        int(patient) for patient in patient_split(padded, nobody).train
+    assert [int(patient) for patient in split_patients(plain, nobody).train] == [
+        int(patient) for patient in split_patients(padded, nobody).train
     ]
 
 
@@ -149,7 +149,7 @@ def test_a_held_out_part_takes_whole_patients() -> None:
 
 def test_parts_are_named_for_each_image() -> None:
     patients = np.array([str(index) for index in range(10)])
-    parts = part_of_each_image(patients, patient_split(patients, np.ones(10, dtype=np.bool_)))
+    parts = part_of_each_image(patients, split_patients(patients, np.ones(10, dtype=np.bool_)))
     assert sorted(parts.tolist()) == ["test"] * 2 + ["train"] * 7 + ["validation"]
 
 

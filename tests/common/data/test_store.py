@@ -26,12 +26,12 @@ from common.data.base.spec import PictureRendering
 from common.data.images import store
 from common.data.images.pixel_cache import IN_USE, PIXELS, ROWS, CacheFolderLock, MappedPixelRows
 from common.data.images.pixels import pixels_on_device
-from common.data.images.reading import ImageForm
+from common.data.images.reading import DecodedImageFormat
 from common.data.images.store import DecodedImageStore, DecodedPictures, DecodingProgress, FileIdentity, decode_pictures
 from common.errors import BadInput
 from tests.common.data.dicom_files import dicom
 
-FORM = ImageForm(8, color=False, resize="pad")
+FORM = DecodedImageFormat(8, color=False, resize="pad")
 SECRET = bytes(range(32))
 
 
@@ -69,14 +69,17 @@ class Reads:
 
 
 def decode(
-    files: Sequence[Path], place: DecodedImageStore, form: ImageForm = FORM, reads: Callable[[int], Path] | None = None
+    files: Sequence[Path],
+    place: DecodedImageStore,
+    form: DecodedImageFormat = FORM,
+    reads: Callable[[int], Path] | None = None,
 ) -> DecodedPictures:
-    identities = [FileIdentity.of(file) for file in files]
+    identities = [FileIdentity.from_path(file) for file in files]
     names = [file.name for file in files]
     return decode_pictures(names, reads or Reads(files), form, place, identify=identities.__getitem__)
 
 
-def pixels(files: Sequence[Path], form: ImageForm = FORM) -> NDArray[np.uint8]:
+def pixels(files: Sequence[Path], form: DecodedImageFormat = FORM) -> NDArray[np.uint8]:
     return decode(files, DecodedImageStore(), form).images
 
 
@@ -152,7 +155,7 @@ OTHER_FORMS = {
 
 
 @pytest.mark.parametrize("form", OTHER_FORMS.values(), ids=OTHER_FORMS)
-def test_another_form_is_decoded_by_itself(tmp_path: Path, place: DecodedImageStore, form: ImageForm) -> None:
+def test_another_form_is_decoded_by_itself(tmp_path: Path, place: DecodedImageStore, form: DecodedImageFormat) -> None:
     files = write_pictures(tmp_path / "images", 4)
     decode(files, place)
     np.testing.assert_array_equal(decode(files, place, form).images, pixels(files, form))
@@ -247,12 +250,12 @@ def test_batches_from_the_disk_are_those_from_memory(tmp_path: Path, secret: byt
     for chosen in (np.arange(23), np.array([5, 2, 2, 9])):
         memory, disk = (pixels_on_device(images.select_rows(chosen), "cpu") for images in (held, kept))
         rows = [part[part < len(chosen)] for part in parts if (part < len(chosen)).any()]
-        for expected, batch in zip(memory.read_ahead(rows), disk.read_ahead(rows), strict=True):
+        for expected, batch in zip(memory.prefetch_batches(rows), disk.prefetch_batches(rows), strict=True):
             assert torch.equal(expected, batch)
             assert expected.stride() == batch.stride()
-        for expected, batch in zip(memory.batches(4), disk.batches(4), strict=True):
+        for expected, batch in zip(memory.iterate_batches(4), disk.iterate_batches(4), strict=True):
             assert torch.equal(expected, batch)
-    assert [len(batch) for batch in pixels_on_device(kept.select_rows(np.arange(0)), "cpu").batches(4)] == [0]
+    assert [len(batch) for batch in pixels_on_device(kept.select_rows(np.arange(0)), "cpu").iterate_batches(4)] == [0]
 
 
 def image_set_of(decoded: DecodedPictures) -> ImageSet:
@@ -264,7 +267,7 @@ def image_set_of(decoded: DecodedPictures) -> ImageSet:
 def test_a_reader_that_is_left_early_ends_its_thread(tmp_path: Path, place: DecodedImageStore) -> None:
     kept = pixels_on_device(image_set_of(decode(write_pictures(tmp_path / "images", 9), place)), "cpu")
     before = threading.active_count()
-    batches = kept.batches(1)
+    batches = kept.iterate_batches(1)
     next(batches)
     batches.close()  # type: ignore[attr-defined]
     assert threading.active_count() == before
@@ -297,7 +300,7 @@ DECODE = """
 import sys, time
 from pathlib import Path
 from common.data.images import pixel_cache, store
-from common.data.images.reading import ImageForm
+from common.data.images.reading import DecodedImageFormat
 store.SMALL_BYTES, store.SETTLED_S, pixel_cache.FLUSH_S = 0, 0.0, 0.05
 files, count = sorted(Path(sys.argv[1]).iterdir()), 0
 def read(row):
@@ -307,8 +310,9 @@ def read(row):
     return files[row]
 place = store.DecodedImageStore(Path(sys.argv[2]), workers=2)
 identities = [store.FileIdentity.of(file) for file in files]
-decoded = store.decode_pictures([file.name for file in files], read, ImageForm(8, color=False, resize="pad"), place,
-                                identify=identities.__getitem__)
+form = DecodedImageFormat(8, color=False, resize="pad")
+names = [file.name for file in files]
+decoded = store.decode_pictures(names, read, form, place, identify=identities.__getitem__)
 print(count, int(decoded.images.astype(int).sum()), flush=True)
 """
 """Without torch, whose import takes seconds."""
@@ -534,7 +538,7 @@ def test_another_cache_inside_a_cache_stays(tmp_path: Path) -> None:
     decode(files, room, replace(FORM, size=10))
     assert (team / "notes.txt").read_text() == "mine"
     assert [f.stat().st_size for f in team.glob(f"*/{PIXELS}")] == [640]
-    assert store.remove_store(tmp_path / "cache")
+    assert store.remove_image_store(tmp_path / "cache")
     assert len(list(team.glob(f"*/{PIXELS}"))) == 1
 
 
@@ -553,13 +557,13 @@ def test_only_decoded_images_are_removed_from_a_folder_that_holds_other_things(t
     folder = tmp_path / "images-plain"
     write_users_folder(folder)
     before = sorted(folder.rglob("*"))
-    assert not store.remove_store(folder)
+    assert not store.remove_image_store(folder)
     decode(write_pictures(tmp_path / "images", 3), DecodedImageStore(folder))
     assert list(folder.rglob(PIXELS)) != [folder / "scans" / PIXELS]
     gc.collect()
-    assert store.remove_store(folder)
+    assert store.remove_image_store(folder)
     assert sorted(folder.rglob("*")) == before
-    assert not store.remove_store(tmp_path / "nothing")
+    assert not store.remove_image_store(tmp_path / "nothing")
 
 
 def test_a_lock_that_failed_is_no_error_of_its_own(tmp_path: Path) -> None:
@@ -577,7 +581,7 @@ def test_a_file_is_another_one_if_its_place_on_the_disk_its_size_or_a_time_diffe
     identities = []
     for status in (facts, facts, facts | {changed: 2}):
         monkeypatch.setattr(Path, "stat", lambda path, status=status: SimpleNamespace(**status))
-        identities.append(FileIdentity.of(Path("/image.png")))
+        identities.append(FileIdentity.from_path(Path("/image.png")))
     assert identities[0] == identities[1] != identities[2]
 
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from common.data.base.spec import ChexpertSpec, DataSpec, MimicSpec, NihSpec
-from common.data.load import dataset_faults, load_dataset, open_table
+from common.data.load import dataset_faults, load_dataset, open_label_table
 from common.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
 
 WritePng = Callable[[str], None]
@@ -44,7 +44,7 @@ def test_chexpert_keeps_frontal_images_and_takes_uncertain_and_blank_as_negative
 
 def test_chexpert_may_be_given_as_its_own_folder_and_uncertain_as_unknown(chexpert: Path) -> None:
     settings = {"images": "CheXpert-v1.0-small", "labels": "train.csv", "uncertain": "unknown"}
-    table = open_table(ChexpertSpec.model_validate({"kind": "chexpert", **settings}), chexpert)
+    table = open_label_table(ChexpertSpec.model_validate({"kind": "chexpert", **settings}), chexpert)
     assert all(file.is_file() for file in table.files)
     unknown = np.isnan(table.labels).any(axis=1)
     assert sorted(table.patients[unknown].tolist()) == ["10", "2", "6"]
@@ -124,7 +124,7 @@ def test_nihs_own_lists_are_obeyed_and_validation_is_held_out(nih: Path) -> None
 
 
 def test_nihs_names_become_the_shared_ones(nih: Path) -> None:
-    table = open_table(nih_spec(), nih)
+    table = open_label_table(nih_spec(), nih)
     found = {NIH_CLASSES[place] for place in np.flatnonzero(table.labels.any(axis=0))}
     assert found == {"Pleural Effusion", "Pleural Thickening"}
     assert table.labels.sum() == 16  # 8 patients with both
@@ -135,7 +135,7 @@ def test_different_files_of_one_name_are_refused_and_links_to_a_file_are_not(nih
     (nih / "all" / "00000002_000.png").symlink_to(nih / "images_001/images/00000002_000.png")
     write_png("all/other.png")
     write_png("elsewhere/other.png")
-    assert len(open_table(nih_spec(), nih).files) == 16
+    assert len(open_label_table(nih_spec(), nih).files) == 16
     write_png("all/00000003_000.png")
     (fault,) = dataset_faults(nih_spec(), nih)
     assert (fault.where, fault.problem.count("00000003_000.png")) == ("data.images", 2)

@@ -20,17 +20,17 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 
-from common.data.base.names import array_to_names, find_similar, group_similar, normalize_name
+from common.data.base.names import array_to_names, find_similar_names, group_similar, normalize_name
 from common.data.base.spec import FolderSpec
 from common.data.images import store
 from common.data.images.store import DecodedImageStore
-from common.data.load import load_dataset, open_table
+from common.data.load import load_dataset, open_label_table
 from common.data.tables.csv import TableColumns, read_columns
 from common.data.tables.labels import LabelTable
 from common.data.tables.roles import (
-    find_synonyms,
+    find_class_synonyms,
     group_by_file_name,
-    guess_roles,
+    guess_column_roles,
     patient_column,
     possible_hospital_columns,
     possible_patient_columns,
@@ -55,7 +55,9 @@ def read(folder: Path, table: str | bytes, **settings: Any) -> LabelTable:
     (folder / "t.csv").write_bytes(table.encode() if isinstance(table, str) else table)
     spec = {"kind": "folder", "images": "scans", "labels": "t.csv", "image_column": "file", "patient_column": "id"}
     labels = {} if "finding_column" in settings else {"label_columns": ("Mass", "Edema")}
-    return open_table(FolderSpec.model_validate({**spec, **labels, "missing_files": "ignore", **settings}), folder)
+    return open_label_table(
+        FolderSpec.model_validate({**spec, **labels, "missing_files": "ignore", **settings}), folder
+    )
 
 
 def refusals(folder: Path, table: str | bytes, **settings: Any) -> dict[str, str]:
@@ -156,7 +158,7 @@ def test_all_white_space_is_one_space(space: str) -> None:
 )
 def test_names_that_may_be_one_are_similar(name: str, other: str) -> None:
     for names in ([name, "x", other], [other, "x", name]):
-        assert {*find_similar(names)} | {*find_similar(names).values()} == {name, other}
+        assert {*find_similar_names(names)} | {*find_similar_names(names).values()} == {name, other}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +185,7 @@ def test_names_that_may_be_one_are_similar(name: str, other: str) -> None:
     ],
 )
 def test_names_with_other_letters_or_numbers_are_not_similar(name: str, other: str) -> None:
-    assert find_similar([name, other]) == {}
+    assert find_similar_names([name, other]) == {}
 
 
 @pytest.mark.parametrize(
@@ -200,12 +202,12 @@ def test_names_with_other_letters_or_numbers_are_not_similar(name: str, other: s
     ],
 )
 def test_numbers_of_one_form_are_not_similar(names: list[str]) -> None:
-    assert find_similar(list(dict.fromkeys(names))) == {}
+    assert find_similar_names(list(dict.fromkeys(names))) == {}
 
 
 @given(st.permutations(["1-2345", "12345", "12-345", "north/P9", "P9", "south/P9", "x"]))
 def test_all_names_of_a_group_are_joined_in_any_order(names: list[str]) -> None:
-    groups = group_similar(find_similar(names))
+    groups = group_similar(find_similar_names(names))
     assert groups == dict.fromkeys(("1-2345", "12345", "12-345"), "1-2345") | dict.fromkeys(
         ("north/P9", "P9", "south/P9"), "P9"
     )
@@ -742,7 +744,7 @@ def test_folder_and_table_are_found_in_either_form_of_unicode(tmp_path: Path) ->
     (tmp_path / NFD_NAME / "a.png").touch()
     (tmp_path / f"{NFD_NAME}.csv").write_text("file,Mass\na.png,1\n")
     spec = {"kind": "folder", "images": NFC_NAME, "labels": f"{NFC_NAME}.csv", "image_column": "file"}
-    table = open_table(FolderSpec.model_validate({**spec, "label_columns": ("Mass",)}), tmp_path)
+    table = open_label_table(FolderSpec.model_validate({**spec, "label_columns": ("Mass",)}), tmp_path)
     assert table.files[0].exists()
 
 
@@ -965,16 +967,16 @@ def test_findings_of_several_names_are_one_class(folder: Path) -> None:
 )
 def test_names_that_may_be_one_class_are_proposed(counts: dict[str, int], proposed: list[str]) -> None:
     apart = np.eye(len(counts), dtype=bool)
-    synonyms = find_synonyms(counts, apart, apart)
+    synonyms = find_class_synonyms(counts, apart, apart)
     assert list(synonyms) == proposed
     assert set(synonyms.values()) <= {next(iter(counts))}
-    assert find_synonyms(counts, ~apart, apart) == {}
+    assert find_class_synonyms(counts, ~apart, apart) == {}
 
 
 def test_spellings_are_proposed_as_one_class_though_a_row_has_labels_of_both() -> None:
     everywhere = np.ones((4, 4), dtype=bool)
     counts = {"Mass": 9, "MASS": 5, "mass_": 4, "Masses": 3}
-    assert find_synonyms(counts, everywhere, everywhere) == {"MASS": "Mass", "mass_": "Mass"}
+    assert find_class_synonyms(counts, everywhere, everywhere) == {"MASS": "Mass", "mass_": "Mass"}
 
 
 @pytest.mark.parametrize(
@@ -989,7 +991,7 @@ def test_init_finds_the_separator_of_findings(cells: list[str], separator: str, 
     (folder / "t.csv").write_text(
         written([HEADER.split(","), *([f"{n:02}.png", f"p{n}", c] for n, c in enumerate(cells))])
     )
-    roles = guess_roles(read_columns(folder / "t.csv", "labels"), "file")
+    roles = guess_column_roles(read_columns(folder / "t.csv", "labels"), "file")
     assert (roles.separator, set(roles.classes)) == (separator, {"Mass", "Effusion"})
 
 
@@ -1059,7 +1061,7 @@ def test_a_column_whose_words_other_columns_have_too_is_no_column_of_findings(
     rows = [f"{n}.png,{values[n % len(values)]},{values[n // 2 % 2]},{n}" for n in range(24)]
     for header, findings in (("file,Kitle,Kemik,age", ["Kitle"]), ("file,finding 1,finding 2,age", [])):
         with pytest.raises(BadInput, match=f'hold the same words: "{min(values[:2])}"'):
-            guess_roles(guessed(folder, header, *rows), "file", findings=findings)
+            guess_column_roles(guessed(folder, header, *rows), "file", findings=findings)
 
 
 @pytest.mark.parametrize(
@@ -1080,7 +1082,7 @@ def test_a_column_of_few_names_is_offered_for_hospitals(
 ) -> None:
     rows = [f"{n}.png,{values[n % len(values)]},{n % 2}" for n in range(24)]
     columns = guessed(folder, f"file,{column},Mass", *rows)
-    roles = guess_roles(columns, "file")
+    roles = guess_column_roles(columns, "file")
     assert (roles.source, possible_hospital_columns(columns, roles.unused)) == (None, [column] if is_offered else [])
 
 
@@ -1091,4 +1093,4 @@ def test_init_makes_no_class_of_two_names(cell: str, folder: Path) -> None:
         written([HEADER.split(","), *([f"{n:02}.png", f"p{n}", c] for n, c in enumerate(cells))])
     )
     with pytest.raises(BadInput, match="line 5"):
-        guess_roles(read_columns(folder / "t.csv", "labels"), "file")
+        guess_column_roles(read_columns(folder / "t.csv", "labels"), "file")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
-from common.data.base.image_set import Splits, patients_known
+from common.data.base.image_set import Splits, has_known_patients
 from common.data.base.spec import PluginSpec
 from common.data.images.pixels import pixels_on_device
 from common.data.images.store import DecodedImageStore
@@ -86,7 +86,7 @@ def test_pixels_are_those_of_the_arrays(
     for part, same in zip(arrays.parts, lazy.parts, strict=True):
         np.testing.assert_array_equal(part.images, same.images)
         np.testing.assert_array_equal(part.labels, same.labels)
-        (pixels,), (read,) = (pixels_on_device(data, "cpu").batches(COUNT) for data in (part, same))
+        (pixels,), (read,) = (pixels_on_device(data, "cpu").iterate_batches(COUNT) for data in (part, same))
         assert torch.equal(pixels.float(), read.float())
         assert pixels.stride() == read.stride()
 
@@ -265,7 +265,7 @@ def test_pictures_that_a_data_set_repeats_need_patients(
 def test_a_patient_without_a_name_is_unknown(opened: Callable[[Any], Splits]) -> None:
     empty = [None, "", NAN, " ", np.float32(NAN), pd.NA]
     items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], "patient": empty[row % len(empty)]})
-    assert not any(patients_known(part.patients) for part in opened(items).parts)
+    assert not any(has_known_patients(part.patients) for part in opened(items).parts)
 
 
 @pytest.mark.parametrize("images", [GREY, Items(lambda row: GREY[row]), list(GREY)], ids=["array", "items", "list"])
@@ -363,14 +363,14 @@ def test_training_draws_anew_by_the_seed_and_evaluation_draws_the_same(opened: C
 
     def draws(seed: int) -> list[torch.Tensor]:
         torch.default_generator.manual_seed(seed)
-        return [pixels[rows], *pixels.read_ahead([rows, rows])]
+        return [pixels[rows], *pixels.prefetch_batches([rows, rows])]
 
     first, again, other = draws(1), draws(1), draws(2)
     assert all(map(torch.equal, first, again))
     assert not torch.equal(first[0], first[1])
     assert not torch.equal(first[0], other[0])
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[union-attr]
-    assert torch.equal(torch.cat(list(pixels.batches(7))), torch.cat(list(pixels.batches(9))))
+    assert torch.equal(torch.cat(list(pixels.iterate_batches(7))), torch.cat(list(pixels.iterate_batches(9))))
     assert torch.equal(before[0], torch.get_rng_state())
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]  # type: ignore[union-attr]
 
@@ -379,7 +379,7 @@ def test_floats_are_not_rounded_for_the_network(opened: Callable[[Any], Splits])
     value = 100.37 / 255
     items = Items(lambda row: (torch.full((1, 4, 4), value), LABELS[row]))
     splits = opened(LabelledImages(items, patients=[f"p{row}" for row in range(COUNT)]))
-    (read,) = pixels_on_device(splits.train, "cpu").batches(COUNT)
+    (read,) = pixels_on_device(splits.train, "cpu").iterate_batches(COUNT)
     assert read.unique().item() == pytest.approx(100.37)
     assert splits.train.images.dtype == np.uint8
     assert set(np.unique(splits.train.images)) == {100}

@@ -11,12 +11,19 @@ from pydantic import ValidationError
 
 from client.site.memory import FrozenPartFiles
 from common.errors import BadInput
-from common.models.network import SplitNetwork, build, freeze_batch_norm, network_build_faults, train_mode, unfreeze
+from common.models.network import (
+    SplitNetwork,
+    build,
+    freeze_batch_norm,
+    network_build_faults,
+    set_train_mode,
+    unfreeze_network,
+)
 from common.models.saved import load_model, save_model
 from common.models.state import (
     FrozenPart,
+    build_initial_frozen_part,
     frozen_tensors,
-    initial_frozen_part,
     layout_of,
     read_state,
     state_sha256,
@@ -73,7 +80,7 @@ def test_what_travels_is_what_is_trained(
 def test_a_step_moves_all_that_is_trained_and_nothing_else(train: str, more: dict[str, object]) -> None:
     model = network(train, **more)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    train_mode(model)
+    set_train_mode(model)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     model(images()).square().sum().backward()
     optimizer.step()
@@ -90,13 +97,13 @@ def test_all_is_as_it_was() -> None:
     """``all`` has no frozen tensor, the layout and the hash that a model had before there was a choice."""
     model = network("all")
     assert not model.frozen
-    assert layout_of(model).signature == "d0153d05dad0414abe10d91c84e27b638ea99182ba8ddac0ae1c9423fcbb6768"
+    assert layout_of(model).layout_sha256 == "d0153d05dad0414abe10d91c84e27b638ea99182ba8ddac0ae1c9423fcbb6768"
 
 
 def test_unfreezing_and_freezing_batch_norm_leave_the_frozen_part_frozen() -> None:
     model = network("last:4")
     freeze_batch_norm(model)
-    unfreeze(model)
+    unfreeze_network(model)
     learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert learning == {name for name, _ in model.named_parameters()} - model.frozen
     assert not model.backbone.bn1.training
@@ -125,28 +132,28 @@ def test_what_makes_no_sense_is_refused(choices: dict[str, object], reason: str)
 
 def test_the_frozen_part_goes_from_network_to_network() -> None:
     ours, other = network("last:3"), network("last:3", seed=2)
-    part = FrozenPart.of(ours)
-    assert FrozenPart.of(other).sha256 != part.sha256
-    part.write_to(other)
-    assert FrozenPart.of(other).sha256 == part.sha256
+    part = FrozenPart.from_network(ours)
+    assert FrozenPart.from_network(other).sha256 != part.sha256
+    part.write_to_network(other)
+    assert FrozenPart.from_network(other).sha256 == part.sha256
     for name, tensor in frozen_tensors(other).items():
         assert torch.equal(tensor, frozen_tensors(ours)[name]), name
     with pytest.raises(ValueError, match="holds 3 values"):
-        FrozenPart(np.zeros(3, np.float32)).write_to(other)
+        FrozenPart(np.zeros(3, np.float32)).write_to_network(other)
 
 
 def test_another_frozen_part_is_another_model() -> None:
     model = network("head")
     state, layout = read_state(model), layout_of(model)
-    named = layout_of(build(with_frozen_hash(spec("head"), FrozenPart.of(model)), NAMES, 1))
-    assert named.signature != layout.signature
+    named = layout_of(build(with_frozen_hash(spec("head"), FrozenPart.from_network(model)), NAMES, 1))
+    assert named.layout_sha256 != layout.layout_sha256
     assert state_sha256(state, named) != state_sha256(state, layout)
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> SplitNetwork:
     chosen = spec("last:2")
-    model = build(with_frozen_hash(chosen, initial_frozen_part(chosen, 1, Path())), NAMES, 1)
+    model = build(with_frozen_hash(chosen, build_initial_frozen_part(chosen, 1, Path())), NAMES, 1)
     save_model(tmp_path, model, label_contract_sha256="")
     return model
 
@@ -172,7 +179,7 @@ def test_running_statistics_are_means_over_the_batches_of_a_round() -> None:
     assert isinstance(standard, StandardisingLayer)
     for factor in (1.0, 5.0):
         batches = [factor * torch.randn(8, 512, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
-        unfreeze(model)
+        unfreeze_network(model)
         for batch in batches:
             standard(batch)
         means, variances = (torch.stack([of(batch) for batch in batches]).mean(dim=0) for of in OVER_A_BATCH)
@@ -204,7 +211,7 @@ def test_weights_that_are_no_numbers_are_refused_before_anything_is_trained(tmp_
 
 def test_a_damaged_file_is_not_here_and_what_is_no_weights_file_is_not_read(tmp_path: Path) -> None:
     """What the roll call says decides whether the coordinator sends it."""
-    part = FrozenPart.of(network("head"))
+    part = FrozenPart.from_network(network("head"))
     named = with_frozen_hash(spec("head"), part)
     weights = tmp_path / "weights"
     weights.mkdir()

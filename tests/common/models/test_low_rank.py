@@ -10,10 +10,10 @@ from torch import nn
 
 from client.gate.plan_costs import estimate_network_cost
 from common.errors import BadInput
-from common.models.network import SplitNetwork, build, network_build_faults, train_mode
+from common.models.network import SplitNetwork, build, network_build_faults, set_train_mode
 from common.models.saved import load_model, save_model
 from common.models.state import FrozenPart, layout_of, read_state, write_state
-from common.models.trained import add_low_rank, merge_low_rank
+from common.models.trained import add_low_rank_factors, merge_low_rank_factors
 from common.models.zoo.spec import ModelSpec
 from server.export.exported_model import ExportFormat, export_model
 
@@ -32,7 +32,7 @@ def images(count: int = 3) -> torch.Tensor:
 def trained(train: str = "lora:4", seed: int = 0, architecture: str = "resnet18") -> SplitNetwork:
     """A network whose products are not zero."""
     network = build(spec(train, architecture), NAMES, 1)
-    train_mode(network)
+    set_train_mode(network)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
@@ -50,7 +50,7 @@ def test_it_begins_as_the_network_that_it_adapts_and_can_be_merged_into_one(arch
         adapted = trained(architecture=architecture).eval()
         moved = adapted(images())
         assert not torch.allclose(moved, plain(images()), atol=1e-3)
-        merge_low_rank(adapted.backbone)
+        merge_low_rank_factors(adapted.backbone)
         assert torch.allclose(adapted(images()), moved, atol=1e-4)
     assert adapted.backbone.state_dict().keys() == plain.backbone.state_dict().keys()
 
@@ -61,7 +61,7 @@ def test_the_mean_of_updates_is_the_update_of_the_mean_weights() -> None:
     together = build(spec("lora:4"), NAMES, 1)
     write_state(together, trunk=sum(read_state(site).trunk for site in sites) / len(sites))
     for network in (together, *sites):
-        merge_low_rank(network.backbone)
+        merge_low_rank_factors(network.backbone)
     states = [site.backbone.state_dict() for site in sites]
     for name, weight in together.backbone.state_dict().items():
         if weight.is_floating_point():
@@ -73,9 +73,9 @@ def test_what_is_frozen_follows_from_the_weights_alone(tmp_path: Path) -> None:
     save_model(tmp_path, build(spec("all"), NAMES, 7), label_contract_sha256="")
     weights = str(tmp_path / "model.safetensors")
     first, second = (build(spec("lora:4", weights=weights), NAMES, seed) for seed in (1, 2))
-    assert FrozenPart.of(first).sha256 == FrozenPart.of(second).sha256
+    assert FrozenPart.from_network(first).sha256 == FrozenPart.from_network(second).sha256
     other = build(spec("lora:5", weights=weights), NAMES, 1)
-    assert FrozenPart.of(other).sha256 != FrozenPart.of(first).sha256
+    assert FrozenPart.from_network(other).sha256 != FrozenPart.from_network(first).sha256
 
 
 def test_it_travels_little_and_the_costs_count_it() -> None:
@@ -88,7 +88,7 @@ def test_it_travels_little_and_the_costs_count_it() -> None:
 
 def test_a_finished_model_is_loaded_exported_and_begun_from(tmp_path: Path) -> None:
     network = trained().eval()
-    part = FrozenPart.of(network).sha256
+    part = FrozenPart.from_network(network).sha256
     named = build(spec("lora:4", frozen_sha256=part), NAMES, 1)
     named.load_state_dict(network.state_dict())
     save_model(tmp_path, named, label_contract_sha256="")
@@ -123,5 +123,5 @@ def test_a_rank_that_no_layer_has_is_a_fault() -> None:
 
 def test_a_copy_is_adapted_too() -> None:
     network = nn.Sequential(nn.Linear(8, 8))
-    add_low_rank(network, "lora:2")
+    add_low_rank_factors(network, "lora:2")
     assert torch.equal(copy.deepcopy(network)(torch.ones(1, 8)), network(torch.ones(1, 8)))

@@ -11,12 +11,12 @@ from common.models.network import (
     EVALUATION_BATCH,
     SplitNetwork,
     build,
+    compute_features_and_logits,
     compute_logits,
-    features_and_logits,
     freeze_backbone,
     freeze_batch_norm,
-    train_mode,
-    unfreeze,
+    set_train_mode,
+    unfreeze_network,
 )
 from common.models.zoo.networks import is_batch_norm, replace_with_group_norm
 from common.models.zoo.spec import TRAITS, Architecture, ModelSpec
@@ -84,7 +84,7 @@ def test_every_architecture_trains_at_its_minimum_size_even_on_a_single_image(
 ) -> None:
     size = TRAITS[architecture].minimum_size
     network = build(ModelSpec(architecture=architecture, channels=channels, image_size=size), ["a", "b"], seed=0)
-    train_mode(network)
+    set_train_mode(network)
     for batch in (2, 1):
         network.zero_grad()
         logits = network(pixels(channels, size, batch))
@@ -175,17 +175,17 @@ def test_frozen_parts_do_not_move_and_all_else_does(
     frozen: dict[str, bool], still: str, moving: tuple[str, ...]
 ) -> None:
     network = tiny(neck=8)
-    train_mode(network, **frozen)
+    set_train_mode(network, **frozen)
     trained_for_three_steps(network)
     assert changed(network, still) == {False}
     assert [changed(network, part) for part in moving] == [{True}] * len(moving)
 
 
-@pytest.mark.parametrize("undo", [train_mode, unfreeze])
+@pytest.mark.parametrize("undo", [set_train_mode, unfreeze_network])
 def test_train_mode_and_unfreeze_undo_a_freeze(undo: Callable[[SplitNetwork], None]) -> None:
     network = tiny(neck=8)
     freeze_backbone(network)
-    if undo is unfreeze:
+    if undo is unfreeze_network:
         freeze_batch_norm(network)
     undo(network)
     assert trainable_tensors(network) == 13  # 3 blocks of a convolution and BatchNorm's two; neck 2; head 2
@@ -194,7 +194,7 @@ def test_train_mode_and_unfreeze_undo_a_freeze(undo: Callable[[SplitNetwork], No
 
 def test_a_lone_image_is_normalised_as_in_evaluation_and_leaves_the_statistics_alone() -> None:
     network = build(ModelSpec(architecture="resnet18", image_size=32), ["a"], seed=0)
-    train_mode(network)
+    set_train_mode(network)
     last = network.backbone.get_submodule("layer4.1.bn2")
     network(pixels(3, 32, batch=1))
     assert int(last.get_buffer("num_batches_tracked")) == 0
@@ -215,7 +215,7 @@ def test_an_image_that_is_left_over_is_judged_by_a_network_that_takes_no_batch_o
     plain = compute_logits(network, pictures)
     network.backbone.register_forward_pre_hook(refuse_one)
     assert torch.equal(compute_logits(network, pictures), plain)
-    torch.testing.assert_close(features_and_logits(network, pictures)[1], plain)
+    torch.testing.assert_close(compute_features_and_logits(network, pictures)[1], plain)
 
 
 class OwnBatchNorm(nn.Module):

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.models.network import Head, SplitNetwork, build, initial_head
+from common.models.network import Head, SplitNetwork, build, draw_initial_head
 from common.models.state import (
     ModelState,
     layout_of,
@@ -134,15 +134,15 @@ def test_a_state_that_is_not_flat_float32_is_refused() -> None:
 
 
 def test_the_signature_is_the_same_for_other_classes_and_differs_for_another_model() -> None:
-    signature = layout_of(network()).signature
-    assert layout_of(network(("Fracture",))).signature == signature
+    signature = layout_of(network()).layout_sha256
+    assert layout_of(network(("Fracture",))).layout_sha256 == signature
     others = [SPEC.model_copy(update={"neck": 6}), SPEC.model_copy(update={"channels": 3})]
-    assert len({signature, *(layout_of(build(spec, NAMES, 0)).signature for spec in others)}) == 3
+    assert len({signature, *(layout_of(build(spec, NAMES, 0)).layout_sha256 for spec in others)}) == 3
 
 
 def test_slices_find_a_tensor_in_its_group() -> None:
     source = network()
-    where = layout_of(source).slices()["backbone.1.1.running_var"]
+    where = layout_of(source).tensor_slices()["backbone.1.1.running_var"]
     assert where == slice(4 * 24 + 3 * 48, 4 * 24 + 4 * 48)
     assert read_state(source).norm[where].tolist() == [1.0] * 48
 
@@ -168,5 +168,5 @@ def test_the_hash_notices_one_changed_bit() -> None:
 
 
 def test_a_new_row_for_a_late_class_needs_no_other_class() -> None:
-    late = initial_head(("Hernia",), features=5, seed=0)
+    late = draw_initial_head(("Hernia",), features=5, seed=0)
     assert np.array_equal(late.weight, read_state(network((*NAMES, "Hernia"))).head.select_rows(("Hernia",)).weight)
