@@ -67,8 +67,8 @@ def a_line(**values: object) -> RunResultLine:
 
 
 def line_for(run: PlannedRun) -> RunResultLine:
-    names = ("key", "data", "pattern", "method", "lr", "seed", "tuning")
-    return a_line(**{name: getattr(run, name) for name in names})
+    names = ("data", "pattern", "method", "lr", "seed", "tuning")
+    return a_line(key=run.results_key, **{name: getattr(run, name) for name in names})
 
 
 def rates_of(plan: BenchmarkVariantPlan) -> dict[str, float]:
