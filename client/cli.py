@@ -138,9 +138,9 @@ def preview(
 
 def _read_experiment(path: Path | None) -> "Experiment | None":
     """Read and check the coordinator's experiment file, without torch; return None if there is no file."""
-    from strategies.method_list import read_planned_experiment
+    from strategies.method_list import read_experiment_without_data
 
-    return read_planned_experiment(path).experiment if path else None
+    return read_experiment_without_data(path).experiment if path else None
 
 
 @app.command()

@@ -380,9 +380,9 @@ def deadlines(
     from server.coordinator.folder import read_coordinator
 
     read_coordinator(folder)
-    from strategies.method_list import read_planned_experiment
+    from strategies.method_list import read_experiment_without_data
 
-    planned = read_planned_experiment(experiment).experiment if experiment else None
+    planned = read_experiment_without_data(experiment).experiment if experiment else None
     from server.deployment.timers import list_timers, timers_table  # once nothing is wrong with the call
 
     all_timers = list_timers(planned)

@@ -91,7 +91,7 @@ def read_experiment_without_torch(path: Path, overrides: Iterable[str] = ()) -> 
     return file
 
 
-def read_planned_experiment(path: Path) -> ExperimentFile:
+def read_experiment_without_data(path: Path) -> ExperimentFile:
     """Read an experiment that will run on another machine, without a check for its data files.
 
     Raises:

@@ -309,8 +309,8 @@ def _metrics_by_class(answer: EvaluateReply) -> dict[str, ClassMetrics]:
             auroc=_nan_to_none(answer.auroc[row]),
             average_precision=_nan_to_none(answer.average_precision[row]),
             balanced_accuracy=_nan_to_none(answer.balanced_accuracy[row]),
-            positives=disclosed_count_or_none(answer.positives[row]),
-            negatives=disclosed_count_or_none(answer.negatives[row]),
+            positives=unknown_count_to_none(answer.positives[row]),
+            negatives=unknown_count_to_none(answer.negatives[row]),
             more={
                 metric: _nan_to_none(answer.metric_values[row * len(answer.metric_names) + column])
                 for column, metric in enumerate(answer.metric_names)
@@ -320,7 +320,7 @@ def _metrics_by_class(answer: EvaluateReply) -> dict[str, ClassMetrics]:
     }
 
 
-def disclosed_count_or_none(count: int) -> int | None:
+def unknown_count_to_none(count: int) -> int | None:
     """Return a count from a site's reply; None if the site does not disclose it."""
     return None if count == UNKNOWN_COUNT else count
 

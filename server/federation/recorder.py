@@ -215,7 +215,7 @@ class RunRecorder(RunCallbacks):
         for site, member in sorted(sites.members.items()):
             self.ledger.record_enrolment(setting.resumed.state.round if setting.resumed else 0, site, member)
         self._record_left_out_sites("roll call")
-        self._record_site_releases(sites.members)
+        self._record_site_versions(sites.members)
         for watcher in self.watchers:
             watcher.show_run_start(list(sites.contract.sites), self.experiment.run.rounds)
         images = {site: member.answer.train_samples for site, member in sites.members.items()}
@@ -255,7 +255,7 @@ class RunRecorder(RunCallbacks):
             remedy = "Put a copy of checkpoints/ back, or take a new --out."
             raise RunStopped(f"resume: {problem} {remedy}") from None
 
-    def _record_site_releases(self, sites: Iterable[str]) -> None:
+    def _record_site_versions(self, sites: Iterable[str]) -> None:
         """Show the Polyclinic release of these sites; record releases that differ from the coordinator's."""
         members = self.coordinator.sites.members
         releases = {site: members[site].answer.version for site in sorted(sites)}
@@ -294,7 +294,7 @@ class RunRecorder(RunCallbacks):
         sites = self.coordinator.sites
         self.setting.folder.append_event("joined", round=server_round, site=site, hash=sites.contract.hash)
         self.ledger.record_enrolment(server_round, site, sites.members[site])
-        self._record_site_releases([site])
+        self._record_site_versions([site])
         for watcher in self.watchers:
             watcher.show_joined_site(server_round, site)
 

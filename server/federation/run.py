@@ -18,7 +18,7 @@ from common.models.network import build
 from common.models.state import FrozenPart, build_initial_frozen_part, layout_of, read_state
 from common.models.zoo.registry import plugin_head_faults
 from server.federation.benefit import collect_benefit_comparisons
-from server.federation.evaluation import RunContext, RunOutcome, disclosed_count_or_none, save_and_test_model
+from server.federation.evaluation import RunContext, RunOutcome, save_and_test_model, unknown_count_to_none
 from server.federation.recorder import RunRecorder, RunTotals, software_versions
 from server.runs.progress import NullProgress
 from strategies.engine.claims import find_excess_claim_faults
@@ -143,9 +143,9 @@ def _make_summary(
             site: {
                 "classes": list(coordinator.sites.contract.sites[site]),
                 "train_samples": member.answer.train_samples,
-                "validation_samples": disclosed_count_or_none(member.answer.validation_samples),
+                "validation_samples": unknown_count_to_none(member.answer.validation_samples),
                 "positives": dict(
-                    zip(member.answer.class_names, map(disclosed_count_or_none, member.answer.positives), strict=False)
+                    zip(member.answer.class_names, map(unknown_count_to_none, member.answer.positives), strict=False)
                 )
                 or dict(setting.positives.get(site, {})),
                 "smallest_count": member.answer.smallest_count,

@@ -35,7 +35,7 @@ def run_result(run: RunFolderContent) -> str:
     """Return the result of a run in one sentence, on exactly the classes that were tested."""
     summary, test = run.summary, run.summary.test
     model = "" if summary.best_round in (None, summary.rounds) else f" (the model is {tested_model(summary)})"
-    training = f"After {count_with_noun(summary.rounds, 'round')} with {describe_participating_sites(run)}{model}"
+    training = f"After {count_with_noun(summary.rounds, 'round')} with {format_participation(run)}{model}"
     accuracy = describe_testing_sample(summary)
     if (scored := test.multi_class) is not None:
         accuracy = (
@@ -126,7 +126,7 @@ def describe_testing_sample(summary: RunSummary) -> str:
     )
 
 
-def describe_participating_sites(run: RunFolderContent) -> str:
+def format_participation(run: RunFolderContent) -> str:
     """Return how many sites took part in at least one round: ``"3 sites"``, ``"1 of 2 sites"``."""
     active = _active_sites(run) & run.summary.sites.keys()
     every = count_with_noun(len(run.summary.sites), "site")

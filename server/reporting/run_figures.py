@@ -253,7 +253,7 @@ def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[Annot
 # ---------------------------------------------------------------------- what only some methods have
 
 
-def draw_model_pass_order(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
+def plot_model_pass_order(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
     """For sequential methods, draw each site's place in every pass of the model, and the slope of its loss (UniFed).
 
     The result is empty for other methods. Slopes are drawn only if the rounds have them.

@@ -72,7 +72,7 @@ def write_run_report(folder: Path) -> Path:
         participation=run_figures.draw_participation(run.rounds, sites) if drawn else "",
         accuracy_by_round=run_figures.draw_accuracy_by_round(run.rounds, best) if best else "",
         density=run_figures.draw_accuracy_density(list(best.per_site.values())) if best else "",
-        order=run_figures.draw_model_pass_order(run.rounds, sites),
+        order=run_figures.plot_model_pass_order(run.rounds, sites),
         prototypes=run_figures.draw_prototype_similarity(prototypes) if prototypes else "",
         difficulty=run_figures.draw_difficulty_by_round(run.rounds),
     )

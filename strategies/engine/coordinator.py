@@ -39,7 +39,7 @@ from strategies.engine.layers import (
     NormBoundLayer,
     RollbackLayer,
     RoundOutcome,
-    VarianceCheckLayer,
+    RunningVarianceLayer,
 )
 from strategies.engine.membership import AdmissionRule, Registered, RunMembership
 from strategies.engine.secure_aggregation import SecureAggregationLayer
@@ -114,7 +114,7 @@ class Coordinator:
         """Yield the optional layers that this run uses around its rounds, such as secure aggregation."""
         privacy = self.plan.privacy
         if variances and privacy.level == "none":  # noise may make one negative
-            yield VarianceCheckLayer(variances)
+            yield RunningVarianceLayer(variances)
         if self.participation.largest_share < 1:
             yield ImageShareCapLayer(self)
         if privacy.secure_aggregation:

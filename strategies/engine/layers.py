@@ -92,7 +92,7 @@ class CoordinatorRoundLayer:
 
 
 @dataclass
-class VarianceCheckLayer(CoordinatorRoundLayer):
+class RunningVarianceLayer(CoordinatorRoundLayer):
     """Rejects updates that would make a running variance of batch normalisation negative.
 
     Attributes:

@@ -18,8 +18,8 @@ from server.reporting.run_figures import (
     draw_accuracy_density,
     draw_difficulty_by_round,
     draw_label_coverage,
-    draw_model_pass_order,
     draw_prototype_similarity,
+    plot_model_pass_order,
 )
 from server.reporting.run_report import write_run_report
 from server.runs.reader import PrototypeSimilarity, RoundLine, RoundMethodStatistics, SiteSummary, read_run
@@ -198,10 +198,10 @@ def words(svg: str) -> list[str]:
 
 def test_the_order_of_passes_names_every_site_and_slopes_are_drawn_where_a_run_has_them() -> None:
     slope = "Slope of the site's loss, a batch"
-    drawn = words(draw_model_pass_order(passes({}), SITES))
+    drawn = words(plot_model_pass_order(passes({}), SITES))
     assert set(SITES) <= set(drawn)
     assert slope not in drawn
-    assert slope in words(draw_model_pass_order(passes({"east": -0.1, "west": None}), SITES))
+    assert slope in words(plot_model_pass_order(passes({"east": -0.1, "west": None}), SITES))
 
 
 def test_prototypes_show_every_pair_and_say_what_nobody_knows() -> None:
@@ -238,7 +238,7 @@ def covered(groups: dict[str, str], *sites: str) -> str:
 def test_a_figure_without_values_or_need_is_left_out() -> None:
     at_once = [RoundLine(round=n, sites=tuple(SITES)) for n in (1, 2)]
     for rounds in (at_once, []):  # rounds that all train at once have no order
-        assert draw_model_pass_order(rounds, SITES) == ""
+        assert plot_model_pass_order(rounds, SITES) == ""
     assert draw_difficulty_by_round([RoundLine(round=1)]) == ""
     assert covered({"shared": "a", "some": "b"}, *["a", "ab"] * 12) == ""
     assert covered({"shared": "a", "some": "b"}, *["a", "ab"] * 12, "a")

@@ -135,11 +135,11 @@ def divide_into_splits(images: ImageSet, parts: Names) -> Splits:
 
 def split_images_by_patient(images: ImageSet, seed: int) -> Splits:
     """Split a data set 70/10/20 by patient into training, validation and test."""
-    split = split_patients(images.patients, has_positive_label(images.labels), seed)
+    split = split_patients(images.patients, positive_image_mask(images.labels), seed)
     return divide_into_splits(images, part_of_each_image(images.patients, split))
 
 
-def has_positive_label(labels: NDArray[np.float32]) -> NDArray[np.bool_]:
+def positive_image_mask(labels: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Return a mask ``(n,)`` of the images with at least one 1 in ``labels`` ``(n, classes)``."""
     return np.asarray((labels == 1).any(axis=1), dtype=np.bool_)
 

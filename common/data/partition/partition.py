@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import Splits
-from common.data.base.splits import has_positive_label, split_patients_over_sites
+from common.data.base.splits import positive_image_mask, split_patients_over_sites
 from common.data.partition.by_label import partition_by_label
 from common.data.partition.by_task import partition_by_task
 from common.data.partition.checks import (
@@ -120,7 +120,7 @@ def partition_by_class(splits: Splits, spec: ClassPartitionSpec, seed: int) -> t
     else:
         random, dealt = np.random.RandomState(seed % (1 << 32)), []
         for part in (splits.train, splits.validation):  # in this order, with the same generator
-            abnormal = has_positive_label(part.labels)
+            abnormal = positive_image_mask(part.labels)
             of_sites = split_patients_over_sites(part.patients, abnormal, len(sites), random, spec.size_skew)
             dealt.append([np.flatnonzero(np.isin(part.patients, patients)) for patients in of_sites])
     rows = list(zip(*dealt, strict=True))

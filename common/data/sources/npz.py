@@ -18,9 +18,9 @@ from common.data.base.names import array_to_names
 from common.data.base.spec import NpzSpec
 from common.data.base.splits import (
     Names,
-    has_positive_label,
     hold_out_patients,
     patient_name_faults,
+    positive_image_mask,
     shared_patient_faults,
 )
 from common.data.images.reading import (
@@ -226,7 +226,7 @@ def open_npz(spec: NpzSpec, base: Path) -> tuple[tuple[str, ...], tuple[NpzPart,
     if len(parts) == 3:
         return class_names, (train.limit_rows(spec.train_limit, spec.split_seed), parts[1], test)
     held_out = hold_out_patients(
-        train.patients, has_positive_label(train.labels), spec.validation_fraction, spec.split_seed
+        train.patients, positive_image_mask(train.labels), spec.validation_fraction, spec.split_seed
     )
     rest = train.select_rows(np.flatnonzero(~held_out)).limit_rows(spec.train_limit, spec.split_seed)
     return class_names, (rest, train.select_rows(np.flatnonzero(held_out)), test)

@@ -14,9 +14,9 @@ from common.data.base.spec import PluginSpec
 from common.data.base.splits import (
     VALIDATION,
     divide_into_splits,
-    has_positive_label,
     hold_out_patients,
     patient_name_faults,
+    positive_image_mask,
     shared_patient_faults,
     split_images_by_patient,
 )
@@ -148,7 +148,7 @@ def _join_plugin_parts(
     )
     if "validation" not in opened:
         train = opened["train"]
-        held_out = hold_out_patients(train.patients, has_positive_label(train.labels), VALIDATION, spec.split_seed)
+        held_out = hold_out_patients(train.patients, positive_image_mask(train.labels), VALIDATION, spec.split_seed)
         opened |= {
             "train": train.select_rows(np.flatnonzero(~held_out)),
             "validation": train.select_rows(np.flatnonzero(held_out)),

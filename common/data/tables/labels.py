@@ -36,9 +36,9 @@ from common.data.base.names import (
 from common.data.base.spec import FolderSpec, LabelColumnsSpec, PictureFolderSpec, PictureTableSpec
 from common.data.base.splits import (
     Names,
-    has_positive_label,
     hold_out_patients,
     part_of_each_image,
+    positive_image_mask,
     shared_patient_faults,
     split_patients,
 )
@@ -154,7 +154,7 @@ class LabelTable:
 
 def split_label_table(table: LabelTable, seed: int) -> LabelTable:
     """Split a table 70/10/20 by patient; rows with missing images take part, so that they do not change the split."""
-    split = split_patients(table.patients, has_positive_label(table.labels), seed)
+    split = split_patients(table.patients, positive_image_mask(table.labels), seed)
     return replace(table, parts=part_of_each_image(table.patients, split))
 
 
@@ -163,7 +163,7 @@ def hold_out_validation(table: LabelTable, fraction: float, seed: int) -> LabelT
     if "validation" in table.parts:
         return table
     train = np.flatnonzero(table.parts == "train")
-    held_out = hold_out_patients(table.patients[train], has_positive_label(table.labels[train]), fraction, seed)
+    held_out = hold_out_patients(table.patients[train], positive_image_mask(table.labels[train]), fraction, seed)
     parts = table.parts.astype("<U10")
     parts[train[held_out]] = "validation"
     return replace(table, parts=parts)

@@ -294,7 +294,7 @@ def guess_column_roles(
         source = _hospital_column_by_content(columns, others, label_columns, patient)
     unused = {name: judgements[name] for name in rest if name not in (source, *label_columns, *findings)}
     if not findings:
-        _stop_on_foreign_cells(columns, unused, label_columns)
+        _refuse_cells_without_labels(columns, unused, label_columns)
     if label_columns and not findings:
         _stop_on_two_kinds_of_labels(columns, label_columns, unused)
     if label_columns:
@@ -331,7 +331,7 @@ def findings_options(names: Iterable[str]) -> str:
     return " ".join(f"--findings {quote(name)}" for name in names)
 
 
-def _stop_on_foreign_cells(
+def _refuse_cells_without_labels(
     columns: TableColumns, judged: Mapping[str, ColumnJudgement], label_columns: Sequence[str]
 ) -> None:
     """Raise an error if a column mixes labels with other cells, because skipping it would lose a class unnoticed.
