@@ -218,7 +218,7 @@ def _refuse_unsupported_palette(dataset: Any) -> None:
         if not element_value(dataset, keyword):
             raise ValueError(f"its pixels are numbers in a palette, and the file does not give {keyword}")
     descriptors = [element_value(dataset, f"{color}PaletteColorLookupTableDescriptor") for color in _RGB]
-    if any(descriptor != descriptors[0] for descriptor in descriptors):  # C.7.6.3.1.5: they shall be equal
+    if any(descriptor != descriptors[0] for descriptor in descriptors):  # C.7.6.3.1.5: they must be equal
         raise ValueError("the descriptors of its red, green and blue palette differ, which is not read here")
 
 

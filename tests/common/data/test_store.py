@@ -309,7 +309,7 @@ def read(row):
     time.sleep(float(sys.argv[3]))
     return files[row]
 place = store.DecodedImageStore(Path(sys.argv[2]), workers=2)
-identities = [store.FileIdentity.of(file) for file in files]
+identities = [store.FileIdentity.from_path(file) for file in files]
 form = DecodedImageFormat(8, color=False, resize="pad")
 names = [file.name for file in files]
 decoded = store.decode_pictures(names, read, form, place, identify=identities.__getitem__)
