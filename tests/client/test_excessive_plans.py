@@ -20,7 +20,7 @@ from client.gate import plan_costs
 from client.gate.gate import DECLINED
 from client.gate.incoming_request import RUNS_KEPT, read_requested_work
 from client.gate.policy_rules import RequestedWork, request_verdict
-from client.site.memory import KEPT_RUNS
+from client.site.memory import KEPT_RUNS, LostRoundState
 from client.site.policy import Policy
 from client.site.site import Site
 from common.config import Plan, make_plan, read_experiment
@@ -196,7 +196,11 @@ def test_nothing_is_left_of_a_run_whose_plan_was_forgotten(tmp_path: Path) -> No
     for number in range(RUNS_KEPT + 1):
         call(at, ORDINARY.model_dump_json(), f"run-{number}")
     second = request(other, server_round=2, counted=1)
-    replies = [send(site, "train", second) for site in (at, hospital(tmp_path / "fresh"))]
+    both = at, hospital(tmp_path / "fresh")
+    for either in both:  # each says once that it has no state
+        with pytest.raises(LostRoundState):
+            send(either, "train", second)
+    replies = [send(site, "train", second) for site in both]
     updates = [record_of(reply, TrainReply).update.to_named_arrays() for reply in replies]
     after, fresh = ({name: array.tobytes() for name, array in update.items()} for update in updates)
     assert after == fresh

@@ -72,8 +72,8 @@ def hospital(folder: Path, level: Level, validation: int = 0, test: int = 0, **p
     return replace(at, **parts, train=with_picture(at.train, 0), policy=Policy.model_validate(keys))
 
 
-def judged(at: Site, of: Plan, *, test: bool = False) -> EvaluateReply:
-    return record_of(send(at, "evaluate", evaluate_request(request(of, counted=1), test=test)), EvaluateReply)
+def judged(at: Site, of: Plan, *, test: bool = False, counted: int = 1) -> EvaluateReply:
+    return record_of(send(at, "evaluate", evaluate_request(request(of, counted=counted), test=test)), EvaluateReply)
 
 
 PRIVACY: dict[Level, dict[str, Any]] = {
@@ -113,7 +113,7 @@ def test_where_noise_covers_updates_nothing_says_what_a_part_that_stays_holds(tm
     for name, noise, count in (("bare", {}, 5), ("covered", {"level": "update", "noise_multiplier": 1.0}, 0)):
         of = private_plan(plan("pfl", batch_size=64), **noise)
         at = site(tmp_path / name, smallest_count=0, metrics_outside_privacy=True)
-        before = judged(at, of, test=True)
+        before = judged(at, of, test=True, counted=0)
         reply = record_of(trained(at, of), TrainReply)
         after = judged(at, of, test=True)
         figures = [reply.train_loss, reply.validation_loss, after.validation_loss, *after.auroc]

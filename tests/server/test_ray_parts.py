@@ -109,7 +109,7 @@ class Actor:
     def __init__(self, *answers: Any) -> None:
         self.calls: list[str] = []
         self.answers = asyncio.Queue[Any]()
-        self.answer = SimpleNamespace(remote=self._answer)
+        self.answer_message = SimpleNamespace(remote=self._answer)
         for answer in answers:
             self.answers.put_nowait(answer)
 

@@ -92,7 +92,7 @@ def test_an_npz_file_beyond_the_limit_is_refused(tmp_path: Path, side: int, imag
 def test_npz_images_are_in_memory_once(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (1000, 100, 200), dtype=np.uint8)
     labels = np.arange(1000) % 2
-    np.savez(tmp_path / "a.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    np.savez(tmp_path / "a.npz", train_images=images, train_labels=labels, test_images=255 - images, test_labels=labels)
     tracemalloc.start()
     splits = load_dataset(spec(validation_fraction=0.5), tmp_path)
     _, most = tracemalloc.get_traced_memory()
