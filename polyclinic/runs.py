@@ -351,17 +351,17 @@ def _make_dataset_plugin(images: OwnImages | Mapping[str, OwnImages] | DatasetPl
     def wrap_images(part: Any) -> LabelledImages:
         return part if isinstance(part, LabelledImages) else LabelledImages(part)
 
-    own = (
+    wrapped = (
         {name: wrap_images(part) for name, part in images.items()}
         if isinstance(images, Mapping)
         else wrap_images(images)
     )
 
     def dataset(folder: Path, options: Mapping[str, Any]) -> LabelledImages | Mapping[str, LabelledImages]:
-        return own
+        return wrapped
 
-    named = own if isinstance(own, Mapping) or isinstance(own.images, np.ndarray) else own.images
-    dataset.__name__ = "parts" if isinstance(own, Mapping) else type(named).__name__  # by which faults call it
+    named = wrapped if isinstance(wrapped, Mapping) or isinstance(wrapped.images, np.ndarray) else wrapped.images
+    dataset.__name__ = "parts" if isinstance(wrapped, Mapping) else type(named).__name__  # by which faults call it
     return dataset
 
 

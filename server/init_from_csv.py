@@ -549,11 +549,11 @@ def _describe_names(data: InspectedDataset) -> list[str]:
 def _describe_unused(data: InspectedDataset) -> list[str]:
     """Return lines for the user on unused columns, especially those that may hold findings."""
     unused, lines = data.roles.unused, []
-    if left := [name for name, of in unused.items() if of.kind == "labels"]:
+    if unlikely := [name for name, of in unused.items() if of.kind == "labels"]:
         lines.append(
-            f"    0 and 1, but no findings by their names: {', '.join(left)}. To use them: --findings, each class."
+            f"    0 and 1, but no findings by their names: {', '.join(unlikely)}. To use them: --findings, each class."
         )
-    if plain := [name for name, of in unused.items() if not of.may_be_labels and name not in left]:
+    if plain := [name for name, of in unused.items() if not of.may_be_labels and name not in unlikely]:
         lines.append(f"    not used: {', '.join(plain)}.")
     if suspicious := {name: of for name, of in unused.items() if of.may_be_labels}:
         lines += [
@@ -575,10 +575,11 @@ def _describe_synonyms(data: InspectedDataset, out: Path) -> list[str]:
         f"    Two, until you remove the # before them in {out}, section [data.synonyms]: {apart}.",
     ]
     if has_undecided_synonyms(data.synonyms):
-        own = next(own for own, name in data.synonyms.items() if class_spelling_key(own) == class_spelling_key(name))
+        pairs_of_names = data.synonyms.items()
+        spelling = next(name for name, usual in pairs_of_names if class_spelling_key(name) == class_spelling_key(usual))
         lines += [
             "    A run refuses two names that differ in nothing but spelling. To keep both, give one a name of its own",
-            f"    there, such as {to_json_text(own)} = {to_json_text(f'{own} of one hospital')}.",
+            f"    there, such as {to_json_text(spelling)} = {to_json_text(f'{spelling} of one hospital')}.",
         ]
     return lines
 

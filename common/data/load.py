@@ -45,8 +45,7 @@ def dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
     try:
         match spec:
             case NpzSpec():
-                _opened.clear()
-                _opened[spec.model_dump_json(), base] = open_npz(spec, base)
+                opened: Any = open_npz(spec, base)
             case CompositesSpec():
                 return composite_faults(spec, base)
             case MixtureSpec():
@@ -54,12 +53,13 @@ def dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
             case PluginSpec():
                 return plugin_installation_faults(spec)
             case DigitsSpec() | PhantomSpec():
-                pass
+                return []
             case _:
-                _opened.clear()
-                _opened[spec.model_dump_json(), base] = open_label_table(spec, base)
+                opened = open_label_table(spec, base)
     except BadInput as bad:
         return list(bad.faults)
+    _opened.clear()
+    _opened[spec.model_dump_json(), base] = opened
     return []
 
 

@@ -150,9 +150,9 @@ def refuse_unfit_train(backbone: nn.Module, spec: ModelSpec) -> None:
         return
     trained = trained_layer_names(backbone, spec.train)
     parameters = backbone.named_parameters()
-    own = [name for name, value in parameters if not value.requires_grad and name.rpartition(".")[0] in trained]
-    if own:
-        problem = f'"{spec.train}" would train {quote_names(own, limit=4)}, which the network itself has frozen '
+    frozen = [name for name, value in parameters if not value.requires_grad and name.rpartition(".")[0] in trained]
+    if frozen:
+        problem = f'"{spec.train}" would train {quote_names(frozen, limit=4)}, which the network itself has frozen '
         remedy = 'Write model.train = "head" (the head alone) or "last:N" (its last N layers too), or unfreeze them.'
         raise BadInput([Fault("model.train", problem + "(requires_grad=False).", remedy)])
 

@@ -49,9 +49,9 @@ def collect_benefit_comparisons(
     requests = coordinator.begin_exchange(server_round)
     requests.deadline_s, messages = seconds, list[Message]()
     for site, count in sorted(epochs.items()):
-        own = select_request_groups(initial, requests.context.contract.sites[site])
+        groups = select_request_groups(initial, requests.context.contract.sites[site])
         request = requests.make_request_record(
-            partial(BenefitRequest, initial=own, epochs=count), site, coordinator.result_model
+            partial(BenefitRequest, initial=groups, epochs=count), site, coordinator.result_model
         )
         requests.expected[site] = ModelGroups()
         messages.append(requests.make_message(site, QUERY, encode_record(request, requests.written)))

@@ -467,15 +467,15 @@ class FedMLP(Method):
         sent = {site: reply for site, reply in replies.items() if "prototypes" in reply.statistics}
         if not sent:
             return context.statistics
-        own = {site: context.contract.annotated_class_mask(site) for site in sent}
+        annotated = {site: context.contract.annotated_class_mask(site) for site in sent}
         images = {site: float(reply.train_samples) for site, reply in sent.items()}
         weights = images if self.site.parameters.prototype_weighting == "samples" else dict.fromkeys(sent, 1.0)
         local = {
-            site: np.where(own[site][:, None, None], reply.statistics["prototypes"], np.nan)
+            site: np.where(annotated[site][:, None, None], reply.statistics["prototypes"], np.nan)
             for site, reply in sent.items()
         }
         difficulty = {site: reply.statistics["difficulty"].clip(0, 1) for site, reply in sent.items()}
-        sure = {site: np.where(own[site], np.nan, of_site) for site, of_site in difficulty.items()}
+        sure = {site: np.where(annotated[site], np.nan, of_site) for site, of_site in difficulty.items()}
         now = {"prototypes": average_over_sites(local, weights), "difficulty": average_over_sites(sure, images)}
         first = {"prototypes": now["prototypes"], "difficulty": np.ones(len(context.contract.class_names))}
         return {

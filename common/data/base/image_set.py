@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -192,7 +193,7 @@ class ImageSet:
             return self.stored[self.places]
         return self.stored[:] if isinstance(self.stored, PixelRows) else self.stored
 
-    @property
+    @cached_property
     def digests(self) -> NDArray[np.uint64]:
         """The :func:`picture_digest` of each picture, ``(n,)``."""
         rows = np.arange(len(self)) if self.places is None else self.places

@@ -251,9 +251,11 @@ def _connect_ids_at_places(similar: dict[str, str], names: Sequence[str]) -> Non
         place, number = placed.get(name) or ("", name_similarity_key(name))
         if number in ids:
             same_id = by_place[number]
-            if place not in same_id:  # places differ from one another, not from an id without one
-                for earlier in [same_id[""]] if "" in same_id else () if place else list(same_id.values()):
-                    _connect(similar, name, earlier)
+            if place not in same_id:
+                # Names of two places differ; a name without a place is similar to that of each place.
+                for other in [""] if place else list(same_id):
+                    if other in same_id:
+                        _connect(similar, name, same_id[other])
             elif same_id[place] is not name:
                 _connect(similar, name, same_id[place])
             same_id.setdefault(place, name)

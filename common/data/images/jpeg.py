@@ -274,8 +274,8 @@ class _FileInTwoParts(io.BytesIO):
         self.first = first
 
     def read(self, size: int | None = -1, /) -> bytes:
-        left = self.first - self.tell()
-        return super().read(left if size and 0 < left < size else size)
+        before_second = self.first - self.tell()
+        return super().read(before_second if size and 0 < before_second < size else size)
 
 
 def _load_jpeg(file: io.BytesIO, prepare: Callable[[Image.Image], Any]) -> Image.Image:

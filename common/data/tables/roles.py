@@ -223,8 +223,12 @@ def _may_be_patients(columns: TableColumns, name: str) -> bool:
 def _group_alike(columns: TableColumns, first: str, second: str) -> bool:
     """Return True if two columns have equal cells in the same rows."""
     one, other = columns.get_column(first), columns.get_column(second)
-    pairs = one.places.astype(np.int64) * len(other.cells) + other.places
-    return len(np.unique(pairs)) == len(one.cells) == len(other.cells)
+    return _count_pairs(one, other) == len(one.cells) == len(other.cells)
+
+
+def _count_pairs(first: TableColumn, second: TableColumn) -> int:
+    """Return the number of different pairs of cells that two columns have in one row."""
+    return len(np.unique(first.places.astype(np.int64) * len(second.cells) + second.places))
 
 
 def group_by_file_name(names: Sequence[str]) -> tuple[int, str] | None:
@@ -294,9 +298,9 @@ def guess_column_roles(
         source = _hospital_column_by_content(columns, others, label_columns, patient)
     unused = {name: judgements[name] for name in rest if name not in (source, *label_columns, *findings)}
     if not findings:
-        _refuse_cells_without_labels(columns, unused, label_columns)
-    if label_columns and not findings:
-        _stop_on_two_kinds_of_labels(columns, label_columns, unused)
+        _stop_on_cells_without_labels(columns, unused, label_columns)
+        if label_columns:
+            _stop_on_two_kinds_of_labels(columns, label_columns, unused)
     if label_columns:
         counts = {name: int(judgements[name].positive.sum()) for name in label_columns}
         labelled = np.sum([judgements[name].positive for name in label_columns], axis=0)  # positive classes per row
@@ -331,7 +335,7 @@ def findings_options(names: Iterable[str]) -> str:
     return " ".join(f"--findings {quote(name)}" for name in names)
 
 
-def _refuse_cells_without_labels(
+def _stop_on_cells_without_labels(
     columns: TableColumns, judged: Mapping[str, ColumnJudgement], label_columns: Sequence[str]
 ) -> None:
     """Raise an error if a column mixes labels with other cells, because skipping it would lose a class unnoticed.
@@ -357,10 +361,12 @@ def _stop_on_two_kinds_of_labels(
     Raises:
         BadInput: With the columns of both kinds.
     """
-    own = set(map(class_spelling_key, label_columns))
+    label_keys = set(map(class_spelling_key, label_columns))
     named = {name: of for name, of in unused.items() if _FINDINGS.search(name)}
     for name, findings in _finding_columns(columns, named).items():
-        others = [finding for finding in findings if class_spelling_key(finding) not in own and not _says_none(finding)]
+        others = [
+            finding for finding in findings if class_spelling_key(finding) not in label_keys and not _says_none(finding)
+        ]
         if others:
             problem = f'column "{name}" names findings ({quote_names(others, 3)}), and cells are 0 and 1 in '
             problem += f"{quote_names(label_columns, _MOST_COLUMNS)}. Only one kind can be the labels."
@@ -380,9 +386,10 @@ def _stop_on_shared_words(columns: TableColumns, finding: str, unused: Mapping[s
             cell for cell in columns.get_column(name).cells if not is_placeholder_text(cell) and not cell[0].isdecimal()
         }
 
-    own = words(finding)
-    shared = {name: own & words(name) for name, of in unused.items() if name != finding and of.kind == "other"}
-    shared = {name: cells for name, cells in shared.items() if len(cells) > 1 and 2 * len(cells) >= len(words(name))}
+    finding_words = words(finding)
+    words_of = {name: words(name) for name, of in unused.items() if name != finding and of.kind == "other"}
+    shared = {name: finding_words & others for name, others in words_of.items()}
+    shared = {name: cells for name, cells in shared.items() if len(cells) > 1 and 2 * len(cells) >= len(words_of[name])}
     if shared:
         cells = sorted(set.union(*shared.values()))
         problem = f'"{finding}" and {quote_names(shared, _MOST_COLUMNS)} hold the same words: {quote_names(cells, 5)}.'
@@ -426,8 +433,8 @@ def _hospital_column_by_content(
         if sum(bool(_HOSPITAL.search(cell)) for cell in column.cells) > len(column.cells) / 2:
             return name
         if patient is not None:
-            pairs = columns.get_column(patient).places.astype(np.int64) * len(column.cells) + column.places
-            if len(np.unique(pairs)) > len(columns.get_column(patient).cells):
+            patients = columns.get_column(patient)
+            if _count_pairs(patients, column) > len(patients.cells):
                 continue
         shares = [
             np.bincount(column.places, rows) / column.rows_per_cell() for rows in blank
@@ -499,14 +506,14 @@ def _says_none(finding: str) -> bool:
 def _no_labels_fault(columns: TableColumns, judged: Mapping[str, ColumnJudgement], candidates: Sequence[str]) -> Fault:
     problem = "no column is sure to hold labels, as 1, 0, -1 or nothing for each class, or as names of findings"
     remedy = "Give each class a column of 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
-    left = [name for name, of in judged.items() if of.kind == "labels"]
+    unlikely = [name for name, of in judged.items() if of.kind == "labels"]
     words, numbers = ({name: of for name, of in judged.items() if of.kind == kind} for kind in ("words", "numbers"))
     if words:
         problem += f". These hold words for them, which are not read: {describe_foreign_cells(columns, words)}"
         remedy = "Replace them by 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
-    elif left:
-        problem += f". By their names, {quote_names(left, _MOST_COLUMNS)} are no findings"
-        remedy += f" If they are, add to the command: {findings_options(left)}"
+    elif unlikely:
+        problem += f". By their names, {quote_names(unlikely, _MOST_COLUMNS)} are no findings"
+        remedy += f" If they are, add to the command: {findings_options(unlikely)}"
     elif candidates:
         remedy += f" If one of these columns names findings, add it to the command: {findings_options(candidates)}"
     elif numbers:
