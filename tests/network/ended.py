@@ -19,6 +19,7 @@ from tests.network.real import ROOT, WITHIN_S
 from tests.processes import MARK, command_line, environment, kill, living, marked
 
 MODULES = {"flwr-sim": "studies.cli", "flwr-server": "server.cli", "flwr-client": "client.cli"}
+IMPORT_TIME = "import time:"
 HALF = ("*.part", "*.unfinished", "*.tmp")
 """Names of what is not whole."""
 
@@ -41,6 +42,7 @@ class Ended:
         cpu_s: Of the process and of those that it started and waited for.
         wall_s: From the signal, or without one from the start, to the end of its last process.
         output: Standard output and error.
+        modules: Names of the modules that it imported, where the command was started with ``lists_modules``.
         left: Processes that live on, and files that are not whole.
     """
 
@@ -49,6 +51,7 @@ class Ended:
     wall_s: float
     output: str
     left: tuple[str, ...]
+    modules: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -147,24 +150,34 @@ class Command:
         typed: As a person types it, its program first.
         log: Where it prints to.
         ignores_ctrl_c: As a program that a shell starts in the background.
+        lists_modules: Python prints each import; these lines are no part of :attr:`output`.
     """
 
-    def __init__(self, typed: Sequence[object], log: Path, *, ignores_ctrl_c: bool = False) -> None:
+    def __init__(
+        self, typed: Sequence[object], log: Path, *, ignores_ctrl_c: bool = False, lists_modules: bool = False
+    ) -> None:
         program, *arguments = map(str, typed)
         self._mark, self._log = uuid.uuid4().hex, log
 
         self._cpu = cpu_s()
         self._began = time.monotonic()
         command = [sys.executable, "-m", MODULES[program], *arguments]
+        surroundings = environment() | {MARK: self._mark}
+        if lists_modules:
+            surroundings["PYTHONPROFILEIMPORTTIME"] = "1"
         with log.open("wb") as file, as_from_a_terminal(ignores_ctrl_c):
             streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
-            self.process = subprocess.Popen(
-                command, start_new_session=True, env=environment() | {MARK: self._mark}, cwd=ROOT, **streams
-            )
+            self.process = subprocess.Popen(command, start_new_session=True, env=surroundings, cwd=ROOT, **streams)
 
     @property
     def output(self) -> str:
-        return self._log.read_text(encoding="utf-8", errors="replace")
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        return "".join(line for line in lines if not line.startswith(IMPORT_TIME))
+
+    def modules(self) -> frozenset[str]:
+        """Names of all modules that Python listed."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return frozenset(line.rsplit("|", 1)[-1].strip() for line in lines if line.startswith(IMPORT_TIME))
 
     def worked_s(self) -> float:
         """CPU seconds of its processes so far."""
@@ -204,7 +217,7 @@ class Command:
             wall = time.monotonic() - since
             alive = [line for process in left() if (line := command_line(process))]
             half = [str(path.relative_to(folder)) for name in HALF for path in folder.rglob(name)]
-            return Ended(code, cpu_s() - self._cpu, wall, self.output, (*alive, *half))
+            return Ended(code, cpu_s() - self._cpu, wall, self.output, (*alive, *half), self.modules())
         finally:
             kill(left())
             self.process.wait()
