@@ -38,7 +38,7 @@ _KEYS = {
 """Accepted keys of a dictionary item, by meaning, reduced to lower-case letters and digits."""
 _LIKE_PATIENT = re.compile(
     "patient|subj|participant|person|individual|mrn|hospital(n(o|r|um)|id)|medicalrecord|pacient|pazient"
-    "|^(nhs|cpr|ssn)|^pat(id|key|nr|no)?$"
+    "|^(nhs|cpr|ssn)|^pat(id|key|nr|no)?$|^00100020$"
 )
 _NO_PATIENT = re.compile("age$|sex|gender|birth|size|height|weight|position|orientation|comment")
 _LIKE_LABELS = re.compile("label|target|annotat|known|uncertain|mask|valid|observ|missing")
@@ -450,11 +450,15 @@ def _item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[np.fl
         raise ValueError(item.unclear["labels"])
     if item.labels is None:
         raise ValueError("has no labels. " + _GIVE_LABELS)
-    for key, value in item.unread.items():
+    nested = list(_nested_entries(list(item.unread.values())))
+    for key, value in [*item.unread.items(), *nested]:
         if _names_a_class(key, value, class_names):
             problem = f'has "{key}", which names a class and is not read. '
             raise ValueError(problem + "Put it into the labels, or leave it out.")
-        if len(class_names) > 1 and _is_vector(value) and to_plain_array(value).size == len(class_names):
+    vectors = [(key, value) for key, value in item.unread.items() if _is_vector(value)]
+    vectors += [(key, value) for key, value in nested if _is_vector(value) and _is_binary(value)]  # no spatial shape
+    for key, value in vectors:
+        if len(class_names) > 1 and to_plain_array(value).size == len(class_names):
             problem = f'has "{key}" with a value a class, which is not read. Call it "label_mask" if it says which '
             raise ValueError(problem + "labels are known (1) and unknown (0); else leave it out of the dictionary.")
     values = label_array(item.labels, class_names)
@@ -512,6 +516,10 @@ def _is_vector(value: Any) -> bool:
     return values.dtype.kind in "biuf" and values.squeeze().ndim <= 1
 
 
+def _is_binary(value: Any) -> bool:
+    return bool(np.isin(to_plain_array(value), (0, 1)).all())
+
+
 def _find_unclear_entries(unread: Mapping[Any, Any], keys: Mapping[str, Sequence[Any]], image: Any) -> dict[str, str]:
     """Return a message for "labels" and "patient" each, if an unread entry may be, or hold, such information.
 
@@ -522,25 +530,35 @@ def _find_unclear_entries(unread: Mapping[Any, Any], keys: Mapping[str, Sequence
     unclear = dict[str, str]()
     for key, value in unread.items():
         name = _letters_and_digits(key)
-        nested = f'has "{key}", whose entries are not read. Put them beside "{keys["image"][0]}", or leave it out.'
-        if not keys["patient"] and _is_nested(value):
-            unclear["patient"] = nested
-        elif not keys["patient"] and _LIKE_PATIENT.search(name) and not _NO_PATIENT.search(name):
+        if not keys["patient"] and _is_like_patient(name):
             unclear["patient"] = f'has "{key}", which may name its patient. Call it "patient", or leave it out.'
-        if _is_nested(value):
-            unclear["labels"] = nested
-        elif (
-            keys["labels"] and _LIKE_LABELS.search(name) and not (value is None or _is_segmentation_mask(value, image))
-        ):
+        if keys["labels"] and _LIKE_LABELS.search(name) and not (value is None or _is_segmentation_mask(value, image)):
             problem = f'has "{key}" beside "{keys["labels"][0]}". '
             unclear["labels"] = problem + 'Call a mask "label_mask"; leave others out.'
+        for nested_key, _ in _nested_entries(value):
+            name = _letters_and_digits(nested_key)
+            remedy = f'Put it beside "{keys["image"][0]}", or leave it out.'
+            problem = f'has "{nested_key}" in "{key}", whose entries are not read. {remedy}'
+            if not keys["patient"] and (name in _KEYS["patient"] or _is_like_patient(name)):
+                unclear["patient"] = problem
+            if name in _KEYS["labels"] or _LIKE_LABELS.search(name):
+                unclear["labels"] = problem
     return unclear
 
 
-def _is_nested(value: Any) -> bool:
-    """Return True for a dictionary with entries, or a list that has one."""
-    entries = value if isinstance(value, list | tuple) else [value]
-    return any(isinstance(entry, Mapping) and entry for entry in entries)
+def _nested_entries(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield key and value of the entries of dictionaries inside a value, at any depth of dictionaries and lists."""
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield key, entry
+            yield from _nested_entries(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _nested_entries(entry)
+
+
+def _is_like_patient(name: str) -> bool:
+    return bool(_LIKE_PATIENT.search(name)) and not _NO_PATIENT.search(name)
 
 
 def _names_a_class(key: Any, value: Any, class_names: Sequence[str]) -> bool:
