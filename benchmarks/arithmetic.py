@@ -13,8 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from common.config import Experiment, Plan, make_plan
-from strategies.local.arithmetic import DEFAULT, find_fastest_arithmetic, list_arithmetics, time_training_steps
+from common.config import Experiment, Plan, make_hospital_plan
+from strategies.local.arithmetic import DEFAULT, find_fastest_arithmetic, list_cpu_arithmetics, time_training_steps
 
 MODELS = "tiny_cnn,fedsld_cnn,resnet18,densenet121,efficientnet_lite0"
 
@@ -25,7 +25,7 @@ def plan(model: str, side: int, batch: int) -> Plan:
         "model": {"architecture": model, "channels": 1, "image_size": side},
         "training": {"batch_size": batch, "precision": "fastest"},
     }
-    return make_plan(Experiment.model_validate(tables))
+    return make_hospital_plan(Experiment.model_validate(tables))
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    options, rows = list_arithmetics(), []
+    options, rows = list_cpu_arithmetics(), []
     table = Table("model", *map(str, options), "chosen")
     for model in arguments.models.split(","):
         seconds = time_training_steps(plan(model, arguments.side, arguments.batch), options)

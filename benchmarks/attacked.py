@@ -16,7 +16,7 @@ from client.preview.attack import suite
 from client.preview.dry_run import choose_preview_experiment
 from client.site.policy import Policy
 from client.site.site import Site
-from common.config import make_plan
+from common.config import make_hospital_plan
 from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
 
@@ -59,7 +59,7 @@ def main() -> None:
         policy = Policy.model_validate({"level": level, **(rounding if level == "trusted" else {})})
         with tempfile.TemporaryDirectory() as folder:
             site = hospital(Path(folder), policy)
-            for each in suite.run_attacks(site, make_plan(choose_preview_experiment(None, site))):
+            for each in suite.run_attacks(site, make_hospital_plan(choose_preview_experiment(None, site))):
                 facts = f"{each.recovered} | {each.of} | {each.by_chance:.1f} | {each.seconds:.0f}"
                 print(f"| {level} | {each.name} | {facts} | {'; '.join(each.notes)} |", flush=True)
 

@@ -19,7 +19,7 @@ from client.preview.attack.images import attack_by_imprinting
 from client.preview.attack.suite import MOST_IMAGES
 from client.preview.dry_run import choose_preview_experiment
 from client.site.policy import Policy
-from common.config import Plan, make_plan
+from common.config import Plan, make_hospital_plan
 from common.models.network import build
 from common.models.state import ModelState, read_state
 from common.wire.records import ModelGroups, TrainReply, TrainRequest
@@ -49,7 +49,7 @@ class LaterAdversary(Adversary):
 
     def request_training(self, plan: Plan, model: ModelState, run: str = "") -> TrainReply | None:
         """Have the site train in both rounds; try the crafted model in round 1 of another run, too."""
-        first = read_state(build(plan.model, self.head_rows, plan.run.seed))
+        first = read_state(build(plan.model, self.head_class_names, plan.run.seed))
         assert super().request_training(plan, model, "crafted") is None
         honest = super().request_training(plan, first, "run")
         assert honest is not None
@@ -71,7 +71,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         whole = hospital(Path(folder), Policy(level="trusted"))
         site = copy_site_with_images(whole, train=draw_random_images(whole.train, MOST_IMAGES))
-        honest = make_plan(choose_preview_experiment(None, whole))
+        honest = make_hospital_plan(choose_preview_experiment(None, whole))
         for rate in RATES:
             at = LaterAdversary(site, Path(folder) / f"{rate}", honest, rate=rate)
             result = attack_by_imprinting(at)

@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from rich.console import Console
 
 from client.app import SiteOf, answer_roll_call
-from client.connection.service import HospitalService, lock_site_folder
+from client.connection.service import HospitalMessageLoop, lock_site_folder
 from client.connection.status import ClientStatus
 from client.gate.gate import make_policy_gate
 from client.site.settings import open_site, read_site_settings
@@ -78,7 +78,7 @@ def serve(folder: Path) -> None:
     settings = read_site_settings(folder)
     site, kit = open_site(settings), read_credentials(settings)
     with lock_site_folder(settings.state_folder):
-        HospitalService(settings, kit, site, make_event_printer(Console()), ClientStatus(site.name), idle_app).run()
+        HospitalMessageLoop(settings, kit, site, make_event_printer(Console()), ClientStatus(site.name), idle_app).run()
 
 
 def main() -> None:

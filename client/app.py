@@ -86,7 +86,7 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
         raise_faults(private_network_faults(plan, method))
     if site.durable:
         write_last_plan(site.folder, call.plan)
-    counts_leave = method.traffic.label_counts and policy.label_counts
+    counts_leave = method.declared_payload.label_counts and policy.label_counts
     layout = layout_of(network_without_values(plan.model, site.declaration.canonical_names, site.device, site.gpus))
     validation = round_count_down(len(site.validation), policy) if site.reports_part("validation") else UNKNOWN_COUNT
     return RollCallAnswer(

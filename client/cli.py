@@ -114,9 +114,9 @@ def preview(
     if attack:  # on copies of the site
         from client.preview.attack.suite import attacks_as_json as figures
         from client.preview.attack.suite import run_attacks, write_attack_page
-        from common.config import make_plan
+        from common.config import make_hospital_plan
 
-        plan, results = make_plan(planned), []
+        plan, results = make_hospital_plan(planned), []
         for attempt in run_attacks(site, plan):
             results.append(attempt)
             if not as_json:
@@ -169,7 +169,7 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
 
 def _run_hospital_service(folder: Path, tell: Callable[[str], None]) -> None:
     with exclude_imports_from_gc():
-        from client.connection.service import DROP_SIGNAL, HospitalService, lock_site_folder
+        from client.connection.service import DROP_SIGNAL, HospitalMessageLoop, lock_site_folder
         from client.connection.status import ClientStatus, keep_status_file_current
         from client.gate.gate import record_process_start
         from client.site.settings import open_site, read_site_settings
@@ -193,7 +193,7 @@ def _run_hospital_service(folder: Path, tell: Callable[[str], None]) -> None:
         if torn := record_process_start(site):
             tell(f"the audit's last line was torn by a kill ({torn.bytes} bytes); that is written down, and it goes on")
         try:
-            service = HospitalService(settings, kit, site, tell, status)
+            service = HospitalMessageLoop(settings, kit, site, tell, status)
             signal.signal(DROP_SIGNAL, service.stop_ended_work)
             service.run()
         except ConnectionNotAccepted as refusal:

@@ -346,7 +346,7 @@ def parse_plan_json(text: str) -> Plan:
 _cached_plan = lru_cache(maxsize=4)(Plan.model_validate_json)
 
 
-def make_plan(experiment: Experiment) -> Plan:
+def make_hospital_plan(experiment: Experiment) -> Plan:
     """Return the plan of an experiment for its hospitals, with the hash of the weights file in place of the file.
 
     Raises:

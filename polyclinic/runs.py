@@ -125,7 +125,7 @@ def simulate(
         key: PLUGIN + register_local_plugin(group, part) for key, (group, part) in own.items() if part is not None
     }
     if dataset is not None:
-        replaced["data"] = {"kind": "plugin", "name": register_local_plugin(DATASETS, _make_dataset_plugin(dataset))}
+        replaced["data"] = {"kind": "plugin", "name": register_local_plugin(DATASETS, _wrap_as_dataset_plugin(dataset))}
     changed = {**(settings or {}), **replaced, **({} if head is None else {"model.head": head})}
     file = _read_experiment(experiment, changed, dataset is not None, metrics)
     if (replaced or metrics) and file.experiment.simulation.backend == "ray":
@@ -343,7 +343,7 @@ def compare(
     return _import_pandas().DataFrame(rows).set_index(["experiment", "seed"])
 
 
-def _make_dataset_plugin(images: OwnImages | Mapping[str, OwnImages] | DatasetPlugin) -> DatasetPlugin:
+def _wrap_as_dataset_plugin(images: OwnImages | Mapping[str, OwnImages] | DatasetPlugin) -> DatasetPlugin:
     """Wrap images as a data set plug-in with a name derived from the images; return a function unchanged."""
     if not isinstance(images, Mapping | LabelledImages) and callable(images) and not hasattr(images, "__getitem__"):
         return images

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from common.config import TrainingSection
-from common.data.base.spec import AugmentationSpec, PluginSpec
+from common.data.base.spec import AugmentationSpec, PluginDatasetSpec
 from common.data.images.augmentation import augment
 from common.data.load import load_dataset
 from common.errors import BadInput
@@ -199,7 +199,7 @@ def check_dataset(name: str, folder: Path, options: Mapping[str, Any] | None = N
         AssertionError: If a check fails, with the reason.
         BadInput: If the plug-in is not installed, or returns arrays that do not fit.
     """
-    spec = PluginSpec.model_validate({"kind": "plugin", "name": name, "options": dict(options or {})})
+    spec = PluginDatasetSpec.model_validate({"kind": "plugin", "name": name, "options": dict(options or {})})
     first, second = load_dataset(spec, folder), load_dataset(spec, folder)
     for part in ("train", "validation", "test"):
         images, again = getattr(first, part), getattr(second, part)

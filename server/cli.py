@@ -256,9 +256,9 @@ def verify(
     Example: flwr-server verify runs/first/receipt.json
     """
     from common.security.identity import read_admission_request
-    from server.runs.folder import verification_path_faults
+    from server.runs.folder import receipt_or_folder_faults
 
-    raise_faults(verification_path_faults(receipt))  # before torch is imported
+    raise_faults(receipt_or_folder_faults(receipt))  # before torch is imported
     keys = {site.site: site.public_key for site in map(read_admission_request, requests or ())}
     from server.runs import verify as verification
 
@@ -383,13 +383,13 @@ def deadlines(
     from strategies.method_list import read_experiment_without_data
 
     planned = read_experiment_without_data(experiment).experiment if experiment else None
-    from server.deployment.timers import list_timers, timers_table  # once nothing is wrong with the call
+    from server.deployment.timers import list_timers, timer_settings_table  # once nothing is wrong with the call
 
     all_timers = list_timers(planned)
     if as_json:
         print(to_json_text([timer.__dict__ for timer in all_timers], allow_nan=True))
     else:
-        console.print(timers_table(all_timers))
+        console.print(timer_settings_table(all_timers))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -28,7 +28,7 @@ from common.data.images.reading import (
     open_png_or_jpeg,
 )
 from common.data.tables.cells import is_placeholder_text
-from common.data.tables.csv import TableColumn, TableColumns, is_utf_8, missing_column_faults, read_columns
+from common.data.tables.csv import CsvColumn, CsvColumns, is_utf_8, missing_column_faults, read_columns
 from common.data.tables.files import PictureFileFinder
 from common.data.tables.labels import LabelTable, blank_cell_faults, open_picture_folder
 from common.data.tables.roles import (
@@ -126,8 +126,8 @@ class InspectedDataset:
 
     table: Path
     images: Path
-    whole: TableColumns
-    columns: TableColumns
+    whole: CsvColumns
+    columns: CsvColumns
     roles: ColumnRoles
     spec: FolderSpec
     checked: LabelTable
@@ -296,7 +296,7 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     )
 
 
-def _folder_column_remedy(columns: TableColumns, folders: Collection[str]) -> str:
+def _folder_column_remedy(columns: CsvColumns, folders: Collection[str]) -> str:
     """Return a remedy for a table of studies, in which a column names folders of pictures; empty for other tables."""
     for name in columns:
         cells = [cell for cell in columns.get_column(name).cells if not is_blank_cell(cell)]
@@ -308,13 +308,13 @@ def _folder_column_remedy(columns: TableColumns, folders: Collection[str]) -> st
     return ""
 
 
-def _describe_missing_pictures(column: TableColumn, present: NDArray[np.bool_]) -> str:
+def _describe_missing_pictures(column: CsvColumn, present: NDArray[np.bool_]) -> str:
     """Name the missing pictures, those of rows that are False in ``present`` ``(rows,)``."""
     absent = [place for place in dict.fromkeys(column.places[~present].tolist()) if column.cells[place]]
     return column.describe_cell_lines(absent, 3)
 
 
-def _read_checked_table(spec: FolderSpec, columns: TableColumns) -> LabelTable:
+def _read_checked_table(spec: FolderSpec, columns: CsvColumns) -> LabelTable:
     """Read and check the table as a run does, with remedies in terms of the command's options.
 
     Raises:

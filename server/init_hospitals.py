@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from common.data.base.image_set import is_placeholder_patient
 from common.data.base.names import class_spelling_key, name_similarity_key
-from common.data.tables.csv import TableColumns
+from common.data.tables.csv import CsvColumns
 from common.data.tables.judgement import judge_column, names_person_or_picture
 from common.data.tables.labels import LabelTable, make_site_name
 from common.data.tables.roles import ColumnRoles, describe_foreign_cells, find_class_synonyms, name_similarity_rank
@@ -50,7 +50,7 @@ class TableHospitals:
     trains: NDArray[np.bool_]
     shared_patients: int
 
-    def unlabelled_hospital_faults(self, columns: TableColumns, roles: ColumnRoles) -> list[Fault]:
+    def unlabelled_hospital_faults(self, columns: CsvColumns, roles: ColumnRoles) -> list[Fault]:
         """Return a fault for each hospital without labels, with columns that may have been meant as labels."""
         faults, source = [], columns.get_column(self.column)
         for name, row, trains in zip(self.names, self.annotated, self.trains, strict=True):

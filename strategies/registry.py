@@ -53,7 +53,7 @@ def build_strategy(name: str, parameters: Mapping[str, Any], task: Task = "multi
     return method
 
 
-def describe_statistics() -> dict[str, str]:
+def meanings_of_all_statistics() -> dict[str, str]:
     """Return the statistics that sites send in any method: name -> meaning, with the methods in brackets."""
     sent: dict[str, tuple[str, list[str]]] = {}
     for method in (strategy.site_class for strategy in STRATEGIES.values()):

@@ -26,9 +26,9 @@ from studies.benchmark_results import (
     append_result_line,
     choose_learning_rates,
     evaluate_benchmark,
+    hash_result_code,
     make_result_line,
     read_result_lines,
-    result_code_version,
 )
 from studies.runner import RunsFailed, run_in_parallel, run_trial_measured, start_fork_server
 from studies.trial import Trial, check_trials
@@ -113,7 +113,7 @@ def _run_missing_runs(
             shutil.rmtree(trial.unfinished_folder, ignore_errors=True)
 
     def run_unfinished(runs: Iterable[PlannedRun]) -> None:
-        lines, code = read_result_lines(options.results), result_code_version()
+        lines, code = read_result_lines(options.results), hash_result_code()
         finished = {key for key, line in lines.items() if not options.again or line.code == code}
         todo = [run for run in runs if run.results_key not in finished]
         with closing(run_in_parallel(todo, options.workers, run_planned, until=until)) as events:

@@ -44,7 +44,7 @@ class RunResultLine(BaseModel):
 
     Attributes:
         key: Hash of the run's settings.
-        code: Hash of the code on which the result depends (:func:`result_code_version`).
+        code: Hash of the code on which the result depends (:func:`hash_result_code`).
         validation_auroc: Mean over the sites in the best round, by which a learning rate is chosen.
         interval: Bootstrap interval of the mean AUROC over all classes, over the test part's patients; None if sites
             have own models.
@@ -89,7 +89,7 @@ def make_result_line(planned: PlannedRun, run: RunFolderContent, cpu_seconds: fl
     }
     return RunResultLine(
         key=planned.results_key,
-        code=result_code_version(),
+        code=hash_result_code(),
         data=planned.data,
         pattern=planned.pattern,
         method=planned.method,
@@ -152,7 +152,7 @@ def append_result_line(path: Path, line: RunResultLine) -> None:
 
 
 @cache
-def result_code_version() -> str:
+def hash_result_code() -> str:
     """Return a hash of the code that determines a run's result, without comments and docstrings."""
     digest = hashlib.sha256()
     for path in (path for folder in DECIDE for path in sorted((_ROOT / folder).rglob("*.py"))):

@@ -93,7 +93,7 @@ class TrialsPace:
         )
 
 
-class TrialsProgress:
+class TrialsProgressDisplay:
     """Base class of the forms of progress; it shows nothing."""
 
     def __init__(self, pace: TrialsPace) -> None:
@@ -116,7 +116,7 @@ class TrialsProgress:
         """Show that a run has ended."""
 
 
-class TrialsTable(TrialsProgress):
+class TrialsTable(TrialsProgressDisplay):
     """Shows the time left, and a table with a row for each unfinished experiment, on a terminal."""
 
     def __init__(self, console: Console, pace: TrialsPace) -> None:
@@ -152,7 +152,7 @@ class TrialsTable(TrialsProgress):
         self._console.print(_end_line(run, failure, seconds, self.pace), soft_wrap=True, highlight=False, markup=False)
 
 
-class TrialsProgressEvents(TrialsProgress):
+class TrialsProgressEvents(TrialsProgressDisplay):
     """Writes an event when a run begins or ends and, every :data:`EVERY_S` seconds, one about the active runs.
 
     Events are lines for logs, or JSON objects, whose fields docs/simulation.md explains.
@@ -165,7 +165,7 @@ class TrialsProgressEvents(TrialsProgress):
     def __enter__(self) -> Self:
         done, total = self.pace.finished_and_total()
         line = f"{count_with_noun(total - done, 'run')} to do, {self.pace.jobs} at a time" if done < total else ""
-        self._tell(line, {"event": "runs", **self._totals(), "at_a_time": self.pace.jobs})
+        self._tell(line, {"event": "runs", **self._progress_figures(), "at_a_time": self.pace.jobs})
         return self
 
     def show_run_start(self, run: str, label: str, rounds: int) -> None:
@@ -183,20 +183,20 @@ class TrialsProgressEvents(TrialsProgress):
             {"run": run.name, "round": run.rounds_done, "rounds": run.rounds, "seconds": round(run.seconds, 1)}
             for run in active
         ]
-        event = {"event": "at_work", "at_work": at_work, **self._totals()}
+        event = {"event": "at_work", "at_work": at_work, **self._progress_figures()}
         self._tell(f"at work: {names}; {self.pace.progress_sentence()}", event)
 
     def show_run_end(self, run: str, label: str, failure: str, seconds: float) -> None:
         how = {"ok": not failure, "reason": failure, "seconds": round(seconds, 1)}
-        event = {"event": "run_ended", "run": run, "experiment": label, **how, **self._totals()}
+        event = {"event": "run_ended", "run": run, "experiment": label, **how, **self._progress_figures()}
         self._tell(_end_line(run, failure, seconds, self.pace), event)
 
-    def _totals(self) -> dict[str, Any]:
+    def _progress_figures(self) -> dict[str, Any]:
         (done, total), left = self.pace.finished_and_total(), self.pace.remaining_s()
         return {"done": done, "runs": total, "seconds_left": None if left is None else round(left, 1)}
 
 
-def make_trials_progress(form: ProgressFormat, console: Console, pace: TrialsPace) -> TrialsProgress:
+def make_trials_progress(form: ProgressFormat, console: Console, pace: TrialsPace) -> TrialsProgressDisplay:
     """Return the progress in the chosen form: a table on the console, or lines or JSON objects on standard error.
 
     Raises:
@@ -205,7 +205,7 @@ def make_trials_progress(form: ProgressFormat, console: Console, pace: TrialsPac
     form = choose_progress_format(form, console)
     if form is ProgressFormat.bar:
         return TrialsTable(console, pace)
-    return TrialsProgressEvents(tell, pace) if (tell := choose_tell(form)) else TrialsProgress(pace)
+    return TrialsProgressEvents(tell, pace) if (tell := choose_tell(form)) else TrialsProgressDisplay(pace)
 
 
 def _end_line(run: str, failure: str, seconds: float, pace: TrialsPace) -> str:

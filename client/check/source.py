@@ -17,7 +17,7 @@ from common.data.base.spec import (
     MixtureSpec,
     NpzSpec,
     PhantomSpec,
-    PluginSpec,
+    PluginDatasetSpec,
 )
 from common.data.base.splits import Names
 from common.data.images.headers import DicomHeader, patients_of_dicom_files, read_dicom_headers
@@ -91,7 +91,7 @@ def open_image_source(settings: SiteSettings) -> ImageSource:
         BadInput: With every fault.
     """
     spec = settings.file.data
-    if isinstance(spec, NpzSpec | MixtureSpec | DigitsSpec | PhantomSpec | CompositesSpec | PluginSpec):
+    if isinstance(spec, NpzSpec | MixtureSpec | DigitsSpec | PhantomSpec | CompositesSpec | PluginDatasetSpec):
         return _open_array_source(settings)
     archive = patients_from = ""
     files: Sequence[Path] = ()

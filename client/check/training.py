@@ -15,7 +15,7 @@ from client.check.source import ImageSource
 from client.connection.exit_codes import ExitCode
 from client.site.site_file import SiteSettings, read_last_plan
 from client.training.local_round import compute_model_difference
-from common.config import Experiment, Plan, RunSection, TrainingSection, make_plan
+from common.config import Experiment, Plan, RunSection, TrainingSection, make_hospital_plan
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
 from common.models.gpu import count_visible_gpus, move_network_to_device, split_batches_across_gpus
@@ -52,12 +52,12 @@ def find_planned_training(
 ) -> PlannedTraining:
     """Return the plan of the experiment, else of the last roll call, else an assumed plan that fits the images."""
     if experiment is not None:
-        return PlannedTraining(make_plan(experiment), "the experiment given")
+        return PlannedTraining(make_hospital_plan(experiment), "the experiment given")
     if plan := read_last_plan(settings.state_folder):
         return PlannedTraining(plan, "the last roll call")
     model = ModelSpec(architecture="resnet18", image_size=max(32, min(224, source.longer_side)))
     guess = Experiment(run=RunSection(method="surgical"), model=model, training=TrainingSection(batch_size=32))
-    return PlannedTraining(make_plan(guess), "no run is known here: ResNet-18 assumed", assumed=True)
+    return PlannedTraining(make_hospital_plan(guess), "no run is known here: ResNet-18 assumed", assumed=True)
 
 
 @dataclass(frozen=True)

@@ -115,8 +115,8 @@ class PendingMessage:
 
 
 @dataclass
-class HospitalService:
-    """The service of one site, which connects to the coordinator and answers its messages.
+class HospitalMessageLoop:
+    """Connects one site to the coordinator, answers its messages and reconnects after each lost connection.
 
     Attributes:
         tell: Prints one line for the hospital's staff.

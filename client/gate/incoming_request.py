@@ -84,7 +84,7 @@ class IncomingRequest:
             if self._record.plan != hash_plan(plan):
                 reason = "this run was announced with another plan; another plan needs a new run"
                 verdict = PolicyVerdict("run.plan", reason)
-            elif self._seconds_left() == 0:
+            elif self._policy_seconds_left() == 0:
                 verdict = self.time_limit_verdict()
         return work, self._check_initial_model(work) if verdict.allowed else verdict
 
@@ -116,7 +116,7 @@ class IncomingRequest:
         """
         began = time.monotonic()
         try:
-            with interrupt_after(self._seconds_left()):
+            with interrupt_after(self._policy_seconds_left()):
                 yield
         finally:
             if self._site.durable:  # a simulation needs no record of time
@@ -132,7 +132,7 @@ class IncomingRequest:
         most = self._policy.maximum_hours or 0.0
         return PolicyVerdict("policy.maximum_hours", f"it is {most:g}, and the work on this request took that long")
 
-    def _seconds_left(self) -> float | None:
+    def _policy_seconds_left(self) -> float | None:
         """Return the seconds left by the limits of the request and of its run; None without a limit."""
         request, whole = self._policy.maximum_hours, self._policy.maximum_run_hours
         limits = [] if request is None else [request * HOUR_S]

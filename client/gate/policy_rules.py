@@ -69,7 +69,11 @@ class RequestedWork:
     def updated_model_groups(self) -> tuple[str, ...]:
         """Return the model groups (trunk, norm, head) whose update the method needs."""
         method = self.method
-        sends = {"trunk": method.traffic.trunk, "norm": method.sends_norm, "head": method.traffic.head}
+        sends = {
+            "trunk": method.declared_payload.trunk,
+            "norm": method.sends_norm,
+            "head": method.declared_payload.head,
+        }
         return tuple(name for name in GROUPS if sends[name])
 
     @property
@@ -178,7 +182,10 @@ def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, st
         "policy.parts",
         _unlisted_names_fault(work.updated_model_groups, policy.parts, f"{method.name} needs the change of"),
     )
-    yield "policy.statistics", _unlisted_names_fault(method.traffic.names, policy.statistics, f"{method.name} needs")
+    yield (
+        "policy.statistics",
+        _unlisted_names_fault(method.declared_payload.names, policy.statistics, f"{method.name} needs"),
+    )
     yield "policy.maximum_update_norm", _clipping_fault(policy, work)
     yield from _privacy_rules(policy, plan)
 
@@ -304,7 +311,7 @@ def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[t
         case RollCallAnswer():
             if reply.positives:
                 uncalled = f"{work.method.name} does not ask how many images show a class"
-                yield "policy.label_counts", "" if work.method.traffic.label_counts else uncalled
+                yield "policy.label_counts", "" if work.method.declared_payload.label_counts else uncalled
                 yield "policy.label_counts", "" if policy.label_counts else "it is false"
             yield "policy.smallest_count", _small_count_fault(policy, reply)
         case TrainReply():
@@ -316,7 +323,7 @@ def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[t
             )
             yield "method.groups", unneeded
             yield "policy.parts", _unlisted_names_fault(groups, policy.parts, "it does not have")
-            sent, declared = tuple(reply.statistics), work.method.traffic.names
+            sent, declared = tuple(reply.statistics), work.method.declared_payload.names
             yield "method.statistics", _unlisted_names_fault(sent, declared, f"{name} does not declare")
             yield "policy.statistics", _unlisted_names_fault(sent, policy.statistics, "it does not have")
             bound = policy.maximum_update_norm

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from common.wire.codec import record_field_names
 from common.wire.records import BenefitReply, EvaluateReply, Record, RefusalNoted, RollCallAnswer, TrainReply
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
-from strategies.registry import describe_statistics
+from strategies.registry import meanings_of_all_statistics
 
 SENT = (
     RollCallAnswer,
@@ -44,7 +44,7 @@ def field_meanings(record: type[Record]) -> dict[str, str]:
 
 
 MEANING: Mapping[str, Mapping[str, str]] = {record.__name__: field_meanings(record) for record in SENT}
-STATISTICS: Mapping[str, str] = describe_statistics()
+STATISTICS: Mapping[str, str] = meanings_of_all_statistics()
 
 
 def meaning_of_field(record: str, field: str) -> str:

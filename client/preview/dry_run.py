@@ -23,7 +23,7 @@ from rich.text import Text
 from client.app import make_client_app
 from client.preview.data_dictionary import MEANING, meaning_of_field
 from client.site.site import Site
-from common.config import Experiment, ParticipationSection, make_plan
+from common.config import Experiment, ParticipationSection, make_hospital_plan
 from common.errors import raise_faults
 from common.models.network import build
 from common.models.state import build_initial_frozen_part, layout_of, read_state, with_frozen_hash
@@ -117,7 +117,7 @@ def make_first_round_records(site: Site, experiment: Experiment) -> tuple[list[R
     Raises:
         BadInput: If the method cannot use this site's labels, or needs metrics that the policy withholds.
     """
-    plan = make_plan(experiment)
+    plan = make_hospital_plan(experiment)
     frozen = build_initial_frozen_part(plan.model, plan.run.seed, Path())
     plan = plan.model_copy(update={"model": with_frozen_hash(plan.model, frozen), "weights_sha256": None})
     with tempfile.TemporaryDirectory() as folder:
@@ -134,7 +134,7 @@ def make_first_round_records(site: Site, experiment: Experiment) -> tuple[list[R
         return grid.records, grid.errors
 
 
-def list_field_rows(content: RecordDict) -> list[RecordFieldRow]:
+def list_record_field_rows(content: RecordDict) -> list[RecordFieldRow]:
     """List the fields of one record for a table."""
     fields: dict[str, Any] = dict(content.config_records["fields"])
     record = str(fields["wire.record"])
@@ -165,7 +165,7 @@ def _describe_range(numbers: NDArray[np.float32] | NDArray[np.int64]) -> str:
 
 def format_record(content: RecordDict) -> Group:
     """Format a record for the terminal, with fields of the same meaning in one group."""
-    every = list_field_rows(content)
+    every = list_record_field_rows(content)
     title = f"{every[0].record}: {payload_bytes(content):,} bytes, SHA-256 {record_sha256(content)[:16]}..."
     empty = [row.field for row in every if row.values in ("", "[]")]
     sent = [row for row in every if row.field not in empty]
@@ -193,7 +193,7 @@ def write_records(records: Sequence[RecordDict], out: Path) -> list[Path]:
     paths = list[Path]()
     with remove_outputs_on_failure(out):
         for number, content in enumerate(records, 1):
-            every = list_field_rows(content)
+            every = list_record_field_rows(content)
             fields = {row.field: {"shape": row.shape, "bytes": row.size, "values": row.values} for row in every}
             text = to_json_text({"sha256": record_sha256(content), "fields": fields}, indent=1, allow_nan=True) + "\n"
             name = f"{number}-{every[0].record}"

@@ -125,7 +125,7 @@ class RoundStateFolder:
             if expected and counted:
                 raise LostRoundState(f"its state after round {counted} is missing: {name}.")
             return SiteRoundState()
-        if settled and not self.is_round_settled(counted):
+        if settled and not self.may_continue_from_round(counted):
             return SiteRoundState()
         try:
             return parse_round_state(path.read_bytes())
@@ -149,7 +149,7 @@ class RoundStateFolder:
         for path in sorted(self.folder.glob("opened-*"))[:-KEPT_ROUNDS]:
             path.unlink()
 
-    def is_round_settled(self, server_round: int) -> bool:
+    def may_continue_from_round(self, server_round: int) -> bool:
         """Return True if :meth:`mark_round_settled` has marked a round, and no later training overwrote its state."""
         return self.settled_request_hash(server_round) is not None
 

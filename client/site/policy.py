@@ -162,9 +162,9 @@ class Policy(TomlSection):
         plugins = any(name.startswith(PLUGIN) for name in info.data.get("methods") or ())
         if plugins or not names:
             return names
-        from strategies.registry import describe_statistics  # imports torch, so only if needed
+        from strategies.registry import meanings_of_all_statistics  # imports torch, so only if needed
 
-        return _check_known_names(names, describe_statistics(), "statistics")
+        return _check_known_names(names, meanings_of_all_statistics(), "statistics")
 
 
 def _check_known_names(names: tuple[str, ...] | None, options: Iterable[str], noun: str) -> tuple[str, ...] | None:

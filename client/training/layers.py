@@ -105,7 +105,7 @@ class DisclosureLimitsLayer(SiteRoundLayer):
         """Train, and remove the statistics that depend on few patients."""
         result, policy = train(task, request), task.site.policy
         few = mark_rows_below_threshold(task.site.train, task.network.class_names, policy)
-        statistics = suppress_small_statistics(result.statistics, task.method.traffic.statistics, few, policy)
+        statistics = suppress_small_statistics(result.statistics, task.method.declared_payload.statistics, few, policy)
         loss = result.train_loss if may_send_validation_metrics(task) else None
         return replace(result, statistics=statistics, train_loss=loss)
 
@@ -142,7 +142,7 @@ def _make_zero_update_result(task: LocalTask, request: TrainRequest) -> LocalRes
     plan, network, received = task.plan, task.network, task.received
     write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
     statistics: Arrays = {}
-    if task.method.traffic.statistics:  # of the received model; noise is added later
+    if task.method.declared_payload.statistics:  # of the received model; noise is added later
         local = task.method.make_local_round(make_client_context(task, request))
         statistics = local.statistics(network, np.zeros(plan.training.epochs, np.float32))
     return LocalResult(

@@ -106,7 +106,7 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
         statistics, method_state = local.statistics(network, trained.losses), local.method_state(network)
     if method_state and not task.method.keeps_method_state:
         raise WireError(f"{task.method.name} stores a state and does not declare it: keeps_method_state = True.")
-    if undeclared := statistics.keys() - set(task.method.traffic.names):
+    if undeclared := statistics.keys() - set(task.method.declared_payload.names):
         raise WireError(f"{task.method.name} does not declare {quote_names(sorted(undeclared))}.")
     return LocalResult(
         state=state,
@@ -188,9 +188,9 @@ def compute_model_difference(
     now, before = trained.head.select_rows(sent), received.head.select_rows(sent)
     with np.errstate(over="ignore"):  # a difference may overflow to infinity
         return ModelGroups(
-            trained.trunk - received.trunk if method.traffic.trunk else None,
+            trained.trunk - received.trunk if method.declared_payload.trunk else None,
             trained.norm - received.norm if method.sends_norm else None,
-            Head(sent, now.weight - before.weight, now.bias - before.bias) if method.traffic.head else None,
+            Head(sent, now.weight - before.weight, now.bias - before.bias) if method.declared_payload.head else None,
         )
 
 
@@ -280,9 +280,9 @@ def _make_evaluate_reply(
 def select_local_parts(state: ModelState, method: SiteMethod) -> ModelGroups:
     """Return the model groups that are trained at the site and never leave it."""
     return ModelGroups(
-        None if method.traffic.trunk else state.trunk,
+        None if method.declared_payload.trunk else state.trunk,
         None if method.sends_norm or method.frozen_norm else state.norm,
-        None if method.traffic.head else state.head,
+        None if method.declared_payload.head else state.head,
     )
 
 

@@ -187,7 +187,7 @@ class UncoveredChangeError(BadInput):
     """Raised when something in the model changed that no noise covers; it depends on the images, and has a cost."""
 
 
-def refuse_uncovered_change(task: LocalTask, state: ModelState, covered: Iterable[Tensor] = ()) -> None:
+def refuse_unnoised_change(task: LocalTask, state: ModelState, covered: Iterable[Tensor] = ()) -> None:
     """Compare a model with the received model before the difference leaves.
 
     Args:
@@ -284,10 +284,10 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             UncoveredChangeError: If evaluation or training changed something that the noise does not cover.
         """
         if self.plan.privacy.level != "update":
-            refuse_uncovered_change(task, read_state(task.network))  # evaluation, before training
+            refuse_unnoised_change(task, read_state(task.network))  # evaluation, before training
             result = train(task, request)
             groups = result.optimizer.param_groups
-            refuse_uncovered_change(task, result.state, [value for group in groups for value in group["params"]])
+            refuse_unnoised_change(task, result.state, [value for group in groups for value in group["params"]])
             return result
         result = train(task, request)
         noisy = self.site_privacy.make_reply_noise(self._make_noise_source(request))

@@ -185,7 +185,7 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
         site.refuse_too_few_patients()
     followed, own = read_site_plan(site, request.plan), site.declaration.canonical_names
     plan, method = followed.plan, followed.method
-    if method.traffic.rows == "own" and request.class_names != own:
+    if method.declared_payload.rows == "own" and request.class_names != own:
         raise WireError(
             f"the request has head rows {quote_names(request.class_names)}, this site has {quote_names(own)}."
         )

@@ -18,7 +18,7 @@ from common.data.base.spec import (
     NihSpec,
     NpzSpec,
     PhantomSpec,
-    PluginSpec,
+    PluginDatasetSpec,
 )
 from common.data.images.store import IN_MEMORY, DecodedImageStore
 from common.data.sources.built_in import load_digits, load_phantom
@@ -50,7 +50,7 @@ def dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
                 return composite_faults(spec, base)
             case MixtureSpec():
                 return mixture_faults(spec, base)
-            case PluginSpec():
+            case PluginDatasetSpec():
                 return plugin_installation_faults(spec)
             case DigitsSpec() | PhantomSpec():
                 return []
@@ -85,7 +85,7 @@ def load_dataset(spec: DataSpec, base: Path, store: DecodedImageStore = IN_MEMOR
             return load_digits(spec)
         case PhantomSpec():
             return load_phantom(spec)
-        case PluginSpec():
+        case PluginDatasetSpec():
             return load_plugin_dataset(spec, base, store.tell)
         case _:
             return decode_table_pictures(opened or open_label_table(spec, base), spec, store)

@@ -270,10 +270,10 @@ def unfreeze_network(network: SplitNetwork) -> None:
     network.requires_grad_(True).train()
     if network.spec.train != "all":
         reset_running_statistics(network)
-        _exclude_frozen_layers(network)
+        _disable_frozen_layer_training(network)
 
 
-def _exclude_frozen_layers(network: SplitNetwork) -> None:
+def _disable_frozen_layer_training(network: SplitNetwork) -> None:
     """Switch off gradients of frozen layers, and put the backbone's frozen layers and dropout in evaluation mode."""
     for name, parameter in network.named_parameters():
         if name in network.frozen:
@@ -308,7 +308,7 @@ def set_train_mode(network: SplitNetwork, *, frozen_batch_norm: bool = False, fr
     network.train()
     network.backbone.requires_grad_(True)
     if network.frozen:
-        _exclude_frozen_layers(network)
+        _disable_frozen_layer_training(network)
     if frozen_backbone:
         freeze_backbone(network)
     if frozen_batch_norm:

@@ -23,12 +23,12 @@ def hash_python_object(part: object) -> str:
     includes only the names, so a change of an imported package is not detected.
     """
     digest = hashlib.sha256()
-    for piece in _bytes_of_object(part, {}):
+    for piece in _yield_object_bytes_for_hash(part, {}):
         digest.update(f"{len(piece)}:".encode() + piece)
     return digest.hexdigest()
 
 
-def _bytes_of_object(part: Any, visited: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
+def _yield_object_bytes_for_hash(part: Any, visited: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
     """Yield the bytes of an object for hashing; an object that occurs again is replaced by its number.
 
     Args:
@@ -41,21 +41,23 @@ def _bytes_of_object(part: Any, visited: dict[int, tuple[int, Any]]) -> Iterator
     else:
         visited[id(part)] = len(visited), part
         yield type(part).__qualname__.encode()
-        yield from _bytes_of_content(part, visited)
+        yield from _yield_content_bytes_for_hash(part, visited)
 
 
-def _bytes_of_content(part: Any, visited: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
+def _yield_content_bytes_for_hash(part: Any, visited: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
     if isinstance(part, types.ModuleType):
         yield part.__name__.encode()
     elif isinstance(part, functools.partial):
-        yield from _bytes_of_sequence((part.func, part.args, part.keywords), visited)
+        yield from _yield_sequence_bytes_for_hash((part.func, part.args, part.keywords), visited)
     elif isinstance(part, types.MethodType):
-        yield from _bytes_of_sequence((part.__func__, part.__self__), visited)
+        yield from _yield_sequence_bytes_for_hash((part.__func__, part.__self__), visited)
     elif isinstance(part, types.FunctionType):
         yield _source_bytes_for_hash(part)
         closure = inspect.getclosurevars(part)
         used = {name: value for name, value in closure.globals.items() if not isinstance(value, types.ModuleType)}
-        yield from _bytes_of_sequence((part.__defaults__, part.__kwdefaults__, dict(closure.nonlocals), used), visited)
+        yield from _yield_sequence_bytes_for_hash(
+            (part.__defaults__, part.__kwdefaults__, dict(closure.nonlocals), used), visited
+        )
     elif isinstance(part, type):
         yield f"{part.__module__}.{part.__qualname__}".encode()
         yield _source_bytes_for_hash(part)
@@ -65,20 +67,20 @@ def _bytes_of_content(part: Any, visited: dict[int, tuple[int, Any]]) -> Iterato
     elif type(part).__name__.startswith("Uninitialized"):  # torch's, of a lazy layer
         yield b"uninitialized"
     elif hasattr(part, "detach") and hasattr(part, "numpy"):  # torch's
-        yield from _bytes_of_object(part.detach().cpu().float().numpy(), visited)
+        yield from _yield_object_bytes_for_hash(part.detach().cpu().float().numpy(), visited)
     elif isinstance(part, Mapping):
-        yield from _bytes_of_sequence(chain.from_iterable(part.items()), visited)
+        yield from _yield_sequence_bytes_for_hash(chain.from_iterable(part.items()), visited)
     elif isinstance(part, Collection) and not isinstance(part, set | frozenset):
-        yield from _bytes_of_sequence(part, visited)
+        yield from _yield_sequence_bytes_for_hash(part, visited)
     elif (state := getattr(part, "__dict__", None)) is None:
         yield re.sub(" at 0x[0-9a-f]+", "", repr(part)).encode()
     else:
-        yield from _bytes_of_sequence((type(part), state), visited)
+        yield from _yield_sequence_bytes_for_hash((type(part), state), visited)
 
 
-def _bytes_of_sequence(parts: Any, visited: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
+def _yield_sequence_bytes_for_hash(parts: Any, visited: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
     for part in parts:
-        yield from _bytes_of_object(part, visited)
+        yield from _yield_object_bytes_for_hash(part, visited)
 
 
 def _source_bytes_for_hash(part: Any) -> bytes:
@@ -96,11 +98,13 @@ def _source_bytes_for_hash(part: Any) -> bytes:
             text = inspect.getsource(part).encode()
         except (OSError, TypeError):
             without_file = codes
-    return text + b"".join(name.encode() + _bytes_of_code(inner) for name, inner in without_file.items())
+    return text + b"".join(name.encode() + _yield_code_bytes_for_hash(inner) for name, inner in without_file.items())
 
 
-def _bytes_of_code(code: types.CodeType) -> bytes:
-    inner = b"".join(_bytes_of_code(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+def _yield_code_bytes_for_hash(code: types.CodeType) -> bytes:
+    inner = b"".join(
+        _yield_code_bytes_for_hash(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)
+    )
     # The text of a set follows from hashes, which differ between processes: its members are sorted.
     plain = [
         sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant

@@ -116,7 +116,7 @@ def _read_answer(reply: Message, classes: Sequence[str], method: SiteMethod) -> 
         raise UnknownLabels(f"sent labels that cannot be read: {error}") from None
     if unknown := [name for name in names if name not in classes]:
         raise UnknownLabels(f"labels {unknown}; the model's rows are {list(classes)}")
-    if method.traffic.label_counts:
+    if method.declared_payload.label_counts:
         if not positives:
             raise UnknownLabels("sent no counts: this strategy needs positives and images in its SiteLabels")
         if method.task == "multi_class" and (shown := sum(positives)) > images:

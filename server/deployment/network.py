@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from common.config import ExperimentFile, make_plan
+from common.config import ExperimentFile, make_hospital_plan
 from common.data.base.image_set import ImageSet, Splits
 from common.data.load import load_dataset, load_external_test_images
 from common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
@@ -110,7 +110,7 @@ class NetworkBackend:
             faults += error.faults
         faults += network_build_faults(experiment.model, file.base_folder) + timer_order_faults(list_timers(experiment))
         if not faults:
-            faults += private_network_faults(make_plan(experiment), method.site)
+            faults += private_network_faults(make_hospital_plan(experiment), method.site)
         raise_faults([prefix_fault_with_file(file, fault) for fault in faults])
         if not is_superlink_answering(self.coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
             raise BadInput([make_no_superlink_fault(self.coordinator)])

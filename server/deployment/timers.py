@@ -125,7 +125,7 @@ def list_timers(experiment: Experiment | None) -> list[Timer]:
     return [*run_timers, *FIXED]
 
 
-def timers_table(all_timers: Sequence[Timer]) -> Table:
+def timer_settings_table(all_timers: Sequence[Timer]) -> Table:
     """Format the timers as a table for the terminal, with two lines per timer."""
     table = Table("seconds", "timer, where it is set, what happens when it fires", box=None, padding=(0, 2, 0, 0))
     table.columns[0].justify = "right"

@@ -25,7 +25,7 @@ from common.data.images.store import user_image_store
 from common.data.load import load_dataset, refuse_unknown_test_classes
 from common.data.sources.npz import load_npz_test
 from common.data.sources.npz_file import read_npz_headers
-from common.data.tables.csv import TableColumns
+from common.data.tables.csv import CsvColumns
 from common.data.tables.roles import image_column, patient_column
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.metrics.auroc import ClassMetrics, mean_and_sd, per_class
@@ -148,7 +148,7 @@ def _data_spec_of_run(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | 
 
 
 def _make_csv_spec(
-    network: SplitNetwork, of_run: FolderSpec | None, labelled: EvaluationInput, columns: TableColumns
+    network: SplitNetwork, of_run: FolderSpec | None, labelled: EvaluationInput, columns: CsvColumns
 ) -> FolderSpec:
     """Return the data spec of a csv: columns by option, else as in the run's settings, else guessed from the cells."""
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from common.data.base.spec import Axis, BitDepth, DataSpec, Frame, NpzSpec, PictureRendering, Window
 from common.data.sources.npz import array_key_faults
 from common.data.sources.npz_file import read_npz_headers
-from common.data.tables.csv import TableColumns, missing_column_faults, read_columns
+from common.data.tables.csv import CsvColumns, missing_column_faults, read_columns
 from common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from common.models.zoo.spec import DESCRIPTION, model_folder_faults
 from common.system.files import is_file, missing_input_fault, new_output_file_faults
@@ -152,7 +152,7 @@ def add_options_to_faults(labelled: EvaluationInput) -> Iterator[None]:
 
 
 def missing_class_column_faults(
-    data: Path, columns: TableColumns, class_names: Sequence[str], finding_column: str | None
+    data: Path, columns: CsvColumns, class_names: Sequence[str], finding_column: str | None
 ) -> list[Fault]:
     """Return a fault if a csv file has no column that holds labels of the run's classes.
 
@@ -209,7 +209,7 @@ def make_npz_spec(labelled: EvaluationInput, of_run: NpzSpec | None = None) -> N
     return spec.model_copy(update={key: getattr(of_run, key) for key in ("classes", "keep", "image_size", "resize")})
 
 
-def read_labelled_csv_columns(labelled: EvaluationInput) -> TableColumns:
+def read_labelled_csv_columns(labelled: EvaluationInput) -> CsvColumns:
     """Read the csv's columns, and check that those named by options exist.
 
     Raises:

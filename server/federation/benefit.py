@@ -18,7 +18,7 @@ from common.wire.codec import encode_record
 from common.wire.records import BenefitReply, BenefitRequest, ModelGroups
 from server.federation.recorder import RunTotals
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.state import select_request_groups
+from strategies.engine.state import select_site_groups
 
 QUERY = f"{MessageType.QUERY}.benefit"
 
@@ -49,7 +49,7 @@ def collect_benefit_comparisons(
     requests = coordinator.begin_exchange(server_round)
     requests.deadline_s, messages = seconds, list[Message]()
     for site, count in sorted(epochs.items()):
-        groups = select_request_groups(initial, requests.context.contract.sites[site])
+        groups = select_site_groups(initial, requests.context.contract.sites[site])
         request = requests.make_request_record(
             partial(BenefitRequest, initial=groups, epochs=count), site, coordinator.result_model
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from common.config import Experiment, make_plan
+from common.config import Experiment, make_hospital_plan
 from common.data.load import refuse_unknown_test_classes
 from common.errors import BadInput, Fault, raise_faults
 from common.metrics.multi_class import find_best_client_accuracies
@@ -46,7 +46,7 @@ def run_federation(
     recorder = RunRecorder(experiment, setting, watchers)
     coordinator = make_coordinator(
         build_experiment_strategy(experiment),
-        make_plan(experiment),
+        make_hospital_plan(experiment),
         experiment.participation,
         setting.run,
         callbacks=recorder,

@@ -94,7 +94,7 @@ class RunAudit:
         sha256 = record_sha256(content)
         facts: dict[str, Any] = {"release": member.answer.version, "sha256": sha256, "bytes": payload_bytes(content)}
         if self._key_of is not None:
-            facts |= {"public_key": self._key_of(site), **_signature_fields(member.signed)}
+            facts |= {"public_key": self._key_of(site), **_audit_signature_fields(member.signed)}
         self.audit.append(event="enrolled", round=server_round, site=site, **facts)
         if self.keep:
             self._store_record("roll-call", site, content)
@@ -112,7 +112,7 @@ class RunAudit:
         if (content := arrival.content) is not None:
             facts |= {"bytes": payload_bytes(content), "sha256": record_sha256(content)}
             if self._key_of is not None:
-                facts |= _signature_fields(unverified_signature_or_none(content))
+                facts |= _audit_signature_fields(unverified_signature_or_none(content))
         about = {"round": arrival.round, "site": arrival.site, "record": arrival.record}
         counts = self.keep and not arrival.reason and arrival.round > 0
         if counts and content is not None and arrival.record == TrainReply.__name__:
@@ -147,7 +147,7 @@ class RunAudit:
         write_atomically(self._updates / folder / update_file_of_site(site), data, durable=self.durable)
 
 
-def _signature_fields(signed: SignedStatement | None) -> dict[str, Any]:
+def _audit_signature_fields(signed: SignedStatement | None) -> dict[str, Any]:
     """Return the fields of an audit entry for the site's signature."""
     return {"of_a_hospital": True, **(signed.model_dump() if signed else {})}
 

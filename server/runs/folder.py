@@ -59,7 +59,7 @@ def demo_folder_faults(path: Path) -> list[Fault]:
     return [] if free else [Fault(f"--out {path}", "holds something that no demo wrote.", "Name another folder.")]
 
 
-def verification_path_faults(path: Path) -> list[Fault]:
+def receipt_or_folder_faults(path: Path) -> list[Fault]:
     """Return a fault if a path is neither a receipt nor a run folder with an audit.
 
     The verification itself reports a missing or damaged receipt beside an audit.

@@ -224,7 +224,7 @@ def unrepeatable_rounds_reason(receipt: Receipt, experiment: Experiment) -> str:
         return "the run did not keep its updates (run.keep_updates)"
     if experiment.privacy.secure_aggregation:
         return "under secure aggregation updates came masked, and what unmasks them is not kept"
-    if isinstance(method, SequentialMethod) and method.server_training is not None:
+    if isinstance(method, SequentialMethod) and method.server_training_settings is not None:
         return "the coordinator trained on images of its own, which are no part of the receipt"
     return ""
 
@@ -305,7 +305,7 @@ class AggregationReplay:
             for hops, reply in enumerate(replies.values(), start=1):
                 visited = pass_through_site(passed, reply, self.clip_limit, self.lengths)
                 passed, self.lengths = visited.model, visited.lengths
-                self.model = self.method.after_hop(left, hops, self.model, passed)
+                self.model = self.method.result_after_hop(left, hops, self.model, passed)
             return
         if self.clip_limit is not None:
             replies, _ = shorten_long_updates(replies, self.clip_limit)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from common.config import Experiment, ExperimentFile, make_plan
+from common.config import Experiment, ExperimentFile, make_hospital_plan
 from common.data.base.image_set import ImageSet, SkippedImage, describe_skipped_images, hash_dataset
 from common.data.load import (
     dataset_faults,
@@ -48,7 +48,7 @@ from server.runs.samples import shows_samples, write_samples
 from server.runs.tracking import TrackingStore
 from server.simulation.backends.inline import import_site_app, run_inline
 from server.simulation.backends.ray_grid import SimulatedRunFacts, run_on_ray
-from server.simulation.backends.ray_process import RayProcess, start_ray_process
+from server.simulation.backends.ray_process import RayDriverHandle, start_ray_process
 from strategies.local.arithmetic import choose_arithmetic, set_arithmetic
 from strategies.local.plugin_calls import find_plugin_faults
 from strategies.method_list import prefix_fault_with_file
@@ -70,7 +70,7 @@ def simulate(
     web_port: int | None = None,
     progress: ProgressFormat = ProgressFormat.auto,
     pages: bool = True,
-    ray_process: RayProcess | None = None,
+    ray_process: RayDriverHandle | None = None,
 ) -> dict[str, Any]:
     """Run a simulated experiment and write the run folder ``out``; return the summary.
 
@@ -104,7 +104,7 @@ class Simulation:
     console: Console
     web_port: int | None
     progress: ProgressFormat
-    ray_process: RayProcess | None = None
+    ray_process: RayDriverHandle | None = None
     durable: bool = field(default=False, init=False)
     method: Method = field(init=False)
     data: SimulatedData = field(init=False)
@@ -233,7 +233,7 @@ class Simulation:
         experiment = self.experiment
         if experiment.training.precision != "fastest":
             return experiment
-        arithmetic = choose_arithmetic(make_plan(experiment), self._device, opening.folder.path, durable=False)
+        arithmetic = choose_arithmetic(make_hospital_plan(experiment), self._device, opening.folder.path, durable=False)
         self.tell(f"fastest on this machine: {arithmetic}")
         return set_arithmetic(experiment, arithmetic)
 
@@ -281,7 +281,7 @@ def check_experiment(
     if class_names and experiment.partition is not None:
         faults += partition_faults(class_names, experiment.partition)
     if not faults:
-        faults += private_network_faults(make_plan(experiment), method.site)
+        faults += private_network_faults(make_hospital_plan(experiment), method.site)
     raise_faults([prefix_fault_with_file(file, fault) for fault in faults])
     try:
         data = load_simulated_data(experiment, file.base_folder, tell)

@@ -146,7 +146,7 @@ def make_aggregator(
     """
     if buffered or method.site.parameters.mean is not None:
         return BufferedAggregator(method, model, folder)
-    return StreamingAggregator(model, sites, method.site.parameters.weighting, method.head_mean, folder)
+    return StreamingAggregator(model, sites, method.site.parameters.weighting, method.head_mean_class, folder)
 
 
 # ---------------------------------------------------------------------- the rules
@@ -179,7 +179,7 @@ def merge_updates(
     if parameters.mean is not None:
         return average_updates_robustly(model, [reply.update for reply in replies.values()], weights, parameters.mean)
     weighted = method.site_weights(context, replies, weights)
-    return MergedUpdates(average_updates(model, list(replies.values()), weighted, method.head_mean))
+    return MergedUpdates(average_updates(model, list(replies.values()), weighted, method.head_mean_class))
 
 
 def update_global_model(

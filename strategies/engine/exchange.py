@@ -40,7 +40,7 @@ from common.wire.records import (
     TrainRequest,
 )
 from strategies.engine.events import ReplyArrival, TooFewSites
-from strategies.engine.state import FederationState, select_reply_groups, select_request_groups
+from strategies.engine.state import FederationState, select_reply_groups, select_site_groups
 from strategies.local.site_method import largest_epoch_count
 from strategies.methods.base import Method, RoundContext
 
@@ -120,7 +120,7 @@ class SendTime:
     wall: float = field(default_factory=time.time)
 
     @property
-    def longest_work_s(self) -> float:
+    def longest_possible_work_s(self) -> float:
         """Return the longest time in seconds that a site can have worked on the request so far."""
         return SLACK * max(time.monotonic() - self.monotonic, time.time() - self.wall) + SLACK_S
 
@@ -205,7 +205,7 @@ class ExchangeRequests:
             counted=self.state.counted.get(site, 0),
             best=self.best,
             left_out=self.state.left_out.get(site, ""),
-            model=select_request_groups(model, rows),
+            model=select_site_groups(model, rows),
             frozen=ModelGroups()
             if self.frozen is None
             else self.frozen.frozen_part_for_site(site, held_before=held_before),
@@ -481,7 +481,7 @@ def find_reply_mismatch(
                 return f"statistics are {shapes}, expected {due}"
         if record.epochs > (most := largest_epoch_count(method.site, requests.plan)):
             return f"says that it trained {record.epochs:,} epochs, and was asked for at most {most:,}"
-        if record.seconds > (longest := requests.sent_at[site].longest_work_s):
+        if record.seconds > (longest := requests.sent_at[site].longest_possible_work_s):
             return f"says that it trained for {record.seconds:,.0f} s, and was asked at most {longest:,.0f} s ago"
         return ""
     masked = record.masked_classes if isinstance(record, EvaluateReply) else ()

@@ -128,12 +128,12 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
         model, replies, contract = coordinator.state.model, received.accepted, coordinator.sites.contract
         queries = MaskingQueries(coordinator, coordinator.requests.context.round)
         layout = SegmentLayout(
-            len(model.trunk) if method.traffic.trunk else 0,
+            len(model.trunk) if method.declared_payload.trunk else 0,
             len(model.norm) if method.sends_norm else 0,
-            model.head.features if method.traffic.head else 0,
+            model.head.features if method.declared_payload.head else 0,
         )
         rows = {site: method.rows_sent(method.rows_of(site, contract), contract.sites[site]) for site in replies}
-        sent = {site: tuple(sorted(rows[site])) if method.traffic.head else () for site in replies}
+        sent = {site: tuple(sorted(rows[site])) if method.declared_payload.head else () for site in replies}
         classes = tuple(sorted({name for names in sent.values() for name in names}))
         bound, shares = max_update_value(coordinator.plan, method), make_distributed_noise(coordinator.plan, method)
         request = MaskedSumRequest(queries.run, queries.round, sent, classes, layout, bound, shares)

@@ -145,7 +145,7 @@ class SequentialCoordinator(Coordinator):
 
     def _should_stop_early(self) -> bool:
         """Return True if the best mixed model is older than the method's patience in rounds (specs 2.4, step 7)."""
-        server, best = self.method.server_training, self.state.best_round
+        server, best = self.method.server_training_settings, self.state.best_round
         settled = server is not None and best > 0 and self.state.round - best >= server.patience
         return settled or super()._should_stop_early()
 
@@ -254,13 +254,13 @@ class SequentialCoordinator(Coordinator):
             done.replies[site] = reply
             done.model, done.lengths = passed.model, passed.lengths
             left = self.plan.run.rounds - reply.round
-            done.result = self.method.after_hop(left, len(done.replies), done.result, done.model)
+            done.result = self.method.result_after_hop(left, len(done.replies), done.result, done.model)
 
     def _mix_with_coordinator_model(
         self, hospitals: ModelState, server_round: int
     ) -> tuple[ModelState, Moments, CoordinatorTrainingRecord | None]:
         """Train the previous model on the coordinator's images, and mix the result with the hospitals' model."""
-        server, state = self.method.server_training, self.state
+        server, state = self.method.server_training_settings, self.state
         if server is None:
             return hospitals, state.moments, None
         assert self._own is not None, "checked before the run"

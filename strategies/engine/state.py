@@ -110,7 +110,7 @@ class FederationState:
         return self.model if self.best is None else self.best
 
 
-def select_request_groups(model: ModelState, rows: Sequence[str]) -> ModelGroups:
+def select_site_groups(model: ModelState, rows: Sequence[str]) -> ModelGroups:
     """Return the parts of the global model that a site with these head rows receives.
 
     Parts that sites keep local are included, because a site needs them in its first round, or after its disk was lost.
@@ -122,9 +122,9 @@ def select_reply_groups(sent: ModelGroups, method: SiteMethod, annotated: Collec
     """Return the model parts that a site with these classes sends back: those that the method averages."""
     head = sent.head.select_rows(method.rows_sent(sent.head.class_names, annotated)) if sent.head else None
     return ModelGroups(
-        sent.trunk if method.traffic.trunk else None,
+        sent.trunk if method.declared_payload.trunk else None,
         sent.norm if method.sends_norm else None,
-        head if method.traffic.head else None,
+        head if method.declared_payload.head else None,
         method.parameters.compress_update,
     )
 
@@ -186,11 +186,11 @@ def record_validation(
         with_auroc = validation.auroc.keys() & validation.loss.keys()
         state = replace(state, criterion=criterion if 2 * len(with_auroc) > len(validation.loss) else "loss")
     if state.criterion == "loss":
-        return record_losses(state, validation.loss)
-    return record_losses(state, {site: 1 - auroc for site, auroc in validation.auroc.items()})
+        return update_best_model(state, validation.loss)
+    return update_best_model(state, {site: 1 - auroc for site, auroc in validation.auroc.items()})
 
 
-def record_losses(state: FederationState, losses: Losses) -> FederationState:
+def update_best_model(state: FederationState, losses: Losses) -> FederationState:
     """Return the state with the sites' losses of the current model, which becomes the best model if it is better.
 
     The lowest unweighted mean is best (specs 1.4), unless most sites object (:mod:`strategies.engine.state`). Only

@@ -80,7 +80,7 @@ def choose_arithmetic(plan: Plan, device: str, folder: Path, *, durable: bool) -
     except (OSError, ValueError, TypeError, AttributeError):  # a damaged file: the choices can be measured again
         stored = {}
     if about not in stored:
-        stored[about] = find_fastest_arithmetic(time_training_steps(plan, list_arithmetics()))
+        stored[about] = find_fastest_arithmetic(time_training_steps(plan, list_cpu_arithmetics()))
         newest = dict(list(stored.items())[-MOST_KEPT:])
         text = json.dumps({name: vars(arithmetic) for name, arithmetic in newest.items()}, indent=1)
         write_atomically(folder / FILE, text.encode(), durable=durable)
@@ -92,7 +92,7 @@ def set_arithmetic(request: Request, arithmetic: Arithmetic) -> Request:
     return request.model_copy(update={"training": request.training.model_copy(update=vars(arithmetic))})
 
 
-def list_arithmetics() -> Sequence[Arithmetic]:
+def list_cpu_arithmetics() -> Sequence[Arithmetic]:
     """Return all kinds of arithmetic that this CPU offers, the default first."""
     precisions: Sequence[Literal["float32", "bf16"]] = ("float32", "bf16") if cpu_supports_bf16() else ("float32",)
     formats: Sequence[MemoryFormat] = ("channels_last", "contiguous")

@@ -181,7 +181,7 @@ class SiteMethod:
     # ------------------------------------------------------------------ declared data
 
     @cached_property
-    def traffic(self) -> Payload:
+    def declared_payload(self) -> Payload:
         """Return the data that sites send and receive with these parameters."""
         return self.declared
 
@@ -229,7 +229,7 @@ class SiteMethod:
     @cached_property
     def sends_norm(self) -> bool:
         """Return True if batch normalisation is averaged with the trunk."""
-        return self.traffic.trunk and self.parameters.trunk == "fedavg"
+        return self.declared_payload.trunk and self.parameters.trunk == "fedavg"
 
     @cached_property
     def frozen_norm(self) -> bool:
@@ -239,7 +239,7 @@ class SiteMethod:
     @cached_property
     def has_global_model(self) -> bool:
         """Return True if training results in one model for all sites and classes at the coordinator."""
-        return self.traffic.trunk and self.traffic.head and (self.sends_norm or self.frozen_norm)
+        return self.declared_payload.trunk and self.declared_payload.head and (self.sends_norm or self.frozen_norm)
 
     @cached_property
     def keeps_local_parts(self) -> bool:
@@ -254,15 +254,15 @@ class SiteMethod:
     @cached_property
     def shares_nothing(self) -> bool:
         """Return True if every site trains alone, so that no model part is averaged."""
-        return not self.traffic.trunk and not self.traffic.head
+        return not self.declared_payload.trunk and not self.declared_payload.head
 
     def rows_of(self, site: str, contract: LabelContract) -> tuple[str, ...]:
         """Return the head rows that a site holds, in the order of its own head."""
-        return contract.sites[site] if self.traffic.rows == "own" else contract.class_names
+        return contract.sites[site] if self.declared_payload.rows == "own" else contract.class_names
 
     def rows_sent(self, held: tuple[str, ...], annotated: Collection[str]) -> tuple[str, ...]:
         """Return the head rows that a site sends, out of those that it holds."""
-        return held if self.traffic.sends_rows == "all" else tuple(name for name in held if name in annotated)
+        return held if self.declared_payload.sends_rows == "all" else tuple(name for name in held if name in annotated)
 
     # ------------------------------------------------------------------ training
 
@@ -283,7 +283,7 @@ class SiteMethod:
         mu = self.parameters.proximal_mu
         if not mu:
             return self.client(context)
-        return add_proximal_term(self.client, mu, head=self.traffic.head, norm=self.sends_norm)(context)
+        return add_proximal_term(self.client, mu, head=self.declared_payload.head, norm=self.sends_norm)(context)
 
     # ------------------------------------------------------------------ faults of parameters
 
@@ -309,7 +309,7 @@ class SiteMethod:
         """Return why the method averages nothing; empty if it averages updates."""
         if self.pooled != "no":
             return "there is one pseudo-site, and nothing to average"
-        return "" if self.traffic.trunk else "every site trains by itself, and nothing is averaged"
+        return "" if self.declared_payload.trunk else "every site trains by itself, and nothing is averaged"
 
 
 class SequentialSite(SiteMethod):

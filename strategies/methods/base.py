@@ -97,7 +97,7 @@ class Method(Strategy):
     # ------------------------------------------------------------------ the rules of a round
 
     @property
-    def head_mean(self) -> HeadMean:
+    def head_mean_class(self) -> HeadMean:
         """Return the factory of the accumulator that averages head rows; in FedAvg the average is over all sites.
 
         The factory takes the class names and the width of a head row. The accumulator takes the sites' heads one by
@@ -248,7 +248,7 @@ class SequentialMethod(Method):
     site_class = SequentialSite
 
     @property
-    def server_training(self) -> ServerTrainingSettings | None:
+    def server_training_settings(self) -> ServerTrainingSettings | None:
         """Return the settings of the coordinator's own training; None if it does not train."""
         return None
 
@@ -256,7 +256,7 @@ class SequentialMethod(Method):
         """Return the order in which the model visits the sites of a round; ``sites`` are sorted by name."""
         return sites
 
-    def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
+    def result_after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
         """Return the round's result after this site; by default the model that the site returned.
 
         Args:
@@ -276,7 +276,7 @@ def convert_to_json_numbers(values: Mapping[str, NDArray[np.floating]]) -> dict[
 
 def find_coordinator_image_faults(method: Method, own: Splits | None) -> list[Fault]:
     """Return a fault if the method trains at the coordinator, and training or validation images are missing there."""
-    if not isinstance(method, SequentialMethod) or method.server_training is None:
+    if not isinstance(method, SequentialMethod) or method.server_training_settings is None:
         return []
     if own and len(own.train) and len(own.validation):
         return []

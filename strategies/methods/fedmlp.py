@@ -334,7 +334,7 @@ class FedMLPSite(SiteMethod):
     needs_global_norm = "its teacher is the model of all"
 
     @cached_property
-    def traffic(self) -> Payload:
+    def declared_payload(self) -> Payload:
         """Return the declared data; with ``heads = "own"`` a site sends only the head rows of its own classes."""
         return replace(self.declared, sends_rows=self.parameters.heads)
 
@@ -444,7 +444,7 @@ class FedMLP(Method):
     site: FedMLPSite
 
     @property
-    def head_mean(self) -> HeadMean:
+    def head_mean_class(self) -> HeadMean:
         """Return the class that averages head rows: over all sites, or with ``heads = "own"`` over the row's owners."""
         return OwnersMean if self.site.parameters.heads == "own" else WholeHeadMean
 

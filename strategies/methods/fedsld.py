@@ -266,7 +266,7 @@ class FedSLDSite(SiteMethod):
     chooses_loss = False
 
     @cached_property
-    def traffic(self) -> Payload:
+    def declared_payload(self) -> Payload:
         """Return the declared data; with ``heads = "own"`` each site has the head rows of its own classes only."""
         return replace(self.declared, rows=self.parameters.heads)
 
@@ -315,7 +315,7 @@ class FedSLD(Method):
     site: FedSLDSite
 
     @property
-    def head_mean(self) -> HeadMean:
+    def head_mean_class(self) -> HeadMean:
         """Return the class that averages head rows: over all sites, or with ``heads = "own"`` over the row's owners."""
         return OwnersMean if self.site.parameters.heads == "own" else WholeHeadMean
 

@@ -67,6 +67,6 @@ class SurgicalAggregation(Method):
     site_class = SurgicalSite
 
     @property
-    def head_mean(self) -> HeadMean:
+    def head_mean_class(self) -> HeadMean:
         """Return the class that averages each head row over the sites that annotate the row's class."""
         return OwnersMean

@@ -143,7 +143,7 @@ class UniFed(SequentialMethod):
     site: UniFedSite
 
     @property
-    def server_training(self) -> ServerTrainingSettings | None:
+    def server_training_settings(self) -> ServerTrainingSettings | None:
         """Return the settings of the coordinator's training, which lasts until the loss settles in each round."""
         return _make_server_training(self.site.parameters, self.site.parameters.alpha)
 
@@ -197,7 +197,7 @@ class ServerOnly(SequentialMethod):
     site: ServerOnlySite
 
     @property
-    def server_training(self) -> ServerTrainingSettings:
+    def server_training_settings(self) -> ServerTrainingSettings:
         """Return the settings of the coordinator's training, whose model is not mixed with models of sites."""
         return _make_server_training(self.site.parameters, 0.0)
 

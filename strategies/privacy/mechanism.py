@@ -313,7 +313,7 @@ def find_secure_aggregation_faults(method: SiteMethod) -> list[Fault]:
         "every site trains by itself, and nothing is summed": method.shares_nothing,
         "it weighs each update by what that update is": method.weighs_updates,
         "a robust mean looks at each update by itself (method.mean)": method.parameters.mean is not None,
-        "its statistics would travel beside the update, unmasked": bool(method.traffic.statistics),
+        "its statistics would travel beside the update, unmasked": bool(method.declared_payload.statistics),
         "masked numbers take the same room however coarse they are (method.compress_update)": (
             method.parameters.compress_update != "float32"
         ),

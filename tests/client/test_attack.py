@@ -30,12 +30,12 @@ from client.preview.data_dictionary import SENT
 from client.preview.dry_run import choose_preview_experiment
 from client.site.policy import Level, Policy
 from client.site.site import Site
-from common.config import make_plan
+from common.config import make_hospital_plan
 from common.contract import LabelDeclaration
 from common.data.base.image_set import ImageSet
 from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
 from common.wire.codec import record_field_names
-from strategies.registry import describe_statistics
+from strategies.registry import meanings_of_all_statistics
 
 CLASSES = PHANTOM_CLASSES[:3]
 
@@ -60,7 +60,7 @@ def hospital(folder: Path, level: Level, **policy: Any) -> Site:
 
 def adversary(site: Site) -> Adversary:
     return Adversary(
-        site, Path(tempfile.mkdtemp(dir=site.folder.parent)), make_plan(choose_preview_experiment(None, site))
+        site, Path(tempfile.mkdtemp(dir=site.folder.parent)), make_hospital_plan(choose_preview_experiment(None, site))
     )
 
 
@@ -73,7 +73,7 @@ def test_every_field_that_can_leave_has_an_attack_or_a_reason() -> None:
     assert {name: set(fields) for name, fields in BY_FIELD.items()} == {
         record.__name__: set(record_field_names(record)) for record in SENT
     }
-    assert set(BY_STATISTIC) == set(describe_statistics())
+    assert set(BY_STATISTIC) == set(meanings_of_all_statistics())
     by_field = [by for fields in BY_FIELD.values() for by in fields.values()]
     for covered in [*BY_STATISTIC.values(), *by_field]:
         assert set(covered) <= set(ATTACKS) if isinstance(covered, tuple) else len(covered.split()) > 2
@@ -241,7 +241,7 @@ def test_a_copy_hides_labels_of_the_same_images(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_all_of_it_makes_a_page_for_its_owner_only(tmp_path: Path) -> None:
     site = hospital(tmp_path, "trusted")
-    plan = make_plan(choose_preview_experiment(None, site))
+    plan = make_hospital_plan(choose_preview_experiment(None, site))
     results = list(run_attacks(site, plan))
     assert {attempt.name for attempt in results} == set(ATTACKS)
     page = write_attack_page(site, plan, results, tmp_path / "attack.html")
@@ -254,7 +254,7 @@ def test_the_page_says_on_top_whom_it_is_for_and_shows_originals_beside_what_was
     site = hospital(tmp_path, "trusted")
     attempt = AttackResult("imprint", "<b>", "tried", 1, 2, "images", "noise", pictures=[("AAAA", "BBBB")])
     page = write_attack_page(
-        site, make_plan(choose_preview_experiment(None, site)), [attempt], tmp_path / "attack.html"
+        site, make_hospital_plan(choose_preview_experiment(None, site)), [attempt], tmp_path / "attack.html"
     )
     text = page.read_text(encoding="utf-8")
     assert stat.S_IMODE(page.stat().st_mode) == 0o600

@@ -23,7 +23,7 @@ from client.gate.policy_rules import RequestedWork, request_verdict
 from client.site.memory import KEPT_RUNS, LostRoundState
 from client.site.policy import Policy
 from client.site.site import Site
-from common.config import Plan, make_plan, read_experiment
+from common.config import Plan, make_hospital_plan, read_experiment
 from common.models.zoo.registry import build_backbone
 from common.models.zoo.spec import TRAITS
 from common.wire.codec import WIRE_VERSION, encode_record
@@ -164,7 +164,7 @@ def test_a_plan_that_was_never_announced_is_declined_with_every_request_too(name
 @pytest.mark.parametrize("scale", ["full", "small"])
 def test_no_experiment_of_ours_meets_a_limit(path: Path, scale: str, tmp_path: Path) -> None:
     experiment = read_experiment(path, [f"scale={scale}"] if "[small]" in path.read_text(encoding="utf-8") else ())
-    text = make_plan(experiment.experiment).model_dump_json()
+    text = make_hospital_plan(experiment.experiment).model_dump_json()
     work = read_requested_work({"plan": text, "wire.version": WIRE_VERSION}, hospital(tmp_path))
     verdict = request_verdict(Policy(), replace(work, images=10**6, rows=100))  # as large as any
     assert str(verdict) == "policy: ."

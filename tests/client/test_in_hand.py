@@ -33,7 +33,7 @@ from hypothesis import strategies as st
 import client.connection.service
 from client.connection.exit_codes import ConnectionNotAccepted, ExitCode
 from client.connection.fleet_client import is_message_expired
-from client.connection.service import MAX_ATTEMPTS, WAIT_S, HospitalService, PendingMessage, lock_site_folder
+from client.connection.service import MAX_ATTEMPTS, WAIT_S, HospitalMessageLoop, PendingMessage, lock_site_folder
 from client.connection.status import ClientStatus
 from client.site.settings import open_site, read_site_settings
 from client.site.site_file import make_site_folder
@@ -212,7 +212,7 @@ class Hospital:
         self.work = work
         settings = read_site_settings(self.folder)
         kit = SiteConnectionKit.model_validate_json((self.folder / "kit.json").read_text(encoding="utf-8"))
-        service = HospitalService(
+        service = HospitalMessageLoop(
             settings, kit, open_site(settings), self.lines.append, ClientStatus("north"), self._app
         )
         with pytest.raises((ConnectionNotAccepted, SystemExit, Killed)) as ended:

@@ -428,7 +428,7 @@ def test_two_attempts_at_a_round_that_other_hospitals_opened_are_two_pasts(tmp_p
     for name in others:  # the same training writes the same memory, which was opened in the first attempt
         train = with_dead_trunk(here.train_request(of, name))
         assert here.send(name, "train", train, TrainReply) is not None
-    assert all(memory(site).is_round_settled(1) for site in here.sites.values())
+    assert all(memory(site).may_continue_from_round(1) for site in here.sites.values())
     with no_sum(here, PLAN, VICTIM):
         here.opened(of, server_round=2, change=of_training(lambda request: replace(request, counted=1)))
 
@@ -448,7 +448,7 @@ def test_a_training_that_no_sum_holds_is_not_settled_by_the_old_sums_opening(met
     for name in WITHOUT:
         here.send(name, "train", with_dead_trunk(here.train_request(of, name)), TrainReply)
         here.send(name, f"query.{STAGES[RevealRequest]}", openings[name], RevealAnswer)
-    settled = {name: memory(site).is_round_settled(1) for name, site in here.sites.items()}
+    settled = {name: memory(site).may_continue_from_round(1) for name, site in here.sites.items()}
     assert settled == {name: name == VICTIM for name in FOUR}
 
 

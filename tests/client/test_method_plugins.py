@@ -8,7 +8,7 @@ import pytest
 
 from client.gate.incoming_request import PlanRefused, read_requested_work
 from client.site.policy import Policy
-from common.config import Plan, make_plan
+from common.config import Plan, make_hospital_plan
 from common.errors import BadInput
 from common.plugins import METHODS, identify_plugin
 from common.wire.fleet_protocol import WIRE_VERSION
@@ -104,7 +104,7 @@ def test_it_trains_and_its_parameter_counts(module: Path, tmp_path: Path) -> Non
     louder = federation(tmp_path, *LOUDER, "method.factor=3", 'training.optimizer="sgd"', out="louder")
     assert once["model_sha256"] == plainly["model_sha256"]  # Adam, and a factor of 1
     assert louder["model_sha256"] != once["model_sha256"]
-    (stamp,) = make_plan(experiment(tmp_path, *LOUDER).experiment).plugins
+    (stamp,) = make_hospital_plan(experiment(tmp_path, *LOUDER).experiment).plugins
     assert (stamp.group, stamp.name, stamp.package) == ("polyclinic.methods", "louder", "louder")
 
 
@@ -147,7 +147,7 @@ def refusal(policy: Policy, plan: Plan, folder: Path) -> str:
 def test_a_hospital_declines_before_it_is_imported_what_is_not_listed_or_has_other_files(
     module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = make_plan(experiment(tmp_path, *LOUDER).experiment)
+    plan = make_hospital_plan(experiment(tmp_path, *LOUDER).experiment)
     for methods in (None, ("surgical",), ("*",)):
         reason = 'policy.methods: it does not have "plugin:louder"'
         assert refusal(Policy(methods=methods), plan, tmp_path) == reason

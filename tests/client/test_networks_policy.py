@@ -6,7 +6,7 @@ import pytest
 
 from client.gate.policy_rules import RequestedWork, request_rules
 from client.site.policy import WITHOUT_LIMITS, Policy
-from common.config import make_plan
+from common.config import make_hospital_plan
 from common.plugins import METRICS
 from strategies.registry import build_site_method
 from tests.client.rounds import changed_plan
@@ -16,7 +16,7 @@ from tests.third_parties import install
 
 def requested(folder: Path, *overrides: str) -> RequestedWork:
     file = experiment(folder, *overrides)
-    return RequestedWork(make_plan(file.experiment), build_site_method(file.experiment), images=100)
+    return RequestedWork(make_hospital_plan(file.experiment), build_site_method(file.experiment), images=100)
 
 
 def refusal(policy: Policy, work: RequestedWork, rule: str = "policy.networks") -> str:

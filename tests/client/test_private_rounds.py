@@ -272,13 +272,13 @@ def test_no_round_goes_on_from_a_training_that_is_not_paid_for(monkeypatch: pyte
     """Killed before the ledger has it, a training leaves a memory; the answer before it, asked again, is paid for."""
     at, train = private_site(tmp_path), request(noisy())
     paid, memory = train_through_layers(at, train), at.run_state_folder("run")
-    assert memory.is_round_settled(1)
+    assert memory.may_continue_from_round(1)
     with monkeypatch.context() as patched:
         patched.setattr(PrivacyBudgetLedger, "write_reply_and_cost", kill)
         with pytest.raises(Killed):
             train_through_layers(at, replace(train, contract="another"))
     assert train_through_layers(at, train).update.trunk.tolist() == paid.update.trunk.tolist()
-    assert not memory.is_round_settled(1)
+    assert not memory.may_continue_from_round(1)
 
 
 def test_a_network_that_gives_no_gradient_for_each_image_is_refused_and_costs_nothing(

@@ -20,7 +20,7 @@ from common.models.network import build, freeze_backbone
 from common.models.saved import load_model
 from common.models.state import read_state, write_state
 from common.models.zoo.spec import ModelSpec
-from strategies.engine.state import select_request_groups
+from strategies.engine.state import select_site_groups
 from strategies.local.objective import plain
 from strategies.local.optimisation import make_optimizer
 from strategies.local.training import FrozenParts, TrainingTask, reproducible_training, train_epoch, validate_network
@@ -59,7 +59,7 @@ def test_what_a_site_is_lent_stays_as_it_was_and_what_it_sends_is_the_difference
     assert lent.head.class_names == model.head.class_names
     rule = build_site_method(of)
     sent = {name for name in ("trunk", "norm", "head") if getattr(reply.update, name) is not None}
-    declared = {"trunk": rule.traffic.trunk, "norm": rule.sends_norm, "head": rule.traffic.head}
+    declared = {"trunk": rule.declared_payload.trunk, "norm": rule.sends_norm, "head": rule.declared_payload.head}
     assert sent == {name for name, sends in declared.items() if sends}
 
 
@@ -187,7 +187,7 @@ def test_a_wide_head_learns_from_the_sites_own_classes_only(tmp_path: Path) -> N
 
 def test_a_site_receives_the_rows_it_holds_in_its_own_order_and_refuses_others(tmp_path: Path) -> None:
     model = beginning(SURGICAL, EVERY)
-    np.testing.assert_array_equal(select_request_groups(model, OWN).head.weight, model.head.weight[[1, 0]])
+    np.testing.assert_array_equal(select_site_groups(model, OWN).head.weight, model.head.weight[[1, 0]])
     with pytest.raises(ValueError, match=r'"a", "b", "c", this site has "b", "a"\.'):
         train_through_layers(site(tmp_path), request(SURGICAL, model))
 

@@ -11,7 +11,7 @@ import torch
 
 from client.gate.policy_rules import RequestedWork, request_rules
 from client.site.policy import WITHOUT_LIMITS, Policy
-from common.config import TrainingSection, make_plan
+from common.config import TrainingSection, make_hospital_plan
 from common.errors import BadInput
 from common.models.network import build
 from common.models.zoo.spec import ModelSpec
@@ -115,7 +115,7 @@ def test_ray_finds_them_as_this_process_does(tmp_path: Path) -> None:
 
 
 def test_the_plan_names_each_with_its_package(tmp_path: Path) -> None:
-    stamps = make_plan(experiment(tmp_path, *ALL_THREE).experiment).plugins
+    stamps = make_hospital_plan(experiment(tmp_path, *ALL_THREE).experiment).plugins
     assert {(stamp.group, stamp.name, stamp.package) for stamp in stamps} == {
         ("polyclinic.transforms", "brighter", "steady"),
         ("polyclinic.optimizers", "adafactor", "steady"),
@@ -126,7 +126,7 @@ def test_the_plan_names_each_with_its_package(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("key", "choice"), [*zip(("transforms", "optimizers", "schedules"), ALL_THREE, strict=True)])
 def test_a_hospital_has_to_list_it_and_have_the_same_files(key: str, choice: str, module: Path, tmp_path: Path) -> None:
     file, name = experiment(tmp_path, choice), choice.partition("=")[2]
-    work = RequestedWork(make_plan(file.experiment), build_site_method(file.experiment), images=100)
+    work = RequestedWork(make_hospital_plan(file.experiment), build_site_method(file.experiment), images=100)
 
     def rule(policy: Policy, work: RequestedWork) -> str:
         return next(reason for name, reason in request_rules(policy, work) if name == f"policy.{key}")

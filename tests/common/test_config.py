@@ -13,7 +13,7 @@ from common.config import (
     RunSection,
     SimulationSection,
     TrainingSection,
-    make_plan,
+    make_hospital_plan,
     parse_plan_json,
     read_experiment,
     read_experiment_tables,
@@ -106,13 +106,13 @@ def test_small_keys_stay_with_their_method_and_kind(above: str, expected: tuple[
 
 
 def test_who_writes_into_a_plan_s_parameters_changes_no_other_request_s(tmp_path: Path) -> None:
-    text = make_plan(read(tmp_path, "method.warm_up_epochs=1")).model_dump_json()
+    text = make_hospital_plan(read(tmp_path, "method.warm_up_epochs=1")).model_dump_json()
     parse_plan_json(text).method["warm_up_epochs"] = 100
     assert parse_plan_json(text).method["warm_up_epochs"] == 1
 
 
 def test_a_plan_without_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = make_plan(read(tmp_path)).model_dump_json()
+    text = make_hospital_plan(read(tmp_path)).model_dump_json()
     before = config._cached_plan.cache_info().misses
     monkeypatch.setattr(config, "LONGEST_CACHED", len(text) - 1)
     assert parse_plan_json(text) == parse_plan_json(text)
@@ -139,7 +139,7 @@ def test_faults_of_the_file_and_of_an_override_come_together(tmp_path: Path) -> 
 
 def test_the_plan_that_travels_has_no_paths_and_no_data(tmp_path: Path) -> None:
     text = DIGITS.replace("channels = 1", 'channels = 1\nweights = "/srv/secret.safetensors"')
-    plan = make_plan(read(tmp_path, text=text)).model_dump_json()
+    plan = make_hospital_plan(read(tmp_path, text=text)).model_dump_json()
     assert [word for word in ("secret", "digits", "partition") if word in plan] == []
 
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from client.gate.policy_rules import RequestedWork, reply_rules, request_rules
 from client.site.disclosure import suppress_class_metrics
 from client.site.policy import WITHOUT_LIMITS, Policy
-from common.config import EvaluationSection, make_plan
+from common.config import EvaluationSection, make_hospital_plan
 from common.errors import BadInput, WireError
 from common.metrics.auroc import ClassMetrics, mean_more, per_class
 from common.wire.records import EvaluateReply
@@ -111,7 +111,7 @@ def request_rule(rule: str, policy: Policy, work: RequestedWork) -> str:
 
 def requested(tmp_path: Path, *metrics: str) -> RequestedWork:
     file = experiment(tmp_path, f"evaluation.metrics={json.dumps(metrics or [YOUDEN])}")
-    return RequestedWork(make_plan(file.experiment), build_site_method(file.experiment), images=100)
+    return RequestedWork(make_hospital_plan(file.experiment), build_site_method(file.experiment), images=100)
 
 
 def test_it_is_declined_until_it_is_listed_and_when_its_files_differ(tmp_path: Path) -> None:

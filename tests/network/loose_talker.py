@@ -11,7 +11,7 @@ from typing import Any
 from flwr.app import Error, Message
 
 import client.cli
-from client.connection.service import HospitalService
+from client.connection.service import HospitalMessageLoop
 from server.deployment.superlink.fleet_service import LONGEST_ENVELOPE
 from tests import harms
 from tests.words import FORGED
@@ -56,13 +56,13 @@ TRAINING: tuple[tuple[Spoil, str], ...] = (
 """By round, from 1: what is said, and words of the reason."""
 TEST: tuple[Spoil, str] = (says(auroc=[77.0] * 4), "EvaluateReply.auroc entry 1: must be from 0 to 1, not 77")
 
-Replied = Callable[[HospitalService, Message], Message]
+Replied = Callable[[HospitalMessageLoop, Message], Message]
 
 
 def loose(replied: Replied) -> Replied:
     """Change each reply to training and to the test before it is sent."""
 
-    def changed(service: HospitalService, request: Message) -> Message:
+    def changed(service: HospitalMessageLoop, request: Message) -> Message:
         kind, reply = request.metadata.message_type, replied(service, request)
         if not reply.has_content() or kind not in ("train", "evaluate"):
             return reply
@@ -76,8 +76,8 @@ def loose(replied: Replied) -> Replied:
 
 def main() -> None:
     """``flwr-client`` with another way to reply."""
-    replied: Any = HospitalService._make_reply
-    HospitalService._make_reply = loose(replied)  # type: ignore[method-assign]
+    replied: Any = HospitalMessageLoop._make_reply
+    HospitalMessageLoop._make_reply = loose(replied)  # type: ignore[method-assign]
     client.cli.main(sys.argv[1:])
 
 

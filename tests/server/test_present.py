@@ -25,7 +25,7 @@ from server.deployment.superlink import control_client as control
 from server.deployment.superlink import network_grid, process
 from server.deployment.superlink import registrations as runs
 from server.deployment.superlink.registrations import PATIENCE
-from server.deployment.timers import ORDER, Timer, TimerOrderRule, list_timers, timer_order_faults, timers_table
+from server.deployment.timers import ORDER, Timer, TimerOrderRule, list_timers, timer_order_faults, timer_settings_table
 from server.federation.benefit import benefit_deadline_s
 from server.runs.folder import RunFolder
 from server.runs.live_status import (
@@ -328,7 +328,7 @@ def test_flwr_server_run_refuses_a_deadline_out_of_order_before_anybody_is_asked
 
 def test_a_person_sees_every_timer_with_its_seconds_its_source_and_its_effect() -> None:
     screen = io.StringIO()
-    Console(file=screen, width=250).print(timers_table(list_timers(None)))
+    Console(file=screen, width=250).print(timer_settings_table(list_timers(None)))
     lines = [line.strip().split(maxsplit=1) for line in screen.getvalue().splitlines()]
     for timer in list_timers(None):
         assert [f"{timer.seconds:g}", f"{timer.name} ({timer.source}):"] in lines

@@ -24,13 +24,13 @@ from server.simulation.backends.cluster import (
     ClusterNode,
     WorkerAllocation,
     WorkerSettings,
-    choose_workers,
+    allocate_simulation_workers,
     cluster_capacity_faults,
     node_version_faults,
 )
 from server.simulation.backends.inline import prepare_flower
 from server.simulation.backends.ray_driver import MOST_LOSSES, RayDriver, SiteTask
-from server.simulation.backends.site_files import WatchedFolder, apply_changes, read_folder_files, replace_folder
+from server.simulation.backends.site_files import WatchedFolder, apply_changes, read_folder_files, recreate_folder
 from server.simulation.backends.transfer import pack_message, unpack_message
 from tests.server.commands import ROOT
 
@@ -73,7 +73,7 @@ ONE_GPU = (ClusterNode(8, 1, 64 * GB),)
 def test_workers_are_chosen_by_the_cores_memory_and_gpus_of_all_nodes(
     nodes: tuple[ClusterNode, ...], options: dict[str, Any], sites: int, workers: WorkerAllocation
 ) -> None:
-    assert choose_workers(settings(**options), sites, nodes) == workers
+    assert allocate_simulation_workers(settings(**options), sites, nodes) == workers
     assert workers.gpus_per_site != 0.3333 or nodes[0].count_fitting_sites(1, workers.gpus_per_site) == 3
 
 
@@ -179,8 +179,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_changes_made_in_a_copy_are_the_same_again_and_of_a_log_only_the_end_travels(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
-    watched = replace_folder(there, [("audit.jsonl", 0, b"one\n"), ("memory/r/round-1", 0, b"1")])
-    replace_folder(here, read_folder_files(there))
+    watched = recreate_folder(there, [("audit.jsonl", 0, b"one\n"), ("memory/r/round-1", 0, b"1")])
+    recreate_folder(here, read_folder_files(there))
     with (there / "audit.jsonl").open("ab") as audit:
         audit.write(b"two\n")
     (there / "memory/r/round-1").unlink()

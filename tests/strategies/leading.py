@@ -10,7 +10,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client.site.memory import parse_round_state
-from common.config import ExperimentFile, Plan, make_plan
+from common.config import ExperimentFile, Plan, make_hospital_plan
 from common.models.network import build
 from common.models.state import layout_of, read_state
 from common.simulation import load_simulated_data
@@ -118,7 +118,7 @@ def lead(
     sites = 1 if file.experiment.run.method in POOLED else len(data.parts)
 
     def main(grid: Any) -> None:
-        plan, section = make_plan(file.experiment), file.experiment.participation
+        plan, section = make_hospital_plan(file.experiment), file.experiment.participation
         coordinator = make_coordinator(
             build_experiment_strategy(file.experiment), plan, section, "run-1", callbacks=ran
         )

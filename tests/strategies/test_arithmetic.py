@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.config import Plan, make_plan
+from common.config import Plan, make_hospital_plan
 from common.models import network as networks
 from common.models.network import Precision, autocast, cpu_name_and_flags, cpu_supports_bf16, resolve_precision
 from strategies.local import arithmetic
@@ -19,7 +19,7 @@ from strategies.local.arithmetic import (
     Arithmetic,
     choose_arithmetic,
     find_fastest_arithmetic,
-    list_arithmetics,
+    list_cpu_arithmetics,
     time_training_steps,
 )
 from tests.federations import experiment, federation, json_lines
@@ -43,7 +43,7 @@ def cpu(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def plan(tmp_path: Path, *overrides: str) -> Plan:
-    return make_plan(experiment(tmp_path, "training.precision=fastest", *overrides).experiment)
+    return make_hospital_plan(experiment(tmp_path, "training.precision=fastest", *overrides).experiment)
 
 
 def choose(tmp_path: Path, *overrides: str, device: str = "cpu") -> Arithmetic:
@@ -55,8 +55,8 @@ def test_only_who_asks_for_it_gets_bfloat16_on_a_cpu_and_only_where_the_cpu_has_
     on_cpu = [resolve_precision("cpu", precision) for precision in precisions]
     assert on_cpu == [*["float32"] * 4, "bf16" if cpu else "float32"]
     assert [resolve_precision("cuda", name) for name in precisions] == ["bf16", "float32", "fp16", "bf16", "bf16"]
-    assert {choice.precision for choice in list_arithmetics()} == ({"float32", "bf16"} if cpu else {"float32"})
-    assert list_arithmetics()[0] == DEFAULT
+    assert {choice.precision for choice in list_cpu_arithmetics()} == ({"float32", "bf16"} if cpu else {"float32"})
+    assert list_cpu_arithmetics()[0] == DEFAULT
 
 
 @needs_bf16
@@ -76,8 +76,8 @@ def test_another_choice_has_to_be_clearly_faster() -> None:
 
 def test_each_choice_is_timed_and_nothing_else_changes(tmp_path: Path) -> None:
     random, threads = torch.get_rng_state(), torch.get_num_threads()
-    seconds = time_training_steps(plan(tmp_path, "training.threads=2"), list_arithmetics())
-    assert seconds.keys() == set(list_arithmetics())
+    seconds = time_training_steps(plan(tmp_path, "training.threads=2"), list_cpu_arithmetics())
+    assert seconds.keys() == set(list_cpu_arithmetics())
     assert all(value > 0 for value in seconds.values())
     assert torch.equal(torch.get_rng_state(), random)
     assert torch.get_num_threads() == threads

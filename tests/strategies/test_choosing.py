@@ -17,9 +17,9 @@ from strategies.engine.state import (
     compute_regret,
     deserialize_state,
     is_better_model,
-    record_losses,
     record_validation,
     serialize_state,
+    update_best_model,
 )
 from strategies.local.site_method import Criterion
 from strategies.registry import STRATEGIES
@@ -37,7 +37,7 @@ def chosen(rounds: Judgements) -> int:
     """The best round after all of them, from 0."""
     state = FederationState(0, TINY)
     for server_round, losses in enumerate(rounds):
-        state = record_losses(replace(state, round=server_round), losses)
+        state = update_best_model(replace(state, round=server_round), losses)
     return state.best_round
 
 
@@ -149,7 +149,7 @@ def test_the_regret_is_the_smallest_one_that_more_than_half_of_the_sites_stay_wi
 def test_the_lowest_losses_are_of_each_site_by_itself() -> None:
     state = FederationState(0, TINY)
     for losses in ({"a": 0.4, "c": 0.3}, {"a": 0.5, "b": 0.1}):
-        state = record_losses(state, losses)
+        state = update_best_model(state, losses)
     assert state.lowest_losses == {"a": 0.4, "b": 0.1, "c": 0.3}
 
 

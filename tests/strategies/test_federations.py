@@ -88,14 +88,14 @@ def test_every_method_ends_with_a_whole_run_folder(method: str, tmp_path: Path, 
     strategy = build_strategy(method, {})
     rule = strategy.site
     for reply in traffic.replies:
-        sends = {"trunk": rule.traffic.trunk, "norm": rule.sends_norm, "head": rule.traffic.head}
+        sends = {"trunk": rule.declared_payload.trunk, "norm": rule.sends_norm, "head": rule.declared_payload.head}
         sent = {name: getattr(reply.update, name) is not None for name in sends}
         assert sent == (sends if reply.round else dict.fromkeys(sends, False))
     assert (run / "model.safetensors").exists() == rule.has_global_model
     verdict = verify_run(run / "receipt.json")
     assert verdict.faults == []
     added_up = sum(line.startswith("round ") for line in verdict.right)
-    assert added_up == (0 if isinstance(strategy, SequentialMethod) and strategy.server_training else 2)
+    assert added_up == (0 if isinstance(strategy, SequentialMethod) and strategy.server_training_settings else 2)
 
 
 @pytest.mark.parametrize("method", sorted(FULL_COVERAGE))

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from scipy import stats
 from torch import nn
 
-from common.config import PrivacySection, TrainingSection, make_plan
+from common.config import PrivacySection, TrainingSection, make_hospital_plan
 from common.data.base.spec import AugmentationSpec
 from common.errors import BadInput
 from common.models.network import Head, SplitNetwork, build, set_train_mode
@@ -331,7 +331,7 @@ def test_what_the_tighter_accountant_has_no_memory_for_is_counted_by_the_other(s
 def test_an_epsilon_is_spent_over_all_steps_of_the_run(tmp_path: Path) -> None:
     private = ("privacy.level=sample", "privacy.epsilon=3", "model.norm=group", "evaluation.checkpoint=last")
     length = ("run.rounds=4", "training.epochs=2", "training.batch_size=30")
-    plan = make_plan(experiment(tmp_path, *private, *length).experiment)
+    plan = make_hospital_plan(experiment(tmp_path, *private, *length).experiment)
     privacy = make_site_privacy(plan, build_site_method(plan), images=100)
     # 100 images in batches of 30: four steps an epoch, two epochs a round.
     assert (privacy.noisy_steps_per_round.count, privacy.noisy_steps_per_round.sample_rate) == (8, 0.3)

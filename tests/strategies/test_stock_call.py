@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result, Strategy
 
-from common.config import ExperimentFile, SimulationSection, make_plan
+from common.config import ExperimentFile, SimulationSection, make_hospital_plan
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build
 from common.models.state import layout_of, read_state, state_sha256
@@ -42,7 +42,9 @@ def started(folder: Path, classes: tuple[str, ...] = DIGITS, run: Run = in_this_
     results: list[Result] = []
 
     def main(grid: Any) -> None:
-        strategy = STRATEGIES["surgical"]().prepare(make_plan(file.experiment), file.experiment.participation, "run-1")
+        strategy = STRATEGIES["surgical"]().prepare(
+            make_hospital_plan(file.experiment), file.experiment.participation, "run-1"
+        )
         arrays = ArrayRecord(network.state_dict())
         results.append(strategy.start(grid=grid, initial_arrays=arrays, num_rounds=3))
 

@@ -10,7 +10,7 @@ import torch
 from common.models.network import Head
 from common.models.state import ModelState
 from common.wire.records import ModelGroups, TrainReply
-from strategies.engine.state import FederationState, record_losses
+from strategies.engine.state import FederationState, update_best_model
 from strategies.local.losses import missing_as_negative_loss, partial_loss
 from tests.federations import read_vectors
 from tests.strategies.folds import aggregated, owners_mean
@@ -107,6 +107,6 @@ def test_the_rounds_saved_as_best_are_the_authors(case: dict[str, Any]) -> None:
     losses = case["mean_val_loss"][: None if stop is None else stop + 1]
     state, saved = FederationState(0, TINY), []
     for index, loss in enumerate(losses):
-        state = record_losses(replace(state, round=index), {"north": loss - 0.1, "south": loss + 0.1})
+        state = update_best_model(replace(state, round=index), {"north": loss - 0.1, "south": loss + 0.1})
         saved += [index] if state.best_round == index else []
     assert saved == case["rounds_saved_as_best"]

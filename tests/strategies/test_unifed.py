@@ -87,7 +87,7 @@ class Passed:
 class HospitalsAlone(UniFed):
     """UniFed without the coordinator's own training."""
 
-    server_training = None
+    server_training_settings = None
 
 
 def passed(

@@ -139,7 +139,7 @@ class Adversary:
         self._runs = count(1)
 
     @property
-    def head_rows(self) -> tuple[str, ...]:
+    def head_class_names(self) -> tuple[str, ...]:
         """Return the class names of a model's head rows for this site."""
         return self.site.declaration.canonical_names
 
@@ -176,7 +176,7 @@ class Adversary:
 
     def build_network(self, plan: Plan, seed: int = 1) -> SplitNetwork:
         """Build a plan's network with head rows for this site's classes."""
-        return build(plan.model, self.head_rows, seed)
+        return build(plan.model, self.head_class_names, seed)
 
     def request_training(self, plan: Plan, model: ModelState, run: str = "") -> TrainReply | None:
         """Ask the site to train a model in round 1; return its reply, None after a refusal."""

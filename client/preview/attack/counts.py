@@ -57,11 +57,13 @@ def list_undisclosed_counts(at: Adversary, *parts: str) -> list[UndisclosedCount
     for part in parts:
         images: ImageSet = getattr(site, part)
         reported = (
-            set(at.head_rows) - site.hidden_classes(part) if part == "train" and site.policy.label_counts else set()
+            set(at.head_class_names) - site.hidden_classes(part)
+            if part == "train" and site.policy.label_counts
+            else set()
         )
         counts += [
             UndisclosedCount(part, row, int((images.labels[:, images.class_names.index(name)] == 1).sum()))
-            for row, name in enumerate(at.head_rows)
+            for row, name in enumerate(at.head_class_names)
             if len(images) and name not in reported
         ]
     return counts
@@ -85,7 +87,7 @@ def infer_counts_from_losses(at: Adversary) -> AttackResult:
     plan, counts = at.make_plan("tiny_cnn", 16, STILL), list_undisclosed_counts(at, "train", "validation")
     recovered = 0
     for count in counts:
-        model, rows, loss, images = make_constant_model(at, plan, count.row), len(at.head_rows), None, 0
+        model, rows, loss, images = make_constant_model(at, plan, count.row), len(at.head_class_names), None, 0
         if count.part == "train":
             if trained := at.request_training(plan, model):
                 loss, images = trained.train_loss, trained.train_samples
@@ -141,7 +143,7 @@ def infer_counts_from_score_digits(at: Adversary) -> AttackResult:
         f"rounded pair allows, few have the digits that were told. {TESTS} models, each in a run of its own."
         + ("" if step > 1 else " Here counts of large classes are told as they are."),
         recovered,
-        len(set(at.head_rows) - at.site.hidden_classes("test")) if step > 1 and len(test) else 0,
+        len(set(at.head_class_names) - at.site.hidden_classes("test")) if step > 1 and len(test) else 0,
         "counts that `round_counts_to` rounds",
         "`test_metrics = false`",
         response=at.response,
@@ -172,7 +174,7 @@ def infer_counts_from_trunk(at: Adversary) -> AttackResult:
     network = at.build_network(plan)
     zero_all_parameters(network)
     with torch.no_grad():
-        fedsld_cnn_layers(network).dense.bias[: len(at.head_rows)] = 1
+        fedsld_cnn_layers(network).dense.bias[: len(at.head_class_names)] = 1
         network.head.weight.fill_diagonal_(1)
         network.head.bias.fill_(-1)  # each class has probability 0.5 for every image
     reply = at.request_training(plan, read_state(network))
@@ -183,7 +185,7 @@ def infer_counts_from_trunk(at: Adversary) -> AttackResult:
         "One step from a model in which one unit stands for each class: the change of the unit's bias is the share of "
         "images that show it, also where no head row leaves.",
         at,
-        *_infer_counts_from_biases(at, plan, reply, None if change is None else change[: len(at.head_rows)]),
+        *_infer_counts_from_biases(at, plan, reply, None if change is None else change[: len(at.head_class_names)]),
         stops=FEW_PATIENTS + NOISE,
     )
 
@@ -205,7 +207,7 @@ def infer_counts_from_hash(at: Adversary) -> AttackResult:
 
 def _search_count_by_hash(at: Adversary, row: int) -> int | None:
     """Return the count for which the model has the hash that the site reports; None if there is none."""
-    images, rows = len(at.site.train), len(at.head_rows)
+    images, rows = len(at.site.train), len(at.head_class_names)
     plan = at.make_plan("tiny_cnn", 16, STEP * images * rows)
     plan = plan.model_copy(update={"run": plan.run.model_copy(update={"method": "pfl"})})
     network = at.build_network(plan)
@@ -241,7 +243,7 @@ def _infer_counts_from_biases(
     counts = list_undisclosed_counts(at, "train")
     if reply is None or change is None:
         return 0, counts
-    change, rows = change.astype(np.float64), len(at.head_rows)
+    change, rows = change.astype(np.float64), len(at.head_class_names)
     totals = range(reply.train_samples, reply.train_samples + at.site.policy.round_counts_to)
     if plan.model.task == "multi_class":
         guesses = [total * (change + 1 / rows) for total in totals]
@@ -255,7 +257,7 @@ def _infer_counts_from_biases(
 def _make_counts_result(
     name: str, title: str, tried: str, at: Adversary, recovered: int, counts: Sequence[UndisclosedCount], *, stops: str
 ) -> AttackResult:
-    hidden = sum(at.head_rows[count.row] in at.site.hidden_classes(count.part) for count in counts)
+    hidden = sum(at.head_class_names[count.row] in at.site.hidden_classes(count.part) for count in counts)
     notes = [f"{hidden} of them are of classes that `smallest_count` hides"]
     return AttackResult(name, title, tried, recovered, len(counts), THINGS, stops, notes=notes, response=at.response)
 

@@ -92,7 +92,7 @@ def normalize_name(text: str) -> str:
     return formula[1].strip() if formula else text
 
 
-def normalize_multiline_text(text: str) -> str:
+def normalize_names_in_text(text: str) -> str:
     """Normalise each name of a text with several lines or tabs; the line ends and tabs between names stay."""
     lines = ("\t".join(filter(None, map(normalize_name, line.split("\t")))) for line in text.splitlines())
     return "\n".join(filter(None, lines))
@@ -204,7 +204,7 @@ def find_similar_names(names: Sequence[str]) -> dict[str, str]:
         if counts[key] > 1:
             likeness = _SECOND_VOWEL.sub("", name_similarity_key(name))
             earliest = first.setdefault(likeness, name)
-            if _have_one_form(name, earliest):  # such as the hexadecimal numbers 2cae05 and 2ca005
+            if _have_same_code_form(name, earliest):  # such as the hexadecimal numbers 2cae05 and 2ca005
                 earliest = first.setdefault(name.lower(), name)
             if earliest is not name:
                 similar[name] = earliest
@@ -213,7 +213,7 @@ def find_similar_names(names: Sequence[str]) -> dict[str, str]:
     return similar
 
 
-def _have_one_form(name: str, other: str) -> bool:
+def _have_same_code_form(name: str, other: str) -> bool:
     """Return True if two names have equally many letters and digits, no other signs, and differ not only in case."""
     both = name + other
     return len(name) == len(other) and both.isascii() and both.isalnum() and name.lower() != other.lower()
@@ -263,8 +263,8 @@ def _connect_ids_at_places(similar: dict[str, str], names: Sequence[str]) -> Non
 
 def _connect(similar: dict[str, str], name: str, earlier: str) -> None:
     """Add a pair, unless both names are in one group already."""
-    root = _last_of_chain(similar, name)
-    if root == _last_of_chain(similar, earlier):
+    root = _follow_to_last(similar, name)
+    if root == _follow_to_last(similar, earlier):
         return
     if name in similar and earlier not in similar:
         similar[earlier] = name
@@ -272,19 +272,19 @@ def _connect(similar: dict[str, str], name: str, earlier: str) -> None:
         similar[root] = earlier
 
 
-def _last_of_chain(pairs: Mapping[str, str], name: str) -> str:
+def _follow_to_last(pairs: Mapping[str, str], name: str) -> str:
     while name in pairs:
         name = pairs[name]
     return name
 
 
-def group_similar(similar: Mapping[str, str]) -> dict[str, str]:
+def map_to_group_name(similar: Mapping[str, str]) -> dict[str, str]:
     """Map all names in the pairs of :func:`find_similar_names` to the smallest name of their group."""
     least = dict[str, str]()
     for name in similar:
-        root = _last_of_chain(similar, name)
+        root = _follow_to_last(similar, name)
         least[root] = min(least.get(root, root), name)
-    return {name: least[_last_of_chain(similar, name)] for name in {*similar, *least}}
+    return {name: least[_follow_to_last(similar, name)] for name in {*similar, *least}}
 
 
 def array_to_names(values: NDArray[np.generic]) -> NDArray[np.str_]:

@@ -430,7 +430,7 @@ class CompositesSpec(BaseDataSpec):
     split_seed: LegacySeed = SPLIT_SEED
 
 
-class PluginSpec(BaseDataSpec):
+class PluginDatasetSpec(BaseDataSpec):
     """A data set that a user's installed package reads.
 
     Attributes:
@@ -481,7 +481,7 @@ DataSpec = Annotated[
     | PhantomSpec
     | CompositesSpec
     | MixtureSpec
-    | PluginSpec,
+    | PluginDatasetSpec,
     Field(discriminator="kind"),
 ]
 

@@ -186,7 +186,7 @@ class PixelCache:
         """Release the folder, so that other programs may remove it."""
         self._in_use.close()
 
-    def content_keys(self) -> list[bytes]:
+    def source_file_keys(self) -> list[bytes]:
         """Return the content key (hash of the source file) of each cached picture, in row order."""
         records = _read_whole_records(self.folder / ROWS, _KEY + _DIGEST)
         path = self.folder / PIXELS
@@ -195,7 +195,7 @@ class PixelCache:
 
     def rows_by_content(self) -> dict[bytes, int]:
         """Return the row of each cached picture by its content key."""
-        return {key: row for row, key in enumerate(self.content_keys())}
+        return {key: row for row, key in enumerate(self.source_file_keys())}
 
     def blank_content_keys(self) -> set[bytes]:
         """Return the content keys of pictures that are one uniform grey, because the window misses all their values."""
@@ -215,7 +215,7 @@ class PixelCache:
 
     def map_rows(self) -> PixelRows:
         """Return all cached pictures, indexed by row."""
-        path, count = self.folder / PIXELS, len(self.content_keys())
+        path, count = self.folder / PIXELS, len(self.source_file_keys())
         if self.secret is None:
             return MappedPixelRows(path, count, self.shape, self._in_use)
         return EncryptedPixelRows(path, count, self.shape, self.secret, self._in_use)
@@ -248,7 +248,7 @@ class CacheRowWriter:
     """
 
     def __init__(self, cache: PixelCache) -> None:
-        keys = cache.content_keys()
+        keys = cache.source_file_keys()
         self._cache, self.places = cache, {key: row for row, key in enumerate(keys)}
         self._next = self._lasting = len(keys)
         self._rows = (cache.folder / ROWS).open("ab", buffering=0)

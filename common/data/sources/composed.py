@@ -58,7 +58,7 @@ def draw_composites(pictures: ImageSet, count: int, spec: CompositesSpec, random
     """
     classes = len(pictures.class_names)
     share = spec.falling ** np.arange(classes)
-    pools = _PicturePools(pictures, random)
+    pools = _EndlessClassPictures(pictures, random)
     height, width = pictures.stored.shape[1:3]
     images = np.zeros((count, 2 * height, 2 * width), np.uint8)
     labels = np.zeros((count, classes), np.float32)
@@ -77,7 +77,7 @@ def draw_composites(pictures: ImageSet, count: int, spec: CompositesSpec, random
     )
 
 
-class _PicturePools:
+class _EndlessClassPictures:
     """Returns the pictures of each class in random order, and again in a new order when all have been used."""
 
     def __init__(self, pictures: ImageSet, random: np.random.Generator) -> None:

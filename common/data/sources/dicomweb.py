@@ -12,7 +12,7 @@ from common.data.base.names import array_to_names
 from common.data.base.spec import DicomwebSpec
 from common.data.dicomweb.archive import PacsArchive, PacsImageKey, open_pacs_archive
 from common.data.dicomweb.search import UID, ImageLocation
-from common.data.tables.csv import TableColumn, TableColumns, missing_column_faults, read_columns
+from common.data.tables.csv import CsvColumn, CsvColumns, missing_column_faults, read_columns
 from common.data.tables.files import PictureFiles
 from common.data.tables.labels import (
     LabelTable,
@@ -98,7 +98,7 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> PacsLabelTable:
     )
 
 
-def _repeated_identifier_faults(columns: TableColumns, key: str, name: str) -> list[Fault]:
+def _repeated_identifier_faults(columns: CsvColumns, key: str, name: str) -> list[Fault]:
     """Return a fault for rows that name no image (or study), or for an image that several rows name."""
     column, what = columns.get_column(name), "image" if key == _KEYS["instance"] else "study"
     if faults := blank_cell_faults(column, key, what):
@@ -112,7 +112,7 @@ def _repeated_identifier_faults(columns: TableColumns, key: str, name: str) -> l
     return [Fault(key, f"{problem}{column.describe_cell_lines(repeated)}.", f"Give each {what} one line.")]
 
 
-def _identifier_faults(key: str, column: TableColumn) -> list[Fault]:
+def _identifier_faults(key: str, column: CsvColumn) -> list[Fault]:
     """Return a fault for cells that are no valid UID or AccessionNumber, which must be safe in URLs and file names."""
     if key == _KEYS["accession"]:
         fits = [
@@ -132,7 +132,7 @@ def _identifier_faults(key: str, column: TableColumn) -> list[Fault]:
 
 
 def _locate_images(
-    spec: DicomwebSpec, columns: TableColumns, archive: PacsArchive
+    spec: DicomwebSpec, columns: CsvColumns, archive: PacsArchive
 ) -> tuple[NDArray[np.intp], list[ImageLocation | None]]:
     """Search the PACS for the images of all table rows.
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from common.data.base.image_set import PARTS, ImageSet, PixelRows, Splits, placeholder_patients
 from common.data.base.names import array_to_names, is_anonymous_patient, is_blank_cell, normalize_name
-from common.data.base.spec import PluginSpec
+from common.data.base.spec import PluginDatasetSpec
 from common.data.base.splits import (
     VALIDATION,
     divide_into_splits,
@@ -73,7 +73,7 @@ DatasetPlugin = Callable[[Path, Mapping[str, Any]], LabelledImages | ImageParts]
 """Called with the folder of the configuration file, and with ``data.options``."""
 
 
-def plugin_installation_faults(spec: PluginSpec) -> list[Fault]:
+def plugin_installation_faults(spec: PluginDatasetSpec) -> list[Fault]:
     """Return a fault if the plug-in is not installed, without running its code."""
     try:
         identify_plugin(DATASETS, spec.name)
@@ -82,7 +82,9 @@ def plugin_installation_faults(spec: PluginSpec) -> list[Fault]:
     return []
 
 
-def load_plugin_dataset(spec: PluginSpec, base: Path, tell: Callable[[str], object] = lambda line: None) -> Splits:
+def load_plugin_dataset(
+    spec: PluginDatasetSpec, base: Path, tell: Callable[[str], object] = lambda line: None
+) -> Splits:
     """Run a data set plug-in, check its result, and split it into training, validation and test.
 
     Args:
@@ -114,7 +116,7 @@ def load_plugin_dataset(spec: PluginSpec, base: Path, tell: Callable[[str], obje
 
 
 def _join_plugin_parts(
-    spec: PluginSpec, images: ImageParts, where: str, tell: Callable[[str], object] = lambda line: None
+    spec: PluginDatasetSpec, images: ImageParts, where: str, tell: Callable[[str], object] = lambda line: None
 ) -> Splits:
     """Combine parts that a plug-in returned separately; without a validation part, training patients are held out."""
     if not {"train", "test"} <= set(images) <= set(PARTS):
@@ -157,7 +159,7 @@ def _join_plugin_parts(
 
 
 def _make_image_set(
-    spec: PluginSpec, pictures: LabelledImages, where: str, tell: Callable[[str], object], start: int = 0
+    spec: PluginDatasetSpec, pictures: LabelledImages, where: str, tell: Callable[[str], object], start: int = 0
 ) -> ImageSet:
     """Check the images and labels of a plug-in, and convert them to an image set.
 
@@ -207,7 +209,7 @@ def _to_labels_by_class(labels: Any, class_names: Sequence[str], where: str) -> 
 
 
 def _open_torch_dataset(
-    spec: PluginSpec, pictures: LabelledImages, where: str, tell: Callable[[str], object]
+    spec: PluginDatasetSpec, pictures: LabelledImages, where: str, tell: Callable[[str], object]
 ) -> tuple[PixelRows, LabelledImages]:
     """Open a torch data set; return its images, and the result of the plug-in completed with labels from the items.
 

@@ -147,7 +147,7 @@ class TorchDatasetRows(PixelRows):
             unclear["labels"] = unclear.get("mask") or unclear["segmentation"]
         patient = None
         try:
-            patient = _patient_name(values.get("patient"))
+            patient = _parse_patient_entry(values.get("patient"))
         except ValueError as error:
             unclear["patient"] = str(error)
         return DatasetItem(values["image"], values.get("labels"), values.get("mask"), patient, unclear, unread)
@@ -583,7 +583,7 @@ def _is_alike(first: Any, other: Any) -> bool:
         return True
 
 
-def _patient_name(value: Any) -> str | None:
+def _parse_patient_entry(value: Any) -> str | None:
     """Convert an item's patient entry to a name; None if the item names no patient.
 
     Raises:

@@ -20,7 +20,7 @@ from common.data.base.decoded_size import LARGEST_MB
 from common.data.base.names import is_blank_cell, is_nameless_text, name_similarity_key
 from common.data.base.spec import NO_FINDING, LabelPolicy
 from common.data.base.splits import Names
-from common.data.tables.csv import TableColumn, TableColumns, read_columns
+from common.data.tables.csv import CsvColumn, CsvColumns, read_columns
 from common.errors import BadInput, Fault, raise_faults, suggest_nearest_name
 
 _LABEL = re.compile(r"([+\-\u2212]?)([01])(?:[.,]0*)?")
@@ -68,7 +68,7 @@ def interpret_label_cell(cell: str) -> Literal["present", "absent", "uncertain",
 
 
 def parse_label_columns(
-    columns: TableColumns, names: Sequence[str], *, uncertain: LabelPolicy, blank: LabelPolicy, where: str
+    columns: CsvColumns, names: Sequence[str], *, uncertain: LabelPolicy, blank: LabelPolicy, where: str
 ) -> NDArray[np.float32]:
     """Parse label columns into float32 ``(n, classes)``; ``uncertain`` is the label for -1, ``blank`` for empty cells.
 
@@ -146,7 +146,7 @@ class _ClassNameIndex:
 
 
 def parse_finding_column(
-    column: TableColumn, name: str, rules: FindingColumnRules
+    column: CsvColumn, name: str, rules: FindingColumnRules
 ) -> tuple[NDArray[np.float32], dict[str, int]]:
     """Parse a column with cells such as ``"Mass|Nodule"`` into labels.
 
@@ -246,7 +246,7 @@ def _class_with_words(part: str, classes: Sequence[str]) -> str | None:
 
 
 def _unlisted_name_faults(
-    column: TableColumn, name: str, rules: FindingColumnRules, unlisted: Mapping[str, Collection[int]]
+    column: CsvColumn, name: str, rules: FindingColumnRules, unlisted: Mapping[str, Collection[int]]
 ) -> list[Fault]:
     """Return faults, with suggestions, for names that the configuration does not list.
 
@@ -297,7 +297,7 @@ def _unlisted_name_faults(
     return faults
 
 
-def parse_split_column(column: TableColumn, name: str, where: str) -> Names:
+def parse_split_column(column: CsvColumn, name: str, where: str) -> Names:
     """Parse a column with "train", "val" or "validation", and "test"; :class:`BadInput` lists all other values."""
     names = [cell.casefold() for cell in column.cells]
     if foreign := [place for place, part in enumerate(names) if part not in PART_NAMES]:

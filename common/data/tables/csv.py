@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.decoded_size import LARGEST_MB, decoded_content_limit, oversized_file_message
-from common.data.base.names import normalize_multiline_text, normalize_name
+from common.data.base.names import normalize_name, normalize_names_in_text
 from common.data.base.splits import Names
 from common.errors import (
     PICTURE,
@@ -74,7 +74,7 @@ codecs.register_error(_FALLBACK, _decode_as_windows)
 
 
 @dataclass(frozen=True)
-class TableColumn:
+class CsvColumn:
     """A column of a table, stored as its distinct cells and an index per row.
 
     Attributes:
@@ -118,7 +118,7 @@ class TableColumn:
         return ", ".join(texts) + (f" and {len(parts) - limit:,} more" if len(parts) > limit else "")
 
 
-class TableColumns(Mapping[str, Names]):
+class CsvColumns(Mapping[str, Names]):
     """The columns of a table by name.
 
     Attributes:
@@ -126,7 +126,7 @@ class TableColumns(Mapping[str, Names]):
         unnamed: Number of non-empty columns without a name, which are left out.
     """
 
-    def __init__(self, columns: Mapping[str, TableColumn], lines: NDArray[np.int32], unnamed: int = 0) -> None:
+    def __init__(self, columns: Mapping[str, CsvColumn], lines: NDArray[np.int32], unnamed: int = 0) -> None:
         self._columns, self.lines, self.unnamed = columns, lines, unnamed
 
     def __getitem__(self, name: str) -> Names:
@@ -141,7 +141,7 @@ class TableColumns(Mapping[str, Names]):
     def __contains__(self, name: object) -> bool:
         return name in self._columns
 
-    def get_column(self, name: str, *, with_line_ends: bool = False) -> TableColumn:
+    def get_column(self, name: str, *, with_line_ends: bool = False) -> CsvColumn:
         """Return a column as its distinct cells; indexing the table instead gives the cell of each row.
 
         Args:
@@ -152,23 +152,23 @@ class TableColumns(Mapping[str, Names]):
             return column
         flat = dict[str, int]()
         places = [flat.setdefault(" ".join(cell.split()), len(flat)) for cell in column.cells]
-        return TableColumn(list(flat), np.array(places, dtype=np.int32)[column.places], column.lines)
+        return CsvColumn(list(flat), np.array(places, dtype=np.int32)[column.places], column.lines)
 
-    def select_rows(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> "TableColumns":
+    def select_rows(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> "CsvColumns":
         """Return the table with only these rows; distinct cells that no row has any more are dropped."""
         lines, columns = self.lines[index], {}
         for name, column in self._columns.items():
             distinct, places = np.unique(column.places[index], return_inverse=True)
             cells = [column.cells[place] for place in distinct]
-            columns[name] = TableColumn(cells, places.reshape(-1).astype(np.int32), lines)
-        return TableColumns(columns, lines, self.unnamed)
+            columns[name] = CsvColumn(cells, places.reshape(-1).astype(np.int32), lines)
+        return CsvColumns(columns, lines, self.unnamed)
 
 
-_in_use = WeakValueDictionary[tuple[object, ...], TableColumns]()
+_in_use = WeakValueDictionary[tuple[object, ...], CsvColumns]()
 """Tables in memory, by their files: ``flwr-sim init`` inspects a table and then checks it as a run does."""
 
 
-def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> TableColumns:
+def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> CsvColumns:
     """Read a ``.csv`` or ``.csv.gz`` table; empty lines are left out.
 
     A table that is still in memory is not read again, unless the file has changed.
@@ -243,7 +243,7 @@ class _CountedLines:
             yield rest
 
 
-def _read_table_in_blocks(path: Path, where: str, limit: int) -> TableColumns:
+def _read_table_in_blocks(path: Path, where: str, limit: int) -> CsvColumns:
     """Read a table in blocks of rows, because rows as Python objects take ten times the memory of columns.
 
     Raises:
@@ -267,7 +267,7 @@ def _read_table_in_blocks(path: Path, where: str, limit: int) -> TableColumns:
                 if lines.letters > len(head[0]) + _PIECE:
                     break
             mark = _EXCELS_SEPARATOR.fullmatch(head[0]) if head else None
-            separator = mark[1] if mark else _guess_cell_separator(head)
+            separator = mark[1] if mark else _guess_csv_delimiter(head)
             after = head[1:] if mark else head
             rows = csv.reader(chain(after, every), delimiter=separator, skipinitialspace=True, strict=True)
             header = next(filter(any, rows), None)
@@ -297,7 +297,7 @@ def _count_lines(row: Sequence[str]) -> int:
     return 1 + (len(_LINE_END.findall(text)) if "\n" in text or "\r" in text else 0)
 
 
-def _guess_cell_separator(head: Sequence[str]) -> str:
+def _guess_csv_delimiter(head: Sequence[str]) -> str:
     """Guess the separator: the one that divides the first lines into equally many cells; of several, into the most."""
     scores = {}
     for separator in SEPARATORS:
@@ -321,7 +321,7 @@ class _DistinctCells(dict[str, int]):
         self.distinct, self.longest, self.size = list[str](), 1, _OF_A_COLUMN
 
     def __missing__(self, cell: str) -> int:
-        name = normalize_multiline_text(cell) if "\n" in cell or "\r" in cell or "\t" in cell else normalize_name(cell)
+        name = normalize_names_in_text(cell) if "\n" in cell or "\r" in cell or "\t" in cell else normalize_name(cell)
         self.size += _OF_A_CELL + len(cell)
         if name == cell:
             place = len(self.distinct)
@@ -408,17 +408,17 @@ class _TableBuilder:
                 return [*enumerate(first, place), *(pair for cells in others for pair in enumerate(cells))]
         return []
 
-    def build_columns(self) -> TableColumns:
+    def build_columns(self) -> CsvColumns:
         """Return all columns that have a name, as a table."""
         lines, columns, unnamed = np.concatenate(self._lines), {}, 0
         for name, cells, places in zip(self.header, self._cells, self._places, strict=True):
             if name:
-                columns[name] = TableColumn(cells.distinct, np.concatenate(places), lines)
+                columns[name] = CsvColumn(cells.distinct, np.concatenate(places), lines)
             else:
                 unnamed += any(cells.distinct)
             cells.clear()
             places.clear()
-        return TableColumns(columns, lines, unnamed)
+        return CsvColumns(columns, lines, unnamed)
 
 
 def _describe_non_text(path: Path) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from common.data.base.names import is_blank_cell
 from common.data.tables.cells import interpret_label_cell, is_placeholder_text
-from common.data.tables.csv import TableColumn
+from common.data.tables.csv import CsvColumn
 
 Kind = Literal["labels", "almost labels", "words", "numbers", "other"]
 
@@ -89,7 +89,7 @@ class ColumnJudgement:
         return self.kind in ("almost labels", "words", "numbers")
 
 
-def judge_column(column: TableColumn) -> ColumnJudgement:
+def judge_column(column: CsvColumn) -> ColumnJudgement:
     """Judge whether the cells of a column are labels, or are meant as labels."""
     meanings, counts = [interpret_label_cell(cell) for cell in column.cells], column.rows_per_cell()
     foreign = [place for place, meaning in enumerate(meanings) if meaning is None]
@@ -126,7 +126,7 @@ def names_person_or_picture(name: str) -> bool:
     return bool(words) and (any(map(_NO_FINDING.fullmatch, words)) or _NO_FINDINGS.issuperset(words))
 
 
-def is_plausible_finding(column: TableColumn) -> bool:
+def is_plausible_finding(column: CsvColumn) -> bool:
     """Return True if the cells may be names of findings, because not all are numbers, yes or no, sexes or views."""
     cells = [cell.casefold() for cell in column.cells if not is_blank_cell(cell)]
     return bool(cells) and not all(cell in _ABOUT_PERSON for cell in cells) and not all(map(_NUMBER.fullmatch, cells))

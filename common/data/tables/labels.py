@@ -28,10 +28,10 @@ from common.data.base.names import (
     array_to_names,
     class_spelling_key,
     find_similar_names,
-    group_similar,
     is_anonymous_patient,
     is_blank_cell,
     is_nameless_text,
+    map_to_group_name,
 )
 from common.data.base.spec import FolderSpec, LabelColumnsSpec, PictureFolderSpec, PictureTableSpec
 from common.data.base.splits import (
@@ -46,7 +46,7 @@ from common.data.images.reading import DecodedImageFormat, check_skip_budget
 from common.data.images.store import DecodedImageStore, FileIdentity, decode_pictures
 from common.data.tables.cells import FindingColumnRules, parse_finding_column, parse_label_columns, parse_split_column
 from common.data.tables.copies import describe_contradicting_copies, group_equal_contents
-from common.data.tables.csv import TableColumn, TableColumns, missing_column_faults, read_columns
+from common.data.tables.csv import CsvColumn, CsvColumns, missing_column_faults, read_columns
 from common.data.tables.files import PictureFileFinder, PictureFiles
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.files import is_file, missing_folder_faults
@@ -247,14 +247,14 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
     return Splits(*parts)
 
 
-def read_table_and_folder(spec: PictureFolderSpec, base: Path) -> tuple[TableColumns, Path, list[Fault]]:
+def read_table_and_folder(spec: PictureFolderSpec, base: Path) -> tuple[CsvColumns, Path, list[Fault]]:
     """Return the label table, the image folder, and the folder's faults, which the caller reports with its own.
 
     Raises:
         BadInput: If the table cannot be read; faults of the folder are included.
     """
     listings, table = PictureFileFinder(), base / spec.labels
-    folder = listings.find_folder(base, spec.images)
+    folder = listings.find_folder_as_spelled(base, spec.images)
     faults = missing_folder_faults("data.images", folder)
     if not is_file(table) and (name := listings.find_file(str(base), spec.labels)) is not None:
         table = base / name
@@ -291,7 +291,7 @@ def open_picture_folder(spec: FolderSpec, base: Path) -> LabelTable:
         parts=np.full(len(files), "train") if cells.parts is None else cells.parts,
         other_findings=cells.other_findings,
     )
-    identities = _identify_files(files, is_present)
+    identities = _file_system_identities(files, is_present)
     distinct, repeated = _drop_repeated_rows(table, columns.lines, identities)
     raise_faults(faults + repeated + missing)
     table = assign_split_parts(replace(table.select_rows(distinct), repeated=len(files) - len(distinct)), spec)
@@ -300,7 +300,7 @@ def open_picture_folder(spec: FolderSpec, base: Path) -> LabelTable:
     return replace(table.select_rows(present), missing=len(distinct) - len(present))
 
 
-def _identify_files(files: PictureFiles, is_present: NDArray[np.bool_]) -> list[tuple[int, int, int] | None]:
+def _file_system_identities(files: PictureFiles, is_present: NDArray[np.bool_]) -> list[tuple[int, int, int] | None]:
     """Return device, inode and size of each existing file, which reveal two names for the same file."""
     identities = list[tuple[int, int, int] | None]()
     for name, present in zip(files.names.tolist(), is_present.tolist(), strict=True):
@@ -371,7 +371,7 @@ def configured_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
     }
 
 
-def blank_cell_faults(column: TableColumn, key: str, what: str) -> list[Fault]:
+def blank_cell_faults(column: CsvColumn, key: str, what: str) -> list[Fault]:
     """Return a fault for rows that name no image, study or patient in the column for it.
 
     Args:
@@ -412,7 +412,7 @@ class ParsedTableCells:
     parts: Names | None
 
 
-def parse_table_cells(spec: LabelColumnsSpec, columns: TableColumns, faults: list[Fault]) -> ParsedTableCells:
+def parse_table_cells(spec: LabelColumnsSpec, columns: CsvColumns, faults: list[Fault]) -> ParsedTableCells:
     """Parse the cells of a hospital's own table.
 
     Args:
@@ -465,7 +465,7 @@ def parse_table_cells(spec: LabelColumnsSpec, columns: TableColumns, faults: lis
 
 
 def _merge_synonym_labels(
-    labels: NDArray[np.float32], spec: LabelColumnsSpec, columns: TableColumns, faults: list[Fault]
+    labels: NDArray[np.float32], spec: LabelColumnsSpec, columns: CsvColumns, faults: list[Fault]
 ) -> NDArray[np.float32]:
     """Merge label columns that are synonyms of one class, and append a fault for rows in which they contradict."""
     if not spec.synonyms:
@@ -496,7 +496,7 @@ _LONG_NUMBER, _CUT_NUMBER = re.compile(r"\d{16,}"), re.compile(r"\d{15}0+")
 
 
 def join_similar_patients(
-    patients: Names, spec: LabelColumnsSpec, where: str, faults: list[Fault], column: TableColumn | None = None
+    patients: Names, spec: LabelColumnsSpec, where: str, faults: list[Fault], column: CsvColumn | None = None
 ) -> Names:
     """Give similar patient names one name if ``spec.similar_patients`` is "join"; else append a fault for them.
 
@@ -524,11 +524,11 @@ def join_similar_patients(
         remedy = 'Write each patient in one way. Or set similar_patients = "join": each pair counts as one patient and '
         remedy += "stays on one side of the split, which is right for the split also if they are two."
         faults.append(Fault(where, problem, remedy, cause="patients"))
-    joined = group_similar(similar)  # the smallest name of each group, so that the order of rows does not matter
+    joined = map_to_group_name(similar)  # the smallest name of each group, so that the order of rows does not matter
     return np.array([joined.get(name, name) for name in distinct.tolist()], dtype=np.str_)[inverse.reshape(-1)]
 
 
-def _describe_name_pairs(similar: Mapping[str, str], column: TableColumn | None = None) -> str:
+def _describe_name_pairs(similar: Mapping[str, str], column: CsvColumn | None = None) -> str:
     """List pairs of similar names for an error message, with line numbers if ``column`` is given."""
 
     def describe_line(name: str) -> str:

@@ -15,7 +15,7 @@ from common.data.base.spec import ChexpertSpec, MimicSpec, NihSpec, PictureFolde
 from common.data.base.splits import Names, patient_name_faults
 from common.data.tables.cells import FindingColumnRules, parse_finding_column, parse_label_columns
 from common.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
-from common.data.tables.csv import TableColumns
+from common.data.tables.csv import CsvColumns
 from common.data.tables.files import PictureFileFinder, PictureFiles
 from common.data.tables.labels import (
     LabelTable,
@@ -164,7 +164,7 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
     return drop_missing_files(parted, spec)
 
 
-def _read_checked_columns(spec: PictureFolderSpec, base: Path, required: tuple[str, ...]) -> tuple[TableColumns, Path]:
+def _read_checked_columns(spec: PictureFolderSpec, base: Path, required: tuple[str, ...]) -> tuple[CsvColumns, Path]:
     """Read the table, locate the image folder, and raise one error with the faults of both."""
     columns, folder, faults = read_table_and_folder(spec, base)
     table = Path(spec.labels).name
@@ -181,7 +181,7 @@ def _read_checked_columns(spec: PictureFolderSpec, base: Path, required: tuple[s
     return columns, folder
 
 
-def _select_table_rows(columns: TableColumns, index: NDArray[np.bool_], what: str) -> TableColumns:
+def _select_table_rows(columns: CsvColumns, index: NDArray[np.bool_], what: str) -> CsvColumns:
     """Return the selected rows; if there are none, raise an error whose message ends with ``what``."""
     if not index.any():
         raise BadInput([Fault("data.labels", f"none of the {len(index)} rows {what}.")])

@@ -25,7 +25,7 @@ from common.data.tables.cells import (
     split_findings,
 )
 from common.data.tables.class_names import MIMIC_CLASSES
-from common.data.tables.csv import TableColumn, TableColumns
+from common.data.tables.csv import CsvColumn, CsvColumns
 from common.data.tables.files import PictureFileFinder, fold_case, strip_picture_ending
 from common.data.tables.judgement import (
     ColumnJudgement,
@@ -133,7 +133,7 @@ class ColumnRoles:
     unused: Mapping[str, ColumnJudgement] = field(default_factory=dict)
 
 
-def image_column(columns: TableColumns, files: Iterable[str] = ()) -> str:
+def image_column(columns: CsvColumns, files: Iterable[str] = ()) -> str:
     """Return the column that names most of the files, or else one whose cells mostly have picture extensions.
 
     Raises:
@@ -162,7 +162,7 @@ def image_column(columns: TableColumns, files: Iterable[str] = ()) -> str:
     raise BadInput([Fault("--image-column", problem, "Name the column of picture files.")])
 
 
-def patient_column(columns: TableColumns, others: Collection[str] = ()) -> str | None:
+def patient_column(columns: CsvColumns, others: Collection[str] = ()) -> str | None:
     """Return the column that surely names patients, except those in ``others``; None if there is none, or several.
 
     A heading with a word for a number, such as ``Patient ID``, is surer than ``Patient``. Of two that are equally sure,
@@ -175,7 +175,7 @@ def patient_column(columns: TableColumns, others: Collection[str] = ()) -> str |
     return surest[0]
 
 
-def possible_patient_columns(columns: TableColumns, names: Iterable[str]) -> list[str]:
+def possible_patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[str]:
     """Return those of the columns that name patients, or else the first that may number them, stays or examinations."""
     names = list(names)
     if candidates := _patient_columns(columns, names):
@@ -188,7 +188,7 @@ def possible_patient_columns(columns: TableColumns, names: Iterable[str]) -> lis
     return []
 
 
-def _patient_columns(columns: TableColumns, names: Iterable[str]) -> list[str]:
+def _patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[str]:
     """Return the columns whose heading has a word for the patient and none for anything else, and whose cells fit."""
     return [name for name in names if _is_patient_heading(name) and _may_be_patients(columns, name)]
 
@@ -207,7 +207,7 @@ def _is_numbered(name: str) -> bool:
     return any(map(_NUMBERED.fullmatch, split_words(name)))
 
 
-def _may_be_patients(columns: TableColumns, name: str) -> bool:
+def _may_be_patients(columns: CsvColumns, name: str) -> bool:
     """Return False for dates, 0 and 1, yes and no; under a heading without a number also for measures and few words."""
     column = columns.get_column(name)
     filled = [cell for cell in column.cells if not is_blank_cell(cell)]
@@ -220,13 +220,13 @@ def _may_be_patients(columns: TableColumns, name: str) -> bool:
     return not any(map(_MEASURE.fullmatch, filled)) and (has_digits or len(columns.lines) <= _FEW_IMAGES * len(filled))
 
 
-def _group_alike(columns: TableColumns, first: str, second: str) -> bool:
+def _group_alike(columns: CsvColumns, first: str, second: str) -> bool:
     """Return True if two columns have equal cells in the same rows."""
     one, other = columns.get_column(first), columns.get_column(second)
     return _count_pairs(one, other) == len(one.cells) == len(other.cells)
 
 
-def _count_pairs(first: TableColumn, second: TableColumn) -> int:
+def _count_pairs(first: CsvColumn, second: CsvColumn) -> int:
     """Return the number of different pairs of cells that two columns have in one row."""
     return len(np.unique(first.places.astype(np.int64) * len(second.cells) + second.places))
 
@@ -250,7 +250,7 @@ def group_by_file_name(names: Sequence[str]) -> tuple[int, str] | None:
     return min(groups)[1:] if groups else None
 
 
-def may_be_ids(columns: TableColumns, name: str) -> bool:
+def may_be_ids(columns: CsvColumns, name: str) -> bool:
     """Return False for a column of ages, dates, times or counts, by its name or its cells."""
     filled = [cell for cell in columns.get_column(name).cells if not is_blank_cell(cell)]
     words = {re.sub(r"^patient(?:en|s)?", "", word) for word in split_words(name)}  # of "Patientenalter": "alter"
@@ -258,7 +258,7 @@ def may_be_ids(columns: TableColumns, name: str) -> bool:
 
 
 def guess_column_roles(
-    columns: TableColumns,
+    columns: CsvColumns,
     image: str,
     patient: str | None = None,
     source: str | None = None,
@@ -322,7 +322,7 @@ def guess_column_roles(
     return replace(roles, unused={other: judgement for other, judgement in unused.items() if other != name})
 
 
-def describe_foreign_cells(columns: TableColumns, judged: Mapping[str, ColumnJudgement]) -> str:
+def describe_foreign_cells(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> str:
     """List the cells that are no labels, with line numbers, for each column: ``"Mass" ("ja" in line 3)``."""
     texts = [f'"{name}" ({columns.get_column(name).describe_cell_lines(of.foreign, 3)})' for name, of in judged.items()]
     return "; ".join(texts[:_MOST_COLUMNS]) + (
@@ -336,7 +336,7 @@ def findings_options(names: Iterable[str]) -> str:
 
 
 def _stop_on_cells_without_labels(
-    columns: TableColumns, judged: Mapping[str, ColumnJudgement], label_columns: Sequence[str]
+    columns: CsvColumns, judged: Mapping[str, ColumnJudgement], label_columns: Sequence[str]
 ) -> None:
     """Raise an error if a column mixes labels with other cells, because skipping it would lose a class unnoticed.
 
@@ -354,7 +354,7 @@ def _stop_on_cells_without_labels(
 
 
 def _stop_on_two_kinds_of_labels(
-    columns: TableColumns, label_columns: Sequence[str], unused: Mapping[str, ColumnJudgement]
+    columns: CsvColumns, label_columns: Sequence[str], unused: Mapping[str, ColumnJudgement]
 ) -> None:
     """Raise an error if a column names findings that are no label columns, because either may be what is meant.
 
@@ -374,7 +374,7 @@ def _stop_on_two_kinds_of_labels(
             raise BadInput([Fault("--findings", problem, f"Say which, by adding to the command: {options}")])
 
 
-def _stop_on_shared_words(columns: TableColumns, finding: str, unused: Mapping[str, ColumnJudgement]) -> None:
+def _stop_on_shared_words(columns: CsvColumns, finding: str, unused: Mapping[str, ColumnJudgement]) -> None:
     """Raise an error if other columns hold the same words as the column of findings: yes and no, or more findings.
 
     Raises:
@@ -398,12 +398,12 @@ def _stop_on_shared_words(columns: TableColumns, finding: str, unused: Mapping[s
         raise BadInput([Fault("--findings", problem, remedy)])
 
 
-def _has_few_values(column: TableColumn) -> bool:
+def _has_few_values(column: CsvColumn) -> bool:
     count = sum(not is_blank_cell(cell) for cell in column.cells)
     return 1 < count <= min(_MOST_SOURCES, len(column.places) / _FEWEST_ROWS)
 
 
-def _hospital_column_by_name(columns: TableColumns, names: Iterable[str]) -> str | None:
+def _hospital_column_by_name(columns: CsvColumns, names: Iterable[str]) -> str | None:
     """Return the first column whose name suggests hospitals, and which has few distinct cells; None if none does."""
     fit = [
         name for name in names if _has_few_values(columns.get_column(name)) and not split_words(name) & _NO_SOURCE_WORDS
@@ -413,7 +413,7 @@ def _hospital_column_by_name(columns: TableColumns, names: Iterable[str]) -> str
 
 
 def _hospital_column_by_content(
-    columns: TableColumns, names: Iterable[str], label_columns: Sequence[str], patient: str | None
+    columns: CsvColumns, names: Iterable[str], label_columns: Sequence[str], patient: str | None
 ) -> str | None:
     """Return the column that seems to name hospitals because of its cells; None if there is none.
 
@@ -446,7 +446,7 @@ def _hospital_column_by_content(
     return None
 
 
-def possible_hospital_columns(columns: TableColumns, judged: Mapping[str, ColumnJudgement]) -> list[str]:
+def possible_hospital_columns(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> list[str]:
     """Return the columns without a role that may name hospitals: by the name, or by few values that repeat."""
     return [
         name
@@ -460,7 +460,7 @@ def possible_hospital_columns(columns: TableColumns, judged: Mapping[str, Column
     ]
 
 
-def _guess_finding_separator(column: TableColumn) -> str:
+def _guess_finding_separator(column: CsvColumn) -> str:
     """Return the separator that divides most cells into names which occur repeatedly."""
     rows, counts = dict[str, int](), column.rows_per_cell()
     for mark in OTHER_SEPARATORS:
@@ -472,7 +472,7 @@ def _guess_finding_separator(column: TableColumn) -> str:
     return max(rows, key=lambda mark: rows[mark], default="|")
 
 
-def _guess_finding_column(columns: TableColumns, judged: Mapping[str, ColumnJudgement]) -> str:
+def _guess_finding_column(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> str:
     """Return the column whose cells name findings, judged by the column's name, else by the cells.
 
     Raises:
@@ -485,7 +485,7 @@ def _guess_finding_column(columns: TableColumns, judged: Mapping[str, ColumnJudg
     raise BadInput([_no_labels_fault(columns, judged, list(candidates))])
 
 
-def _finding_columns(columns: TableColumns, judged: Mapping[str, ColumnJudgement]) -> dict[str, list[str]]:
+def _finding_columns(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> dict[str, list[str]]:
     """Return the columns that may name findings with these, in lower case; those named after findings come first."""
     candidates = dict[str, list[str]]()
     for name in sorted(judged, key=lambda column: not _FINDINGS.search(column)):
@@ -503,7 +503,7 @@ def _says_none(finding: str) -> bool:
     return finding in _NO_FINDING or means_nothing_found(finding)
 
 
-def _no_labels_fault(columns: TableColumns, judged: Mapping[str, ColumnJudgement], candidates: Sequence[str]) -> Fault:
+def _no_labels_fault(columns: CsvColumns, judged: Mapping[str, ColumnJudgement], candidates: Sequence[str]) -> Fault:
     problem = "no column is sure to hold labels, as 1, 0, -1 or nothing for each class, or as names of findings"
     remedy = "Give each class a column of 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
     unlikely = [name for name, of in judged.items() if of.kind == "labels"]
@@ -526,14 +526,14 @@ def _no_labels_fault(columns: TableColumns, judged: Mapping[str, ColumnJudgement
     return Fault("labels", f"{problem}.", remedy)
 
 
-def describe_unnamed_columns(columns: TableColumns) -> str:
+def describe_unnamed_columns(columns: CsvColumns) -> str:
     """Return a warning about columns that have cells but no name."""
     count = count_with_noun(columns.unnamed, "column has", "columns have")
     return f"{count} no name in the first line, and cannot be used. If the next line holds the names, remove the first."
 
 
 def _count_finding_names(
-    column: TableColumn, separator: str
+    column: CsvColumn, separator: str
 ) -> tuple[Counter[str], dict[str, str], dict[frozenset[str], int]]:
     """Return the rows per finding name in lower case, a spelling of each name, and the rows per set of names."""
     counts, spellings, together = Counter[str](), dict[str, str](), Counter[frozenset[str]]()
@@ -546,7 +546,7 @@ def _count_finding_names(
     return counts, spellings, together
 
 
-def _add_finding_names(columns: TableColumns, name: str, roles: ColumnRoles) -> ColumnRoles:
+def _add_finding_names(columns: CsvColumns, name: str, roles: ColumnRoles) -> ColumnRoles:
     """Complete the roles with the classes and other names in the cells of the column of findings.
 
     Spellings that differ only in case count as one name.
@@ -580,7 +580,7 @@ def _add_finding_names(columns: TableColumns, name: str, roles: ColumnRoles) -> 
     )
 
 
-def _stop_on_composed_names(column: TableColumn, name: str, separator: str, names: Collection[str]) -> None:
+def _stop_on_composed_names(column: CsvColumn, name: str, separator: str, names: Collection[str]) -> None:
     """Raise an error if a name is composed of other names in the column, joined by signs or words such as "and".
 
     Raises:

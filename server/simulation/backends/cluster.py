@@ -82,7 +82,9 @@ class WorkerAllocation:
     gpus_per_site: float
 
 
-def choose_workers(settings: WorkerSettings, sites: int, machines: Sequence[ClusterNode]) -> WorkerAllocation:
+def allocate_simulation_workers(
+    settings: WorkerSettings, sites: int, machines: Sequence[ClusterNode]
+) -> WorkerAllocation:
     """Choose the number of workers and their GPUs by the cluster's resources, unless the experiment sets them.
 
     If any machine has a GPU, sites train only on GPUs, unless the experiment requests CPUs.

@@ -26,7 +26,7 @@ from ray.exceptions import RayError, RayTaskError
 from common.data.base.image_set import array_from_bytes
 from common.errors import BadInput, ProgramCannotContinue, raise_faults
 from server.simulation.backends import cluster
-from server.simulation.backends.cluster import WorkerAllocation, WorkerSettings, choose_workers
+from server.simulation.backends.cluster import WorkerAllocation, WorkerSettings, allocate_simulation_workers
 from server.simulation.backends.site_files import apply_changes, read_folder_files
 from server.simulation.backends.site_worker import SiteWorker
 from server.simulation.backends.transfer import TransferFrame, receive_frame, send_frame
@@ -93,7 +93,7 @@ class RayDriver:
                     if frame.about["kind"] == "end":
                         time.sleep(LEAVING_S)
                         break
-            end_driver_process()
+            exit_with_ray_children()
 
         threading.Thread(target=receive_frames, daemon=True).start()
         cluster.start_ray(self.settings)
@@ -112,14 +112,14 @@ class RayDriver:
             if self.settings.address:  # leave nothing of the run on the nodes of a cluster that goes on
                 await asyncio.to_thread(ray.wait, [actor.close.remote() for actor in self.actors], timeout=LOOK_S)
                 ray.shutdown()
-            end_driver_process()
+            exit_with_ray_children()
 
     def _receive_run_data(self, frame: TransferFrame) -> None:
         """Receive the data of the run, and choose the number of workers."""
         about = frame.about
         self.names, self.run_folder = about["names"], Path(about["run_folder"])
         machines = cluster.node_resources(cluster.living_nodes())
-        self.workers = choose_workers(self.settings, len(self.names), machines)
+        self.workers = allocate_simulation_workers(self.settings, len(self.names), machines)
         raise_faults(cluster.cluster_capacity_faults(self.settings, self.workers, machines))
         described = zip(frame.data, about["shapes"], strict=True)
         images = [array_from_bytes(data, dtype, shape) for data, (dtype, shape) in described]
@@ -242,7 +242,7 @@ def _describe_worker_loss(error: BaseException) -> str:
     return (about_memory or lines or [type(cause).__name__])[0]
 
 
-def end_driver_process() -> None:
+def exit_with_ray_children() -> None:
     """End this process at once, and all processes that Ray started for it on this machine."""
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -266,7 +266,7 @@ def main() -> None:
         traceback.print_exc()
         sys.stderr.flush()
     finally:
-        end_driver_process()
+        exit_with_ray_children()
 
 
 if __name__ == "__main__":

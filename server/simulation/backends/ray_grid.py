@@ -12,7 +12,7 @@ from common.data.base.image_set import PixelRows, Splits, array_types_and_shapes
 from common.data.images.pixel_cache import MappedPixelRows
 from common.system.resources import reuse_large_buffers
 from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, LocalGrid, Main, prepare_flower
-from server.simulation.backends.ray_process import RayProcess
+from server.simulation.backends.ray_process import RayDriverHandle
 from server.simulation.backends.transfer import pack_message, unpack_message
 
 LOOK_S = 0.1
@@ -39,7 +39,7 @@ class SimulatedRunFacts:
     note: Callable[..., None] = lambda event, **facts: None
 
 
-def run_on_ray(main: Main, run: SimulatedRunFacts, process: RayProcess) -> None:
+def run_on_ray(main: Main, run: SimulatedRunFacts, process: RayDriverHandle) -> None:
     """Call ``main`` with a Grid whose sites are simulated by workers on Ray."""
     prepare_flower()
     reuse_large_buffers()
@@ -56,7 +56,7 @@ class RayGrid(LocalGrid):
         workers: Number of sites that train at a time.
     """
 
-    def __init__(self, run: SimulatedRunFacts, process: RayProcess) -> None:
+    def __init__(self, run: SimulatedRunFacts, process: RayDriverHandle) -> None:
         super().__init__(len(run.names))
         self._note, self._process = run.note, process
         self._pending: dict[str, Message] = {}

@@ -45,7 +45,7 @@ REASON = re.compile(r"Error\b|terminat|has ended")
 """Marks the lines of the driver's output that say why Ray has ended; other lines show Ray's state."""
 
 
-class RayProcess:
+class RayDriverHandle:
     """The coordinator's handle of the process that drives Ray.
 
     Attributes:
@@ -147,7 +147,7 @@ def _make_run_stopped_error(reason: str) -> ProgramCannotContinue:
 
 
 @contextmanager
-def start_ray_process(experiment: Experiment) -> Iterator[RayProcess | None]:
+def start_ray_process(experiment: Experiment) -> Iterator[RayDriverHandle | None]:
     """Start Ray early, while this process still imports modules; yield None if the experiment does not use Ray.
 
     Raises:
@@ -165,7 +165,7 @@ def start_ray_process(experiment: Experiment) -> Iterator[RayProcess | None]:
     scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
     remove = partial(shutil.rmtree, scratch, ignore_errors=True)
     with remove_output_if_stopped(remove), lock_scratch_folder(scratch):
-        process = RayProcess(
+        process = RayDriverHandle(
             WorkerSettings(
                 workers=section.workers,
                 threads=experiment.training.threads,

@@ -55,12 +55,12 @@ class SegmentLayout:
         return self.trunk + self.norm
 
     @property
-    def row_size(self) -> int:
+    def numbers_per_row(self) -> int:
         return self.features + 1
 
     def vector_size(self, rows: Sequence[str]) -> int:
         """Return the length of the vector of a site with these head rows."""
-        return self.body_size + len(rows) * self.row_size
+        return self.body_size + len(rows) * self.numbers_per_row
 
     def slices_of_classes(self, rows: Sequence[str], classes: Sequence[str], *, body: bool) -> Iterator[slice]:
         """Yield the slices of the body and of these classes in the vector of a site with these head rows."""
@@ -68,8 +68,8 @@ class SegmentLayout:
             yield slice(0, self.body_size)
         position = {name: place for place, name in enumerate(rows)}
         for name in classes:
-            start = self.body_size + position[name] * self.row_size
-            yield slice(start, start + self.row_size)
+            start = self.body_size + position[name] * self.numbers_per_row
+            yield slice(start, start + self.numbers_per_row)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def split_update_vector(
     layout: SegmentLayout, rows: tuple[str, ...], vector: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], ...]:
     """Return trunk, norm, weights ``(rows, features)`` and biases from a vector."""
-    head = vector[layout.body_size :].reshape(len(rows), layout.row_size)
+    head = vector[layout.body_size :].reshape(len(rows), layout.numbers_per_row)
     return vector[: layout.trunk], vector[layout.trunk : layout.body_size], head[:, :-1], head[:, -1]
 
 

@@ -22,7 +22,7 @@ from client.site.policy import TRUST, Level
 from client.site.settings import open_site
 from client.site.site_file import read_site_file_only, write_last_plan
 from client.training import task
-from common.config import Experiment, make_plan, read_experiment
+from common.config import Experiment, make_hospital_plan, read_experiment
 from common.data.sources.built_in import draw_phantoms
 from common.models.network import SplitNetwork, build
 from common.system.stopping import STOPPED_ON_REQUEST
@@ -86,7 +86,7 @@ def test_labels_of_a_hidden_class_are_noted_as_untrained_exactly_where_a_masked_
     notes = [finding.problem for finding in check_data(settings, 1).area.findings if "Cardiomegaly" in finding.problem]
     assert len(notes) == untrained
     (hospital.folder / "e.toml").write_text(f"{DIGITS}\n[privacy]\nsecure_aggregation = true\n", encoding="utf-8")
-    plan, site = make_plan(read_experiment(hospital.folder / "e.toml").experiment), open_site(settings)
+    plan, site = make_hospital_plan(read_experiment(hospital.folder / "e.toml").experiment), open_site(settings)
     assert (site.images_to_train_on("train", plan) is not site.train) == untrained
 
 
@@ -136,7 +136,7 @@ def test_dicom_files_with_the_wrong_photometric_interpretation_are_named_by_it(h
     assert "MONOCHROME1" in result.most_severe_finding.remedy
 
 
-PLAN = make_plan(Experiment.model_validate(tomllib.loads(DIGITS)))
+PLAN = make_hospital_plan(Experiment.model_validate(tomllib.loads(DIGITS)))
 
 
 def test_what_a_run_needs_grows_with_model_and_batch() -> None:

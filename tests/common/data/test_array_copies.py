@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from common.data.base.image_set import PixelRows, Splits, hash_dataset
-from common.data.base.spec import NpzSpec, PluginSpec
+from common.data.base.spec import NpzSpec, PluginDatasetSpec
 from common.data.images.store import DecodedImageStore
 from common.data.load import load_dataset
 from common.data.sources import npz
@@ -50,7 +50,7 @@ def of_npz(folder: Path, parts: dict[str, NDArray[np.intp]]) -> Splits:
 def of_arrays(folder: Path, rows: NDArray[np.intp], **fields: Any) -> Splits:
     data = LabelledImages(PICTURES[rows], LABELS[rows], ("a", "b"), **fields)
     name = register_local_plugin(DATASETS, lambda base, options: data)
-    return load_dataset(PluginSpec(kind="plugin", name=name), folder)
+    return load_dataset(PluginDatasetSpec(kind="plugin", name=name), folder)
 
 
 def test_a_test_part_of_an_npz_file_that_holds_training_pictures_is_refused(tmp_path: Path) -> None:
@@ -79,4 +79,4 @@ def test_two_rows_of_one_picture_with_other_labels_are_said(tmp_path: Path) -> N
 def test_pictures_of_one_grey_are_no_copies(tmp_path: Path) -> None:
     data = LabelledImages(np.zeros((60, 8, 8), np.uint8), LABELS, ("a", "b"))
     name = register_local_plugin(DATASETS, lambda base, options: data)
-    assert len(load_dataset(PluginSpec(kind="plugin", name=name), tmp_path).train) == 42
+    assert len(load_dataset(PluginDatasetSpec(kind="plugin", name=name), tmp_path).train) == 42

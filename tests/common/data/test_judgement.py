@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from common.data.tables.csv import TableColumns, read_columns
+from common.data.tables.csv import CsvColumns, read_columns
 from common.data.tables.judgement import is_doubtful_finding, judge_column, means_nothing_found, names_person_or_picture
 from common.data.tables.roles import guess_column_roles, patient_column, possible_patient_columns
 from common.errors import BadInput
 
 
-def columns_of(folder: Path, header: str, *lines: str) -> TableColumns:
+def columns_of(folder: Path, header: str, *lines: str) -> CsvColumns:
     path = folder / "t.csv"
     path.write_text("\n".join((header, *(f"{n}.png,{line}" for n, line in enumerate(lines)))), encoding="utf-8")
     return read_columns(path, "labels")

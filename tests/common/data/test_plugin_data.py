@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from client.check.source import open_image_source
 from client.site.settings import read_site_settings
-from common.data.base.spec import PluginSpec
+from common.data.base.spec import PluginDatasetSpec
 from common.data.load import dataset_faults, load_dataset
 from common.data.sources import plugin
 from common.errors import BadInput
@@ -25,8 +25,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return install(tmp_path / "site-packages", monkeypatch)
 
 
-def spec(**keys: object) -> PluginSpec:
-    return PluginSpec.model_validate({"kind": "plugin", "name": "stripes", **keys})
+def spec(**keys: object) -> PluginDatasetSpec:
+    return PluginDatasetSpec.model_validate({"kind": "plugin", "name": "stripes", **keys})
 
 
 @pytest.mark.usefixtures("installed")

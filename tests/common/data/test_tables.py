@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 
-from common.data.base.names import array_to_names, find_similar_names, group_similar, normalize_name
+from common.data.base.names import array_to_names, find_similar_names, map_to_group_name, normalize_name
 from common.data.base.spec import FolderSpec
 from common.data.images import store
 from common.data.images.store import DecodedImageStore
 from common.data.load import load_dataset, open_label_table
-from common.data.tables.csv import TableColumns, read_columns
+from common.data.tables.csv import CsvColumns, read_columns
 from common.data.tables.labels import LabelTable
 from common.data.tables.roles import (
     find_class_synonyms,
@@ -207,7 +207,7 @@ def test_numbers_of_one_form_are_not_similar(names: list[str]) -> None:
 
 @given(st.permutations(["1-2345", "12345", "12-345", "north/P9", "P9", "south/P9", "x"]))
 def test_all_names_of_a_group_are_joined_in_any_order(names: list[str]) -> None:
-    groups = group_similar(find_similar_names(names))
+    groups = map_to_group_name(find_similar_names(names))
     assert groups == dict.fromkeys(("1-2345", "12345", "12-345"), "1-2345") | dict.fromkeys(
         ("north/P9", "P9", "south/P9"), "P9"
     )
@@ -995,7 +995,7 @@ def test_init_finds_the_separator_of_findings(cells: list[str], separator: str, 
     assert (roles.separator, set(roles.classes)) == (separator, {"Mass", "Effusion"})
 
 
-def guessed(folder: Path, header: str, *rows: str) -> TableColumns:
+def guessed(folder: Path, header: str, *rows: str) -> CsvColumns:
     (folder / "t.csv").write_text("\n".join((header, *rows)) + "\n", encoding="utf-8")
     return read_columns(folder / "t.csv", "labels")
 

@@ -16,7 +16,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 from common.data.base.image_set import Splits, has_known_patients
-from common.data.base.spec import PluginSpec
+from common.data.base.spec import PluginDatasetSpec
 from common.data.images.pixels import pixels_on_device
 from common.data.images.store import DecodedImageStore
 from common.data.load import load_dataset
@@ -55,7 +55,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Any], S
     def open_data(images: Any) -> Splits:
         given = images if isinstance(images, LabelledImages | Mapping) else LabelledImages(images)
         monkeypatch.setattr(plugin, "load_entry_point", lambda group, name: lambda folder, options: given)
-        return load_dataset(PluginSpec(kind="plugin", name="stripes"), tmp_path)
+        return load_dataset(PluginDatasetSpec(kind="plugin", name="stripes"), tmp_path)
 
     return open_data
 
@@ -175,7 +175,7 @@ def test_unread_keys_are_named_once_where_patients_are_unknown(monkeypatch: pyte
     items = Items(lambda row: {"image": GREY[row], "labels": LABELS[row], **more})
     monkeypatch.setattr(plugin, "load_entry_point", lambda group, name: lambda folder, options: LabelledImages(items))
     lines = list[str]()
-    load_dataset(PluginSpec(kind="plugin", name="stripes"), tmp_path, DecodedImageStore(tell=lines.append))
+    load_dataset(PluginDatasetSpec(kind="plugin", name="stripes"), tmp_path, DecodedImageStore(tell=lines.append))
     assert [line for line in lines if "not read" in line] == [
         '"case_id", "path" of the items are not read: a patient\'s name is called "patient"'
     ]
