@@ -130,14 +130,7 @@ def condition_notes(result: BenchmarkResult) -> Iterator[str]:
 
 def method_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]:
     """Return a method's cells for the table over all blocks, in the order of :data:`COLUMNS`."""
-    rank, test = result.ranking.ranks.get(method.label), method.test
-    if method.label == result.reference:
-        against = "reference"
-    elif test is None:
-        against = "–"
-    else:
-        tested = "not tested" if test.holm_p is None else format_p_value(test.holm_p)
-        against = f"{format_signed(test.mean_difference)}, {tested}"
+    rank = result.ranking.ranks.get(method.label)
     return [
         "–" if rank is None else f"{rank:.2f}",
         format_number(method.auroc)
@@ -145,7 +138,7 @@ def method_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]
         else format_mean_cell(MeanAuroc(method.auroc, method.half_width)),
         format_number(method.average_precision),
         format_number(method.balanced_accuracy),
-        against,
+        "reference" if method.label == result.reference else format_signed(method.lead),
         *("–" if amount is None else f"{amount:.0f}" for amount in (method.cpu_seconds, method.megabytes)),
     ]
 
@@ -158,16 +151,16 @@ def data_sets_with_results(result: BenchmarkResult) -> list[str]:
 def by_data_sentence(result: BenchmarkResult) -> str:
     """Return a sentence that explains the cells of the table of data sets."""
     of_data = "AUROC, mean over the blocks of a data set, with a 95 % interval over patients and seeds"
-    last = f"the data sets in which the method is ahead of {result.reference}, and a test over data sets"
+    last = f"the data sets in which the method is ahead of {result.reference}, and p of a paired t-test over data sets"
     return f"{of_data}; in the last column the mean difference, {last}, not corrected for the number of methods."
 
 
 def data_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]:
     """Return a method's cells for the table of data sets."""
-    means, test = [method.by_data.get(data) for data in data_sets_with_results(result)], method.test_of_data
-    if test is None:
+    means, test = [method.by_data.get(data) for data in data_sets_with_results(result)], method.test
+    if method.label == result.reference:
         return [*map(format_mean_cell, means), "reference"]
-    if test.mean_difference is None:
+    if test is None or test.mean_difference is None:
         return [*map(format_mean_cell, means), "–"]
     reference = next(each for each in result.methods if each.label == result.reference).by_data
     ahead = sum(mean.auroc > reference[data].auroc for data, mean in method.by_data.items())

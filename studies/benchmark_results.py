@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from common.errors import BadInput, Fault
 from server.runs.reader import RunFolderContent
 from studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
-from studies.statistics import MethodRanking, PairedTest, correct_family_by_holm, paired_test, rank_methods
+from studies.statistics import MethodRanking, PairedTest, paired_test, rank_methods
 
 NORMAL = 1.96
 Interval = tuple[float, float]
@@ -225,9 +225,9 @@ class MethodOverBlocks:
         cpu_seconds, megabytes: Mean over the runs.
         beyond: Advantage of the method that hospitals do not have, so that it is not ranked; empty if it is ranked.
         by_data: Data set -> mean AUROC over its blocks.
-        test: Test against the reference, paired over blocks; None for the reference and for unranked methods.
-        test_of_data: Test against the reference, paired over data sets and not corrected for the number of methods;
-            None for the reference.
+        lead: Mean difference to the AUROC of the reference over the method's blocks; None for the reference.
+        test: Test against the reference, paired over data sets and not corrected for the number of methods; None for
+            the reference. Blocks of one data set share its test part and are no pairs of a test.
     """
 
     label: str
@@ -239,8 +239,8 @@ class MethodOverBlocks:
     megabytes: float | None
     beyond: str
     by_data: Mapping[str, MeanAuroc]
+    lead: float | None = None
     test: PairedTest | None = None
-    test_of_data: PairedTest | None = None
 
 
 @dataclass(frozen=True)
@@ -306,14 +306,6 @@ def evaluate_benchmark(
     ordered = [*ranks.ranks, *(label for label in labels if label not in ranks.ranks)]
     run = {line.method for line in lines}
     methods = [_collect_method_over_blocks(plan, label, shared, lines) for label in ordered]
-    reference = next(method for method in methods if method.label == benchmark.reference)
-    # Each ranked method against the reference, paired over blocks; Holm's family is all of them.
-    others = [label for label in ordered if label in ranked and label != benchmark.reference] if shared else []
-    compared = [(label, benchmark.reference) for label in others]
-    pairs = [[[block.entries[label].auroc for label in both] for block in shared] for both in compared]
-    generator = np.random.default_rng(0)
-    tests = correct_family_by_holm([paired_test(np.array(of_method), generator) for of_method in pairs])
-    test_of = dict(zip(others, tests, strict=True))
     return BenchmarkResult(
         title=benchmark.title,
         form=form,
@@ -324,10 +316,7 @@ def evaluate_benchmark(
         planned=planned,
         blocks=tuple(block for block in blocks if block.entries),
         blocks_planned=len(plan.form.blocks),
-        methods=tuple(
-            replace(method, test=test_of.get(method.label), test_of_data=_test_over_data_sets(method, reference))
-            for method in methods
-        ),
+        methods=tuple(_compare_with_reference(method, benchmark.reference, shared) for method in methods),
         ranking=ranks,
         ranking_of_data=_rank_methods(ranked, [group for group in of_data if group]),
         codes=dict(Counter(line.code for line in lines)),
@@ -336,12 +325,20 @@ def evaluate_benchmark(
     )
 
 
-def _test_over_data_sets(method: MethodOverBlocks, reference: MethodOverBlocks) -> PairedTest | None:
-    """Test a method against the reference over data sets, each with its mean over blocks."""
-    if method.label == reference.label:
-        return None
-    means = [(mean.auroc, reference.by_data[data].auroc) for data, mean in method.by_data.items()]
-    return paired_test(np.array(means, np.float64).reshape(-1, 2), np.random.default_rng(0))
+def _compare_with_reference(
+    method: MethodOverBlocks, reference: str, shared: Sequence[BlockResult]
+) -> MethodOverBlocks:
+    """Return a method with its lead over the reference in its own blocks, and their test over data sets."""
+    if method.label == reference:
+        return method
+    by_data: dict[str, list[tuple[float, float]]] = {}
+    for block in (block for block in shared if method.label in block.entries):
+        pair = (block.entries[method.label].auroc, block.entries[reference].auroc)
+        by_data.setdefault(block.data, []).append(pair)
+    means = np.array([np.mean(pairs, axis=0) for pairs in by_data.values()]).reshape(-1, 2)
+    leads = [own - other for pairs in by_data.values() for own, other in pairs]
+    test = paired_test(means, np.random.default_rng(0))
+    return replace(method, lead=float(np.mean(leads)) if leads else None, test=test)
 
 
 def _rank_methods(labels: Sequence[str], groups: Sequence[Sequence[BlockResult]]) -> MethodRanking:

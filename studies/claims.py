@@ -65,13 +65,11 @@ def format_difference_interval(test: PairedTest) -> str:
 
 
 def deciding_test(test: PairedTest) -> str:
-    """Return the name of the deciding test (t-test or Wilcoxon), with the Shapiro-Wilk p-value of the differences."""
+    """Return the name of the test, with the Shapiro-Wilk p-value of the differences, or why there is no test."""
     if test.normality_p is None:
         return test.reason
-    if test.wilcoxon_p is None:
-        return f"paired t-test; differences look normal (Shapiro-Wilk {format_p_value(test.normality_p)})"
-    p_values = f"Shapiro-Wilk {format_p_value(test.normality_p)}, t-test {format_p_value(test.t_test_p)}"
-    return f"Wilcoxon signed-rank test; differences are not normal ({p_values})"
+    looks = "are not normal, so it is approximate" if test.normality_p < ALPHA else "look normal"
+    return f"paired t-test; differences {looks} (Shapiro-Wilk {format_p_value(test.normality_p)})"
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1) -> str:
