@@ -4,7 +4,9 @@
 """
 
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,13 @@ from studies.trial import Trial
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS, PAGE = ROOT / "experiments", ROOT / "docs" / "papers.md"
+DEFAULTS = EXPERIMENTS / "papers" / "defaults.toml"
 STUDIES = sorted(path.parent for path in (EXPERIMENTS / "papers").glob("*/study.toml"))
 NOT_A_SETTING = ("extends", "small", "run.name", "run.method")
+FIRST_OF_TABLE = {"privacy": "privacy.level", "simulation": "simulation.backend"}
+"""Tables whose other keys matter only with another value of the first."""
 Part = PaperSetting | Departure
+Left = tuple[str, str, object]
 
 
 def files_of(folder: Path) -> dict[str, Path]:
@@ -61,6 +67,63 @@ def value_of(experiment: Experiment, key: str) -> object:
     if isinstance(value, Mapping):
         return list(value)
     return "none" if value is None else value if not isinstance(value, BaseModel) else value.model_dump()
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What no file after a paper sets: settings and departures of all files, and key -> a value that changes no run."""
+
+    settings: tuple[PaperSetting, ...]
+    departures: tuple[Departure, ...]
+    idle: Mapping[str, object]
+
+
+def read_defaults() -> Defaults:
+    tables = tomllib.loads(DEFAULTS.read_text(encoding="utf-8"))
+    settings = tuple(PaperSetting.model_validate(each) for each in tables["settings"])
+    departures = tuple(Departure.model_validate(each) for each in tables["departures"])
+    return Defaults(settings, departures, {**tables["off"], **tables["beside"]})
+
+
+def every_key(experiment: Experiment) -> set[str]:
+    """Every key that an experiment has, set or by default; of ``privacy`` and ``simulation`` their first alone."""
+    keys = {"privacy", "simulation", "server_data", "external_test"}
+    keys |= {f"method.{name}" for name in type(build_site_method(experiment).parameters).model_fields}
+    for section in ("run", "model", "training", "augmentation", "evaluation", "participation", "data", "partition"):
+        keys |= {f"{section}.{name}" for name in type(getattr(experiment, section)).model_fields}
+    return keys - set(NOT_A_SETTING)
+
+
+def keys_left(study: StudyFile, files: Mapping[str, Path], more: tuple[PaperSetting, ...]) -> Iterator[Left]:
+    """Yield a file's name, each key that it leaves at its default and no setting has, and the value."""
+    for name, path in files.items():
+        experiment, own = read_experiment(path).experiment, keys_of(path)
+        settings = [setting for setting in (*study.settings, *more) if goes_for(setting, name)]
+        for key in sorted(every_key(experiment)):
+            is_set = any(each == key or each.startswith(f"{key}.") for each in own)
+            if not is_set and not any(covers(setting, key) for setting in settings):
+                yield name, key, value_of(experiment, FIRST_OF_TABLE.get(key, key))
+
+
+def idle_keys_left(study: StudyFile, files: Mapping[str, Path]) -> set[str]:
+    return {key for _, key, _ in keys_left(study, files, ())}
+
+
+def faults_of_defaults(study: StudyFile, files: Mapping[str, Path], defaults: Defaults) -> list[str]:
+    """Every key that a file does not set and no list has, or that is idle with another value than the file has."""
+    faults = []
+    for name, key, value in keys_left(study, files, defaults.settings):
+        if key not in defaults.idle:
+            faults.append(f"{name}: {key} is {value} by default, and no list has it")
+        elif not equal(value, defaults.idle[key]):
+            faults.append(f"{name}: {key} is {value} by default, not {defaults.idle[key]}")
+    return faults
+
+
+def with_defaults(study: StudyFile, defaults: Defaults) -> StudyFile:
+    """The study with the settings and departures of all files among its own."""
+    both = {"settings": (*study.settings, *defaults.settings), "departures": (*study.departures, *defaults.departures)}
+    return study.model_copy(update=both)
 
 
 def goes_for(part: Part, name: str) -> bool:
@@ -152,10 +215,14 @@ def cell(value: object) -> str:
 
 
 def with_tables(page: str) -> str:
-    """The page with each table between its marks as the study has it now."""
-    for folder in STUDIES:
-        table = settings_table(read_study(folder, quick=False), files_of(folder))
-        marks = rf"(<!-- settings: {folder.name} -->\n).*?(<!-- end -->)"
+    """The page with each table between its marks as the study has it now; the first is of the defaults of all files."""
+    studies = {folder.name: (read_study(folder, quick=False), files_of(folder)) for folder in STUDIES}
+    first, files = next(iter(studies.values()))
+    everywhere = read_defaults()
+    alone = first.model_copy(update={"settings": everywhere.settings, "departures": everywhere.departures})
+    for name, (study, paths) in {"all": (alone, files), **studies}.items():
+        table = settings_table(study, paths)
+        marks = rf"(<!-- settings: {name} -->\n).*?(<!-- end -->)"
         page = re.sub(marks, lambda found, table=table: f"{found[1]}\n{table}\n\n{found[2]}", page, flags=re.DOTALL)  # type: ignore[misc]
     return page
 

@@ -326,7 +326,8 @@ AHEAD = [
 
 def test_the_sentences_of_the_pages_have_the_paired_t_test_over_the_five_data_sets() -> None:
     by_data = {method.label: method.by_data for method in published_result("published").methods}
-    pages = "".join((FOLDER.parents[1] / page).read_text() for page in ("README.md", "docs/results.md", "docs/papers.md"))
+    names = ("README.md", "docs/results.md", "docs/papers.md")
+    pages = "".join((FOLDER.parents[1] / name).read_text(encoding="utf-8") for name in names)
     for first, second, ahead, p in AHEAD:
         ours, theirs = ([mean.auroc for mean in by_data[label].values()] for label in (first, second))
         assert sum(a > b for a, b in zip(ours, theirs, strict=True)) == ahead

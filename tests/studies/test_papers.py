@@ -1,5 +1,6 @@
 """Every experiment file after a paper has the paper's settings, or its study says where it departs from them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,14 @@ from tests.studies.paper_settings import (
     EXPERIMENTS,
     PAGE,
     STUDIES,
+    faults_of_defaults,
     faults_of_files,
     faults_of_lists,
     files_of,
+    idle_keys_left,
+    read_defaults,
     trials_in,
+    with_defaults,
     with_tables,
 )
 
@@ -23,8 +28,22 @@ FEDSLD = EXPERIMENTS / "papers" / "fedsld"
 def test_every_key_of_every_file_is_the_papers_or_a_listed_departure(folder: Path) -> None:
     study, files = read_study(folder, quick=False), files_of(folder)
     assert len(files) > 10
-    assert faults_of_files(study, files) == []
-    assert faults_of_lists(study, files) == []
+    assert faults_of_files(with_defaults(study, read_defaults()), files) == []
+    assert faults_of_lists(with_defaults(study, read_defaults()), files) == []
+
+
+@pytest.mark.parametrize("folder", STUDIES, ids=lambda folder: folder.name)
+def test_every_default_that_no_file_sets_is_listed_and_a_departure_is_named_by_each_study(folder: Path) -> None:
+    study, defaults = read_study(folder, quick=False), read_defaults()
+    assert faults_of_defaults(study, files_of(folder), defaults) == []
+    differs = "\n".join(study.differs)
+    assert [each.key for each in defaults.departures if each.key not in differs] == []
+
+
+def test_every_idle_key_is_left_at_its_default_by_some_file() -> None:
+    """The lists of defaults have no key that is gone, and none that all files set."""
+    left = {key for folder in STUDIES for key in idle_keys_left(read_study(folder, quick=False), files_of(folder))}
+    assert set(read_defaults().idle) - left == set()
 
 
 def test_the_short_study_of_the_sweeps_is_a_part_of_the_papers() -> None:
@@ -35,7 +54,7 @@ def test_the_short_study_of_the_sweeps_is_a_part_of_the_papers() -> None:
 
 def test_the_page_of_the_papers_has_the_settings_of_today() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page.count("<!-- settings: ") == len(STUDIES)
+    assert page.count("<!-- settings: ") == len(STUDIES) + 1
     assert page == with_tables(page), "PYTHONPATH=. python -m tests.studies.paper_settings writes the tables"
 
 
@@ -70,6 +89,17 @@ SGD = 'optimizer = "sgd"'
 def test_a_changed_file_is_found(old: str, new: str, faults: list[str], tmp_path: Path) -> None:
     files = fedsld(tmp_path, old, new)
     assert faults_of_files(with_parts(), files) == [f"fedsld/mnist_practical: {each}" for each in faults]
+
+
+def test_a_default_that_no_list_has_or_that_has_changed_is_found(tmp_path: Path) -> None:
+    files, defaults = fedsld(tmp_path), read_defaults()
+    idle = {key: value for key, value in defaults.idle.items() if key != "training.schedule"}
+    changed = replace(defaults, settings=(), idle={**idle, "training.loss": "focal"})
+    assert faults_of_defaults(with_parts(), files, changed) == [
+        "fedsld/mnist_practical: participation.clip is 3.0 by default, and no list has it",
+        "fedsld/mnist_practical: training.loss is plain by default, not focal",
+        "fedsld/mnist_practical: training.schedule is constant by default, and no list has it",
+    ]
 
 
 def test_a_departure_that_does_not_differ_is_found(tmp_path: Path) -> None:
