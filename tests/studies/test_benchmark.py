@@ -308,33 +308,6 @@ def test_the_page_of_results_has_the_tables_of_the_published_runs() -> None:
     assert [line for line in tables if line not in RESULTS] == []
 
 
-AHEAD = [
-    ("partial_loss", "vanilla", 5, "0.089"),
-    ("surgical", "partial_loss", 4, "0.739"),
-    ("centralised, masked", "surgical", 5, "0.185"),
-    ("centralised, all labels known", "centralised, masked", 5, "0.082"),
-    ("partial_loss", "individual", 5, "0.110"),
-    ("surgical", "vanilla", 5, "0.110"),
-    ("surgical", "centralised", 3, "0.851"),
-    ("surgical", "pfl", 4, "0.115"),
-    ("surgical", "individual", 5, "0.090"),
-    ("fedsld", "fedprox", 1, "0.186"),
-    ("fedmlp", "partial_loss", 1, "0.134"),
-]
-"""Pairs of methods of which README, results and papers say in how many data sets the first is ahead, and p."""
-
-
-def test_the_sentences_of_the_pages_have_the_paired_t_test_over_the_five_data_sets() -> None:
-    by_data = {method.label: method.by_data for method in published_result("published").methods}
-    names = ("README.md", "docs/results.md", "docs/papers.md")
-    pages = "".join((FOLDER.parents[1] / name).read_text(encoding="utf-8") for name in names)
-    for first, second, ahead, p in AHEAD:
-        ours, theirs = ([mean.auroc for mean in by_data[label].values()] for label in (first, second))
-        assert sum(a > b for a, b in zip(ours, theirs, strict=True)) == ahead
-        assert f"{ttest_rel(ours, theirs).pvalue:.3f}" == p
-        assert f"p = {p}" in pages
-
-
 def test_the_page_of_results_has_the_means_of_twelve_and_of_more_rounds() -> None:
     results = [published_result(f"rounds{rounds}") for rounds in (12, 24, 48)]
     assert [result.done for result in results] == [result.planned for result in results]
