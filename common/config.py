@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from common import plugins
-from common.data.base.spec import AugmentationSpec, DataSpec
+from common.data.base.spec import AugmentationSpec, DataSpec, add_label_names
 from common.data.partition.spec import ClassListsSpec, PartitionSpec
 from common.errors import BadInput, Fault, raise_faults
 from common.models.zoo.spec import ModelSpec, Sha256
@@ -258,7 +258,8 @@ class Experiment(TomlSection):
     Attributes:
         data, partition: The data set of a simulation, and its partition over the sites.
         server_data: The coordinator's own images, for validation, for tests, and for methods that train on them.
-        external_test: Images of an institution that is no site of the run; the final model is tested on them too.
+        external_test: Images of an institution that is no site of the run; the final model is tested on them too. Its
+            table has the classes, synonyms and other findings of ``data`` where it gives none of its own.
     """
 
     run: RunSection
@@ -274,6 +275,17 @@ class Experiment(TomlSection):
     partition: PartitionSpec | None = None
     server_data: DataSpec | None = None
     external_test: DataSpec | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _add_names_to_external_test(cls, tables: Any) -> Any:
+        """Read the cells of the external test's table by the names of the run's table, where it gives no own ones."""
+        if not isinstance(tables, Mapping):
+            return tables
+        external, data = tables.get("external_test"), tables.get("data")
+        if not (isinstance(external, Mapping) and isinstance(data, Mapping)):
+            return tables
+        return {**tables, "external_test": add_label_names(external, data)}
 
     @model_validator(mode="after")
     def _translate_partition_list_synonyms(self) -> Self:

@@ -4,8 +4,9 @@ Before the file is written, it passes all checks that a run makes before its fir
 pictures.
 """
 
+import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -16,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.config import validate_experiment
-from common.data.base.image_set import SkippedImage, has_known_patients, is_placeholder_patient
+from common.data.base.image_set import PARTS, SkippedImage, has_known_patients, is_placeholder_patient
 from common.data.base.names import class_spelling_key, is_blank_cell, normalize_name
 from common.data.base.spec import NO_FINDING, FolderSpec
 from common.data.images.reading import (
+    PICTURE_SUFFIXES,
     conversion_remedy,
     decode_picture,
     decode_png_samples,
@@ -27,25 +29,30 @@ from common.data.images.reading import (
     is_grey_picture,
     open_png_or_jpeg,
 )
-from common.data.tables.cells import is_placeholder_text
 from common.data.tables.csv import CsvColumn, CsvColumns, is_utf_8, missing_column_faults, read_columns
-from common.data.tables.files import PictureFileFinder
+from common.data.tables.files import PictureFileFinder, describe_other_endings, drop_picture_ending
+from common.data.tables.judgement import finding_certainty, names_id, names_person_or_picture, split_diagnosis_code
 from common.data.tables.labels import LabelTable, blank_cell_faults, open_picture_folder
 from common.data.tables.roles import (
     ColumnRoles,
     describe_foreign_cells,
     describe_unnamed_columns,
     find_picture_folder,
+    findings_options,
     group_by_file_name,
+    group_by_reader,
     guess_column_roles,
-    image_column,
+    labels_of_other_pictures,
     may_be_ids,
+    picture_columns,
     possible_hospital_columns,
     possible_patient_columns,
+    several_picture_columns_faults,
+    shorten,
 )
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
-from common.system.plain_text import count_with_noun, join_as_english_list, to_json_text
+from common.system.plain_text import count_with_noun, join_as_english_list, list_first_and_count_rest, to_json_text
 from common.system.resources import exclude_imports_from_gc
 from common.system.toml import parse_toml
 from server.init_hospitals import TableHospitals, find_hospitals, has_undecided_synonyms, propose_synonyms
@@ -118,6 +125,8 @@ class InspectedDataset:
         rows: Number of rows in the whole table.
         present: Number of rows whose picture exists.
         absent: Names of missing pictures with their line numbers, as text; empty if none is missing.
+        unnamed: Files with an ending of pictures in the folder that no row names.
+        other_pictures: Other columns that name pictures, which are not used.
         color: Whether some pictures have real colours, not grey stored as RGB.
         sizes: Height and width of some pictures; empty if only decoding would reveal them.
         depth: Bits used by 16-bit PNG files, guessed from their brightest sample; None without such files.
@@ -136,6 +145,8 @@ class InspectedDataset:
     rows: int
     present: int
     absent: str
+    unnamed: tuple[str, ...]
+    other_pictures: tuple[str, ...]
     color: bool
     sizes: tuple[tuple[int, int], ...]
     depth: int | None
@@ -158,11 +169,28 @@ class InspectedDataset:
     def undecided_settings(self) -> list[str]:
         """The settings in the experiment file that a person has to decide on before a run."""
         keys = ["the names after other_findings"] if self.roles.doubtful else []
-        keys += ["[data.synonyms]"] if has_undecided_synonyms(self.synonyms) else []
+        keys += ["those after not_assessed"] if self.roles.not_assessed else []
+        keys += ["split_column"] if self.roles.possible_splits and self.roles.split is None else []
+        are_codes = any(map(split_diagnosis_code, self.synonyms))  # G behind a code means nothing else than the code
+        keys += ["synonyms"] if are_codes or has_undecided_synonyms(self.synonyms) else []
         is_only_positive = bool(self.roles.label_columns) and len(self.classes_without_negatives) == len(
             self.checked.class_names
         )
+        is_only_positive |= self.shows_always_something
         return keys + (["blank"] if is_only_positive else [])
+
+    @property
+    def blank_findings(self) -> int:
+        """The number of images whose cell in the column of findings is blank; 0 for label columns."""
+        return int(np.isnan(self.checked.labels).all(axis=1).sum()) if self.roles.finding else 0
+
+    @property
+    def shows_always_something(self) -> bool:
+        """True if cells in the column of findings are blank, and every other image shows a class that is no grade."""
+        if all(name.isdecimal() for name in self.roles.classes):
+            return False
+        labels = self.checked.labels[~np.isnan(self.checked.labels).all(axis=1)]
+        return bool(self.blank_findings) and bool((labels == 1).any(axis=1).all())
 
     @cached_property
     def patient_source_and_count(self) -> tuple[str, int] | None:
@@ -225,13 +253,15 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     listings, root = PictureFileFinder(), images or table.parent
     below = list(listings.walk_files(root))
     try:
-        column = given[0] or image_column(columns, (name for _, name in below))
+        column, *others = picture_columns(columns, (name for _, name in below), given[0])
     except BadInput as bad:
         hint = _folder_column_remedy(columns, {part for folder, _ in below for part in Path(folder).parts})
         raise BadInput([replace(fault, remedy=hint or fault.remedy) for fault in bad.faults]) from None
+    raise_faults([] if given[0] else several_picture_columns_faults((column, *others)))
     names = columns[column]
     folder = find_picture_folder(root, columns.get_column(column).cells, listings)
-    present = np.array([folder is not None and listings.find_file(str(folder), name) is not None for name in names])
+    on_disk = [None if folder is None else listings.find_file(str(folder), name) for name in names]
+    present = np.array([name is not None for name in on_disk])
     if folder is None or not present.any():
         raise_faults(listings.unlistable_folder_faults("--images"))
         where = f"in {images}" if images else f"in the folder of {table.name} or below"
@@ -242,6 +272,9 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
         for place, name in below:
             paths |= {"/".join((*Path(place).parts[-depth:], name)) for depth in range(len(ends))}
             paths.add(name)
+        stems = list(map(drop_picture_ending, columns.get_column(column).cells))
+        if (near := find_picture_folder(root, stems, listings)) is not None:
+            remedy = describe_other_endings(str(near), names.tolist(), listings) or remedy
         if end := next((end for end in ends if first[end:].replace("\\", "/") in paths), 0):
             remedy = f'"{first[end:]}" is there: remove the beginning "{first[:end]}" from the names in the table.'
         raise BadInput([Fault("--images", problem, remedy)])
@@ -251,6 +284,8 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     )
 
     absent = _describe_missing_pictures(columns.get_column(column), present)
+    missing = names[~present].tolist()
+    absent += f". {hint}" if (hint := describe_other_endings(str(folder), missing, listings).rstrip(".")) else ""
     columns = whole if present.all() else whole.select_rows(present)
     roles = guess_column_roles(columns, column, given[1], given[2], [normalize_name(name) for name in hints.findings])
     settings: dict[str, object] = {
@@ -268,10 +303,11 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
     if roles.finding is not None:
         settings |= {"finding_column": roles.finding, "separator": roles.separator, "classes": tuple(roles.classes)}
         settings |= {"no_finding": (*NO_FINDING, *roles.no_finding), "other_findings": tuple(roles.doubtful)}
+        settings["not_assessed"] = tuple(roles.not_assessed)
     spec = FolderSpec.model_validate(settings)
     checked = _read_checked_table(spec, columns)
     hospitals = find_hospitals(roles, checked)
-    raise_faults(hospitals.unlabelled_hospital_faults(columns, roles) if hospitals else [])
+    raise_faults(hospitals.unlabelled_hospital_faults(columns, roles, hints.findings) if hospitals else [])
     spread = np.unique(np.linspace(0, len(checked.files) - 1, LOOKED_AT).round().astype(int))
     files = [checked.files[row] for row in spread]
     looks, heads = [look for file in files if (look := _summarize_picture(file)) is not None], read_dicom_headers(files)
@@ -289,6 +325,8 @@ def inspect_table(table: Path, images: Path | None, hints: ColumnHints) -> Inspe
         rows=len(names),
         present=int(present.sum()),
         absent=absent,
+        unnamed=_find_unnamed_pictures(folder, filter(None, on_disk), listings),
+        other_pictures=tuple(others),
         color=any(look.color for look in looks),
         sizes=tuple(look.size for look in looks),
         depth=None if brightest is None else next(bits for bits in DEPTHS if brightest < 1 << bits),
@@ -306,6 +344,14 @@ def _folder_column_remedy(columns: CsvColumns, folders: Collection[str]) -> str:
                 'table: docs/recipes.md, "A folder for each finding, or a table of studies".'
             )
     return ""
+
+
+def _find_unnamed_pictures(folder: Path, named: Iterable[str], listings: PictureFileFinder) -> tuple[str, ...]:
+    """Return the files in a folder that no row names, with an ending of pictures or, as some named files, without."""
+    known = {os.path.normpath(name) for name in named}
+    endings = {Path(name).suffix.lower() for name in known}.union(PICTURE_SUFFIXES)
+    below = (os.path.normpath(os.path.join(*place)) for place in listings.walk_files(folder))
+    return tuple(sorted(name for name in below if name not in known and Path(name).suffix.lower() in endings))
 
 
 def _describe_missing_pictures(column: CsvColumn, present: NDArray[np.bool_]) -> str:
@@ -393,7 +439,8 @@ def write_experiment(data: InspectedDataset, out: Path, tell: Callable[[str], ob
     write_atomically(out, _experiment_text(data, out.resolve()).encode())
     skipped = [skip for part in checked.splits.parts for skip in part.skipped]
     lines = [f"{out}: an experiment on {count_with_noun(len(data.checked.files) - len(skipped), 'image')}."]
-    lines += [*_describe_pictures(data, skipped), *(f"    {note}" for note in checked.splits.train.notes)]
+    notes = [note for note in checked.splits.train.notes if note != data.checked.other_findings_note]  # not decided yet
+    lines += [*_describe_pictures(data, skipped), *(f"    {note}" for note in notes)]
     return [*lines, *_describe_data(data), *_describe_synonyms(data, out)]
 
 
@@ -411,7 +458,7 @@ def _describe_pictures(data: InspectedDataset, skipped: Sequence[SkippedImage]) 
     lines = [f"images: column {data.roles.image}, in {data.images}"]
     if not is_utf_8(data.table):
         cells = chain(data.columns, *(data.columns.get_column(name).cells for name in data.columns))
-        texts = quote_names([cell for cell in cells if not cell.isascii()], 3)
+        texts = quote_names([shorten(cell) for cell in cells if not cell.isascii()], 3)
         lines.append(f"    {data.table.name} is not UTF-8, and read as Windows-1252: {texts}. If letters are wrong,")
         lines.append("    save it as CSV UTF-8.")
     if max(map(max, data.sizes), default=0) > data.image_size:
@@ -421,6 +468,13 @@ def _describe_pictures(data: InspectedDataset, skipped: Sequence[SkippedImage]) 
     if data.present < data.rows:
         lost = count_with_noun(data.rows - data.present, "row names a picture that is", "rows name pictures that are")
         lines.append(f"    of {data.rows}, {lost} not there, and left out: {data.absent}.")
+    if data.unnamed:
+        lines.append(
+            f"    {count_with_noun(len(data.unnamed), 'picture')} of the folder that no line names: "
+            f"{list_first_and_count_rest(data.unnamed, 3)}."
+        )
+    if data.other_pictures:
+        lines += _describe_other_pictures(data)
     if data.checked.repeated:
         lines.append(
             f"    {count_with_noun(data.checked.repeated, 'row')} said the same as an earlier one; each counts once."
@@ -441,6 +495,21 @@ def _describe_pictures(data: InspectedDataset, skipped: Sequence[SkippedImage]) 
         lines.append(
             f"    That is of {LOOKED_AT} of the {count} images, spread over the table; no others were looked at."
         )
+    return lines
+
+
+def _describe_other_pictures(data: InspectedDataset) -> list[str]:
+    """Return lines for the user on a table whose rows name several pictures, of which only one is used."""
+    labels, names = data.roles.label_columns or (data.roles.finding or "",), data.other_pictures
+    lines = [
+        f"    NOT USED, though they name pictures too: {', '.join(names)}. A line's labels are learned for that of",
+        f'    {data.roles.image} alone. A line for each picture: docs/recipes.md, "Two pictures in a line".',
+    ]
+    if foreign := labels_of_other_pictures(data.roles.image, names, labels):
+        lines.append(f"    WRONG PICTURE, by their names: {', '.join(foreign)} say what {', '.join(names)} shows.")
+        if own := [name for name in labels if name not in foreign]:
+            options = f"--image-column {quote(data.roles.image)} {findings_options(own)}"
+            lines.append(f"    To leave them out, begin again with: {options}")
     return lines
 
 
@@ -470,10 +539,26 @@ def _describe_patients(data: InspectedDataset) -> list[str]:
     return lines
 
 
+def _describe_split(data: InspectedDataset) -> list[str]:
+    """Return lines for the user on a column of training and test, which is used or may be one."""
+    if data.roles.split:
+        counts = (f"{part} {int((data.checked.parts == part).sum())}" for part in PARTS)
+        return [f"split: column {data.roles.split}, {', '.join(counts)}."]
+    return [
+        line
+        for name in data.roles.possible_splits
+        for line in (
+            f"split: is it {name} ({quote_names(data.columns.get_column(name).cells, 3)})? It is NOT USED: its images",
+            "    are dealt over training, validation and test. If it is one, write train, val or test in its cells",
+            "    and remove the # before split_column; else remove that line.",
+        )
+    ]
+
+
 def _describe_data(data: InspectedDataset) -> list[str]:
     """Return lines for the user on patients, hospitals and classes, with the limits of the data."""
     roles, labels = data.roles, data.checked.labels
-    lines = _describe_patients(data)
+    lines = _describe_patients(data) + _describe_split(data)
     counts = dict(zip(data.checked.class_names, (labels == 1).sum(axis=0).tolist(), strict=True))
     lines.append("classes: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
     looks = np.ones_like(labels, dtype=np.bool_)  # (images, classes), whether the image's hospital looks for the class
@@ -491,6 +576,11 @@ def _describe_data(data: InspectedDataset) -> list[str]:
         )
     elif (labels == 1).sum(axis=1).max(initial=0) <= 1:
         lines.append(f"    These are the words of column {roles.finding}. Words for yes and no are no findings.")
+    for group in group_by_reader(roles.label_columns):
+        lines += [
+            f"    one finding of several readers? {', '.join(group)}. Each is a class of its own. To use one,",
+            f"    name it and the other findings: {findings_options([group[-1]])}",
+        ]
     lines += _describe_names(data) + _describe_unused(data)
     if roles.exclusive:
         lines.append("    Each image shows exactly one of them; each is asked by itself, yes or no.")
@@ -499,8 +589,8 @@ def _describe_data(data: InspectedDataset) -> list[str]:
             *lines,
             "hospitals: no column names them; patients are dealt over invented sites. Name it: --source-column",
             *(
-                f"    Is it {name} ({quote_names(data.columns.get_column(name).cells, 3)})? --source-column "
-                f"{quote(name)}"
+                f"    Is it {name} ({quote_names(map(shorten, data.columns.get_column(name).cells), 3)})? "
+                f"--source-column {quote(name)}"
                 for name in possible_hospital_columns(data.columns, roles.unused)[:MOST_SITES]
             ),
         ]
@@ -513,22 +603,14 @@ def _describe_names(data: InspectedDataset) -> list[str]:
     if roles.no_finding:
         names = quote_names(roles.no_finding)
         lines.append(f"    no finding: {names}. Such an image shows no class. If that is wrong, edit no_finding.")
-    if roles.doubtful:
-        names = ", ".join(f"{name} {count}" for name, count in roles.doubtful.items())
-        example = next((name for name in roles.doubtful if not is_placeholder_text(name)), "")
-        label = next(
-            (name for name in roles.classes if name.casefold() in example.casefold()), next(iter(roles.classes))
-        )
+    if roles.not_assessed:
+        names = ", ".join(f"{name} {count}" for name, count in roles.not_assessed.items())
         lines += [
-            f"    denied, doubted, past or nothing: {names}. A run refuses these until you decide:",
-            "    remove the # before other_findings, and such an image counts as one without the class;",
-            "    or leave the cell blank in the table, where nobody looked.",
+            f"    not assessed, by the word or the code: {names}. A run refuses these until you decide:",
+            "    remove the # before not_assessed, and the labels of such an image are unknown. If it is a finding or",
+            "    a grade, move it to classes.",
         ]
-        if example:
-            lines += [
-                f"    Or write it in [data.synonyms], such as {to_json_text(example)} = {to_json_text(label)},",
-                "    and it counts as one that shows the class.",
-            ]
+    lines += _describe_doubtful(roles) if roles.doubtful else []
     for name, count in roles.alone.items():
         key, write = "label_columns.", ""
         if roles.finding is not None:
@@ -543,19 +625,50 @@ def _describe_names(data: InspectedDataset) -> list[str]:
             '    If a blank cell means that it is absent, remove the # before blank = "negative". If it means that',
             "    nobody looked, write 0 where somebody looked and found nothing.",
         ]
+    if data.shows_always_something:
+        lines += [
+            "    EVERY IMAGE THAT COUNTS SHOWS A FINDING. The others "
+            f"({data.blank_findings} of {len(data.checked.labels)}) have a blank cell, which says that",
+            '    nobody looked. If it says that nothing was found, remove the # before blank = "negative".',
+        ]
+    return lines
+
+
+def _describe_doubtful(roles: ColumnRoles) -> list[str]:
+    """Return lines for the user on names that deny or doubt a finding, or name nothing, with the ways to decide."""
+    names = ", ".join(f"{name} {count}" for name, count in roles.doubtful.items())
+    lines = [f"    denied, doubted, past or nothing: {names}. A run refuses these until you decide:"]
+    if any(code and code[1] for code in map(split_diagnosis_code, roles.doubtful)):
+        lines.append("    (behind a code of ICD-10-GM, A means excluded, V suspected, Z status after, and G confirmed)")
+    lines += [
+        "    remove the # before other_findings, and such an image counts as one without the class;",
+        "    or leave the cell blank in the table, where nobody looked.",
+    ]
+    for name in roles.doubtful:
+        label = next((label for label in roles.classes if label.casefold() in name.casefold()), None)
+        if label and finding_certainty(name) != "denied":
+            lines += [
+                f"    Or join it, such as synonyms.{to_json_text(name)} = {to_json_text(label)} in [data],",
+                "    and it counts as one that shows the class.",
+            ]
+            break
     return lines
 
 
 def _describe_unused(data: InspectedDataset) -> list[str]:
     """Return lines for the user on unused columns, especially those that may hold findings."""
     unused, lines = data.roles.unused, []
-    if unlikely := [name for name, of in unused.items() if of.kind == "labels"]:
+    labels = [name for name, of in unused.items() if of.kind == "labels"]
+    unlikely = list(filter(names_person_or_picture, labels))
+    if unlikely:
         lines.append(
             f"    0 and 1, but no findings by their names: {', '.join(unlikely)}. To use them: --findings, each class."
         )
-    if plain := [name for name, of in unused.items() if not of.may_be_labels and name not in unlikely]:
+    if others := [name for name in labels if name not in unlikely]:
+        lines.append(f"    0 and 1, and not named with --findings: {', '.join(others)}.")
+    if plain := [name for name, of in unused.items() if not of.may_be_labels and name not in labels]:
         lines.append(f"    not used: {', '.join(plain)}.")
-    if suspicious := {name: of for name, of in unused.items() if of.may_be_labels}:
+    if suspicious := {name: of for name, of in unused.items() if of.may_be_labels and not names_id(name)}:
         lines += [
             f"    NOT USED, for cells that are no label: {describe_foreign_cells(data.columns, suspicious)}.",
             "    If these are findings, write 1 (shows it), 0 (does not), -1 (doubtful) or nothing, and try again.",
@@ -572,14 +685,14 @@ def _describe_synonyms(data: InspectedDataset, out: Path) -> list[str]:
         apart = "at a hospital that uses both, an image with the one name counts as an image without the other"
     lines = [
         f"one class or two? {pairs}",
-        f"    Two, until you remove the # before them in {out}, section [data.synonyms]: {apart}.",
+        f"    Two, until you remove the # before them in {out}, lines synonyms.: {apart}.",
     ]
     if has_undecided_synonyms(data.synonyms):
         pairs_of_names = data.synonyms.items()
         spelling = next(name for name, usual in pairs_of_names if class_spelling_key(name) == class_spelling_key(usual))
         lines += [
             "    A run refuses two names that differ in nothing but spelling. To keep both, give one a name of its own",
-            f"    there, such as {to_json_text(spelling)} = {to_json_text(f'{spelling} of one hospital')}.",
+            f"    there, such as synonyms.{to_json_text(spelling)} = {to_json_text(f'{spelling} of one hospital')}.",
         ]
     return lines
 
@@ -591,43 +704,7 @@ def _experiment_text(data: InspectedDataset, out: Path, *, confirmed: bool = Fal
         confirmed: True to fill in all decisions that a person has to make, so that the file can be checked: synonyms
             are accepted, and doubtful names are listed in ``other_findings``.
     """
-    roles, folder = data.roles, out.parent
-    if roles.patient:
-        columns = [f"patient_column = {to_json_text(roles.patient)}"]
-    elif data.patient_source_and_count:
-        columns = ["# patient_column = ...          # left out: PatientID of the DICOM files is taken"]
-    else:
-        columns = ["# patient_column = ...          # UNKNOWN: without it one patient may stand in training and test"]
-    if roles.label_columns:
-        columns.append(f"label_columns = {to_json_text(list(roles.label_columns))}")
-        columns.append('uncertain = "unknown"           # what -1 means')
-        columns.append('# blank = "negative"            # a blank cell means: absent; without this line: nobody looked')
-    else:
-        columns.append(f"finding_column = {to_json_text(roles.finding)}")
-        columns.append(f"separator = {to_json_text(roles.separator)}")
-        columns.append(f"classes = {to_json_text(list(roles.classes))}   # move what is no finding to the next lines")
-        mark = "" if roles.no_finding else "# "
-        names = to_json_text([*NO_FINDING, *roles.no_finding])
-        columns.append(f"{mark}no_finding = {names}   # such an image shows no class")
-        mark = "" if roles.doubtful and confirmed else "# "
-        names = to_json_text(list(roles.doubtful)) if roles.doubtful else '["Fracture"]'
-        columns.append(f"{mark}other_findings = {names}   # count as no class")
-    if data.spec.similar_patients == "join":
-        columns.append('similar_patients = "join"       # patients whose names are alike count as one')
-    if roles.source:
-        columns.append(f"source_column = {to_json_text(roles.source)}")
-    if roles.split:
-        columns.append(f"split_column = {to_json_text(roles.split)}")
-    if data.depth is not None:
-        columns.append(
-            f"bit_depth = {data.depth}                  # of 16-bit PNG files; a guess, ask who exported them"
-        )
-    if data.display_problems:
-        columns.append(
-            "# window = [40, 400]            # centre and width of grey values, the same for all files; here CT"
-        )
-    if data.present < data.rows:
-        columns.append('missing_files = "ignore"        # rows without a picture are left out')
+    roles, folder, columns = data.roles, out.parent, _column_lines(data, confirmed=confirmed)
     pixels = "sizes of their own"
     if data.sizes:
         low, high = (f"{height} x {width}" for height, width in (min(data.sizes), max(data.sizes)))
@@ -658,12 +735,76 @@ def _experiment_text(data: InspectedDataset, out: Path, *, confirmed: bool = Fal
     )
 
 
+def _column_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]:
+    """Return the lines of ``[data]`` that name columns and say how their cells are read."""
+    roles = data.roles
+    if roles.patient:
+        columns = [f"patient_column = {to_json_text(roles.patient)}"]
+    elif data.patient_source_and_count:
+        columns = ["# patient_column = ...          # left out: PatientID of the DICOM files is taken"]
+    else:
+        columns = ["# patient_column = ...          # UNKNOWN: without it one patient may stand in training and test"]
+    columns += _label_lines(data, confirmed=confirmed)
+    if data.spec.similar_patients == "join":
+        columns.append('similar_patients = "join"       # patients whose names are alike count as one')
+    if roles.source:
+        columns.append(f"source_column = {to_json_text(roles.source)}")
+    if roles.split:
+        columns.append(f"split_column = {to_json_text(roles.split)}")
+    for name in () if roles.split else roles.possible_splits:
+        columns.append(f"# split_column = {to_json_text(name)}   # once its cells are train, val or test")
+    if data.depth is not None:
+        columns.append(
+            f"bit_depth = {data.depth}                  # of 16-bit PNG files; a guess, ask who exported them"
+        )
+    if data.display_problems:
+        columns.append(
+            "# window = [40, 400]            # centre and width of grey values, the same for all files; here CT"
+        )
+    if data.present < data.rows:
+        columns.append('missing_files = "ignore"        # rows without a picture are left out')
+    return columns
+
+
+def _label_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]:
+    """Return the lines of ``[data]`` on the label columns, or on the column of findings and the names in it."""
+    roles, columns = data.roles, list[str]()
+    if roles.label_columns:
+        columns.append(f"label_columns = {to_json_text(list(roles.label_columns))}")
+        columns.append('uncertain = "unknown"           # what -1 means')
+        columns.append('# blank = "negative"            # a blank cell means: absent; without this line: nobody looked')
+    else:
+        columns.append(f"finding_column = {to_json_text(roles.finding)}")
+        columns.append(f"separator = {to_json_text(roles.separator)}")
+        columns.append(f"classes = {to_json_text(list(roles.classes))}   # move what is no finding to the next lines")
+        mark = "" if roles.no_finding else "# "
+        names = to_json_text([*NO_FINDING, *roles.no_finding])
+        columns.append(f"{mark}no_finding = {names}   # such an image shows no class")
+        mark = "" if roles.doubtful and confirmed else "# "
+        columns.append(f"{mark}other_findings = {to_json_text(list(roles.doubtful))}   # count as no class")
+        if roles.not_assessed:
+            names = to_json_text(list(roles.not_assessed))
+            columns.append(
+                f"{'' if confirmed else '# '}not_assessed = {names}   # the labels of such an image are unknown"
+            )
+        if data.blank_findings:
+            columns.append(
+                '# blank = "negative"            # a blank cell means: no finding; without this line: unknown'
+            )
+    return columns
+
+
 def _synonym_lines(synonyms: Mapping[str, str], mark: str) -> str:
     if not synonyms:
         return ""
-    lines = [f"{mark}{to_json_text(own)} = {to_json_text(name)}" for own, name in synonyms.items()]
-    comment = "# Names that may mean one class. Remove the # of this section to make them one: left name = right name."
-    return "\n".join(("", comment, f"{mark}[data.synonyms]", *lines, ""))
+    lines = [f"{mark}synonyms.{to_json_text(own)} = {to_json_text(name)}" for own, name in synonyms.items()]
+    return "\n".join(
+        (
+            "# Names that may mean one class. Remove the # of a line to make them one: left name = right name.",
+            *lines,
+            "",
+        )
+    )
 
 
 def _relative_path(path: Path, folder: Path) -> str:

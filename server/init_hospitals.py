@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from common.data.base.image_set import is_placeholder_patient
 from common.data.base.names import class_spelling_key, name_similarity_key
 from common.data.tables.csv import CsvColumns
-from common.data.tables.judgement import judge_column, names_person_or_picture
+from common.data.tables.judgement import judge_column, names_person_or_picture, split_diagnosis_code
 from common.data.tables.labels import LabelTable, make_site_name
 from common.data.tables.roles import ColumnRoles, describe_foreign_cells, find_class_synonyms, name_similarity_rank
-from common.errors import Fault
+from common.errors import Fault, quote_names
 from common.system.plain_text import count_with_noun, list_first_and_count_rest, to_json_text
 
 MOST_HOSPITALS, MOST_COLUMNS, MOST_COMPARED = 30, 10, 300
@@ -50,8 +50,14 @@ class TableHospitals:
     trains: NDArray[np.bool_]
     shared_patients: int
 
-    def unlabelled_hospital_faults(self, columns: CsvColumns, roles: ColumnRoles) -> list[Fault]:
-        """Return a fault for each hospital without labels, with columns that may have been meant as labels."""
+    def unlabelled_hospital_faults(
+        self, columns: CsvColumns, roles: ColumnRoles, findings: Sequence[str]
+    ) -> list[Fault]:
+        """Return a fault for each hospital without labels, with columns that may have been meant as labels.
+
+        Args:
+            findings: The columns that the user named; then no others were meant.
+        """
         faults, source = [], columns.get_column(self.column)
         for name, row, trains in zip(self.names, self.annotated, self.trains, strict=True):
             if row.any() or not trains:
@@ -64,7 +70,11 @@ class TableHospitals:
             meant = {other: of for other, of in judged.items() if of.foreign and not names_person_or_picture(other)}
             problem = f'"{name}" of column {self.column} has no label that can be read.'
             remedy = "Write its labels in the columns of the others: 1, 0, -1, or nothing where it does not look."
-            if meant:
+            if findings:
+                problem += f" Its cells of {quote_names(findings, MOST_COLUMNS)} are blank"
+                problem += f", or {quote_names(roles.not_assessed)}: not assessed." if roles.not_assessed else "."
+                remedy = 'Take its lines out of the table, or add --source-column "" for sites that are made up.'
+            elif meant:
                 problem += f" Its cells are no labels in {describe_foreign_cells(own, meant)}."
                 remedy = "Write 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked) in these cells."
             faults.append(Fault("--source-column", problem, remedy))
@@ -205,6 +215,10 @@ def propose_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: TableHosp
         first = min(name for name in (usual, *own) if class_spelling_key(name) == class_spelling_key(usual))
         synonyms |= dict.fromkeys((usual, *own), first)
         del synonyms[first]
+    codes = {code: name for name in table.class_names if (code := split_diagnosis_code(name))}
+    for (number, certainty), name in codes.items():
+        if certainty == "g" and (bare := codes.get((number, ""))):  # G means: confirmed
+            synonyms[name] = synonyms.get(bare, bare)
     return synonyms
 
 

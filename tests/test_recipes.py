@@ -1,6 +1,7 @@
 """Every recipe of docs/recipes.md runs as it stands, on small files in the place of the reader's."""
 
 import base64
+import json
 import re
 import shlex
 import tomllib
@@ -146,6 +147,70 @@ def test_a_line_for_each_reader_and_finding_becomes_a_line_for_each_picture(read
     assert [row[1] for row in rows[1:4]] == ["0", "1", "1"]
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_word_that_is_no_opinion_is_blank_in_any_order_of_the_lines(reader: Path, reverse: bool) -> None:
+    opinions = {
+        "0000": ("yes", "unreadable", "1"),
+        "0001": ("unreadable", "unreadable", ""),
+        "0002": ("no", "withdrawn", "0"),
+        "0003": ("yes", "no", "-1"),
+        "0004": ("unclear", "unreadable", "-1"),
+    }
+    lines = [f"{name}.png,{word},Mass,{word}" for name, (*words, _) in opinions.items() for word in words]
+    lines = lines[::-1] if reverse else lines
+    (reader / "long.csv").write_text("\n".join(("file,reader,finding,value", *lines)))
+    run_block("long.csv")
+    rows = [line.split(",") for line in (reader / "wide.csv").read_text().splitlines()]
+    assert rows == [["file", "Mass"], *([f"{name}.png", label] for name, (_, _, label) in opinions.items())]
+
+
+def test_two_pictures_in_a_line_become_two_lines(reader: Path) -> None:
+    lines = ["patient,left,right,Mass_left,Mass_right,Fluid_left,Fluid_right"]
+    names = sorted(scan.name for scan in (reader / "scans").iterdir())
+    for number in range(PATIENTS):
+        left, right = names[2 * number : 2 * number + 2]
+        lines.append(f"p{number},{left},{right if number else ''},{number % 2},0,1,{number // 2 % 2}")
+    (reader / "eyes.csv").write_text("\n".join(lines))
+    run_block("eyes.csv")
+    typed_from_the_page("init lines.csv ")
+    experiment = read_experiment(reader / "lines.toml", [], find_method_faults).experiment
+    assert experiment.data is not None
+    images = concatenate_image_sets(load_dataset(experiment.data, reader).parts)
+    counts = dict(zip(images.class_names, images.labels.sum(axis=0).tolist(), strict=True))
+    assert (len(images), counts) == (2 * PATIENTS - 1, {"Mass": PATIENTS / 2, "Fluid": PATIENTS + PATIENTS / 2})
+    assert len(set(images.patients)) == PATIENTS
+
+
+def test_annotations_of_coco_become_a_table(reader: Path) -> None:
+    names = sorted(scan.name for scan in (reader / "scans").iterdir())
+    coco = {
+        "categories": [{"id": 1, "name": "Mass"}, {"id": 4, "name": "Fluid"}],
+        "images": [{"id": number, "file_name": name} for number, name in enumerate(names)],
+        "annotations": [
+            {"image_id": number, "category_id": (1, 4)[number % 2]} for number in range(0, 2 * PATIENTS, 3)
+        ],
+    }
+    (reader / "annotations.json").write_text(json.dumps(coco))
+    run_block("annotations.json")
+    rows = [line.split(",") for line in (reader / "coco.csv").read_text().splitlines()]
+    assert rows[:4] == [["file", "Mass", "Fluid"], [names[0], "1", "0"], [names[3], "0", "1"], [names[6], "1", "0"]]
+    assert len(rows) == 1 + 2 * PATIENTS / 3
+    typed_from_the_page("init coco.csv ")
+
+
+def test_an_npz_file_of_one_set_with_words_is_divided_by_patients(reader: Path) -> None:
+    random = np.random.default_rng(2)
+    labels = np.array(["naevus", "keratosis"])[np.arange(120) % 2]
+    images = (random.integers(0, 60, (120, 32, 32)) + 90 * (np.arange(120) % 2)[:, None, None]).astype(np.uint8)
+    np.savez(reader / "skin.npz", images=images, labels=labels, patient=np.arange(120) // 4)
+    run_block("skin.npz")
+    divided = np.load(reader / "divided.npz")
+    assert not set(divided["train_patient"]) & set(divided["test_patient"])
+    assert (len(divided["train_labels"]), int(divided["test_labels"].sum())) == (96, 12)
+    typed_from_the_page("runs/npz ")
+    assert list(load("runs/npz").classes.index) == ["keratosis", "naevus"]
+
+
 def test_a_csv_with_pictures_dicom_files_slices_of_volumes_or_a_pacs_make_the_same_model(reader: Path) -> None:
     """The DICOM files hold the same pixels, inverted. Not over TLS here: the long test with a real PACS has that."""
     typed_from_the_page("runs/csv ", "runs/dicom ", "runs/nifti --backend")
@@ -164,9 +229,10 @@ def test_a_csv_with_pictures_dicom_files_slices_of_volumes_or_a_pacs_make_the_sa
 
 
 def test_the_python_of_the_page_runs_from_top_to_bottom() -> None:
-    """But for the blocks that read somebody's table, which have their tests above."""
+    """But for the blocks that read somebody's files, which have their tests above."""
     space: dict[str, object] = {}
-    for block in (block for block in blocks(PAGE, "python") if "read_csv" not in block):
+    files = ("read_csv", "annotations.json", "skin.npz")
+    for block in (block for block in blocks(PAGE, "python") if not any(file in block for file in files)):
         exec(compile(block, "docs/recipes.md", "exec"), space)
     for run, key in (("network", "model.architecture"), ("loss", "training.loss")):
         section, name = key.split(".")
@@ -208,5 +274,5 @@ def test_a_foundation_model_is_made_a_trunk_whose_head_is_trained(reader: Path) 
 
 def test_every_command_of_the_page_is_tried_here() -> None:
     outs = [re.search(r"runs/(\w+)|(weights|init) ", shlex.join(words)) for words in lines(PAGE)]
-    names = "init first folders csv dicom pacs nifti mine gpu gpus both foundation weights"
+    names = "init first folders csv npz dicom pacs nifti mine gpu gpus both foundation weights"
     assert {out[1] or out[2] for out in outs} == set(names.split())

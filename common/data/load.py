@@ -1,5 +1,6 @@
 """Check and load the data set of a configuration file; all faults that are cheap to find are reported first."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +113,9 @@ def open_label_table(spec: FolderSpec | DicomwebSpec | NihSpec | ChexpertSpec | 
             return open_mimic(spec, base)
 
 
+_KEYS = "|".join(sorted({*FolderSpec.model_fields, *DicomwebSpec.model_fields, *NpzSpec.model_fields}))
+_KEY_OF_DATA = re.compile(rf"\bdata\.(?=(?:{_KEYS})\b(?!\.))")
+"""The beginning of a key in ``[data]``, but not that of a file such as ``data.csv``."""
 EXTERNAL_TEST = "external_test"
 """The section of an experiment with test images from elsewhere, which no site has and which choose nothing."""
 
@@ -137,7 +141,8 @@ def load_external_test_images(
     try:
         if isinstance(spec, NpzSpec):
             return load_npz_test(spec, base, store)
-        return concatenate_image_sets(load_dataset(spec, base, store).parts)
+        images = concatenate_image_sets(load_dataset(spec, base, store).parts)
+        return replace(images, notes=tuple(f"External test set: {note}" for note in images.notes))
     except BadInput as error:
         raise BadInput(_rename_section_in_faults(error.faults)) from None
 
@@ -161,5 +166,13 @@ def refuse_unknown_test_classes(
 
 
 def _rename_section_in_faults(faults: Iterable[Fault]) -> list[Fault]:
-    """Change the section in the faults' keys from ``data`` to ``external_test``."""
-    return [replace(fault, where=f"{EXTERNAL_TEST}.{fault.where.removeprefix('data.')}") for fault in faults]
+    """Change the section in the faults' keys from ``data`` to ``external_test``, also in the keys that they advise."""
+    return [
+        replace(
+            fault,
+            where=f"{EXTERNAL_TEST}.{fault.where.removeprefix('data.')}",
+            problem=_KEY_OF_DATA.sub(f"{EXTERNAL_TEST}.", fault.problem),
+            remedy=_KEY_OF_DATA.sub(f"{EXTERNAL_TEST}.", fault.remedy),
+        )
+        for fault in faults
+    ]

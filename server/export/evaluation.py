@@ -175,7 +175,7 @@ def _make_csv_spec(
         spec["classes"] = tuple(
             name for name in of_run.class_names_in_table if synonyms.get(name, name) in network.class_names
         )
-        for key in ("finding_column", "separator", "other_findings", "no_finding", "synonyms"):
+        for key in ("finding_column", "separator", "other_findings", "no_finding", "not_assessed", "synonyms"):
             spec[key] = getattr(of_run, key)
     else:
         finding_column = of_run.finding_column if of_run else None

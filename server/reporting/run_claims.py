@@ -44,12 +44,13 @@ def run_result(run: RunFolderContent) -> str:
     if test.mean_auroc is None:
         reason = f": {test.withheld}" if test.withheld else ""
         every = count_with_noun(len(summary.classes), "class", "classes")
-        return f"{training}, none of {every} has an AUROC{reason}.{accuracy}"
+        return f"{training}, none of {every} has an AUROC{reason}.{accuracy} {external_test_sentence(summary)}".rstrip()
     headline = test.headline_auroc()
     if headline.mean is None:
         most = max(headline.left_out.values())
         reason = f"at most {most:,} of the test images show a class, and a mean counts those that"
-        return f"{training}, no mean AUROC can be given: {reason} {FEWEST_POSITIVES} show.{accuracy}"
+        outcome = f"no mean AUROC can be given: {reason} {FEWEST_POSITIVES} show.{accuracy}"
+        return f"{training}, {outcome} {external_test_sentence(summary)}".rstrip()
     interval = f" ({text})" if (text := describe_auroc_interval(summary)) else ""
     images = "on the test set" if test.note == GLOBAL_MODEL else f"({test.note})"
     subsets = []

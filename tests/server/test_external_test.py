@@ -1,6 +1,7 @@
 """A finished model on images of another place: who scores what, and that nothing is chosen by it."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,14 @@ import pytest
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
+from common.config import validate_experiment
+from common.data.base.spec import FolderSpec
 from common.data.images.pixels import channels_first
+from common.data.load import external_test_faults
 from common.errors import BadInput
 from common.models.network import compute_scores
 from common.models.saved import load_model
+from common.system.toml import parse_toml
 from server.coordinator.folder import CoordinatorFolder
 from server.deployment.network import NetworkBackend
 from server.reporting.run_claims import run_result
@@ -106,6 +111,57 @@ def test_a_fault_of_it_is_found_before_anything_is_written(spec: str, fault: str
     with pytest.raises(BadInput, match=fault):
         federation(tmp_path, f"external_test={{{spec}}}")
     assert not (tmp_path / "run").exists()
+
+
+DATA = """
+kind = "folder"
+images = "scans"
+labels = "labels.csv"
+image_column = "file"
+finding_column = "finding"
+classes = ["Mass", "Fluid"]
+synonyms = {"Fx" = "Fracture"}
+other_findings = ["Hernia", "Scar"]
+not_assessed = ["99"]
+"""
+EXTERNAL = """
+kind = "folder"
+images = "there"
+labels = "there.csv"
+image_column = "file"
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "classes", "others"),
+    [
+        ('finding_column = "dx"', ("Mass", "Fluid", "Fracture"), ("Hernia", "Scar")),
+        ('finding_column = "dx"\nclasses = ["Mass", "scar"]', ("Mass", "scar", "Fracture"), ("Hernia",)),
+        ('finding_column = "dx"\nsynonyms = {"M" = "Mass"}', ("Mass", "Fluid"), ("Hernia", "Scar")),
+        ('finding_column = "dx"\nother_findings = []', ("Mass", "Fluid", "Fracture"), ()),
+        ('label_columns = ["Mass", "Fx"]', ("Mass", "Fracture"), ()),
+    ],
+)
+def test_its_table_is_read_by_the_names_of_the_run_where_it_has_none(
+    own: str, classes: tuple[str, ...], others: tuple[str, ...]
+) -> None:
+    tree = parse_toml(f"[data]{DATA}[external_test]{EXTERNAL}{own}")
+    tree |= {"run": {"method": "surgical"}, "model": {"architecture": "tiny_cnn", "image_size": 32}}
+    external = validate_experiment(tree, Path()).experiment.external_test
+    assert isinstance(external, FolderSpec)
+    assert (external.class_names, external.other_findings) == (classes, others)
+
+
+def test_a_fault_in_its_table_names_its_own_keys(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "a.png").write_bytes(b"")
+    (tmp_path / "there.csv").write_text("file,dx\na.png,Hernja\na.png,Unheard\n")
+    tree = parse_toml(f'[data]{DATA}[external_test]{EXTERNAL}finding_column = "dx"')
+    tree |= {"run": {"method": "surgical"}, "model": {"architecture": "tiny_cnn", "image_size": 32}}
+    faults = external_test_faults(validate_experiment(tree, tmp_path / "x.toml").experiment.external_test, tmp_path)
+    text = " ".join(map(str, faults))
+    assert "external_test.other_findings" in text
+    assert not re.search(r"(?<!\w)data\.", text)
 
 
 def test_a_coordinator_of_hospitals_finds_the_same_before_anybody_is_asked(

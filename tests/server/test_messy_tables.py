@@ -167,8 +167,8 @@ def test_the_first_run_counts_what_the_images_show(name: str, tmp_path: Path, mo
     assert [note for note in messy.notes if note not in text] == []
     (command,) = [line for line in ended.out.splitlines() if line.startswith("Next: flwr-sim ")]
     if messy.names:  # confirmed as a person does
-        lines = (tmp_path / "mine.toml").read_text(encoding="utf-8").replace("# [data.syn", "[data.syn")
-        (tmp_path / "mine.toml").write_text(lines.replace('# "', '"'), encoding="utf-8")
+        lines = (tmp_path / "mine.toml").read_text(encoding="utf-8")
+        (tmp_path / "mine.toml").write_text(lines.replace("# synonyms", "synonyms"), encoding="utf-8")
     ended = flwr_sim(*command.split()[2:], "--set", "run.rounds=1", "--set", "model.image_size=16")
     assert ended.code == 0, ended.err
 

@@ -302,10 +302,10 @@ def spellings(folder: Path) -> Path:
 def test_two_spellings_of_a_class_may_both_stay(tmp_path: Path) -> None:
     path = spellings(tmp_path)
     text = made(path)
-    name = 'such as "pleural_effusion" = "pleural_effusion of one hospital"'
+    name = 'such as synonyms."pleural_effusion" = "pleural_effusion of one hospital"'
     assert f"To keep both, give one a name of its own there, {name}" in text
-    text = (tmp_path / "mine.toml").read_text().replace("# [data.syn", "[data.syn")
-    text = text.replace('# "pleural_effusion" = "Pleural Effusion"', name.removeprefix("such as "))
+    text = (tmp_path / "mine.toml").read_text()
+    text = text.replace('# synonyms."pleural_effusion" = "Pleural Effusion"', name.removeprefix("such as "))
     (tmp_path / "mine.toml").write_text(text)
     run = ("run", tmp_path / "mine.toml", "--out", tmp_path / "run", "--backend", "inline", "--set", "run.rounds=1")
     assert flwr_sim(*run).code == 0
@@ -315,16 +315,18 @@ def test_two_spellings_of_a_class_may_both_stay(tmp_path: Path) -> None:
 
 def test_two_spellings_of_a_class_wait_for_a_decision(tmp_path: Path) -> None:
     path = spellings(tmp_path)
-    assert "Next: first decide on [data.synonyms]" in made(path)
+    assert "Next: first decide on synonyms" in made(path)
     assert data_of(path).class_names == ("Pleural Effusion", "pleural_effusion", "Mass")
     run = ("run", tmp_path / "mine.toml", "--out", tmp_path / "run", "--backend", "inline", "--set", "run.rounds=1")
     ended = flwr_sim(*run)
     assert (ended.code, "look like one class" in ended.err) == (2, True)
     line = '"pleural_effusion" = "Pleural Effusion"'
     assert line in ended.err
-    assert f"# {line}" in (tmp_path / "mine.toml").read_text()  # the same, though the other name is more frequent
+    assert (
+        f"# synonyms.{line}" in (tmp_path / "mine.toml").read_text()
+    )  # the same, though the other name is more frequent
     text = (tmp_path / "mine.toml").read_text()
-    (tmp_path / "mine.toml").write_text(text.replace("# [data.syn", "[data.syn").replace('# "', '"'))
+    (tmp_path / "mine.toml").write_text(text.replace("# synonyms", "synonyms"))
     assert data_of(path).class_names == ("Pleural Effusion", "Mass")
     assert flwr_sim(*run).code == 0
     model = json.loads((tmp_path / "run" / "model.json").read_text())
@@ -381,7 +383,7 @@ def test_doubtful_findings_wait_for_a_decision(tmp_path: Path) -> None:
     path = findings(tmp_path, "Erguss", "Rundherd;Erguss", "V.a. Erguss", "Rundherd?;Erguss", "kein Rundherd")
     text = made(path)
     assert "denied, doubted, past or nothing: V.a. Erguss 8, Rundherd? 8, kein Rundherd 8." in text
-    assert 'such as "V.a. Erguss" = "Erguss"' in text
+    assert 'such as synonyms."V.a. Erguss" = "Erguss"' in text
     assert "Next: first decide on the names after other_findings" in text
     run = ("run", tmp_path / "mine.toml", "--out", tmp_path / "run", "--backend", "inline", "--set", "run.rounds=1")
     ended = flwr_sim(*run)
@@ -398,7 +400,7 @@ def test_cells_that_name_nothing_wait_for_a_decision(tmp_path: Path) -> None:
     text = made(path)
     assert "classes: Erguss 16, Rundherd 8 without" in text
     assert "denied, doubted, past or nothing: [] 8, [''] 8. A run refuses these until you decide" in text
-    assert "[data.synonyms]" not in text
+    assert "synonyms" not in text
     run = ("run", tmp_path / "mine.toml", "--out", tmp_path / "run", "--backend", "inline", "--set", "run.rounds=1")
     ended = flwr_sim(*run)
     assert (ended.code, '"[]" in line 4 (8 lines)' in ended.err) == (2, True)
@@ -485,7 +487,7 @@ def test_a_synonym_of_a_column_of_findings_is_a_class_of_no_hospital(tmp_path: P
     lines = [f"{n:03}.png,p{n},{'NS'[n % 2]},{(cells, other)[n % 2][n // 2 % 4]}" for n in range(80)]
     path = table(tmp_path, "file,patient,Hospital,Finding", *lines)
     assert 'one class or two? "effusion_pleural" = "Effusion"' in made(path)
-    text = (tmp_path / "mine.toml").read_text().replace("# [data.syn", "[data.syn").replace('# "', '"')
+    text = (tmp_path / "mine.toml").read_text().replace("# synonyms", "synonyms")
     (tmp_path / "mine.toml").write_text(text)
     run = ("run", tmp_path / "mine.toml", "--out", tmp_path / "run", "--backend", "inline", "--set", "run.rounds=1")
     assert flwr_sim(*run).code == 0
@@ -552,3 +554,163 @@ def test_columns_that_are_left_out_are_named(tmp_path: Path) -> None:
     assert all(
         f"If each patient has one number in it: --patient-column {name}" in text for name in ("MRN", "'Patient ID'")
     )
+
+
+def test_two_columns_of_pictures_are_a_question_and_labels_of_the_other_picture_are_named(tmp_path: Path) -> None:
+    lines = [f"{n:03}_L.png,{n:03}_R.png,p{n},{n % 2},{n // 2 % 2},{n % 3 % 2}" for n in range(40)]
+    path = table(tmp_path, "left,right,patient,Mass_left,Mass_right,Fluid_left", *lines)
+    for number in range(40):
+        Image.new("L", (20, 20), number).save(tmp_path / "scans" / f"{number:03}_R.png")
+    text = made(path, code=2)
+    assert "--image-column left or --image-column right" in text
+    text = made(path, "--image-column", "left")
+    assert "NOT USED, though they name pictures too: right." in text
+    assert "WRONG PICTURE, by their names: Mass_right say what right shows." in text
+    assert "--image-column left --findings Mass_left --findings Fluid_left" in text
+    assert "40 pictures of the folder that no line names: 000_R.png, 001_R.png, 002_R.png and 37 more." in text
+    (tmp_path / "mine.toml").unlink()
+    text = made(path, "--image-column", "right", "--findings", "Mass_right")
+    assert "WRONG PICTURE" not in text
+    assert "0 and 1, and not named with --findings: Mass_left, Fluid_left." in text
+
+
+@pytest.mark.parametrize("other", ["scans/{0}.png", "{0}", "{0}.PNG"])
+def test_two_columns_that_name_the_same_pictures_are_no_question(other: str, tmp_path: Path) -> None:
+    path = table(
+        tmp_path, "file,path,patient,Mass", *(f"{n:03}.png,{other.format(f'{n:03}')},p{n},{n % 2}" for n in range(40))
+    )
+    made(path)
+    assert data_of(path).image_column in ("file", "path")
+
+
+def test_codes_of_icd_10_gm_that_exclude_or_suspect_a_finding_are_no_classes(tmp_path: Path) -> None:
+    path = findings(tmp_path, "J90; J18.9", "J90G", "J90A; J18.9G", "J18.9V", "J90")
+    path.write_text(path.read_text().replace("Befund", "ICD"))
+    text = made(path)
+    assert "classes: J90 16, J18.9 8, J90G 8, J18.9G 8" in text
+    assert "denied, doubted, past or nothing: J90A 8, J18.9V 8." in text
+    assert 'one class or two? "J90G" = "J90", "J18.9G" = "J18.9"' in text
+    assert 'synonyms."J18.9V" = "J18.9"' in text
+    assert 'synonyms."J90A"' not in text
+    assert "Other findings of the table count as no class" not in text
+    assert "Next: first decide on the names after other_findings and synonyms" in text
+    text = (tmp_path / "mine.toml").read_text(encoding="utf-8")
+    text = text.replace("# other_findings", "other_findings").replace("# synonyms", "synonyms")
+    (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+    assert data_of(path).class_names == ("J90", "J18.9")
+    labels = concatenate_image_sets(load_dataset(data_of(path), tmp_path).parts).labels
+    assert labels.sum(axis=0).tolist() == [24, 16]
+
+
+@pytest.mark.parametrize(
+    ("cells", "classes", "not_assessed"),
+    [
+        (("1", "2", "3", "99", "2"), ("2", "1", "3"), ("99",)),
+        (("mild", "ungradable", "severe", "-9", "mild"), ("mild", "severe"), ("ungradable", "-9")),
+        (
+            ("Mass", "nicht beurteilbar", "Mass|Fluid", "unreadable", ""),
+            ("Mass", "Fluid"),
+            ("nicht beurteilbar", "unreadable"),
+        ),
+    ],
+)
+def test_words_and_codes_for_images_that_nobody_could_assess_are_no_classes(
+    cells: tuple[str, ...], classes: tuple[str, ...], not_assessed: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = findings(tmp_path, *cells)
+    text = made(path, "--findings", "Befund")
+    assert "not assessed, by the word or the code: " in text
+    assert "Next: first decide on those after not_assessed" in text
+    assert data_of(path).classes == classes
+    text = (tmp_path / "mine.toml").read_text(encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(text.replace("# not_assessed", "not_assessed"), encoding="utf-8")
+    assert data_of(path).not_assessed == not_assessed
+    labels = concatenate_image_sets(load_dataset(data_of(path), tmp_path).parts).labels
+    unknown = sum(cell in ("", *not_assessed) for cell in cells)
+    assert int(np.isnan(labels).all(axis=1).sum()) == int(np.isnan(labels).any(axis=1).sum()) == 8 * unknown
+
+
+def test_blank_findings_wait_for_their_meaning_where_no_image_is_without_a_finding(tmp_path: Path) -> None:
+    text = made(path := findings(tmp_path, "Mass", "Mass|Fluid", "", "Fluid"))
+    assert "EVERY IMAGE THAT COUNTS SHOWS A FINDING. The others (10 of 40) have a blank cell" in text
+    assert "Next: first decide on blank" in text
+    text = (tmp_path / "mine.toml").read_text(encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(text.replace("# blank", "blank"), encoding="utf-8")
+    labels = concatenate_image_sets(load_dataset(data_of(path), tmp_path).parts).labels
+    assert [(labels == value).sum(axis=0).tolist() for value in (1, 0)] == [[20, 20], [20, 20]]
+    assert "EVERY IMAGE" not in made(findings(tmp_path / "normal", "Mass", "Mass|Fluid", "", "No Finding"))
+
+
+def test_a_column_of_words_for_parts_is_a_question_and_no_hospital(tmp_path: Path) -> None:
+    lines = [f"{line},{('dev', 'holdout')[n % 8 // 6]}" for n, line in enumerate(rows(40, "{a},{b}"))]
+    text = made(path := table(tmp_path, "file,patient,Fluid,Mass,dataset", *lines))
+    assert 'split: is it dataset ("dev", "holdout")? It is NOT USED' in text
+    assert "--source-column dataset" not in text
+    assert "Next: first decide on split_column" in text
+    (tmp_path / "mine.toml").unlink()
+    path.write_text(path.read_text().replace(",dev", ",train").replace(",holdout", ",test"))
+    assert "split: column dataset, train 28, validation 2, test 10." in made(path)
+    assert data_of(path).split_column == "dataset"
+
+
+def test_reports_are_neither_offered_nor_printed(tmp_path: Path) -> None:
+    reports = (
+        "Befund: Kein Hinweis auf Erguss. Das Herz ist normal gross.",
+        "Ein Erguss rechts. Das Herz ist gross geworden.",
+    )
+    lines = [f"{line},{reports[n % 2]},2019-01-{n % 9 + 10}" for n, line in enumerate(rows(40, "{a},{b}"))]
+    path = table(tmp_path, "file,patient,Fluid,Mass,Report,visit", *lines)
+    assert "Kein Hinweis" not in made(path)
+    (tmp_path / "mine.toml").unlink()
+    text = made(path, "--findings", "Report", code=2)
+    assert 'column "Report" holds texts' in text
+    assert "Kein Hinweis auf" not in text
+    path.write_text(
+        path.read_text().replace("Fluid,Mass", "Region,Grade").replace(",1,", ",Lunge,").replace(",0,", ",Herz,")
+    )
+    text = made(path, code=2)
+    assert "add it to the command: --findings Region or --findings Grade" in text
+
+
+def test_an_ending_other_than_that_of_the_file_is_named(tmp_path: Path) -> None:
+    path = table(tmp_path, "file,patient,Fluid,Mass", *rows(40, "{a},{b}"))
+    for number in range(20, 40):
+        file = tmp_path / "scans" / f"{number:03}.png"
+        file.rename(file.with_suffix(".jpeg"))
+    text = made(path)
+    assert '"020.jpeg" is there, and no "020.png": 20 names end otherwise than the file.' in text
+    assert "20 pictures of the folder that no line names: 020.jpeg" in text
+    for number in range(20):
+        (tmp_path / "scans" / f"{number:03}.png").unlink()
+    (tmp_path / "mine.toml").unlink()
+    assert '"020.jpeg" is there, and no "020.png"' in made(path, code=2)
+
+
+def test_the_named_column_is_the_subject_of_the_refusal(tmp_path: Path) -> None:
+    lines = [f"{n:03}.png,p{n},{'NS'[n // 20]},{n % 2 + 1},{n % 2 if n < 20 else ''}" for n in range(40)]
+    path = table(tmp_path, "file,patient,Hospital,Calc,Mass", *lines)
+    assert 'column "Calc" holds "1" in line 2 (20 lines), "2" in line 3 (20 lines)' in made(
+        path, "--findings", "Calc", code=2
+    )
+    text = made(path, "--findings", "Mass", code=2)
+    assert '"S" of column Hospital has no label that can be read. Its cells of "Mass" are blank.' in text
+    path.write_text(path.read_text().replace("000.png,p0,N,1,0", "000.png,p0,N,1,9"))
+    assert 'These hold 1 and 2, perhaps for yes and no: "Calc"' in made(path, code=2)
+
+
+def test_readers_of_one_finding_and_letters_for_findings_are_recognised(tmp_path: Path) -> None:
+    lines = [line.removesuffix("_") for line in rows(40, "{a},{a},{b},{c},{b}")]
+    text = made(path := table(tmp_path, "file,patient,Mass_R1,Mass_consensus,N,D,G", *lines))
+    assert "one finding of several readers? Mass_R1, Mass_consensus." in text
+    assert data_of(path).label_columns == ("Mass_R1", "Mass_consensus", "N", "D", "G")
+
+
+def test_numbers_of_rows_without_a_heading_are_no_lost_column(tmp_path: Path) -> None:
+    lines = [f"{line},{n + 1}" for n, line in enumerate(rows(40, "{a},{b}"))]
+    assert "no name in the first line" not in made(table(tmp_path, "file,patient,Fluid,Mass,", *lines))
+
+
+@pytest.mark.parametrize("text", ['{"images": [], "annotations": []}', '\ufeff\n[{"file": "a.png"}]'])
+def test_json_is_named_as_such(text: str, tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text(text, encoding="utf-8")
+    assert "labels.csv is JSON, and no table." in made(tmp_path / "labels.csv", code=2)

@@ -134,6 +134,8 @@ class LabelColumnsSpec(PictureTableSpec):
         other_findings: Findings in ``finding_column`` that are no class of the model; ``"*"`` allows all findings that
             do not resemble a class.
         no_finding: Names in ``finding_column`` that say that no class is present.
+        not_assessed: Words in ``finding_column`` that say that nobody could assess the image, such as ``ungradable`` or
+            ``99``: all classes that the cell does not name are unknown.
         synonyms: Maps a label column, or a name in ``finding_column``, to the class that it means.
         uncertain: The meaning of -1 in ``label_columns``.
         blank: The meaning of an empty cell: for one class in ``label_columns``, for all classes in ``finding_column``.
@@ -149,6 +151,7 @@ class LabelColumnsSpec(PictureTableSpec):
     classes: tuple[Name, ...] = ()
     other_findings: tuple[Name, ...] = ()
     no_finding: tuple[Name, ...] = NO_FINDING
+    not_assessed: tuple[Name, ...] = ()
     synonyms: Mapping[Name, Name] = Field(default_factory=dict)
     uncertain: LabelPolicy = "unknown"
     blank: Literal["unknown", "negative"] = "unknown"
@@ -185,14 +188,41 @@ class LabelColumnsSpec(PictureTableSpec):
         for names in (self.label_columns, self.classes):
             if repeated := sorted({name for name in names if names.count(name) > 1}):
                 raise ValueError(f"each class is named once; named again: {', '.join(repeated)}")
+        folded = {name.casefold() for name in (*self.classes, *self.synonyms)}
+        for key in ("other_findings", "not_assessed"):
+            if both := [name for name in getattr(self, key) if self.classes and name.casefold() in folded]:
+                raise ValueError(f"a class or synonym, and in {key} too: {', '.join(both)}. Remove it from one of them")
         if divided := [name for name in self.classes if self.separator in name]:
             raise ValueError(f"names of classes may not contain the separator: {', '.join(divided)}")
-        useless = ("separator", "other_findings", "no_finding") if self.label_columns else ("uncertain",)
+        useless = (
+            ("separator", "other_findings", "no_finding", "not_assessed") if self.label_columns else ("uncertain",)
+        )
         for key in useless:
             if getattr(self, key) != type(self).model_fields[key].default:
                 owner = "finding_column" if self.label_columns else "label_columns"
                 raise ValueError(f"{key} has a meaning for {owner} only; leave it out")
         return self
+
+
+def add_label_names(own: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a table, and those of another table for the names in its cells, where it has none.
+
+    Args:
+        own: The settings of the table, as parsed from a file.
+        names: Settings from which classes, synonyms and other names are taken.
+    """
+    kinds = {"other_findings": list, "no_finding": list, "not_assessed": list, "classes": list, "synonyms": dict}
+    given = {key: of[key] for of in (names, own) for key, kind in kinds.items() if isinstance(of.get(key), kind)}
+    if "finding_column" in own:
+        given.setdefault("classes", names.get("label_columns", []))
+        classes = {str(name).casefold() for name in (*given["classes"], *given.get("synonyms", ()))}
+        for key in {"other_findings", "not_assessed"}.difference(own) & given.keys():
+            given[key] = [name for name in given[key] if str(name).casefold() not in classes]
+    elif isinstance(columns := own.get("label_columns"), list):
+        given = {"synonyms": {name: label for name, label in given.get("synonyms", {}).items() if name in columns}}
+    else:
+        given = {}
+    return {**given, **own}
 
 
 class FolderSpec(LabelColumnsSpec, PictureFolderSpec):

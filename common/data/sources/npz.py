@@ -44,6 +44,10 @@ _OF_A_ROW = 256
 _OF_A_LABEL = 8
 KEPT_BYTES = 256 << 20
 """Total size of a part's images above which they go to the cache on the disk instead of memory."""
+_WHOLE_SET = (
+    "The file holds one set: divide it by patients into train_ and test_ arrays. Lines of Python that do so, also with "
+    'labels that are words: docs/recipes.md, "An npz file that is not divided".'
+)
 Headers = Mapping[str, ArrayHeader]
 
 
@@ -67,7 +71,7 @@ def array_key_faults(spec: NpzSpec, path: Path, headers: Headers, prefixes: Sequ
         Fault(
             where,
             f'{path.name} has no array "{name}"; its arrays are {quote_names(headers)}.',
-            suggest_nearest_name(name, headers.keys() - required.keys()),
+            _WHOLE_SET if _is_whole_set(headers) else suggest_nearest_name(name, headers.keys() - required.keys()),
         )
         for name, where in required.items()
         if name not in headers
@@ -76,6 +80,11 @@ def array_key_faults(spec: NpzSpec, path: Path, headers: Headers, prefixes: Sequ
         problem = f"{path.name} holds Python objects in {quote_names(objects)}, which may run code when read."
         faults.append(Fault("data.path", problem, "Save them as plain arrays of numbers or strings."))
     return faults
+
+
+def _is_whole_set(headers: Headers) -> bool:
+    """Return True if the arrays are of one set that is not divided into training and test."""
+    return not any(name.startswith(tuple(f"{prefix}_" for prefix in _PREFIXES)) for name in headers)
 
 
 def array_shape_faults(spec: NpzSpec, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
@@ -151,7 +160,11 @@ def label_value_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[st
             f"{prefix}_labels is {'text' if array.dtype.kind in 'US' else array.dtype}"
             for prefix, array in labels.items()
         )
-        return [Fault("data.path", f"labels are numbers; {kinds}.")]
+        remedy = (
+            "Number them: classes, numbers = numpy.unique(labels, return_inverse=True), for all parts together, and "
+        )
+        remedy += "write these classes in data.classes."
+        return [Fault("data.path", f"labels are numbers; {kinds}.", remedy)]
     if faults := [
         fault for prefix, array in labels.items() for fault in _label_range_faults(f"{prefix}_labels", array)
     ]:

@@ -22,6 +22,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from common.data.base.image_set import PixelRows, picture_digest
 from common.data.base.names import is_anonymous_patient, normalize_name
+from common.data.base.vocabulary import LABEL_KEY, NO_PATIENT_KEY, PATIENT_KEY
 from common.data.images.store import DecodingProgress
 from common.data.sources.label_array import label_array, to_plain_array
 from common.data.sources.plugin import MapDataset
@@ -36,12 +37,6 @@ _KEYS = {
     "patient": ("patient", "patients", "patientid", "patientids", "pid", "subject", "subjects", "subjectid"),
 }
 """Accepted keys of a dictionary item, by meaning, reduced to lower-case letters and digits."""
-_LIKE_PATIENT = re.compile(
-    "patient|subj|participant|person|individual|mrn|hospital(n(o|r|um)|id)|medicalrecord|pacient|pazient"
-    "|^(nhs|cpr|ssn)|^pat(id|key|nr|no)?$|^00100020$"
-)
-_NO_PATIENT = re.compile("age$|sex|gender|birth|size|height|weight|position|orientation|comment")
-_LIKE_LABELS = re.compile("label|target|annotat|known|uncertain|mask|valid|observ|missing")
 _LIST_SIGNS = re.compile("[,;|]")
 _CONTAINED = 4
 """Letters of a class name that is recognised as a part of a key."""
@@ -532,7 +527,7 @@ def _find_unclear_entries(unread: Mapping[Any, Any], keys: Mapping[str, Sequence
         name = _letters_and_digits(key)
         if not keys["patient"] and _is_like_patient(name):
             unclear["patient"] = f'has "{key}", which may name its patient. Call it "patient", or leave it out.'
-        if keys["labels"] and _LIKE_LABELS.search(name) and not (value is None or _is_segmentation_mask(value, image)):
+        if keys["labels"] and LABEL_KEY.search(name) and not (value is None or _is_segmentation_mask(value, image)):
             problem = f'has "{key}" beside "{keys["labels"][0]}". '
             unclear["labels"] = problem + 'Call a mask "label_mask"; leave others out.'
         for nested_key, _ in _nested_entries(value):
@@ -541,7 +536,7 @@ def _find_unclear_entries(unread: Mapping[Any, Any], keys: Mapping[str, Sequence
             problem = f'has "{nested_key}" in "{key}", whose entries are not read. {remedy}'
             if not keys["patient"] and (name in _KEYS["patient"] or _is_like_patient(name)):
                 unclear["patient"] = problem
-            if name in _KEYS["labels"] or _LIKE_LABELS.search(name):
+            if name in _KEYS["labels"] or LABEL_KEY.search(name):
                 unclear["labels"] = problem
     return unclear
 
@@ -558,7 +553,7 @@ def _nested_entries(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _is_like_patient(name: str) -> bool:
-    return bool(_LIKE_PATIENT.search(name)) and not _NO_PATIENT.search(name)
+    return bool(PATIENT_KEY.search(name)) and not NO_PATIENT_KEY.search(name)
 
 
 def _names_a_class(key: Any, value: Any, class_names: Sequence[str]) -> bool:

@@ -20,6 +20,7 @@ from common.data.base.decoded_size import LARGEST_MB
 from common.data.base.names import is_blank_cell, is_nameless_text, name_similarity_key
 from common.data.base.spec import NO_FINDING, LabelPolicy
 from common.data.base.splits import Names
+from common.data.base.vocabulary import NO_NAMES, NOT_ASSESSED, PART_NAMES, POOR_QUALITY
 from common.data.tables.csv import CsvColumn, CsvColumns, read_columns
 from common.errors import BadInput, Fault, raise_faults, suggest_nearest_name
 
@@ -31,17 +32,6 @@ OTHER_SEPARATORS = ("|", ";", ",", "/", "+", "&", "\\", "\n", "\t")
 """Signs that are taken for separators if at least one of the parts is a class name."""
 _WORDS_AND_SIGNS = (" and ", " und ", " et ", " y ", " e ", " - ", " ", *"-_.:·•~>^=¦、；，｜／∙‧")
 """Words and signs that are taken for separators only if all parts are class names, because names contain them too."""
-_NO_NAMES = re.compile(
-    r"nil|void|empty|blank|missing|pending|open|offen|tb[acd]|todo|unk|x{2,}|k\.? ?a\.?|n\.? ?[adv]\.?|keine angaben?"
-    r"|(?:not |un|nicht |non |pas )(?:yet )?(?:read|reported|known|clear|available|applicable|assess(?:ed|able)"
-    r"|evaluat(?:ed|able)|done|given|specified|defined|certain|labell?ed|annotated|reviewed|diagnosed|interpret(?:ed|able)|evalu[ée]"
-    r"|bekannt|befundet|beurteil(?:t|bar)|angegeben|verf[uü]gbar|disponible|renseign[ée])(?: yet)?|undetermined"
-    r"|indeterminate|inconnue?|desconocid[oa]|ausstehend|sans objet"
-    r"|(?:no|without|null|missing|see|siehe|voir|kein|ohne) ?(?:report|label|value|data|reading|info(?:rmation)?|result"
-    r"|read|record|entry|answer|image|text|befund ?bericht|bericht|wert)s?",
-    re.IGNORECASE,
-)
-"""Cells that mean either that nobody looked or that nothing was seen; which of both is unclear."""
 _WORD = re.compile(r"[^\W_]+")
 _JOINED_WORDS = re.compile(
     r"(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])|(?<=[a-zß-ÿ])(?=[A-ZÀ-Þ])|(?<=[A-Z])(?=[A-Z][a-z])"
@@ -52,7 +42,6 @@ _SHORTEST_PART = 4
 _ALIKE = 0.85
 """Minimum similarity of two spellings of one word."""
 _MOST_FAULTS = 20
-PART_NAMES = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 
 
 def interpret_label_cell(cell: str) -> Literal["present", "absent", "uncertain", "blank"] | None:
@@ -97,6 +86,8 @@ class FindingColumnRules:
         classes: The class names as written in the cells.
         separator: Text between the names in a cell. A cell may also be a Python list, ``['Mass', 'Nodule']``.
         no_finding: Names that say that all classes are absent; they may not stand beside a class.
+        not_assessed: Words that say that nobody could assess the image; classes that are not named beside them are
+            unknown.
         others: Names of findings that are no class; ``"*"`` allows all names that neither resemble nor contain a class
             name (one of less than four letters only as a word), are no part of one, and are no placeholder.
         blank: The label of all classes for a blank cell.
@@ -107,6 +98,7 @@ class FindingColumnRules:
     separator: str = "|"
     no_finding: Sequence[str] = NO_FINDING
     others: Sequence[str] = ()
+    not_assessed: Sequence[str] = ()
     blank: LabelPolicy = "unknown"
     keys: Mapping[str, str] = field(default_factory=dict)
 
@@ -159,26 +151,31 @@ def parse_finding_column(
     Raises:
         BadInput: With all names that are no class, no other listed finding and no "no finding".
     """
-    classes, absent, others = (_ClassNameIndex(names) for names in (rules.classes, rules.no_finding, rules.others))
+    listed = (rules.classes, rules.no_finding, rules.others, rules.not_assessed)
+    classes, absent, others, unassessed = map(_ClassNameIndex, listed)
     of_cell = np.zeros((len(column.cells), len(rules.classes)), dtype=np.float32)
     foreign, contradictions = dict[str, set[int]](), list[int]()
     for place, cell in enumerate(column.cells):
         parts = split_findings(cell, rules.separator)
-        if not parts and any(names.has(cell) for names in (classes, absent, others)):  # listed, such as "NA"
+        if not parts and any(names.has(cell) for names in (classes, absent, others, unassessed)):  # such as "NA"
             parts = [cell]
         if not parts:
             of_cell[place] = _POLICY[rules.blank]
-        denied = False
+        denied = not_assessed = False
         for text in parts:
             part = " ".join(text.split())
             if (number := classes.find(part)) is not None:
                 of_cell[place, number] = 1
             elif absent.has(part):
                 denied = True
+            elif unassessed.has(part):
+                not_assessed = True
             else:
                 foreign.setdefault(text, set()).add(place)
         if denied and of_cell[place].any():
             contradictions.append(place)
+        if not_assessed:
+            of_cell[place, of_cell[place] != 1] = np.nan
     unlisted = {text: places for text, places in foreign.items() if not others.has(" ".join(text.split()))}
     faults = _unlisted_name_faults(column, name, rules, unlisted)
     if contradictions:
@@ -196,7 +193,14 @@ def parse_finding_column(
 
 def is_placeholder_text(part: str) -> bool:
     """Return True if a part of a cell is a placeholder: "-", "?", "unknown", "[nan]", or a spreadsheet error."""
-    return is_nameless_text(part) or _NO_NAMES.fullmatch(part.strip("[](){}'\" .:!")) is not None
+    bare = part.casefold().strip("[](){}'\" .:!")
+    return is_nameless_text(part) or bool(NO_NAMES.fullmatch(bare) or NOT_ASSESSED.fullmatch(bare))
+
+
+def says_not_assessed(part: str) -> bool:
+    """Return True if a part of a cell says that the image was or could not be assessed: "ungradable", "unreadable"."""
+    bare = part.casefold().strip("[](){}'\" .:!")
+    return bool(NOT_ASSESSED.fullmatch(bare) or POOR_QUALITY.fullmatch(bare))
 
 
 def guess_separator_within(part: str, has: Callable[[str], bool]) -> str | None:
@@ -284,7 +288,8 @@ def _unlisted_name_faults(
         problem = f'column "{name}" holds {column.describe_part_lines(nothing, 10)}, which names no finding.'
         remedy = "Correct the table: write what was found, or leave the cell blank where nobody looked."
         if rules.keys:
-            remedy += f" If it says that there is no finding, list it in {rules.keys['no_finding']}."
+            remedy += f" If it says that there is no finding, list it in {rules.keys['no_finding']}; that nobody could "
+            remedy += f"assess the image, in {rules.keys['not_assessed']}."
         faults.append(Fault(keys["classes"], problem, remedy))
     if unlike and not (all_others and len(faults) < _MOST_FAULTS):
         verb = "which is no class" if len(unlike) == 1 else "which are no classes"
@@ -292,7 +297,8 @@ def _unlisted_name_faults(
         remedy = "Correct the table."
         if rules.keys:
             remedy = f"Correct the table, or list in {rules.keys['others']} what is a finding but no class "
-            remedy += f'("*" for all), and in {rules.keys["no_finding"]} what says that there is no finding.'
+            remedy += f'("*" for all), in {rules.keys["no_finding"]} what says that there is no finding, and in '
+            remedy += f"{rules.keys['not_assessed']} what says that nobody could assess the image."
         faults.append(Fault(keys["classes"], problem, remedy))
     return faults
 

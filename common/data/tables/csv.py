@@ -50,6 +50,7 @@ _HEAD = 132
 """Number of first bytes that identify a file that is no table."""
 _PIECE = 1 << 16
 """Number of characters read at a time; the separator is guessed from the first ones."""
+_JSON = re.compile(r'\s*(?:\{\s*["}]|\[\s*[\[{])')
 _LINE_END = re.compile("\r\n|\r|\n")
 _FALLBACK = "windows-1252-where-not-utf-8"
 _OF_MAC_ROMAN = re.compile("[a-z][ŠŒŽŸ]|[A-Za-z]Ÿ[a-z]|[a-z]§")
@@ -182,6 +183,7 @@ def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> CsvCol
     """
     raise_faults(missing_file_faults(where, path))
     try:
+        raise_faults(_json_faults(path, where))
         try:
             file = path.stat()
             key = path.absolute(), file.st_size, file.st_mtime_ns, file.st_ctime_ns, largest_mb
@@ -199,6 +201,18 @@ def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> CsvCol
         raise BadInput([Fault(where, f"{path.name} cannot be read: permission denied.", remedy)]) from None
     except (OSError, EOFError, zlib.error):
         raise BadInput([Fault(where, f"{path.name} cannot be read: damaged or cut off.", "Copy it again.")]) from None
+
+
+def _json_faults(path: Path, where: str) -> list[Fault]:
+    """Return a fault for a file that begins as JSON does."""
+    with _open_table(path) as content:
+        head = content.read(_HEAD).removeprefix(codecs.BOM_UTF8).decode(errors="replace")
+    if not _JSON.match(head):
+        return []
+    remedy = (
+        'Write a table of it. Of annotations as COCO has them, with lines of Python: docs/recipes.md, "Annotations '
+    )
+    return [Fault(where, f"{path.name} is JSON, and no table.", f"{remedy}in COCO's JSON\".")]
 
 
 def is_utf_8(path: Path) -> bool:
@@ -415,10 +429,15 @@ class _TableBuilder:
             if name:
                 columns[name] = CsvColumn(cells.distinct, np.concatenate(places), lines)
             else:
-                unnamed += any(cells.distinct)
+                unnamed += any(cells.distinct) and not _are_row_numbers(cells.distinct)
             cells.clear()
             places.clear()
         return CsvColumns(columns, lines, unnamed)
+
+
+def _are_row_numbers(cells: Sequence[str]) -> bool:
+    """Return True for 0, 1, ... or 1, 2, ..., which pandas and R write as the names of rows, without a heading."""
+    return cells[0] in ("0", "1") and all(cell == str(int(cells[0]) + row) for row, cell in enumerate(cells))
 
 
 def _describe_non_text(path: Path) -> str:

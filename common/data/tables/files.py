@@ -201,8 +201,28 @@ def fold_case(name: str) -> str:
 
 def strip_picture_ending(name: str) -> str:
     """Return a file name without its picture extension; a file without one gets a text that no name equals."""
-    folded = fold_case(name)
-    suffix = max(
-        (suffix for suffix in PICTURE_SUFFIXES + UNREAD_SUFFIXES if folded.endswith(suffix)), key=len, default=""
-    )
-    return folded.removesuffix(suffix) if suffix else "/"
+    stem = drop_picture_ending(folded := fold_case(name))
+    return "/" if stem == folded else stem
+
+
+def drop_picture_ending(name: str) -> str:
+    """Return a file name without its picture extension, if it has one."""
+    lower, suffixes = name.lower(), PICTURE_SUFFIXES + UNREAD_SUFFIXES
+    suffix = max((suffix for suffix in suffixes if lower.endswith(suffix)), key=len, default="")
+    return name[: len(name) - len(suffix)]
+
+
+def describe_other_endings(folder: str, names: Iterable[str], finder: PictureFileFinder) -> str:
+    """Return a remedy for missing files, if files differ from them in the extension only: ``a.jpg`` for ``a.jpeg``.
+
+    Args:
+        names: Names of files that are not in ``folder``; the result is empty if none differs so.
+    """
+    stems = {name: stem for name in names if (stem := drop_picture_ending(name)) != name}
+    files = {name: file for name, stem in stems.items() if (file := finder.find_file(folder, stem))}
+    if not files:
+        return ""
+    name, file = next(iter(files.items()))
+    count = count_with_noun(len(files), "name ends", "names end")
+    remedy = "Write them as on the disk, or without an ending."
+    return f'"{file}" is there, and no "{name}": {count} otherwise than the file. {remedy}'

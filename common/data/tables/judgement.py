@@ -4,7 +4,7 @@ A column that was meant as labels is either used completely, or reported with th
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,58 +12,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.names import is_blank_cell
+from common.data.base.vocabulary import (
+    ABNORMAL,
+    ABOUT_PERSON,
+    CERTAINTIES,
+    CODE_CERTAINTIES,
+    DIAGNOSIS_CODE,
+    EXAMINED,
+    MISSING_CODES,
+    NO_FINDING_HEADING,
+    NO_FINDINGS,
+    NO_SPLIT_ALONE,
+    NORMAL,
+    NORMAL_IN_SHORT,
+    NOT,
+    NOT_LOOKED,
+    SPLIT_WORDS,
+    YES_AND_NO,
+    Certainty,
+)
 from common.data.tables.cells import interpret_label_cell, is_placeholder_text
 from common.data.tables.csv import CsvColumn
 
 Kind = Literal["labels", "almost labels", "words", "numbers", "other"]
 
-_YES_AND_NO = frozenset(
-    "yes no y n true false t f ja nein j wahr falsch vrai faux oui non vero falso si sí sim não pos neg pos. neg. "  # noqa: SIM905 - words to read
-    "positive negative positiv negativ positif négatif present absent vorhanden x xx + ++ ✓ ✔ ✗ ✘".split()
-)
-_NOT_LOOKED = frozenset("nr nb n.b. ka 8 9 88 99 999 -8 -9 -99 -999".split())  # noqa: SIM905 - words to read
-"""Cells that mean "unknown" in label columns: abbreviations, and codes used in questionnaires."""
 _NUMBER = re.compile(r"[+\-\u2212]?\d+(?:[.,]\d+)?")
 _PART_OF_ONE = re.compile(r"0?[.,]\d+")
 _LOOKED_AT = 200
 """Maximum number of distinct cells that are examined in a column."""
+_FEWEST_IDS = 20
+"""Numbers that differ in at least so many rows, and in all rows, are ids and no labels."""
+_LONG_PIECE, _MANY_TEXTS, _FEW_WORDS = 8, 20, 5
+"""Words of a cell between two separators, distinct cells, and words of a cell, from which cells are free text."""
+_SENTENCE = re.compile(r"(?:[^\W_]+[^\w.!?:]+){2,}[^\W_]+[.!?](?=\s|$)")
+_BETWEEN_NAMES = re.compile(r"[|;,/+&\\\n\t]")
 _MOSTLY = 0.9
 """Fraction of labels among a column's filled cells above which the other cells are taken for typing errors."""
-_NO_FINDINGS = frozenset(
-    "age alter âge edad years jahre over über under unter modality modalität laterality side seite left right links "  # noqa: SIM905
-    "rechts weight gewicht height year jahr date datum ap pa m f w d u patient is".split()
-)
-"""Words of which the name of a column without findings consists."""
-_NO_FINDING = re.compile(
-    r".*(?:sex|gender|geschlecht|male|view)|sex[eo]|sesso|geschl|kön|männlich|weiblich|proje[ck]tion\w*"
-    r"|train(?:ing|set)?|test(?:set)?|split|exclu\w*|ausschluss|ausgeschlossen"
-)
-"""A word, in lower case, about sex, view, split or exclusion: a column named with it is none of findings."""
 _WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![^\W\d_A-Z])")
-_ABOUT_PERSON = _YES_AND_NO.union("m f w d u male female männlich weiblich divers pa ap ll lat lateral".split())  # noqa: SIM905
-_NORMAL = re.compile(
-    r"normal(?:e[rsnm]?|befund\w*)?|unauff|unauffällig\w*|unverdächtig\w*|regelrecht\w*|gesund\w*|healthy|negativ[eo]?"
-    r"|alters(?:entsprechend|gemäß|gemäss|gerecht)\w*|clear|unremarkable|sano|sain"
-)
-"""A word, in lower case, that says that nothing was found."""
-_NORMAL_IN_SHORT = frozenset(("ob", "io", "nad", "wnl", "ras"))
-_NOT = re.compile(r"kein\w*|ohne|no|without|sans|sin|senza|sem")
-_ABNORMAL = re.compile(
-    r"findings?|abnormal\w*|disease|path\w*|\w*befund\w*|auff\w*|veränderung\w*|krankh\w*|wesent\w*|acute|akut\w*"
-    r"|significant|relev\w*|anomal\w*|particularités?|hallazgos?|patológicos?|reperti|achados?"
-)
-"""Words of which nothing is left when the word before denies them."""
-_EXAMINED = re.compile(
-    r"study|chest|thorax|cxr|x|ray|xray|radiograph|exam|scan|image|lungs?|lunge|heart|controls?|kontrollen?|findings?"
-    r"|befund|within|limits"
-)
-"""Words beside these, which say what is normal."""
-_DOUBTFUL = re.compile(
-    r".*\?|\?.*|(?:kein\w*|no|not|ohne|without|sans|neg(?:ative|\.)?|v\.? ?a\.?|verd(?:acht\w*|\.)|suspect\w*|suspicion"
-    r"|susp\.?|z\. ?n\.?|zn|zustand nach|st\. ?n\.?|status post|s/p|history of|h/o|possibl[ey]|probabl[ey]|likely"
-    r"|fraglich\w*|rule out|r/o|dd)(?![^\W_]).*"
-)
-"""Names, in lower case, that deny a finding, doubt it, or place it in the past."""
 
 
 @dataclass(frozen=True)
@@ -99,16 +84,18 @@ def judge_column(column: CsvColumn) -> ColumnJudgement:
     labels = len(column.places) - others - blank
     kind: Kind = "other"
     cells = [column.cells[place].casefold() for place in foreign[:_LOOKED_AT]]
-    spoken = [cell in _YES_AND_NO or is_placeholder_text(cell) for cell in cells]
+    spoken = [cell in YES_AND_NO or is_placeholder_text(cell) for cell in cells]
     meant = [
-        word or cell in _NOT_LOOKED or bool(_PART_OF_ONE.fullmatch(cell))
+        word or cell in NOT_LOOKED or cell in MISSING_CODES or bool(_PART_OF_ONE.fullmatch(cell))
         for word, cell in zip(spoken, cells, strict=True)
     ]
-    if not foreign:
+    if _FEWEST_IDS <= len(column.places) == len(column.cells) and all(map(_NUMBER.fullmatch, column.cells)):
+        kind = "other"
+    elif not foreign:
         kind = "labels" if positive.any() and len(meanings) > 1 else "other"
     elif (labels and all(spoken)) or (labels >= others and all(meant)) or labels >= _MOSTLY * (labels + others):
         kind = "almost labels"
-    elif all(meant) and not _YES_AND_NO.isdisjoint(cells):
+    elif all(meant) and not YES_AND_NO.isdisjoint(cells):
         kind = "words"
     elif all(_NUMBER.fullmatch(cell) or is_placeholder_text(cell) for cell in cells) and (labels or all(meant)):
         kind = "numbers"
@@ -123,13 +110,18 @@ def split_words(name: str) -> set[str]:
 def names_person_or_picture(name: str) -> bool:
     """Return True if a column name is about the person or picture, such as sex, age or view, not about a finding."""
     words = split_words(name)
-    return bool(words) and (any(map(_NO_FINDING.fullmatch, words)) or _NO_FINDINGS.issuperset(words))
+    return bool(words) and (any(map(NO_FINDING_HEADING.fullmatch, words)) or NO_FINDINGS.issuperset(words))
+
+
+def names_id(name: str) -> bool:
+    """Return True if a column name has a word for a number: "local_id", "Fall-Nr."."""
+    return not split_words(name).isdisjoint(("id", "uid", "nr", "no"))
 
 
 def is_plausible_finding(column: CsvColumn) -> bool:
     """Return True if the cells may be names of findings, because not all are numbers, yes or no, sexes or views."""
     cells = [cell.casefold() for cell in column.cells if not is_blank_cell(cell)]
-    return bool(cells) and not all(cell in _ABOUT_PERSON for cell in cells) and not all(map(_NUMBER.fullmatch, cells))
+    return bool(cells) and not all(cell in ABOUT_PERSON for cell in cells) and not all(map(_NUMBER.fullmatch, cells))
 
 
 def means_nothing_found(name: str) -> bool:
@@ -137,13 +129,76 @@ def means_nothing_found(name: str) -> bool:
     if not re.fullmatch(r"[^\W\d_]+(?:[ ._,-]+[^\W\d_]+)*\.?", name):
         return False
     words = re.findall(r"[^\W\d_]+", name.casefold())
-    core = _ABNORMAL if _NOT.fullmatch(words[0]) else _NORMAL
-    words = words[core is _ABNORMAL :]
+    core = ABNORMAL if NOT.fullmatch(words[0]) else NORMAL
+    words = words[core is ABNORMAL :]
     others = [word for word in words if not core.fullmatch(word)]
-    is_core = len(others) < len(words) and all(map(_EXAMINED.fullmatch, others))
-    return is_core or "".join(words) in _NORMAL_IN_SHORT
+    is_core = len(others) < len(words) and all(map(EXAMINED.fullmatch, others))
+    return is_core or "".join(words) in NORMAL_IN_SHORT
 
 
-def is_doubtful_finding(name: str) -> bool:
-    """Return True if a name denies a finding, doubts it, or places it in the past: "V.a. Mass", "no mass"."""
-    return _DOUBTFUL.fullmatch(name.casefold()) is not None and not means_nothing_found(name)
+def split_diagnosis_code(name: str) -> tuple[str, str] | None:
+    """Return a code of ICD-10 and its letter of certainty: ``("j18.9", "a")``, ``("j18.9", "")``; None for words."""
+    match = DIAGNOSIS_CODE.fullmatch(name.casefold())
+    return match and (match[1], match[2] or "")
+
+
+def finding_certainty(name: str) -> Certainty | None:
+    """Return whether a name denies a finding, doubts it, or places it in the past: "no mass", "V.a. Mass", "J91Z"."""
+    if means_nothing_found(name):
+        return None
+    if code := split_diagnosis_code(name):
+        return CODE_CERTAINTIES.get(code[1])
+    return next((kind for kind, pattern in CERTAINTIES.items() if pattern.fullmatch(name.casefold())), None)
+
+
+def find_missing_codes(names: Collection[str]) -> list[str]:
+    """Return the numbers among names of findings or grades by which programs write a missing value: 9, 99, -1.
+
+    A number that follows on the others, such as 9 behind 8, is a grade. Of numbers alone that are all such codes, none
+    is returned.
+    """
+    values = {name: int(float(name.replace(",", ".").replace("\u2212", "-"))) for name in names if _is_whole(name)}
+    codes, grades = list[str](), {value for value in values.values() if str(value) not in MISSING_CODES}
+    for name, value in sorted(values.items(), key=lambda item: item[1]):
+        if str(value) in MISSING_CODES:
+            if value - 1 in grades:
+                grades.add(value)
+            else:
+                codes.append(name)
+    return codes if len(codes) < len(names) else []
+
+
+def _is_whole(name: str) -> bool:
+    return re.fullmatch(r"[+\-\u2212]?\d{1,6}(?:[.,]0*)?", name) is not None
+
+
+def holds_one_and_two(column: CsvColumn) -> bool:
+    """Return True if the cells are 1 and 2, by which programs number yes and no, and codes for a missing value."""
+    filled = [cell for cell in column.cells if not is_blank_cell(cell) and not is_placeholder_text(cell)]
+    return all(map(_is_whole, filled)) and {re.sub(r"[.,]0*$", "", cell) for cell in filled} - MISSING_CODES == {
+        "1",
+        "2",
+    }
+
+
+def is_free_text(column: CsvColumn) -> bool:
+    """Return True if most cells are sentences, long, or many different texts of several words, and no names."""
+    texts = [cell for cell in column.cells if not is_blank_cell(cell)]
+    counts = [[len(re.findall(r"[^\W_]+", part)) for part in _BETWEEN_NAMES.split(text)] for text in texts[:_LOOKED_AT]]
+    prose = [
+        len(_SENTENCE.findall(text)) > 1 or max(of_parts) >= _LONG_PIECE
+        for text, of_parts in zip(texts, counts, strict=False)
+    ]
+    has_many = len(texts) > max(_MANY_TEXTS, len(column.places) / 4)
+    wordy = sum(max(of_parts) >= _FEW_WORDS for of_parts in counts)
+    return bool(texts) and (2 * sum(prose) > len(prose) or (has_many and 2 * wordy > len(counts)))
+
+
+def may_be_split(column: CsvColumn) -> bool:
+    """Return True if the cells are words for parts of a split: "train" and "hold-out", "intern" and "extern"."""
+    cells = [re.findall(r"[^\W\d_]+", cell.casefold()) for cell in column.cells if not is_blank_cell(cell)]
+    return (
+        len(cells) > 1
+        and all(words and SPLIT_WORDS.issuperset(words) for words in cells)
+        and any(not NO_SPLIT_ALONE.issuperset(words) for words in cells)
+    )

@@ -47,7 +47,7 @@ from common.data.images.store import DecodedImageStore, FileIdentity, decode_pic
 from common.data.tables.cells import FindingColumnRules, parse_finding_column, parse_label_columns, parse_split_column
 from common.data.tables.copies import describe_contradicting_copies, group_equal_contents
 from common.data.tables.csv import CsvColumn, CsvColumns, missing_column_faults, read_columns
-from common.data.tables.files import PictureFileFinder, PictureFiles
+from common.data.tables.files import PictureFileFinder, PictureFiles, describe_other_endings
 from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.files import is_file, missing_folder_faults
 from common.system.plain_text import count_with_noun, list_first_and_count_rest
@@ -119,14 +119,7 @@ class LabelTable:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks for the user about unusual contents of the table, such as many images of one patient."""
-        notes = []
-        if self.other_findings:
-            others = sorted(self.other_findings.items(), key=lambda item: -item[1])
-            texts = [f"{name} {count:,}" for name, count in others]
-            notes.append(
-                "Other findings of the table count as no class, with the rows of each: "
-                f"{list_first_and_count_rest(texts, _MOST_OTHERS)}."
-            )
+        notes = [self.other_findings_note] if self.other_findings else []
         nameless = int(is_placeholder_patient(self.patients).sum())
         if 0 < nameless < len(self.patients) or (nameless and self.reader is not FROM_DISK):
             notes.append(
@@ -139,6 +132,14 @@ class LabelTable:
                 share = f"{count:,} of {len(self.patients):,} images, which stay on one side of the split"
                 notes.append(f'"{name}" is the patient of {share}. Is it the name of a patient?')
         return tuple(notes)
+
+    @property
+    def other_findings_note(self) -> str:
+        """A sentence on the findings of the table that are no class."""
+        others = sorted(self.other_findings.items(), key=lambda item: -item[1])
+        texts = [f"{name} {count:,}" for name, count in others]
+        rows = list_first_and_count_rest(texts, _MOST_OTHERS)
+        return f"Other findings of the table count as no class, with the rows of each: {rows}."
 
     def select_rows(self, index: NDArray[np.intp]) -> "LabelTable":
         """Return the rows with these indices, in the given order."""
@@ -191,6 +192,8 @@ def find_picture_files(
         problem = f"{len(absent)} of {len(names)} images named in {spec.labels} are not in {spec.images}: "
         problem += f"{quote_names((files.names[row] for row in absent), 5)}."
         remedy = 'Add them, or set missing_files = "ignore" to leave them out.'
+        if hint := describe_other_endings(folder, (files.names[row] for row in absent), listings):
+            remedy = f"{hint} {remedy}"
         faults.append(Fault("data.images", problem, remedy))
     on_disk = [own if name is None else name for own, name in zip(files.names, names, strict=True)]
     return PictureFiles.from_names(files.folder, on_disk), is_present, faults
@@ -428,9 +431,15 @@ def parse_table_cells(spec: LabelColumnsSpec, columns: CsvColumns, faults: list[
             )
         else:
             keys = {"column": "data.finding_column", "others": "data.other_findings"}
-            keys |= {key: f"data.{key}" for key in ("classes", "separator", "no_finding")}
+            keys |= {key: f"data.{key}" for key in ("classes", "separator", "no_finding", "not_assessed")}
             rules = FindingColumnRules(
-                spec.class_names_in_table, spec.separator, spec.no_finding, spec.other_findings, spec.blank, keys
+                classes=spec.class_names_in_table,
+                separator=spec.separator,
+                no_finding=spec.no_finding,
+                others=spec.other_findings,
+                not_assessed=spec.not_assessed,
+                blank=spec.blank,
+                keys=keys,
             )
             column = columns.get_column(spec.finding_column, with_line_ends=True)
             labels, other_findings = parse_finding_column(column, spec.finding_column, rules)

@@ -16,57 +16,49 @@ from numpy.typing import NDArray
 
 from common.data.base.names import class_spelling_key, is_blank_cell, name_similarity_key
 from common.data.base.spec import NO_FINDING
-from common.data.images.reading import PICTURE_SUFFIXES
+from common.data.base.vocabulary import (
+    BESIDE_PATIENT,
+    CASE,
+    FINDINGS,
+    HOSPITAL,
+    NO_ID_WORDS,
+    NO_SOURCE_WORDS,
+    NUMBERED,
+    PART_NAMES,
+    PATIENT,
+    READER,
+    SIDES,
+    SOURCE_WORDS,
+    SPLIT_HEADING,
+)
+from common.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
 from common.data.tables.cells import (
     OTHER_SEPARATORS,
-    PART_NAMES,
     interpret_label_cell,
     is_placeholder_text,
+    says_not_assessed,
     split_findings,
 )
 from common.data.tables.class_names import MIMIC_CLASSES
 from common.data.tables.csv import CsvColumn, CsvColumns
-from common.data.tables.files import PictureFileFinder, fold_case, strip_picture_ending
+from common.data.tables.files import PictureFileFinder, drop_picture_ending, fold_case, strip_picture_ending
 from common.data.tables.judgement import (
     ColumnJudgement,
-    is_doubtful_finding,
+    find_missing_codes,
+    finding_certainty,
+    holds_one_and_two,
+    is_free_text,
     is_plausible_finding,
     judge_column,
+    may_be_split,
     means_nothing_found,
     names_person_or_picture,
+    split_diagnosis_code,
     split_words,
 )
-from common.errors import BadInput, Fault, quote_names
+from common.errors import BadInput, Fault, quote_names, raise_faults
 from common.system.plain_text import count_with_noun
 
-_NUMBER_WORDS = r"(?:id|uid|nr|no|num|n[uú]mero|num[eé]ro|number|nummer|code|key|identifier|kennung|pseudonym|hash)"
-_PATIENT = re.compile(
-    r"(?:patient(?:en|in|e)?|pat|pacient[ea]?|paci[eë]nt|paziente|hasta|subject|subj|person(?:en)?|participant"
-    rf"|proband(?:en|in)?|individual){_NUMBER_WORDS}?|mrn|pid"
-)
-"""A word for the patient, in lower case, alone or with one for a number: ``patient``, ``patientennummer``."""
-_NUMBERED = re.compile(rf".*{_NUMBER_WORDS}|mrn")
-_BESIDE_PATIENT = re.compile(
-    rf"{_NUMBER_WORDS}|name|of|the|de|du|des|del|der|anon\w*|deid\w*|pseudonym\w*|hashed|unique"
-)
-"""Words that leave the heading of a patient what it is. Any other, such as one for an age or a group, does not."""
-_SPLIT = re.compile(r"^(split|part|partition|set|subset)$", re.IGNORECASE)
-_FINDINGS = re.compile(r"finding|label(?!l?e[dr])|diagnos|class|dx|disease|befund", re.IGNORECASE)
-_HOSPITAL = re.compile(
-    r"hospi|h[oô]pital|klini|kranken|ospedal|cliniq|clinic(?!al)|institut|facility|standort", re.IGNORECASE
-)
-_SOURCE_WORDS = frozenset(
-    "site centre center zentrum centro sede source quelle origin herkunft provider cohort dataset haus".split()  # noqa: SIM905 - words to read
-)
-_NO_SOURCE_WORDS = frozenset(
-    "anatom anatomic anatomical body lesion tumor tumour localization window sex gender geschlecht view position "  # noqa: SIM905
-    "projection modality side laterality age alter date datum time year url path file history device".split()
-)
-_NO_ID_WORDS = (_NO_SOURCE_WORDS - {"lesion"}).union(
-    "âge edad fecha zeit birth birthday dob geburtsdatum day count anzahl weight gewicht height größe group gruppe "  # noqa: SIM905
-    "type typ location ort class category stage grade position status labelled labeled reader".split()
-)
-"""Words in the names of columns that say something about a patient or an image, and number neither."""
 _DATE = re.compile(
     r"(?:(?:19|20)\d\d(?:[-./]\d\d?[-./]\d\d?|(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:\d{4}|\d{6})?)"
     r"|\d\d?[-./]\d\d?[-./](?:19|20)?\d\d|\d\d?:\d\d|\d\d?[-. ]+[^\W\d]{3,9}[-. ]+\d{2,4})(?!\d)"
@@ -84,13 +76,11 @@ _FEW_CLASSES = 2
 _USUALLY_SEVERAL, _FEWEST_ALONE = 0.2, 10
 """If this fraction of rows has several findings, a finding that is alone in all of so many rows is reported."""
 _LOOKED_AT = 200
+_MOST_LETTERS = 20
+"""Letters of a text that may be a report which are printed."""
 _MOST_COLUMNS = 5
 """Maximum number of columns in an error message."""
 _MEASURE = re.compile(r"\d+[.,]\d*[1-9]\d*")
-_CASE = re.compile(
-    r"fall|case|visit|besuch|encounter|episode|exam|untersuchung|accession|auftrag|study|studie", re.IGNORECASE
-)
-"""Names of columns that name a stay or an examination, which is a patient's, but not the patient."""
 _ALIKE = 0.85
 """Minimum similarity of two spellings of one word."""
 _NO_FINDING = frozenset(name.casefold() for name in NO_FINDING)
@@ -113,6 +103,9 @@ class ColumnRoles:
         no_finding: Names in column ``finding`` that say that nothing was found.
         doubtful: Names in column ``finding`` that deny or doubt a finding, or name nothing, and are no classes, with
             their numbers of rows.
+        not_assessed: Names in column ``finding`` that say that nobody could assess the image, with their numbers of
+            rows: words such as "ungradable", codes for missing values such as 99.
+        possible_splits: Columns without a role whose cells are words for parts of a split.
         alone: Classes that never occur together with another class although most do, or label columns that are 1 where
             all others are not, with their numbers of rows.
         unused: Columns without a role.
@@ -129,12 +122,17 @@ class ColumnRoles:
     exclusive: bool
     no_finding: tuple[str, ...] = ()
     doubtful: Mapping[str, int] = field(default_factory=dict)
+    not_assessed: Mapping[str, int] = field(default_factory=dict)
+    possible_splits: tuple[str, ...] = ()
     alone: Mapping[str, int] = field(default_factory=dict)
     unused: Mapping[str, ColumnJudgement] = field(default_factory=dict)
 
 
-def image_column(columns: CsvColumns, files: Iterable[str] = ()) -> str:
-    """Return the column that names most of the files, or else one whose cells mostly have picture extensions.
+def picture_columns(columns: CsvColumns, files: Iterable[str] = (), image: str | None = None) -> list[str]:
+    """Return the columns that name pictures: files of the folder, or else names that mostly have picture extensions.
+
+    Column ``image``, or else the surest, is first. A column that names the same picture as an earlier one in each row
+    is left out.
 
     Raises:
         BadInput: If there is no such column.
@@ -147,19 +145,101 @@ def image_column(columns: CsvColumns, files: Iterable[str] = ()) -> str:
         exact = sum(part in whole for part in last_parts)
         near = sum(part in whole or part in without_ending for part in last_parts)
         scores[name] = near, exact, not _names_patient(name), len(cells[name])
-    best = max(columns, key=lambda name: scores[name])
-    if scores[best][0] > min(1, len(cells[best]) - 1):
-        return best
-    for name in columns:
-        looked_at = [cell.lower() for cell in cells[name][:_LOOKED_AT]]
-        if sum(cell.endswith(PICTURE_SUFFIXES) for cell in looked_at) > len(looked_at) / 2:
-            return name
+    best = image or max(columns, key=lambda name: scores[name])
+    if image or scores[best][0] > min(1, len(cells[best]) - 1):
+        others = [name for name in columns if name != best and 2 * scores[name][0] > len(cells[name][:_LOOKED_AT])]
+    else:
+        named = [name for name in columns if _has_picture_endings(cells[name])]
+        if not named:
+            problem = "no column of the table names pictures, files of the folder or names that end in "
+            problem += f"{quote_names(PICTURE_SUFFIXES)}; it has {quote_names(columns)}."
+            raise BadInput([Fault("--image-column", problem, "Name the column of picture files.")])
+        best, *others = named
+    endings, distinct = PICTURE_SUFFIXES + UNREAD_SUFFIXES, [best]
+    need_endings = _has_picture_endings(cells[best], endings)
+    for name in others:
+        is_like_best = (
+            _has_picture_endings(cells[name], endings) if need_endings else not any(map(str.isdecimal, cells[name]))
+        )
+        if is_like_best and not any(_name_one_picture(columns, name, earlier) for earlier in distinct):
+            distinct.append(name)
+    return distinct
+
+
+def _has_picture_endings(cells: Sequence[str], endings: tuple[str, ...] = PICTURE_SUFFIXES) -> bool:
+    filled = [cell.lower() for cell in cells[:_LOOKED_AT] if not is_blank_cell(cell)]
+    return sum(cell.endswith(endings) for cell in filled) > len(filled) / 2
+
+
+def _name_one_picture(columns: CsvColumns, first: str, second: str) -> bool:
+    """Return True if two columns name the same picture in each row where both name one, also by part of its path."""
+    one, other = columns.get_column(first), columns.get_column(second)
+    for left, right in set(zip(one.places.tolist(), other.places.tolist(), strict=True)):
+        paths = [fold_case(cell).replace("\\", "/") for cell in (one.cells[left], other.cells[right])]
+        stems = sorted(map(drop_picture_ending, paths), key=len)
+        if all(stems) and stems[0] != stems[1] and not stems[1].endswith(f"/{stems[0]}"):
+            return False
+    return True
+
+
+def several_picture_columns_faults(names: Sequence[str]) -> list[Fault]:
+    """Return a fault if several columns name pictures, because the labels of a row may be those of either."""
+    if len(names) == 1:
+        return []
     problem = (
-        "no column of the table names pictures, files of the folder or names that end in "
-        f"{quote_names(PICTURE_SUFFIXES)}"
+        f"columns {quote_names(names, _MOST_COLUMNS)} name pictures, each other ones; a line's labels are learned "
     )
-    problem += f"; it has {quote_names(columns)}."
-    raise BadInput([Fault("--image-column", problem, "Name the column of picture files.")])
+    remedy = 'Write a line for each picture, with its own labels: docs/recipes.md, "Two pictures in a line". '
+    remedy += f"Or add to the command: {_join_options('--image-column', names[:_MOST_COLUMNS])}"
+    return [Fault("--image-column", f"{problem}for one picture only.", remedy)]
+
+
+def image_column(columns: CsvColumns) -> str:
+    """Return the one column that names pictures.
+
+    Raises:
+        BadInput: If there is no such column, or if there are several.
+    """
+    names = picture_columns(columns)
+    raise_faults(several_picture_columns_faults(names))
+    return names[0]
+
+
+def _join_options(option: str, names: Iterable[str]) -> str:
+    """Return alternatives for a command line: ``--findings Mass or --findings 'Mass 2'``."""
+    return " or ".join(f"{option} {quote(name)}" for name in names)
+
+
+def labels_of_other_pictures(image: str, others: Sequence[str], labels: Iterable[str]) -> list[str]:
+    """Return the label columns that belong, by the words of their names, to pictures of other columns.
+
+    Of the image columns ``left`` and ``right``, or ``img_OD`` and ``img_OS``, these are the words for the side.
+    """
+    words = {name: _words_and_numbers(name) for name in (image, *others)}
+    common = set.intersection(*words.values()) if others else set()
+
+    def marks(name: str) -> set[str]:
+        own = words[name] - common
+        return own.union(*(side for side in SIDES if own & side))
+
+    foreign = set().union(*map(marks, others)) - marks(image)
+    sides = {name: _words_and_numbers(name) for name in labels}
+    return [name for name, of in sides.items() if of & foreign and not of & marks(image)]
+
+
+def _words_and_numbers(name: str) -> set[str]:
+    return split_words(name) | set(re.findall(r"\d+", name))
+
+
+def group_by_reader(names: Iterable[str]) -> list[list[str]]:
+    """Return groups of label columns that differ only in a word for the reader: ``Mass_R1``, ``Mass_consensus``."""
+    groups = dict[tuple[str, ...], list[str]]()
+    for name in names:
+        words = re.findall(r"[^\W_]+", name.casefold())
+        rest = tuple(word for word in words if not READER.fullmatch(word))
+        if rest and rest != tuple(words):
+            groups.setdefault(rest, []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def patient_column(columns: CsvColumns, others: Collection[str] = ()) -> str | None:
@@ -183,7 +263,7 @@ def possible_patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[
     for name in sorted(names, key=lambda name: not _names_patient(name)):
         cells, rows = columns.get_column(name).cells, len(columns.lines)
         repeats = len(cells) < rows <= _MOST_IMAGES * len(cells)
-        if repeats and may_be_ids(columns, name) and (_CASE.search(name) or all(map(_ID.fullmatch, cells))):
+        if repeats and may_be_ids(columns, name) and (CASE.search(name.casefold()) or all(map(_ID.fullmatch, cells))):
             return [name]
     return []
 
@@ -194,17 +274,17 @@ def _patient_columns(columns: CsvColumns, names: Iterable[str]) -> list[str]:
 
 
 def _is_patient_heading(name: str) -> bool:
-    rest = [word for word in split_words(name) if not _PATIENT.fullmatch(word)]
+    rest = [word for word in split_words(name) if not PATIENT.fullmatch(word)]
     plural = name.casefold() in ("patients", "subjects")
-    return plural or (_names_patient(name) and all(map(_BESIDE_PATIENT.fullmatch, rest)))
+    return plural or (_names_patient(name) and all(map(BESIDE_PATIENT.fullmatch, rest)))
 
 
 def _names_patient(text: str) -> bool:
-    return any(map(_PATIENT.fullmatch, split_words(text)))
+    return any(map(PATIENT.fullmatch, split_words(text)))
 
 
 def _is_numbered(name: str) -> bool:
-    return any(map(_NUMBERED.fullmatch, split_words(name)))
+    return any(map(NUMBERED.fullmatch, split_words(name)))
 
 
 def _may_be_patients(columns: CsvColumns, name: str) -> bool:
@@ -252,9 +332,12 @@ def group_by_file_name(names: Sequence[str]) -> tuple[int, str] | None:
 
 def may_be_ids(columns: CsvColumns, name: str) -> bool:
     """Return False for a column of ages, dates, times or counts, by its name or its cells."""
-    filled = [cell for cell in columns.get_column(name).cells if not is_blank_cell(cell)]
     words = {re.sub(r"^patient(?:en|s)?", "", word) for word in split_words(name)}  # of "Patientenalter": "alter"
-    return not words & _NO_ID_WORDS and not all(map(_DATE.match, filled))
+    return not words & NO_ID_WORDS and not _are_dates(columns.get_column(name))
+
+
+def _are_dates(column: CsvColumn) -> bool:
+    return all(_DATE.match(cell) for cell in column.cells if not is_blank_cell(cell))
 
 
 def guess_column_roles(
@@ -277,24 +360,20 @@ def guess_column_roles(
     """
     settled = (image, *([source] if source else []), *findings)
     patient = patient or patient_column(columns, settled)
-    part_values = {
-        name: {cell.casefold() for cell in columns.get_column(name).cells} for name in columns if _SPLIT.match(name)
-    }
-    split = next((name for name, parts in part_values.items() if parts <= PART_NAMES.keys()), None)
+    split = next((name for name in columns if name not in settled and _is_split(columns, name)), None)
     rest = [name for name in columns if name not in (image, patient, split)]
+    splits = tuple(name for name in rest if name not in settled and may_be_split(columns.get_column(name)))
     if source is None:
-        source = _hospital_column_by_name(columns, [name for name in rest if name not in findings])
+        source = _hospital_column_by_name(columns, [name for name in rest if name not in (*findings, *splits)])
     rest = [name for name in rest if name != source]
     judgements = {name: judge_column(columns.get_column(name)) for name in rest}
     if findings:
         is_named = len(findings) == 1 and judgements[findings[0]].kind in ("other", "numbers")
         label_columns = [] if is_named else [name for name in columns if name in findings]
     else:
-        label_columns = [
-            name for name in rest if judgements[name].kind == "labels" and not names_person_or_picture(name)
-        ]
+        label_columns = _label_columns(name for name in rest if judgements[name].kind == "labels")
     if source is None:
-        others = [name for name in rest if name not in (*label_columns, *findings)]
+        others = [name for name in rest if name not in (*label_columns, *findings, *splits)]
         source = _hospital_column_by_content(columns, others, label_columns, patient)
     unused = {name: judgements[name] for name in rest if name not in (source, *label_columns, *findings)}
     if not findings:
@@ -306,6 +385,7 @@ def guess_column_roles(
         labelled = np.sum([judgements[name].positive for name in label_columns], axis=0)  # positive classes per row
         exclusive = len(counts) > 1 and bool((labelled == 1).all())
         roles = ColumnRoles(image, patient, source or None, split, tuple(counts), None, "|", counts, exclusive)
+        roles = replace(roles, possible_splits=splits)
         alone = {
             name: count
             for name, count in counts.items()
@@ -315,16 +395,72 @@ def guess_column_roles(
         }
         return replace(roles, alone=alone, unused=unused)
     name = findings[0] if findings else _guess_finding_column(columns, unused)
+    _stop_on_other_than_names(columns.get_column(name, with_line_ends=True), name)
     _stop_on_shared_words(columns, name, unused)
     roles = _add_finding_names(
         columns, name, ColumnRoles(image, patient, source or None, split, (), name, "|", {}, False)
     )
-    return replace(roles, unused={other: judgement for other, judgement in unused.items() if other != name})
+    without_finding = {other: judgement for other, judgement in unused.items() if other != name}
+    return replace(roles, unused=without_finding, possible_splits=splits)
 
 
-def describe_foreign_cells(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> str:
-    """List the cells that are no labels, with line numbers, for each column: ``"Mass" ("ja" in line 3)``."""
-    texts = [f'"{name}" ({columns.get_column(name).describe_cell_lines(of.foreign, 3)})' for name, of in judged.items()]
+def _is_split(columns: CsvColumns, name: str) -> bool:
+    """Return True if all cells are names of parts; under a heading for something else also "train" and another."""
+    parts = {cell.casefold() for cell in columns.get_column(name).cells}
+    meanings = {PART_NAMES.get(part) for part in parts}
+    return None not in meanings and (SPLIT_HEADING.fullmatch(name.casefold()) is not None or len(meanings) > 1)
+
+
+def _label_columns(names: Iterable[str]) -> list[str]:
+    """Leave out columns that are about the person or picture, but not a letter such as D or M beside other letters."""
+    names = list(names)
+    letters = [name for name in names if len(name) == 1]
+    are_codes = not all(map(names_person_or_picture, letters))
+    return [name for name in names if (are_codes and name in letters) or not names_person_or_picture(name)]
+
+
+def _stop_on_other_than_names(column: CsvColumn, name: str) -> None:
+    """Raise an error if a column that the user took for findings holds sentences, or the numbers 1 and 2 alone.
+
+    Raises:
+        BadInput: With a part of the first text, or with the lines of the numbers.
+    """
+    if is_free_text(column):
+        text = next(cell for cell in column.cells if not is_blank_cell(cell))
+        problem = f'column "{name}" holds texts ("{shorten(text)}"), and no names of findings.'
+        remedy = "Write the findings of each image in a column of their own: names with | between them, or 1 and 0."
+        raise BadInput([Fault("--findings", problem, remedy)])
+    if holds_one_and_two(column):
+        filled = [place for place, cell in enumerate(column.cells) if not is_blank_cell(cell)]
+        problem = f'column "{name}" holds {column.describe_cell_lines(filled)}: codes for yes and no, or for two kinds?'
+        remedy = (
+            "Write 1 (shows it), 0 (does not) or nothing (nobody looked), by the table's code book: factors of R are "
+        )
+        remedy += (
+            "often 1 = no and 2 = yes, other programs' codes the reverse. If they are two kinds, write their names."
+        )
+        raise BadInput([Fault("--findings", problem, remedy)])
+
+
+def shorten(text: str) -> str:
+    """Return the first letters of a text that may be a report, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MOST_LETTERS else f"{line[: _MOST_LETTERS - 1]}…"
+
+
+def describe_foreign_cells(
+    columns: CsvColumns, judged: Mapping[str, ColumnJudgement], names: Collection[str] | None = None
+) -> str:
+    """List the cells that are no labels, with line numbers, for each column: ``"Mass" ("ja" in line 3)``.
+
+    Args:
+        names: The columns to describe; None for all that are judged.
+    """
+    texts = [
+        f'"{name}" ({columns.get_column(name).describe_cell_lines(of.foreign, 3)})'
+        for name, of in judged.items()
+        if names is None or name in names
+    ]
     return "; ".join(texts[:_MOST_COLUMNS]) + (
         f"; {len(texts) - _MOST_COLUMNS} more" if len(texts) > _MOST_COLUMNS else ""
     )
@@ -347,6 +483,9 @@ def _stop_on_cells_without_labels(
         name: of for name, of in judged.items() if of.kind == "almost labels" and not names_person_or_picture(name)
     }:
         problem = f"these columns hold labels, and cells that are none: {describe_foreign_cells(columns, broken)}."
+        others = [name for name in judged if name not in broken and not names_person_or_picture(name)]
+        if coded := [name for name in others if holds_one_and_two(columns.get_column(name))]:
+            problem += f" These hold 1 and 2, perhaps for yes and no: {describe_foreign_cells(columns, judged, coded)}."
         remedy = "Write 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked) in these cells."
         if label_columns:
             remedy += f" Or use the other columns only: {findings_options(label_columns)}"
@@ -362,7 +501,7 @@ def _stop_on_two_kinds_of_labels(
         BadInput: With the columns of both kinds.
     """
     label_keys = set(map(class_spelling_key, label_columns))
-    named = {name: of for name, of in unused.items() if _FINDINGS.search(name)}
+    named = {name: of for name, of in unused.items() if FINDINGS.search(name.casefold())}
     for name, findings in _finding_columns(columns, named).items():
         others = [
             finding for finding in findings if class_spelling_key(finding) not in label_keys and not _says_none(finding)
@@ -406,10 +545,14 @@ def _has_few_values(column: CsvColumn) -> bool:
 def _hospital_column_by_name(columns: CsvColumns, names: Iterable[str]) -> str | None:
     """Return the first column whose name suggests hospitals, and which has few distinct cells; None if none does."""
     fit = [
-        name for name in names if _has_few_values(columns.get_column(name)) and not split_words(name) & _NO_SOURCE_WORDS
+        name
+        for name in names
+        if _has_few_values(column := columns.get_column(name))
+        and not split_words(name) & NO_SOURCE_WORDS
+        and not is_free_text(column)
     ]
-    by_name = [name for name in fit if _HOSPITAL.search(name)]
-    return next(iter([*by_name, *(name for name in fit if split_words(name) & _SOURCE_WORDS)]), None)
+    by_name = [name for name in fit if HOSPITAL.search(name.casefold())]
+    return next(iter([*by_name, *(name for name in fit if split_words(name) & SOURCE_WORDS)]), None)
 
 
 def _hospital_column_by_content(
@@ -428,9 +571,9 @@ def _hospital_column_by_content(
         )
     for name in names:
         column = columns.get_column(name)
-        if not _has_few_values(column) or split_words(name) & _NO_SOURCE_WORDS or any(map(is_blank_cell, column.cells)):
+        if not _has_few_values(column) or split_words(name) & NO_SOURCE_WORDS or any(map(is_blank_cell, column.cells)):
             continue
-        if sum(bool(_HOSPITAL.search(cell)) for cell in column.cells) > len(column.cells) / 2:
+        if sum(bool(HOSPITAL.search(cell.casefold())) for cell in column.cells) > len(column.cells) / 2:
             return name
         if patient is not None:
             patients = columns.get_column(patient)
@@ -454,20 +597,24 @@ def possible_hospital_columns(columns: CsvColumns, judged: Mapping[str, ColumnJu
         if not of.may_be_labels
         and _has_few_values(column := columns.get_column(name))
         and len(column.cells) <= _MOST_OFFERED
-        and not _CASE.search(name)
+        and not CASE.search(name.casefold())
         and may_be_ids(columns, name)
-        and (is_plausible_finding(column) or _HOSPITAL.search(name) or split_words(name) & _SOURCE_WORDS)
+        and not (is_free_text(column) or may_be_split(column) or FINDINGS.search(name.casefold()))
+        and (is_plausible_finding(column) or HOSPITAL.search(name.casefold()) or split_words(name) & SOURCE_WORDS)
     ]
 
 
 def _guess_finding_separator(column: CsvColumn) -> str:
-    """Return the separator that divides most cells into names which occur repeatedly."""
+    """Return the separator that divides most cells into names which occur repeatedly, or into codes of diagnoses."""
     rows, counts = dict[str, int](), column.rows_per_cell()
     for mark in OTHER_SEPARATORS:
         pieces = [set(split_findings(cell.casefold(), mark)) for cell in column.cells]
         total = Counter(piece for of_cell in pieces for piece in of_cell)
         divided = [place for place, of_cell in enumerate(pieces) if len(of_cell) > 1]
-        if divided and all(any(total[piece] > 1 for piece in pieces[place]) for place in divided):
+        if divided and all(
+            any(total[piece] > 1 for piece in pieces[place]) or all(map(split_diagnosis_code, pieces[place]))
+            for place in divided
+        ):
             rows[mark] = int(counts[divided].sum())
     return max(rows, key=lambda mark: rows[mark], default="|")
 
@@ -480,7 +627,7 @@ def _guess_finding_column(columns: CsvColumns, judged: Mapping[str, ColumnJudgem
     """
     candidates = _finding_columns(columns, judged)
     for name, findings in candidates.items():
-        if _FINDINGS.search(name) or any(finding in _CLASSES or _says_none(finding) for finding in findings):
+        if FINDINGS.search(name.casefold()) or any(finding in _CLASSES or _says_none(finding) for finding in findings):
             return name
     raise BadInput([_no_labels_fault(columns, judged, list(candidates))])
 
@@ -488,10 +635,12 @@ def _guess_finding_column(columns: CsvColumns, judged: Mapping[str, ColumnJudgem
 def _finding_columns(columns: CsvColumns, judged: Mapping[str, ColumnJudgement]) -> dict[str, list[str]]:
     """Return the columns that may name findings with these, in lower case; those named after findings come first."""
     candidates = dict[str, list[str]]()
-    for name in sorted(judged, key=lambda column: not _FINDINGS.search(column)):
+    for name in sorted(judged, key=lambda column: not FINDINGS.search(column.casefold())):
         if judged[name].kind != "other" or names_person_or_picture(name):
             continue
         column = columns.get_column(name, with_line_ends=True)
+        if is_free_text(column) or may_be_split(column) or _are_dates(column):
+            continue
         counts, *_ = _count_finding_names(column, _guess_finding_separator(column))
         names = [finding for finding in counts if not is_placeholder_text(finding)]
         if _FEW_CLASSES <= len(names) <= _MOST_CLASSES and is_plausible_finding(column):
@@ -506,6 +655,7 @@ def _says_none(finding: str) -> bool:
 def _no_labels_fault(columns: CsvColumns, judged: Mapping[str, ColumnJudgement], candidates: Sequence[str]) -> Fault:
     problem = "no column is sure to hold labels, as 1, 0, -1 or nothing for each class, or as names of findings"
     remedy = "Give each class a column of 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
+    options = ""
     unlikely = [name for name, of in judged.items() if of.kind == "labels"]
     words, numbers = ({name: of for name, of in judged.items() if of.kind == kind} for kind in ("words", "numbers"))
     if words:
@@ -513,17 +663,18 @@ def _no_labels_fault(columns: CsvColumns, judged: Mapping[str, ColumnJudgement],
         remedy = "Replace them by 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked)."
     elif unlikely:
         problem += f". By their names, {quote_names(unlikely, _MOST_COLUMNS)} are no findings"
-        remedy += f" If they are, add to the command: {findings_options(unlikely)}"
+        options = f" If they are, add to the command: {findings_options(unlikely)}"
     elif candidates:
-        remedy += f" If one of these columns names findings, add it to the command: {findings_options(candidates)}"
-    elif numbers:
+        options = _join_options("--findings", candidates[:_MOST_COLUMNS])
+        options = f" If one of these columns names findings, add it to the command: {options}"
+    if numbers and not words:
         problem += f". These hold other numbers: {describe_foreign_cells(columns, numbers)}"
         remedy += " A grade or a probability becomes one by the limit that you choose."
-    else:
+    elif not (words or unlikely or candidates):
         problem += f"; the table has {quote_names(columns)}"
     if columns.unnamed:
         remedy += f" {describe_unnamed_columns(columns)}"
-    return Fault("labels", f"{problem}.", remedy)
+    return Fault("labels", f"{problem}.", remedy + options)
 
 
 def describe_unnamed_columns(columns: CsvColumns) -> str:
@@ -558,13 +709,16 @@ def _add_finding_names(columns: CsvColumns, name: str, roles: ColumnRoles) -> Co
     separator = _guess_finding_separator(column)
     counts, spellings, together = _count_finding_names(column, separator)
     normal = [key for key in counts if key in _NO_FINDING or means_nothing_found(key)]
-    nothing = [key for key in counts if is_placeholder_text(key)]
-    doubtful = [key for key in counts if key in nothing or (key not in normal and is_doubtful_finding(key))]
-    classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in (*normal, *doubtful)}
+    named = [key for key in counts if key not in normal and not is_placeholder_text(key)]
+    unassessed = {*filter(says_not_assessed, counts), *find_missing_codes(named)}.difference(normal)
+    nothing = [key for key in counts if is_placeholder_text(key) and key not in unassessed]
+    doubtful = [key for key in counts if key in nothing or (key not in normal and finding_certainty(key))]
+    no_classes = unassessed.union(normal, doubtful)
+    classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in no_classes}
     if not classes:
         raise BadInput([Fault("--findings", f'column "{name}" names no finding.')])
-    _stop_on_composed_names(column, name, separator, counts.keys() - set(nothing))
-    sets = {names.difference(normal): rows for names, rows in together.items()}
+    _stop_on_composed_names(column, name, separator, counts.keys() - unassessed.union(nothing))
+    sets = {names.difference(normal, unassessed): rows for names, rows in together.items()}
     several = sum(rows for names, rows in together.items() if len(names.difference(normal)) > 1)
     beside = {key for names in sets if len(names) > 1 for key in names}
     is_usual = several >= _USUALLY_SEVERAL * sum(rows for names, rows in together.items() if names)
@@ -573,9 +727,10 @@ def _add_finding_names(columns: CsvColumns, name: str, roles: ColumnRoles) -> Co
         roles,
         separator=separator,
         classes=classes,
-        exclusive=not doubtful and all(len(names) == 1 for names in sets),
+        exclusive=not (doubtful or unassessed) and all(len(names) == 1 for names in sets),
         no_finding=tuple(spellings[key] for key in normal if key not in _NO_FINDING),
         doubtful={spellings[key]: counts[key] for key in doubtful},
+        not_assessed={spellings[key]: counts[key] for key in counts if key in unassessed},
         alone={key: rows for key, rows in alone.items() if rows >= _FEWEST_ALONE},
     )
 
@@ -638,7 +793,10 @@ def find_class_synonyms(
 def name_similarity_rank(name: str, other: str) -> int | None:
     """Return 0 for names with equal words or nearly equal letters, 1 if one has all words of the other, else None."""
     first, second = (name_similarity_key(text).split() for text in (name, other))
-    if re.findall(r"\d+", name) != re.findall(r"\d+", other):
+    if class_spelling_key(name) == class_spelling_key(other):
+        return 0
+    numbers = [re.findall(r"\d+[^\W\d_]?(?![^\W\d_])|\d+", text.casefold()) for text in (name, other)]
+    if numbers[0] != numbers[1]:  # also BI-RADS 4a and 4b, J91 and J91A
         return None
     if sorted(first) == sorted(second):
         return 0

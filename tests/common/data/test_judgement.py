@@ -1,12 +1,21 @@
 """A column of a stranger's table holds labels, or is named with the cells that are in the way."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from common.data.tables.csv import CsvColumns, read_columns
-from common.data.tables.judgement import is_doubtful_finding, judge_column, means_nothing_found, names_person_or_picture
+from common.data.tables.judgement import (
+    find_missing_codes,
+    finding_certainty,
+    is_free_text,
+    judge_column,
+    may_be_split,
+    means_nothing_found,
+    names_person_or_picture,
+)
 from common.data.tables.roles import guess_column_roles, patient_column, possible_patient_columns
 from common.errors import BadInput
 
@@ -112,7 +121,67 @@ FINDINGS = (
 
 def test_names_that_say_normal_or_doubt_a_finding_are_told_from_findings() -> None:
     assert [name for name in (*NORMAL, *DOUBTFUL, *FINDINGS) if means_nothing_found(name)] == [*NORMAL]
-    assert [name for name in (*NORMAL, *DOUBTFUL, *FINDINGS) if is_doubtful_finding(name)] == [*DOUBTFUL]
+    assert [name for name in (*NORMAL, *DOUBTFUL, *FINDINGS) if finding_certainty(name)] == [*DOUBTFUL]
+
+
+@pytest.mark.parametrize(
+    ("certainty", "names"),
+    [
+        ("denied", "J18.9A; j91 A; I50.14A R; kein Rundherd; Pneumonie, ausgeschlossen; no mass; ausgeschl. Fraktur"),
+        (
+            "doubted",
+            "J18.9V; J91 (V); V.a. Erguss; Verdacht auf Mass; ? Mass; Mass?; Pneumonie (V.a.); mass, suspected",
+        ),
+        ("past", "C50.9Z; Z.n. Fraktur; status post CABG; Fraktur Z.n."),
+        (None, "J18.9; J18.9G; H40.1GR; Z01.6; S72.001A; T1a; BI-RADS 4a; Vaskulitis; Normal variant"),
+    ],
+)
+def test_how_certain_a_finding_is_is_read_from_its_words_or_the_letter_of_its_code(
+    certainty: str | None, names: str
+) -> None:
+    each = names.split("; ")
+    assert {name: finding_certainty(name) for name in each} == dict.fromkeys(each, certainty)
+
+
+@pytest.mark.parametrize(
+    ("names", "codes"),
+    [
+        ("0 1 2 3 4 9", "9"),
+        ("1 2 3 4 5 99 -1", "-1 99"),
+        ("0 1 98 99", "98 99"),
+        ("1 2 3 4 5 6 7 8 9", ""),
+        ("mild severe 9 -99", "-99 9"),
+        ("99", ""),
+        ("1 2 3", ""),
+    ],
+)
+def test_a_number_apart_from_the_grades_is_a_code_for_a_missing_value(names: str, codes: str) -> None:
+    assert find_missing_codes(names.split()) == codes.split()
+
+
+TEXTS = ("Befund: Kein Hinweis auf Erguss. Herz normal gross.", "The heart is normal in size. No effusion is seen.")
+NAMES = ("Mass", "Mass|Nodule, Effusion|Atelectasis|Pneumonia|Fibrosis|Edema|Hernia", "No acute findings.", "Thorax pa")
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_text", "is_split"),
+    [
+        (TEXTS, True, False),
+        (NAMES, False, False),
+        ([f"left lung number {n} with opacity" for n in range(40)], True, False),
+        (("holdout", "dev"), False, True),
+        (("intern", "extern"), False, True),
+        (("Training", "Test 1", "Test 2"), False, True),
+        (("A", "B"), False, False),
+        (("public", "private"), False, False),
+        (("train", "Ulm"), False, False),
+    ],
+)
+def test_sentences_and_words_for_parts_are_no_names(
+    cells: Sequence[str], is_text: bool, is_split: bool, tmp_path: Path
+) -> None:
+    column = columns_of(tmp_path, "file,other", *(f'"{cell}"' for cell in cells)).get_column("other")
+    assert (is_free_text(column), may_be_split(column)) == (is_text, is_split)
 
 
 IDS = ("patient", "Patient ID", "PatNr", "pid", "MRN", "Subject", "PatientID", "Patientennummer", "ID of the patient")

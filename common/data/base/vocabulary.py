@@ -1,0 +1,155 @@
+"""Words in the headings and cells of hospitals' tables, and in the keys of data sets' items.
+
+Patterns are matched with text in lower case. :mod:`common.data.tables.judgement` and :mod:`common.data.tables.roles`
+decide with them what a column or a cell means; a word that is missing is added here.
+"""
+
+import re
+from typing import Literal
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# ---------------------------------------------------------------------- headings
+
+NUMBER_WORDS = r"(?:id|uid|nr|no|num|n[uú]mero|num[eé]ro|number|nummer|code|key|identifier|kennung|pseudonym|hash)"
+PATIENT = re.compile(
+    r"(?:patient(?:en|in|e)?|pat|pacient[ea]?|paci[eë]nt|paziente|hasta|subject|subj|person(?:en)?|participant"
+    rf"|proband(?:en|in)?|individual){NUMBER_WORDS}?|mrn|pid"
+)
+"""A word for the patient, alone or with one for a number: ``patient``, ``patientennummer``."""
+NUMBERED = re.compile(rf".*{NUMBER_WORDS}|mrn")
+BESIDE_PATIENT = re.compile(rf"{NUMBER_WORDS}|name|of|the|de|du|des|del|der|anon\w*|deid\w*|pseudonym\w*|hashed|unique")
+"""Words that leave the heading of a patient what it is. Any other, such as one for an age or a group, does not."""
+PATIENT_KEY = re.compile(
+    "patient|subj|participant|person|individual|mrn|hospital(n(o|r|um)|id)|medicalrecord|pacient|pazient"
+    "|^(nhs|cpr|ssn)|^pat(id|key|nr|no)?$|^00100020$"
+)
+"""Part of the key of a data set's item, without signs, that may name a patient."""
+NO_PATIENT_KEY = re.compile("age$|sex|gender|birth|size|height|weight|position|orientation|comment")
+LABEL_KEY = re.compile("label|target|annotat|known|uncertain|mask|valid|observ|missing")
+"""Part of the key of a data set's item that may hold labels."""
+SPLIT_HEADING = re.compile(r"split|part|partition|set|subset")
+SPLIT_WORDS = _words(
+    "train training trn learn learning dev devel development val valid validation validierung validate tune tuning "
+    "test testing tst holdout hold held out eval evaluation intern internal extern external discovery derivation "
+    "replication calibration kalibrierung lern prüf set data cohort kohorte public private publictest privatetest"
+)
+"""Words of the cells of a column that divides the table into training and test."""
+NO_SPLIT_ALONE = _words("set data cohort kohorte out hold held public private")
+FINDINGS = re.compile(r"finding|label(?!l?e[dr])|diagnos|class|dx|disease|befund|icd(?![a-z])")
+HOSPITAL = re.compile(r"hospi|h[oô]pital|klini|kranken|ospedal|cliniq|clinic(?!al)|institut|facility|standort")
+SOURCE_WORDS = _words(
+    "site centre center zentrum centro sede source quelle origin herkunft provider cohort dataset haus"
+)
+NO_SOURCE_WORDS = _words(
+    "anatom anatomic anatomical body lesion tumor tumour localization window sex gender geschlecht view position "
+    "projection modality side laterality age alter date datum time year url path file history device"
+)
+NO_ID_WORDS = (NO_SOURCE_WORDS - {"lesion"}) | _words(
+    "âge edad fecha zeit birth birthday dob geburtsdatum day count anzahl weight gewicht height größe group gruppe "
+    "type typ location ort class category stage grade position status labelled labeled reader"
+)
+"""Words in the names of columns that say something about a patient or an image, and number neither."""
+CASE = re.compile(r"fall|case|visit|besuch|encounter|episode|exam|untersuchung|accession|auftrag|study|studie")
+"""Parts of the names of columns that name a stay or an examination, which is a patient's, but not the patient."""
+NO_FINDINGS = _words(
+    "age alter âge edad years jahre over über under unter modality modalität laterality side seite left right links "
+    "rechts weight gewicht height year jahr date datum ap pa m f w d u patient is"
+)
+"""Words of which the name of a column without findings consists."""
+NO_FINDING_HEADING = re.compile(
+    r".*(?:sex|gender|geschlecht|male|view)|sex[eo]|sesso|geschl|kön|männlich|weiblich|proje[ck]tion\w*"
+    r"|train(?:ing|set)?|test(?:set)?|split|exclu\w*|ausschluss|ausgeschlossen"
+)
+"""A word about sex, view, split or exclusion: a column named with it is none of findings."""
+READER = re.compile(
+    r"r\d+|(?:reader|rater|annotator|observer|radiologist|expert|befunder|arzt|leser)[_ ]?\d*|consensus|konsens"
+    r"|majority|mehrheit|adjudicated|gt|groundtruth"
+)
+"""A word for one of several readers of an image, or for what they agreed on."""
+SIDES = (
+    _words("right r rt rechts re od droite derecha destra dx dext"),
+    _words("left l lt links li os gauche izquierda sinistra sn sin"),
+)
+"""Words for the right and for the left side, also of the eye (OD, OS)."""
+
+# ---------------------------------------------------------------------- cells
+
+PART_NAMES = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "validierung": "validation",
+    "test": "test",
+}
+YES_AND_NO = _words(
+    "yes no y n true false t f ja nein j wahr falsch vrai faux oui non vero falso si sí sim não pos neg pos. neg. "
+    "positive negative positiv negativ positif négatif present absent vorhanden x xx + ++ ✓ ✔ ✗ ✘"
+)
+NOT_LOOKED = _words("nr nb n.b. ka")
+"""Abbreviations that mean "unknown" in label columns."""
+MISSING_CODES = _words("8 9 88 98 99 888 998 999 -1 -8 -9 -88 -98 -99 -888 -999")
+"""Numbers by which questionnaires and statistics programs write a missing value."""
+ABOUT_PERSON = YES_AND_NO | _words("m f w d u male female männlich weiblich divers pa ap ll lat lateral")
+NORMAL = re.compile(
+    r"normal(?:e[rsnm]?|befund\w*)?|unauff|unauffällig\w*|unverdächtig\w*|regelrecht\w*|gesund\w*|healthy|negativ[eo]?"
+    r"|alters(?:entsprechend|gemäß|gemäss|gerecht)\w*|clear|unremarkable|sano|sain"
+)
+"""A word that says that nothing was found."""
+NORMAL_IN_SHORT = frozenset(("ob", "io", "nad", "wnl", "ras"))
+NOT = re.compile(r"kein\w*|ohne|no|without|sans|sin|senza|sem")
+ABNORMAL = re.compile(
+    r"findings?|abnormal\w*|disease|path\w*|\w*befund\w*|auff\w*|veränderung\w*|krankh\w*|wesent\w*|acute|akut\w*"
+    r"|significant|relev\w*|anomal\w*|particularités?|hallazgos?|patológicos?|reperti|achados?"
+)
+"""Words of which nothing is left when the word before denies them."""
+EXAMINED = re.compile(
+    r"study|chest|thorax|cxr|x|ray|xray|radiograph|exam|scan|image|lungs?|lunge|heart|controls?|kontrollen?|findings?"
+    r"|befund|within|limits"
+)
+"""Words beside these, which say what is normal."""
+Certainty = Literal["denied", "doubted", "past"]
+CERTAINTIES: dict[Certainty, re.Pattern[str]] = {
+    "denied": re.compile(
+        r"(?:kein\w*|no|not|ohne|without|sans|neg(?:ative|\.)?|ausschluss|ausgeschl(?:ossen\w*|\.)|excluded"
+        r"|absence of)(?![^\W_]).*|.*[^\w](?:ausgeschlossen|excluded|ruled out|not seen)\W?"
+    ),
+    "doubted": re.compile(
+        r".*\?|\?.*|(?:v\.? ?a\.?|verd(?:acht\w*|\.)|suspect\w*|suspicion|susp\.?|possibl[ey]|probabl[ey]|likely"
+        r"|fraglich\w*|rule out|r/o|dd)(?![^\W_]).*|.*[^\w](?:v\. ?a\.?|verdacht|fraglich|suspected|possible)\W?"
+    ),
+    "past": re.compile(
+        r"(?:z\. ?n\.?|zn|zustand nach|st\. ?n\.?|status post|s/p|history of|h/o)(?![^\W_]).*|.*[^\w]z\. ?n\.?"
+    ),
+}
+"""Names that deny a finding, doubt it, or place it in the past."""
+DIAGNOSIS_CODE = re.compile(r"([a-z]\d\d(?:\.(?:\d{1,2}|-))?[!*+]?)[ -]?\(?([gvza])?\)?(?: ?[rlb])?")
+"""A code of ICD-10-GM and its letter of certainty. Codes of ICD-10-CM that end in a letter have more digits."""
+CODE_CERTAINTIES: dict[str, Certainty] = {"a": "denied", "v": "doubted", "z": "past"}
+"""Letters behind a code of ICD-10-GM: excluded, suspected, status after. G (confirmed) means the code itself."""
+_OPINION = r"grad|read|report|assess|evaluat|interpret|analy[sz]|review|diagnos|annotat|label?l"
+NOT_ASSESSED = re.compile(
+    rf"(?:not|un|in|non|never)[ _-]?(?:yet )?(?:(?:{_OPINION})(?:ed|e?able|ible|tic)?|scorable|usable|sufficient"
+    r"|adequate)(?: quality| yet)?"
+    r"|(?:nicht|nie|un)[ _-]?(?:lesbar|befundet|beurteil(?:t|bar)|auswertbar|diagnostisch|verwertbar)"
+    r"|non[ _-]?(?:interpr[ée]table|[ée]valu[ée]|lu)"
+    r"|no (?:reading|grade|view)|cannot (?:be )?(?:grade|read|assess)d?"
+)
+"""Cells that say that nobody assessed, or nobody could assess, the image."""
+POOR_QUALITY = re.compile(r"(?:poor|bad|low)[ _-](?:image[ _-])?quality|schlechte (?:bild)?qualität")
+"""Cells that may say the same, or may stand beside findings."""
+NO_NAMES = re.compile(
+    r"nil|void|empty|blank|missing|pending|open|offen|tb[acd]|todo|unk|x{2,}|k\.? ?a\.?|n\.? ?[adv]\.?|keine angaben?"
+    r"|(?:not |un|nicht |non |pas )(?:yet )?(?:read|reported|known|clear|available|applicable|assess(?:ed|able)"
+    r"|evaluat(?:ed|able)|done|given|specified|defined|certain|labell?ed|annotated|reviewed|diagnosed"
+    r"|interpret(?:ed|able)|evalu[ée]|bekannt|befundet|beurteil(?:t|bar)|angegeben|verf[uü]gbar|disponible"
+    r"|renseign[ée])(?: yet)?|undetermined|indeterminate|inconnue?|desconocid[oa]|ausstehend|sans objet"
+    r"|(?:no|without|null|missing|see|siehe|voir|kein|ohne) ?(?:report|label|value|data|reading|info(?:rmation)?|result"
+    r"|read|record|entry|answer|image|text|befund ?bericht|bericht|wert)s?",
+)
+"""Cells that mean either that nobody looked or that nothing was seen; which of both is unclear."""
