@@ -40,7 +40,7 @@ class CentralisedParameters(Parameters):
 
     Attributes:
         missing: How the loss treats classes that an image's site does not annotate: ``negative``, as absent, as in the
-            paper; ``masked``, omitted; ``known``, by the true labels, which no site has, as an upper bound.
+            paper; ``masked``, omitted; ``known``, by the true labels, which no site has.
     """
 
     missing: Literal["negative", "masked", "known"] = "negative"

@@ -180,7 +180,7 @@ def twice(keys: list[str]) -> set[str]:
 
 
 def settings_table(study: StudyFile, files: Mapping[str, Path]) -> str:
-    """The study's settings and departures as a table in Markdown."""
+    """The study's settings and departures as a table in Markdown, without those that name our value alone."""
     rows = ["| key | paper | code | ours | why |", "| --- | --- | --- | --- | --- |"]
     for setting in study.settings:
         departures = [
@@ -188,6 +188,8 @@ def settings_table(study: StudyFile, files: Mapping[str, Path]) -> str:
             for each in study.departures
             if each.key == setting.key and any(goes_for(each, name) and goes_for(setting, name) for name in files)
         ]
+        if setting.paper is None and setting.code is None and not setting.why and not departures:
+            continue
         rest = [n for n in files if goes_for(setting, n) and not any(goes_for(each, n) for each in departures)]
         ours = [cell(setting.reference)] if rest else []
         partial = bool(rest) or len(departures) > 1
